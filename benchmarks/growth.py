@@ -28,12 +28,12 @@ import numpy as np
 from ways import Ways, main, timed
 
 from twinfeed.loaders import Reader, build_index, open_index, verify
-from twinfeed.loaders.building.store import index_writer
+from twinfeed.loaders.building.writer import index_writer
 from twinfeed.loaders.command_line import main as command
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import StringColumn, row_type
-from twinfeed.loaders.index.opened import SHARD
+from twinfeed.loaders.index.index import SHARD
 from twinfeed.loaders.index.options import IndexOptions
 
 Found = dict[str, float]

@@ -18,8 +18,8 @@ import numpy as np
 
 from twinfeed.loaders import open_index
 from twinfeed.loaders.building._merge import write_index
+from twinfeed.loaders.building._part_stats import Survey
 from twinfeed.loaders.building._parts import FieldFacts, ShardPart, load_part, new_part
-from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.index.arrays import row_type
 from twinfeed.loaders.index.options import IndexOptions
 

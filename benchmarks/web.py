@@ -24,8 +24,8 @@ from pathlib import Path
 
 import obstore
 
-from twinfeed.loaders.remote.location import Location
-from twinfeed.loaders.remote.opening import store_of
+from twinfeed.loaders.storage.open_store import store_of
+from twinfeed.loaders.storage.url import Location
 
 RANGES = {"10 KB": 10_000, "1 MB": 1_000_000, "8 MB": 8_000_000}
 FILE_BYTES = 64_000_000

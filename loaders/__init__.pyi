@@ -32,7 +32,7 @@ from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.reading.reader import Reader as Reader
 from twinfeed.loaders.reading.rows import Rows as Rows
 from twinfeed.loaders.reading.side_table import SideTable as SideTable
-from twinfeed.loaders.remote.cache import DiskCache as DiskCache
+from twinfeed.loaders.storage.disk_cache import DiskCache as DiskCache
 from twinfeed.loaders.tools.backends import BACKENDS as BACKENDS
 from twinfeed.loaders.tools.backends import Backend as Backend
 from twinfeed.loaders.tools.compare import compare as compare

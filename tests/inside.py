@@ -7,22 +7,22 @@ from typing import Any
 
 from twinfeed.loaders.building import (
     _classes,
-    _collect,
     _merge,
     _parts,
+    _scan_shard,
     build,
     shards,
     sources,
-    store,
+    writer,
 )
 from twinfeed.loaders.building._merge import write_index
+from twinfeed.loaders.building._part_stats import Survey
 from twinfeed.loaders.building._parts import FieldFacts, ShardPart, load_part, new_part
-from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.building.plan import BuildPlan
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import find_source
-from twinfeed.loaders.building.store import index_writer
+from twinfeed.loaders.building.writer import index_writer
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.command_line._feeds import sampler_of
 from twinfeed.loaders.command_line._parser import _parser
@@ -40,8 +40,8 @@ from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import arrays, manifest, paths, remote_index
 from twinfeed.loaders.index.arrays import StringColumn, row_type, unsigned
+from twinfeed.loaders.index.index import SHARD
 from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest
-from twinfeed.loaders.index.opened import SHARD
 from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
 from twinfeed.loaders.index.paths import PLACING
 from twinfeed.loaders.making.batcher import Batcher
@@ -63,13 +63,19 @@ from twinfeed.loaders.reading.source import (
     start_pass,
     values_of,
 )
-from twinfeed.loaders.remote import _connections, _web, disk, network, opening, request_pool
-from twinfeed.loaders.remote.cache import cache_of_environment
-from twinfeed.loaders.remote.disk import Disk
-from twinfeed.loaders.remote.location import Location, allowed, quoted, unquoted
-from twinfeed.loaders.remote.location import masked as masked_text
-from twinfeed.loaders.remote.opening import store_of
-from twinfeed.loaders.remote.request_pool import RequestPool
+from twinfeed.loaders.storage import (
+    _http_connections,
+    disk,
+    open_store,
+    request_pool,
+    retries,
+)
+from twinfeed.loaders.storage.disk import Disk
+from twinfeed.loaders.storage.disk_cache import cache_of_environment
+from twinfeed.loaders.storage.open_store import store_of
+from twinfeed.loaders.storage.request_pool import RequestPool
+from twinfeed.loaders.storage.url import Location, allowed, quoted, unquoted
+from twinfeed.loaders.storage.url import masked as masked_text
 from twinfeed.loaders.support import atomic
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked_crc32c

@@ -22,7 +22,7 @@ FLOORS = (
     ("samplers",),
     ("errors",),
     ("support",),
-    ("formats", "remote"),
+    ("formats", "storage"),
     ("index",),
     ("building", "reading"),
     ("feed",),

@@ -27,8 +27,8 @@ from inside import (
     TFRecordWriter,
     cache_of_environment,
     chunk_cache,
-    network,
     reading,
+    retries,
     start_pass,
 )
 from inside import disk as _disk
@@ -161,7 +161,7 @@ def test_what_is_read_ahead_has_as_many_hits(
     batches: int,
 ) -> None:
     """A chunk that was read ahead of its batch is needed next at its use after that batch."""
-    monkeypatch.setattr(network, "NETWORK", replace(network.NETWORK, requests=1))
+    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, requests=1))
     path = chunk_records(tmp_path, shards=2, each=24)
     orders: dict[str, Any] = {
         "random": RandomSampler(48, seed=1),
@@ -406,8 +406,8 @@ def test_a_full_disk_leaves_reading_as_it_is(
 KILLED = """
 import sys, random
 from pathlib import Path
-from twinfeed.loaders.remote.disk import Disk
-from twinfeed.loaders.remote.cache import DiskCache
+from twinfeed.loaders.storage.disk import Disk
+from twinfeed.loaders.storage.disk_cache import DiskCache
 disk = Disk(DiskCache(sys.argv[1], bytes=20 * 4108))
 draw = random.Random(int(sys.argv[2]))
 print("begins", flush=True)

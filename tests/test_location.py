@@ -17,13 +17,13 @@ import fsspec
 import pytest
 from inside import (
     Location,
-    _connections,
+    _http_connections,
     allowed,
     digest_of,
     main,
-    network,
-    opening,
+    open_store,
     quoted,
+    retries,
     unquoted,
 )
 from making_shards import tars, tfrecords, write_tar, write_tfrecord
@@ -113,7 +113,7 @@ def bucket(other_client: Any) -> Iterator[Any]:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWINFEED_PATIENCE", "0")
-    monkeypatch.setattr(opening, "_stores", {})
+    monkeypatch.setattr(open_store, "_stores", {})
 
 
 @pytest.mark.parametrize("odd", ODD)
@@ -485,7 +485,7 @@ def test_a_certificate_that_is_not_trusted_is_told(
     tmp_path: Path, secure: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
-    _connections.context.cache_clear()
+    _http_connections.context.cache_clear()
     with pytest.raises(LoaderError, match="certificate"):
         build_index([f"{at_https(secure)}/a.tar"], tmp_path / "x.index")
 
@@ -550,7 +550,7 @@ def test_a_remembered_place_may_not_send_on(
     ],
 )
 def test_networks_are_told_apart(address: str, kind: str) -> None:
-    assert _connections.network_of(address) == kind
+    assert _http_connections.network_of(address) == kind
 
 
 def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> None:
@@ -560,7 +560,7 @@ def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> Non
     index = build_index(f"{server.url}/{{{','.join(one.name for one in shards)}}}", tmp_path / "x")
     assert len(read_all(index)) == 20
     assert not server.asked["HEAD"]
-    assert opening.store_of(Location.of(server.url)).facts(["empty.tfrecord"])[0].bytes == 0
+    assert open_store.store_of(Location.of(server.url)).facts(["empty.tfrecord"])[0].bytes == 0
 
 
 @pytest.mark.parametrize(("asks", "pauses"), [("2", [2.0, 1.0]), ("99", [3.0]), ("soon", None)])
@@ -574,7 +574,7 @@ def test_a_server_says_when_to_ask_again(
     """As long as it asks, and no longer than the patience."""
     slept: list[float] = []
     monkeypatch.setenv("TWINFEED_PATIENCE", "3")
-    monkeypatch.setattr(network.time, "sleep", lambda seconds: seconds and slept.append(seconds))
+    monkeypatch.setattr(retries.time, "sleep", lambda seconds: seconds and slept.append(seconds))
     server.headers["Retry-After"] = asks
     server.fail = lambda _path, _start: 503
     with pytest.raises(LoaderError) as caught:

@@ -23,13 +23,13 @@ from inside import (
     ShardPart,
     TFRecordWriter,
     _classes,
-    _collect,
+    _scan_shard,
     mark,
     new_part,
     row_type,
     sources,
 )
-from inside import store as _store
+from inside import writer as _writer
 from making_parts import made_parts, merged
 from making_shards import tars, tfrecords, tree
 
@@ -102,7 +102,7 @@ def test_merging_takes_the_same_memory_for_many_records_as_for_few(
 def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_collect, "CELLS", 1000)
+    monkeypatch.setattr(_scan_shard, "CELLS", 1000)
     peaks = []
     for records in (1000, 2000, 16_000):
         shard = tmp_path / f"{records}.tfrecord"
@@ -156,7 +156,7 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_classes, "SORTED", at_once)
         patch.setattr(_classes, "READ", 4)
-        with _store.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
+        with _writer.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
             digest = _classes.write_class_order(store, values)
             written = {
                 name: store.finished(f"classorder-{name}").tolist()
@@ -270,5 +270,5 @@ def test_an_index_that_another_process_finishes_meanwhile_is_no_other_file(
     """Between the two looks at a folder: its manifest was taken for a file of somebody else."""
     path = build_index(tars(tmp_path), tmp_path / "x.index").path
     answers = [False, False, True]
-    monkeypatch.setattr(_store, "is_index", lambda folder: answers.pop(0))
-    assert _store.own_folder(path) == path
+    monkeypatch.setattr(_writer, "is_index", lambda folder: answers.pop(0))
+    assert _writer.own_folder(path) == path

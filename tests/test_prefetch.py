@@ -26,7 +26,7 @@ import fsspec
 import numpy as np
 import pytest
 from batches import read_ahead
-from inside import Batcher, Schedule, advice, buffered, chunk_cache, network, request_pool, store_of
+from inside import Batcher, Schedule, advice, buffered, chunk_cache, request_pool, retries, store_of
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -204,7 +204,7 @@ def profiled(folder: Path, name: str, way: str) -> tuple[int, int, int]:
 def test_the_request_that_a_batch_waits_for_is_the_next(
     folder: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network, "NETWORK", replace(network.NETWORK, requests=1))
+    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, requests=1))
     for shard in folder.glob("*.tfrecord"):
         (server.folder / shard.name).write_bytes(shard.read_bytes())
     index = open_index(folder / "data.index", root=server.url)

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from batches import expected, made
 from inside import EXTENT, NO_SPAN, fetch_ahead, request_pool
-from inside import network as _network
+from inside import retries as _retries
 from making_shards import tars, tfrecords
 from range_server import RangeServer
 
@@ -46,8 +46,8 @@ MIB = 1 << 20
 
 def network(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
     """Use the network in another way; the pauses are short in every test."""
-    fast = replace(_network.NETWORK, first_pause=0.01, longest_pause=0.02, patience=0.09)
-    monkeypatch.setattr(_network, "NETWORK", replace(fast, **changes))
+    fast = replace(_retries.NETWORK, first_pause=0.01, longest_pause=0.02, patience=0.09)
+    monkeypatch.setattr(_retries, "NETWORK", replace(fast, **changes))
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import Location, network, opening, unquoted
+from inside import Location, open_store, retries, unquoted
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -100,14 +100,14 @@ def world(made: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World
         one.clear()
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(opening, "_stores", {})
+    monkeypatch.setattr(open_store, "_stores", {})
     use(made, patience=0.09)
     return made
 
 
 def use(w: World, **changes: float) -> None:
-    fast = replace(network.NETWORK, first_pause=0.01, longest_pause=0.02)
-    w.patch.setattr(network, "NETWORK", replace(fast, **changes))
+    fast = replace(retries.NETWORK, first_pause=0.01, longest_pause=0.02)
+    w.patch.setattr(retries, "NETWORK", replace(fast, **changes))
 
 
 def built(shards: str) -> Call:

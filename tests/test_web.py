@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
-from inside import Location, masked_text, network, opening, store_of
+from inside import Location, masked_text, open_store, retries, store_of
 from making_shards import tfrecords
 from range_server import RangeServer
 from secure_server import at_https, serving_securely
@@ -68,7 +68,7 @@ def answering(answer: bytes) -> Any:
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWINFEED_PATIENCE", "0")
-    monkeypatch.setattr(opening, "_stores", {})
+    monkeypatch.setattr(open_store, "_stores", {})
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
 
@@ -80,8 +80,8 @@ def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeSer
 
 
 def seconds(monkeypatch: pytest.MonkeyPatch, request: float) -> None:
-    fast = replace(network.NETWORK, first_pause=0.01, longest_pause=0.02)
-    monkeypatch.setattr(network, "NETWORK", replace(fast, request_seconds=request))
+    fast = replace(retries.NETWORK, first_pause=0.01, longest_pause=0.02)
+    monkeypatch.setattr(retries, "NETWORK", replace(fast, request_seconds=request))
 
 
 def test_kept_connections_that_fell_silent_take_one_deadline(
@@ -289,7 +289,7 @@ def test_a_proxy_that_wants_a_password_is_named(
             store_of(Location.of(f"{scheme}://elsewhere.example")).read("a.tar", 0, 3)
     assert "store" not in caught.value.problem
     monkeypatch.setenv(f"{scheme}_proxy", "127.0.0.1:1")
-    monkeypatch.setattr(opening, "_stores", {})
+    monkeypatch.setattr(open_store, "_stores", {})
     with pytest.raises(LoaderError, match="ConnectionRefusedError of the proxy"):
         store_of(Location.of(f"{scheme}://elsewhere.example")).read("a.tar", 0, 3)
 
@@ -382,8 +382,8 @@ def test_a_log_shows_no_secret(server: RangeServer, caplog: pytest.LogCaptureFix
     ],
 )
 def test_one_filter_hides_what_may_be_a_secret(text: str, shown: str) -> None:
-    assert masked_text(text) == str(network.PassingError(text)) == shown
-    assert SECRET not in str(network.failed("https://h/a", 503, text, 0))
+    assert masked_text(text) == str(retries.PassingError(text)) == shown
+    assert SECRET not in str(retries.failed("https://h/a", 503, text, 0))
 
 
 def test_a_patience_without_end_sleeps_an_hour_at_most(
@@ -393,7 +393,7 @@ def test_a_patience_without_end_sleeps_an_hour_at_most(
     slept: list[float] = []
     shard = tfrecords(tmp_path, shards=1)[0].name
     monkeypatch.setenv("TWINFEED_PATIENCE", "inf")
-    monkeypatch.setattr(network.time, "sleep", lambda pause: pause and slept.append(pause))
+    monkeypatch.setattr(retries.time, "sleep", lambda pause: pause and slept.append(pause))
     asks = iter(["9" * 400, str(10**18), "Fri, 31 Dec 9999 23:59:59 GMT"])
 
     def busy(_path: str, _start: int) -> int | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building.store import IndexWriter
+from twinfeed.loaders.building.writer import IndexWriter
 from twinfeed.loaders.index.class_arrays import READ
 from twinfeed.loaders.index.options import Label, is_label
 from twinfeed.loaders.support import checks

@@ -20,10 +20,10 @@ from twinfeed.loaders.building._classes import (
     whole_background,
     write_class_order,
 )
+from twinfeed.loaders.building._part_stats import Survey
 from twinfeed.loaders.building._parts import Block, ShardPart, damaged_part, load_part
-from twinfeed.loaders.building._survey import Survey
 from twinfeed.loaders.building.labels import FromTable
-from twinfeed.loaders.building.store import ArrayFile, IndexWriter, index_writer
+from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import StringColumn, missing_rows, row_type, unsigned
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import room_for

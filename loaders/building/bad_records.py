@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from twinfeed.loaders.building.sources import Job, PathLike, ShardSource
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index.paths import relative_to, to_write
-from twinfeed.loaders.remote.location import Root, is_url, place_of
+from twinfeed.loaders.storage.url import Root, is_url, place_of
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file

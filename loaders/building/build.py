@@ -11,22 +11,22 @@ from pathlib import Path
 from typing import Unpack
 
 from twinfeed.loaders.building._classes import check_classes
-from twinfeed.loaders.building._collect import build_part
 from twinfeed.loaders.building._merge import write_index
+from twinfeed.loaders.building._part_stats import Survey
 from twinfeed.loaders.building._parts import ShardPart, load_part
-from twinfeed.loaders.building._survey import Survey
+from twinfeed.loaders.building._scan_shard import build_part
 from twinfeed.loaders.building.bad_records import Exclude, without
 from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import BuildPlan, Fields
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, describe_jobs, find_source
-from twinfeed.loaders.building.store import DAY, is_part, make_folder, own_folder
-from twinfeed.loaders.index.opened import Index
-from twinfeed.loaders.index.opener import open_index
+from twinfeed.loaders.building.writer import DAY, is_part, make_folder, own_folder
+from twinfeed.loaders.index.index import Index
+from twinfeed.loaders.index.open import open_index
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.remote_index import send_index
-from twinfeed.loaders.remote.location import Location, place_of
-from twinfeed.loaders.remote.stores import not_written
+from twinfeed.loaders.storage.store import not_written
+from twinfeed.loaders.storage.url import Location, place_of
 from twinfeed.loaders.support.atomic import locked
 from twinfeed.loaders.support.progress import bar
 from twinfeed.loaders.support.temporary import temporary

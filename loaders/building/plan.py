@@ -18,7 +18,7 @@ from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats.records import OnBad, Record
 from twinfeed.loaders.index.manifest import VERSION
 from twinfeed.loaders.index.options import IndexOptions, LabelFrom, Reading
-from twinfeed.loaders.remote.location import Location, Root
+from twinfeed.loaders.storage.url import Location, Root
 from twinfeed.loaders.support.checksum import crc32c
 
 Fields = Mapping[str, str] | Iterable[str]

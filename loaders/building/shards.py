@@ -11,9 +11,9 @@ from collections.abc import Iterable, Sequence
 
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.sniff import compression_advice, compression_by_name
-from twinfeed.loaders.remote.location import Location, is_url
-from twinfeed.loaders.remote.network import RefusedError
-from twinfeed.loaders.remote.opening import split, store_of
+from twinfeed.loaders.storage.open_store import split, store_of
+from twinfeed.loaders.storage.retries import RefusedError
+from twinfeed.loaders.storage.url import Location, is_url
 from twinfeed.loaders.support.regular import refuse_command
 
 MAX_NAMES = 1_000_000

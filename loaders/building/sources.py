@@ -16,9 +16,9 @@ from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
 from twinfeed.loaders.formats.records import Container
 from twinfeed.loaders.formats.sniff import HEAD, MANIFEST, is_tar
 from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
-from twinfeed.loaders.remote.download import bring
-from twinfeed.loaders.remote.location import Location, Root, is_url, place_of
-from twinfeed.loaders.remote.opening import split, store_of
+from twinfeed.loaders.storage.download import bring
+from twinfeed.loaders.storage.open_store import split, store_of
+from twinfeed.loaders.storage.url import Location, Root, is_url, place_of
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_shard
 from twinfeed.loaders.support.temporary import temporary

@@ -22,7 +22,7 @@ from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import feed_of, image_field, sampler_of
 from twinfeed.loaders.command_line._preview import lacks, preview
-from twinfeed.loaders.command_line._wording import (
+from twinfeed.loaders.command_line._printing import (
     built_with,
     explain,
     one_line,
@@ -33,15 +33,15 @@ from twinfeed.loaders.errors import LoaderError, ShardWarning, WorkerDiedError
 from twinfeed.loaders.feed.shuffling import shuffled
 from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
-from twinfeed.loaders.index.opened import load_index
-from twinfeed.loaders.index.opener import open_unseen
+from twinfeed.loaders.index.index import load_index
+from twinfeed.loaders.index.open import open_unseen
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import index_at_url
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.remote.location import is_url
+from twinfeed.loaders.storage.url import is_url
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from twinfeed.loaders.building.labels import FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._feeds import USUAL_K
-from twinfeed.loaders.command_line._wording import explain, say, show_warning
+from twinfeed.loaders.command_line._printing import explain, say, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.index.options import Missing

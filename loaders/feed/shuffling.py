@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from twinfeed.loaders.index.opened import Index, check_index
+from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.index.sizes import record_bytes
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids

@@ -17,7 +17,7 @@ from twinfeed.loaders.errors import (
     printable,
 )
 from twinfeed.loaders.formats.files import Places
-from twinfeed.loaders.remote.location import Location, Root, is_url, masked
+from twinfeed.loaders.storage.url import Location, Root, is_url, masked
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")

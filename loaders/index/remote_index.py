@@ -17,13 +17,13 @@ from typing import Any
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index.manifest import no_index, read_manifest
-from twinfeed.loaders.remote.cache import DiskCache
-from twinfeed.loaders.remote.disk import make_folder_of_cache, unusable
-from twinfeed.loaders.remote.download import bring
-from twinfeed.loaders.remote.location import Location, is_url
-from twinfeed.loaders.remote.network import NETWORK
-from twinfeed.loaders.remote.opening import store_of
-from twinfeed.loaders.remote.request_pool import request_pool
+from twinfeed.loaders.storage.disk import make_folder_of_cache, unusable
+from twinfeed.loaders.storage.disk_cache import DiskCache
+from twinfeed.loaders.storage.download import bring
+from twinfeed.loaders.storage.open_store import store_of
+from twinfeed.loaders.storage.request_pool import request_pool
+from twinfeed.loaders.storage.retries import NETWORK
+from twinfeed.loaders.storage.url import Location, is_url
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.temporary import make_temporary, remove_temporary
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from twinfeed.loaders.index.opened import Index
+from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.support import system
 
 # Records that are looked at for the mean length of a record.

@@ -1,8 +1,8 @@
 """Writing shards: `pack` divides samples over them, and indexes them.
 
 _pack.py is `pack`. _inputs.py says what can be packed, with _compressed.py for compressed shards,
-_check.py refuses what is no sample, _split.py divides, _shard_writer.py writes, _place.py puts in
-place.
+_sample_check.py checks samples, _split.py divides them over shards, _shard_writer.py writes shards,
+and _publish.py moves the finished files to their folder.
 """
 
 from twinfeed.loaders.packing._compressed import CompressedShards

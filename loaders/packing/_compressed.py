@@ -38,7 +38,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import compression, compression_advice, is_tar
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.remote.location import place_of
+from twinfeed.loaders.storage.url import place_of
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
 

@@ -32,7 +32,7 @@ from twinfeed.loaders.packing._inputs import (
     size_of,
     taken,
 )
-from twinfeed.loaders.packing._place import check_free, put_in_place, workplace
+from twinfeed.loaders.packing._publish import check_free, put_in_place, workplace
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
     Kinds,
@@ -41,7 +41,7 @@ from twinfeed.loaders.packing._shard_writer import (
     write_shards,
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
-from twinfeed.loaders.remote.cache import DiskCache
+from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.atomic import locked, room_for
 from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import validate

@@ -17,8 +17,8 @@ from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.packing._check import checked, naming, value_kind
 from twinfeed.loaders.packing._inputs import Sample, tar_key
+from twinfeed.loaders.packing._sample_check import checked, naming, value_kind
 from twinfeed.loaders.support.atomic import sync
 from twinfeed.loaders.support.progress import bar
 

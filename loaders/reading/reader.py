@@ -18,7 +18,7 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
 )
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.index.opened import Index, check_index
+from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes
 from twinfeed.loaders.reading.handles import default_limit
 from twinfeed.loaders.reading.local import LocalShards

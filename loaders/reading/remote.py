@@ -13,10 +13,10 @@ from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
 from twinfeed.loaders.reading.prefetch.ranges import Rows, gap_of
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
-from twinfeed.loaders.remote.download import describe
-from twinfeed.loaders.remote.location import Location
-from twinfeed.loaders.remote.opening import store_of
-from twinfeed.loaders.remote.stores import Facts
+from twinfeed.loaders.storage.download import describe
+from twinfeed.loaders.storage.open_store import store_of
+from twinfeed.loaders.storage.store import Facts
+from twinfeed.loaders.storage.url import Location
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 

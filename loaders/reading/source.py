@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.index.opened import Index
+from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.reading.fetcher import Reading
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule

@@ -22,9 +22,9 @@ from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
+from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import file_digest
-from twinfeed.loaders.index.opened import Index, load_index
-from twinfeed.loaders.index.opener import find_shards, is_there
+from twinfeed.loaders.index.open import find_shards, is_there
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_write
 from twinfeed.loaders.index.remote_index import index_at_url

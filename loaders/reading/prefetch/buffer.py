@@ -23,8 +23,8 @@ from twinfeed.loaders.reading.prefetch.ranges import (
 )
 from twinfeed.loaders.reading.prefetch.read_plan import Fetch, Release
 from twinfeed.loaders.reading.prefetch.spans import NO_STEP
-from twinfeed.loaders.remote import network
-from twinfeed.loaders.remote.request_pool import request_pool
+from twinfeed.loaders.storage import retries
+from twinfeed.loaders.storage.request_pool import request_pool
 
 Read = Callable[[int, int, int, int], memoryview]
 """Return a range of a file, and the step of the batch that needs it: (file, start, stop, step)."""
@@ -47,7 +47,7 @@ class BufferedRange:
     def request(self, read: Read, *, urgent: bool) -> None:
         """Request the pieces. Several pieces are copied to one buffer, as they come."""
         self.pieces = []
-        size = network.NETWORK.piece
+        size = retries.NETWORK.piece
         if self.stop - self.start > size:
             read = partial(_read_into, np.empty(self.stop - self.start, np.uint8), self.start, read)
         for start in range(self.start, self.stop, size):
@@ -135,7 +135,7 @@ class RangeBuffer:
         as long as that plan needs them; with None, or above `NETWORK.held` bytes, they are dropped.
         """
         with self._lock:
-            if previous_end is None or self._bytes > network.NETWORK.held:
+            if previous_end is None or self._bytes > retries.NETWORK.held:
                 self._clear()
             self._close((span, previous_end or step) for span in list(self._open))
 

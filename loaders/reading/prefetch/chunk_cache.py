@@ -13,8 +13,8 @@ from twinfeed.loaders.index.paths import join
 from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP, Eviction, NextUses
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.remote.cache import DiskCache
-from twinfeed.loaders.remote.disk import Disk
+from twinfeed.loaders.storage.disk import Disk
+from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.array_types import Int64s
 
 Fetch = Callable[[int, int, int], memoryview]

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule
 from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans
-from twinfeed.loaders.remote.disk import Disk
+from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.int_arrays import ranges
 

@@ -22,8 +22,8 @@ from urllib3 import HTTPConnectionPool, PoolManager, ProxyManager
 from urllib3.connection import HTTPConnection, HTTPSConnection
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote import network as _network
-from twinfeed.loaders.remote.location import masked
+from twinfeed.loaders.storage import retries as _retries
+from twinfeed.loaders.storage.url import masked
 
 Check = Callable[[str], None]
 """Raise an error for an address that may not be asked."""
@@ -108,7 +108,7 @@ class _Connection(HTTPConnection):
             made = _Socket(family, kind, protocol)
             try:
                 made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                made.settimeout(min(_network.NETWORK.connect_seconds, _left()))
+                made.settimeout(min(_retries.NETWORK.connect_seconds, _left()))
                 made.connect(address)
                 return made
             except OSError as error:
@@ -139,7 +139,7 @@ def connections(url: str, check: Check, /) -> HTTPConnectionPool:
     scheme, host = urlsplit(url)[:2]
     for name in ("connection", "connectionpool"):
         logging.getLogger(f"urllib3.{name}").addFilter(_foreign)
-    network = _network.NETWORK
+    network = _retries.NETWORK
     how: Any = {"maxsize": network.requests, "retries": False, "ssl_context": context()}
     how["timeout"] = network.connect_seconds
     proxy = urllib.request.getproxies().get(scheme)

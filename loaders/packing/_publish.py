@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from twinfeed.loaders.building.store import others_in
+from twinfeed.loaders.building.writer import others_in
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.manifest import read_manifest

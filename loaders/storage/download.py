@@ -7,9 +7,9 @@ from functools import partial
 from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
-from twinfeed.loaders.remote import network
-from twinfeed.loaders.remote.request_pool import request_pool
-from twinfeed.loaders.remote.stores import Facts, Store
+from twinfeed.loaders.storage import retries
+from twinfeed.loaders.storage.request_pool import request_pool
+from twinfeed.loaders.storage.store import Facts, Store
 
 
 def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
@@ -19,7 +19,7 @@ def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
         LoaderError: the file has more than `most` bytes, or the store does not say how many.
         StaleIndexError: the file changes meanwhile.
     """
-    piece = network.NETWORK.piece
+    piece = retries.NETWORK.piece
     first = request_pool().submit(partial(store.read, path, 0, piece), piece).result()
     facts = first.facts if store.gives_facts else store.facts([path], fresh=True)[0]
     if facts.bytes is None or facts.bytes > most:
@@ -52,7 +52,7 @@ def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
 
 def _copy(store: Store, path: str, start: int, facts: Facts, fd: int) -> None:
     """Write one piece of a file to its place."""
-    stop = min(start + network.NETWORK.piece, facts.bytes or 0)
+    stop = min(start + retries.NETWORK.piece, facts.bytes or 0)
     piece = store.read(path, start, stop)
     if len(piece.data) < stop - start or (store.gives_facts and piece.facts != facts):
         raise StaleIndexError(

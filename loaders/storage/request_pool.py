@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from twinfeed.loaders.remote import network
+from twinfeed.loaders.storage import retries
 from twinfeed.loaders.support.fork import PerProcess
 
 
@@ -57,7 +57,7 @@ class RequestPool:
         """
         while True:
             with self._lock:
-                room = self._threads < network.NETWORK.requests
+                room = self._threads < retries.NETWORK.requests
                 job = self._next() if room else None
                 if job is None:
                     return
@@ -74,7 +74,7 @@ class RequestPool:
         queue = self._urgent or self._later
         while queue:
             key, job = next(iter(queue.items()))
-            if self._bytes and self._bytes + job.size > network.NETWORK.in_flight:
+            if self._bytes and self._bytes + job.size > retries.NETWORK.in_flight:
                 return None
             del queue[key]
             if job.future.set_running_or_notify_cancel():

@@ -15,7 +15,7 @@ from twinfeed.loaders.building._parts import FieldFacts, ShardPart, check_number
 from twinfeed.loaders.building.labels import FromTable, kind_of, label_clash, refuse_mixed
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.index.opened import SHARD
+from twinfeed.loaders.index.index import SHARD
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote.location import Location, masked
-from twinfeed.loaders.remote.network import PassingError, gone, patiently, refusal, refused
-from twinfeed.loaders.remote.stores import Facts, Piece, Store, not_installed
+from twinfeed.loaders.storage.retries import PassingError, gone, patiently, refusal, refused
+from twinfeed.loaders.storage.store import Facts, Piece, Store, not_installed
+from twinfeed.loaders.storage.url import Location, masked
 
 _TAGS = ("ETag", "etag", "version_id", "generation")
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote.location import masked
+from twinfeed.loaders.storage.url import masked
 
 _Result = TypeVar("_Result")
 

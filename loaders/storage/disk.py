@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError, UnsafeContentError
-from twinfeed.loaders.remote.cache import DiskCache
+from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.atomic import beside, lock, replace_file
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.regular import open_file, read_file

@@ -29,8 +29,8 @@ from twinfeed.loaders.index.manifest import CLASS_ORDER, digest_of, impossible, 
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.paths import refuse_unfinished
 from twinfeed.loaders.index.remote_index import bring_index
-from twinfeed.loaders.remote.cache import DiskCache
-from twinfeed.loaders.remote.location import (
+from twinfeed.loaders.storage.disk_cache import DiskCache
+from twinfeed.loaders.storage.url import (
     Location,
     Root,
     is_url,

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote.location import Location
-from twinfeed.loaders.remote.network import PassingError, no_ranges, patiently
-from twinfeed.loaders.remote.request_pool import request_pool
+from twinfeed.loaders.storage.request_pool import request_pool
+from twinfeed.loaders.storage.retries import PassingError, no_ranges, patiently
+from twinfeed.loaders.storage.url import Location
 
 
 class Facts(NamedTuple):

@@ -9,12 +9,12 @@ from contextlib import suppress
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError, StaleIndexError, UnsafeContentError
-from twinfeed.loaders.index.opened import Index, load_index
+from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.paths import check_files, check_shards, inside, join
-from twinfeed.loaders.remote.cache import DiskCache, cache_of_environment
-from twinfeed.loaders.remote.location import ROOTS, Location, Root, allowed, is_url
-from twinfeed.loaders.remote.network import RefusedError
-from twinfeed.loaders.remote.opening import store_of
+from twinfeed.loaders.storage.disk_cache import DiskCache, cache_of_environment
+from twinfeed.loaders.storage.open_store import store_of
+from twinfeed.loaders.storage.retries import RefusedError
+from twinfeed.loaders.storage.url import ROOTS, Location, Root, allowed, is_url
 from twinfeed.loaders.support.misnamed import counterparts
 
 _LOOKED_AT, _OF_MANY = 1000, 16

@@ -16,9 +16,8 @@ from obstore import exceptions
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote import network as _network
-from twinfeed.loaders.remote.location import OBJECTS, WEB, Location, masked
-from twinfeed.loaders.remote.network import (
+from twinfeed.loaders.storage import retries as _retries
+from twinfeed.loaders.storage.retries import (
     PassingError,
     RefusedError,
     gone,
@@ -26,7 +25,8 @@ from twinfeed.loaders.remote.network import (
     refusal,
     refused,
 )
-from twinfeed.loaders.remote.stores import Facts, Piece, Store
+from twinfeed.loaders.storage.store import Facts, Piece, Store
+from twinfeed.loaders.storage.url import OBJECTS, WEB, Location, masked
 
 if TYPE_CHECKING:
     from obstore import ObjectMeta
@@ -63,7 +63,7 @@ class Objects(Store):
 
     def __init__(self, root: Location) -> None:
         super().__init__(root)
-        network = _network.NETWORK
+        network = _retries.NETWORK
         waits: ClientConfig = {"connect_timeout": _span(network.connect_seconds)}
         if _http_allowed():
             waits["allow_http"] = True

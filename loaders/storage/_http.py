@@ -13,11 +13,11 @@ from urllib3 import BaseHTTPResponse, HTTPConnectionPool, Retry
 from urllib3.exceptions import HTTPError, ProxyError
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote import network as _network
-from twinfeed.loaders.remote._connections import ClosedError, connections, network_of, within
-from twinfeed.loaders.remote.location import Location, masked
-from twinfeed.loaders.remote.network import PassingError, failed, no_ranges
-from twinfeed.loaders.remote.stores import Facts, Piece, Store
+from twinfeed.loaders.storage import retries as _retries
+from twinfeed.loaders.storage._http_connections import ClosedError, connections, network_of, within
+from twinfeed.loaders.storage.retries import PassingError, failed, no_ranges
+from twinfeed.loaders.storage.store import Facts, Piece, Store
+from twinfeed.loaders.storage.url import Location, masked
 
 _REST = 1 << 16
 """An answer that nobody wants is read up to so many bytes, to keep its connection."""
@@ -103,7 +103,7 @@ class Web(Store):
         can be.
         """
         url = self.url(path)
-        with _passing(url), within(_network.NETWORK.request_seconds):
+        with _passing(url), within(_retries.NETWORK.request_seconds):
             answer = self._follow(url, {**_HEADERS, "Range": wanted})
             try:
                 if answer.status not in (200, 206, 416):

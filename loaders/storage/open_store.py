@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.remote._fsspec import Files
-from twinfeed.loaders.remote.location import OBJECTS, WEB, Location
-from twinfeed.loaders.remote.stores import Store, not_installed
+from twinfeed.loaders.storage._fsspec_store import Files
+from twinfeed.loaders.storage.store import Store, not_installed
+from twinfeed.loaders.storage.url import OBJECTS, WEB, Location
 
 _stores: dict[tuple[int, Location, bool], Store] = {}
 
@@ -43,10 +43,10 @@ def _open(root: Location) -> Store:
         return Files(root)
     try:
         if root.scheme in WEB:
-            from twinfeed.loaders.remote._web import Web
+            from twinfeed.loaders.storage._http import Web
 
             return Web(root)
-        from twinfeed.loaders.remote._objects import Objects
+        from twinfeed.loaders.storage._object_store import Objects
     except ImportError as error:
         raise not_installed(root, error) from None
     if _obstore_users - {os.getpid()}:

@@ -17,7 +17,7 @@ from making_shards import tfrecords
 from range_server import RangeServer
 
 from twinfeed.loaders import DiskCache, LoaderError, Reader, build_index, open_index
-from twinfeed.loaders.remote.disk import Disk
+from twinfeed.loaders.storage.disk import Disk
 
 NAME = f"{'a' * 24}-0"
 
@@ -128,8 +128,8 @@ from without_locks import take_locks_away
 take_locks_away(int(sys.argv[1]))
 from making_shards import tfrecords
 from twinfeed.loaders import build_index, open_index, pack
-from twinfeed.loaders.remote.disk import Disk
-from twinfeed.loaders.remote.cache import DiskCache
+from twinfeed.loaders.storage.disk import Disk
+from twinfeed.loaders.storage.disk_cache import DiskCache
 folder = Path(sys.argv[2])
 pack([{"x": 1}, {"x": 2}], folder / "packed")
 pack([{"x": 1}], folder / "packed", overwrite=True)
@@ -162,7 +162,7 @@ def test_a_file_system_without_locks_is_enough(tmp_path: Path, error: str) -> No
 READ_ONLY = """
 import os, sys
 from twinfeed.loaders import DiskCache
-from twinfeed.loaders.remote.disk import Disk
+from twinfeed.loaders.storage.disk import Disk
 if os.geteuid() == 0:
     os.seteuid(os.stat(sys.argv[1]).st_uid)
 Disk(DiskCache(sys.argv[1], bytes=1000))
