@@ -124,7 +124,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
         (
             call(compare, backends=[name] * 2),
             kind,
-            f"'{name}' is {where} in BACKENDS, and .* not th",
+            f"'{name}' is {where} in BACKENDS, which cannot be imported: ",
         )
         for name, kind, where in (
             ("gone", ModuleNotFoundError, "own_backend.gone.BoxLoader"),

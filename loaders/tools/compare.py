@@ -264,10 +264,8 @@ def _loader_class(job: _Task) -> Any:
     try:
         return getattr(importlib.import_module(module), loader)
     except (AttributeError, ModuleNotFoundError) as error:
-        if error.name != loader and not f"{module}.".startswith(f"{error.name}."):
-            raise  # an error of the module
-        problem = f"backend {job.name!r} is {module}.{loader} in BACKENDS, and that is not there"
-        raise type(error)(f"{problem}: {error}; name a module that can be imported") from error
+        problem = f"backend {job.name!r} is {module}.{loader} in BACKENDS, which cannot be imported"
+        raise type(error)(f"{problem}: {error}") from error
 
 
 def _flat(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
