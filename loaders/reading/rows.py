@@ -126,7 +126,9 @@ class Rows:
 class _Items:
     """A dataset that gives single items; the other kinds derive from it.
 
-    `pure`: any thread may read. `fresh`: nobody else holds the arrays that `take` returns.
+    `pure`: any thread may read. `fresh`: nobody else holds the arrays that `take` returns. A format
+    of columns makes NaN of a null, and floats of the integers beside it, so records that have no
+    value are left out before.
     """
 
     pure = fresh = in_memory = False
@@ -155,7 +157,17 @@ class _Items:
         return vars(self)
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
-        """Return the values of some fields, for each id."""
+        """Return the values of some fields, for each id; None for a record that has none."""
+        whole = [name for name in names if name not in self.lacks]
+        found = dict(self._values(ids, whole)) if whole else {}
+        for name in self.lacks.keys() & names:
+            lacks = self.lacks[name][ids]
+            rest = iter(self._values(ids[~lacks], [name])[name])
+            found[name] = [None if none else next(rest) for none in lacks]
+        return found
+
+    def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
+        """Return the values of some fields, for ids whose records have them."""
         rows = [self._row(item) for item in self._items(ids.tolist())]
         return {name: [row[name] for row in rows] for name in names}
 
@@ -188,20 +200,17 @@ class _Columns(_Items):
         self.data = data
         self.names = fields or ([*data[[0]]] if len(data) else data.column_names)
 
-    def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
+    def column(self, name: str, /) -> Any:
+        every = np.arange(len(self))
+        return self.take(every, [name])[name] if name in self.lacks else self.data[name][:]
+
+    def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
         found = self.data[ids]
         return {name: found[name] for name in names}
 
-    def column(self, name: str, /) -> Any:
-        return self.data[name][:]
-
 
 class _HuggingFace(_Columns):
-    """A dataset of Hugging Face, of which the columns that are named are read alone.
-
-    A format makes NaN of a null, and floats of the integers beside it. So the records that have no
-    value are left out before a column is formatted.
-    """
+    """A dataset of Hugging Face, of which the columns that are named are read alone."""
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         super().__init__(data, fields)
@@ -213,32 +222,20 @@ class _HuggingFace(_Columns):
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_selected": {}}
 
-    def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
-        whole = [name for name in names if name not in self.lacks]
-        found = dict(self._of(*whole)[ids]) if whole else {}
-        for name in self.lacks.keys() & names:
-            lacks = self.lacks[name][ids]
-            found[name] = _spread(self._of(name)[ids[~lacks]][name], lacks)
-        return found
-
-    def column(self, name: str, /) -> Any:
-        every = np.arange(len(self))
-        return self.take(every, [name])[name] if name in self.lacks else super().column(name)
-
     def filled(self, name: str, value: Any, /) -> Any:
         _typed(value, self.data.data.table[name].type)
         kind, style = type(self.data.features), self.data.format
         row = type(self.data).from_dict({name: [value]}, kind({name: self.data.features[name]}))
         return row.with_format(style["type"], **style["format_kwargs"])[[0]][name][0]
 
-    def _of(self, *names: str) -> Any:
-        """Return a dataset of some columns, and keep it: to make one takes a millisecond."""
-        if names not in self._selected:
-            self._selected[names] = self.data.select_columns([*names])
-        return self._selected[names]
+    def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
+        chosen = tuple(names)
+        if chosen not in self._selected:  # which takes a millisecond
+            self._selected[chosen] = self.data.select_columns(names)
+        return self._selected[chosen][ids]  # type: ignore[no-any-return]
 
 
-class _Table(_Items):
+class _Table(_Columns):
     """A table of pyarrow."""
 
     pure = True
@@ -248,15 +245,12 @@ class _Table(_Items):
         self.copied = data.nbytes
         self.lacks = {name: lacks for name in self.names if (lacks := _lacking(data[name])).any()}
 
-    def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
-        taken = self.data.select(names).take(ids)
-        return {name: _unpacked(taken[name]) for name in names}
-
-    def column(self, name: str, /) -> Any:
-        return _unpacked(self.data[name])
-
     def filled(self, name: str, value: Any, /) -> Any:
         return _unpacked(_typed(value, self.data[name].type))[0]
+
+    def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
+        taken = self.data.select(names).take(ids)
+        return {name: _unpacked(taken[name]) for name in names}
 
 
 class _Arrays(_Items):
@@ -278,11 +272,11 @@ class _Arrays(_Items):
     def __len__(self) -> int:
         return len(next(iter(self.data.values())))
 
-    def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
-        return {name: np.asarray(self.data[name]).take(ids, 0) for name in names}
-
     def column(self, name: str, /) -> Any:
         return self.data[name]
+
+    def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
+        return {name: np.asarray(self.data[name]).take(ids, 0) for name in names}
 
 
 def _kind(data: Any) -> type[_Items]:
@@ -352,22 +346,8 @@ def _has_dicts(column: Any) -> bool:
 
 
 def _unpacked(column: Any) -> Any:
-    """Return a column of pyarrow, with None for a value that is null or has a null inside.
-
-    If one value has a null, numpy makes floats of all integers of the column.
-    """
-    if _has_dicts(column):
-        return column.to_pylist()
-    lacks = _lacking(column)
-    if not lacks.any():
-        return column.to_numpy()
-    return _spread(column.take(np.flatnonzero(~lacks)).to_numpy(), lacks)
-
-
-def _spread(values: Iterable[Any], lacks: npt.NDArray[np.bool_]) -> list[Any]:
-    """Return values with None in the rows that have none."""
-    rest = iter(values)
-    return [None if none else next(rest) for none in lacks]
+    """Return a column of pyarrow without nulls: of integers beside a null, numpy makes floats."""
+    return column.to_pylist() if _has_dicts(column) else column.to_numpy()
 
 
 def _typed(value: Any, kind: Any) -> Any:
