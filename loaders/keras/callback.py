@@ -16,8 +16,8 @@ from twinfeed.loaders.keras._callback_list import ResumedCallbackList
 from twinfeed.loaders.keras._pass_adapter import PassAdapter
 from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
 from twinfeed.loaders.loop.adapter import adapter_of
+from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.loop.uncounted import Order
 from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import StateMismatchError, validate
 

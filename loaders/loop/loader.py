@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 from weakref import WeakSet
 
-from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.loop.external_passes import UncountedPasses
 from twinfeed.loaders.making.meter import Meter, PassReport
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers import BatchStream

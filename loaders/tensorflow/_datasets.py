@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
+from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import B, Loader, fields_named
-from twinfeed.loaders.loop.uncounted import Order
 from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device

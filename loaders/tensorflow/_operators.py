@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.loop.external_passes import UncountedPasses
 
 # The dataset that an operator gives has the same batches, in the same order, or the first of them.
 _KEEPING = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders.loop.uncounted import Begun, UncountedPasses
+from twinfeed.loaders.loop.external_passes import Begun, UncountedPasses
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._processes import check_cut

@@ -14,7 +14,7 @@ import tensorflow as tf
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.loop.external_passes import UncountedPasses
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import default_threads
 from twinfeed.loaders.making.feed import Feed

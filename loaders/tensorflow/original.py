@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import tensorflow as tf
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.loop.external_passes import UncountedPasses
 from twinfeed.loaders.support import system
 from twinfeed.loaders.tensorflow._callbacks import FAILED
 

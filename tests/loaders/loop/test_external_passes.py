@@ -1,6 +1,6 @@
 """Passes of frameworks that do not say what they received: where they begin, and what they move."""
 
-from twinfeed.loaders.loop.uncounted import UncountedPasses
+from twinfeed.loaders.loop.external_passes import UncountedPasses
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, SequentialSampler
 from twinfeed.samplers.cursor import Cursor
 
