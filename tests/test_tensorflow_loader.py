@@ -61,11 +61,11 @@ def test_a_loader_goes_on_with_what_the_loop_has_not_received() -> None:
 def test_a_pass_that_was_given_up_moves_nothing() -> None:
     """A thread that runs ahead may deliver its last batch after the loop was left."""
     one = loader(packed(RECORDS), sampler())
-    passes = one.uncounted
-    passes.count_from(0, 3)
+    passes = one.external_passes
+    passes.track_from(0, 3)
     begun = passes.begin()
     assert begun[:2] == (0, 3)
-    passes.stop_counting()
+    passes.stop_tracking()
     passes.delivered(begun)
     assert (one.epoch, one.step) == (0, 0)
     passes.delivered(passes.begin())

@@ -87,13 +87,13 @@ def test_a_pass_begins_where_the_loader_stands(index: Index) -> None:
 def test_while_something_counts_passes_begin_where_it_says(index: Index) -> None:
     one = loader(index, random())
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
-    one.uncounted.count_from(1, 2)
+    one.external_passes.track_from(1, 2)
     assert list(dataloader) == epochs(1)[2:]
-    assert one.uncounted.began_at(1, 2)
+    assert one.external_passes.started_at(1, 2)
     assert (one.epoch, one.step) == (0, 0)
     assert next(iter(dataloader)) == epochs(2)[0]
-    one.uncounted.trained(2, 1)
-    one.uncounted.stop_counting()
+    one.external_passes.advance_to(2, 1)
+    one.external_passes.stop_tracking()
     assert list(dataloader) == epochs(2)[1:]
 
 

@@ -45,9 +45,9 @@ class _PeekDataset(keras.utils.PyDataset):
         return len(self._loader)
 
     def __getitem__(self, number: int) -> Any:
-        passes = self._loader.uncounted
-        before, passes.looking = passes.looking, True
+        passes = self._loader.external_passes
+        before, passes.peeking = passes.peeking, True
         try:
             return next(islice(adapter_of(self._loader).batches(self._arrange), number, None))
         finally:
-            passes.looking = before
+            passes.peeking = before

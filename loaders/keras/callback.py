@@ -171,7 +171,7 @@ class ResumeCallback(keras.callbacks.Callback):
         if verbose and self._restored is not None:
             self._print_position(epochs if ended else None)
         if ended and saved.get("final"):
-            self.loader.uncounted.stop_counting()
+            self.loader.external_passes.stop_tracking()
             return self._history(model, callback_states)
         order = ResumedCallbackList(
             self, callbacks, model=model, verbose=verbose, epochs=epochs, steps=len(self.loader)
@@ -192,7 +192,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 )
         finally:
             self._callbacks = None
-            self.loader.uncounted.stop_counting()
+            self.loader.external_passes.stop_tracking()
 
     def restore(self, model: keras.Model, /) -> bool:
         """Load the last save into `model` (compiled, built) and the loader; False without a save.
@@ -249,10 +249,10 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Let a validation on the same loader get the whole epoch, and move nothing."""
-        self.loader.uncounted.looking = True
+        self.loader.external_passes.peeking = True
 
     def on_test_end(self, logs: Any = None) -> None:
-        self.loader.uncounted.looking = False
+        self.loader.external_passes.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Begin the epoch at the loader's position."""
@@ -273,7 +273,7 @@ class ResumeCallback(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch; save where `every` says."""
         first = self._step == self._start  # later on, a loop may have looked at batches
-        if first and not self.loader.uncounted.began_at(self._epoch, self._start):
+        if first and not self.loader.external_passes.started_at(self._epoch, self._start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
                 f"dataset.cache() out, and give fit the dataset of this loader"
@@ -283,7 +283,7 @@ class ResumeCallback(keras.callbacks.Callback):
         counted = batch + 1 if self._callbacks is not None else self._start + batch + 1
         previous, self._step = self._step, min(counted, len(self.loader))
         self._trained = True
-        self.loader.uncounted.trained(self._epoch, self._step)
+        self.loader.external_passes.advance_to(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves what the epoch's end brings
             due = self.every and self._step // self.every > previous // self.every
             # The callbacks must not keep values that come from a part of an epoch.
@@ -304,7 +304,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """Save the model as `fit` leaves it, and let the loader count by itself again."""
         if self._last is not None and not self._last.final and not self._trained:
             self._save(logs, final=True)
-        self.loader.uncounted.stop_counting()
+        self.loader.external_passes.stop_tracking()
 
     def save(self) -> None:
         """Save the model as it is now, and the position of the training."""
@@ -318,7 +318,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """
         self._epoch, self._start = self.loader.epoch, self.loader.step
         self._step = self._start
-        self.loader.uncounted.count_from(self._epoch, self._start)
+        self.loader.external_passes.track_from(self._epoch, self._start)
 
     def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
         """Save what was trained since the last save, or the end of the run."""
@@ -370,11 +370,11 @@ class ResumeCallback(keras.callbacks.Callback):
     @contextmanager
     def _peeking(self) -> Iterator[None]:
         """Let passes start without moving the loader's position."""
-        self.loader.uncounted.looking = True
+        self.loader.external_passes.peeking = True
         try:
             yield
         finally:
-            self.loader.uncounted.looking = False
+            self.loader.external_passes.peeking = False
 
     def _restore_into(self, model: keras.Model, arrange: Any) -> None:
         """Restore the last save, unless a new run begins."""

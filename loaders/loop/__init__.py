@@ -1,6 +1,6 @@
 """What a training loop iterates over: loader.py keeps the position and begins and ends passes.
 
-adapter.py serves frameworks that iterate by themselves, and external_passes.py says where their passes
-begin. feed_loader.py adds what a feed needs, and numpy_loader.py is the loader without a framework.
-selector.py gives only the numbers of the sources that a sampler chooses.
+adapter.py serves frameworks that iterate by themselves, and external_passes.py says where their
+passes begin. feed_loader.py adds what a feed needs, and numpy_loader.py is the loader without a
+framework. selector.py gives only the numbers of the sources that a sampler chooses.
 """

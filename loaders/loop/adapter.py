@@ -23,15 +23,16 @@ class Adapter:
         """Yield `arrange(batch)` of the batches of a pass, of which only the last is counted."""
         loader = self.loader
         loader._end()
-        begun = loader.uncounted.begin()
-        loader.meter.begin(begun.step)
-        running, remaining = loader._begin(begun.epoch, begun.step), len(loader) - begun.step
+        pass_start = loader.external_passes.start()
+        epoch, step, _ = pass_start
+        loader.meter.begin(step)
+        running, remaining = loader._begin(epoch, step), len(loader) - step
         numbers = count(1)
 
         def received() -> bool:
             last: bool = next(numbers) == remaining
             if last:
-                loader.uncounted.delivered(begun)
+                loader.external_passes.finished(pass_start)
             return last
 
         for batch in loader._deliver(running, received, batches=remaining):

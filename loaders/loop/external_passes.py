@@ -15,18 +15,18 @@ Order = Literal["mine"]
 # Frameworks begin passes in threads of their own. All loaders share a lock, as locks do not pickle.
 _LOCK = threading.Lock()
 
-_LOOKING = -1  # the counting of passes that move no position
+_PEEKING = -1  # the counting of passes that move no position
 
 
-class Begun(NamedTuple):
+class PassStart(NamedTuple):
     """Where a pass begins, and which counting it belongs to."""
 
     epoch: int
     step: int
-    counting: int
+    generation: int
 
 
-class UncountedPasses:
+class ExternalPasses:
     """Decide where the passes of a framework begin, and which position they leave.
 
     A pass runs to the end of its epoch. A framework may look at a batch and abandon the pass. This
@@ -34,23 +34,23 @@ class UncountedPasses:
 
     - Normally a pass begins at the loader's position. After its last batch, the position is the
       beginning of the next epoch.
-    - A counter, such as a Keras callback, knows what was trained. From `count_from` to
-      `stop_counting`, the first pass begins where the counter says, and each later pass where the
-      pass before ended. `trained` alone moves the position.
-    - While `looking` is true, a pass gives the whole epoch and moves no position. The counter sets
+    - A counter, such as a Keras callback, knows what was trained. From `track_from` to
+      `stop_tracking`, the first pass begins where the counter says, and each later pass where the
+      pass before ended. `advance_to` alone moves the position.
+    - While `peeking` is true, a pass gives the whole epoch and moves no position. The counter sets
       this for a validation.
-    - `may_be_cut`: whether a strategy may share the batches out. Not in a loop over the loader.
+    - `reshardable`: whether a strategy may share the batches out. Not in a loop over the loader.
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> sampler = BatchSampler(SequentialSampler(8), batch_size=4)
-    >>> passes = UncountedPasses(sampler, Cursor(sampler), advice="call set_epoch")
-    >>> passes.delivered(passes.begin())
-    >>> passes.begin()[:2]
+    >>> passes = ExternalPasses(sampler, Cursor(sampler), advice="call set_epoch")
+    >>> passes.finished(passes.start())
+    >>> passes.start()[:2]
     (1, 0)
-    >>> passes.count_from(1, 1)
-    >>> passes.delivered(passes.begin())
-    >>> passes.trained(1, 2)
-    >>> passes.begin()[:2]
+    >>> passes.track_from(1, 1)
+    >>> passes.finished(passes.start())
+    >>> passes.advance_to(1, 2)
+    >>> passes.start()[:2]
     (2, 0)
     """
 
@@ -58,65 +58,65 @@ class UncountedPasses:
         self._sampler, self._cursor, self._advice = sampler, cursor, advice
         self._next: tuple[int, int] | None = None  # while a counter counts: where passes begin
         self._latest: tuple[int, int] | None = None  # where the latest pass began
-        self._counting = 0  # changes when a counter begins or stops
-        self.looking = False
-        self.may_be_cut = True
+        self._generation = 0  # changes when a counter begins or stops
+        self.peeking = False
+        self.reshardable = True
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle without the counting, which belongs to this object's passes."""
-        return partial(UncountedPasses, advice=self._advice), (self._sampler, self._cursor)
+        return partial(ExternalPasses, advice=self._advice), (self._sampler, self._cursor)
 
-    def begin(self) -> Begun:
+    def start(self) -> PassStart:
         """Begin a pass.
 
         Warns if passes without a counter begin one training epoch for the third time.
         """
         with _LOCK:
-            if self.looking and not self._sampler.evaluation:
-                return Begun(self._cursor.epoch, 0, _LOOKING)
+            if self.peeking and not self._sampler.evaluation:
+                return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step
             if self._next is None:
                 self._latest = self._cursor.begin()
                 self._cursor.count(self._latest[0], self._advice)
             elif position > self._next and not self._sampler.evaluation:
                 # The counting pass was abandoned, or somebody looks at a batch meanwhile.
-                return Begun(*position, self._counting)
+                return PassStart(*position, self._generation)
             else:
                 self._latest = self._next
-            return Begun(*self._latest, self._counting)
+            return PassStart(*self._latest, self._generation)
 
-    def delivered(self, begun: Begun, /) -> None:
+    def finished(self, pass_start: PassStart, /) -> None:
         """Note that the last batch of a pass was delivered."""
         evaluation = self._sampler.evaluation
         with _LOCK:
-            if begun.counting != self._counting:
+            if pass_start.generation != self._generation:
                 return  # an abandoned pass may still run ahead, and would skip an epoch
             if self._next is not None:
-                if self._next[0] == begun.epoch:
-                    self._next = (begun.epoch if evaluation else begun.epoch + 1), 0
+                if self._next[0] == pass_start.epoch:
+                    self._next = (pass_start.epoch if evaluation else pass_start.epoch + 1), 0
             elif evaluation:
                 self._cursor.end()
-            elif self._cursor.epoch == begun.epoch:
-                self._cursor.seek(begun.epoch, len(self._sampler))
+            elif self._cursor.epoch == pass_start.epoch:
+                self._cursor.seek(pass_start.epoch, len(self._sampler))
 
-    def count_from(self, epoch: int, step: int, /, *, may_be_cut: bool = True) -> None:
+    def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
         """Begin the next pass here, for a counter of trained batches."""
         with _LOCK:
-            self._counting += self._next is None
+            self._generation += self._next is None
             self._next = epoch, step
-            self.looking, self.may_be_cut = False, may_be_cut
+            self.peeking, self.reshardable = False, reshardable
 
-    def began_at(self, epoch: int, step: int, /) -> bool:
+    def started_at(self, epoch: int, step: int, /) -> bool:
         """Return whether the latest pass began here."""
         return self._latest == (epoch, step)
 
-    def trained(self, epoch: int, step: int, /) -> None:
+    def advance_to(self, epoch: int, step: int, /) -> None:
         """Move the position to that of the training."""
         self._cursor.seek(epoch, step)
 
-    def stop_counting(self) -> None:
+    def stop_tracking(self) -> None:
         """Let the position follow the passes again."""
         with _LOCK:
-            self._counting += self._next is not None
+            self._generation += self._next is not None
             self._next = self._latest = None
-            self.looking, self.may_be_cut = False, True
+            self.peeking, self.reshardable = False, True

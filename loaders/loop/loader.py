@@ -16,7 +16,7 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 from weakref import WeakSet
 
-from twinfeed.loaders.loop.external_passes import UncountedPasses
+from twinfeed.loaders.loop.external_passes import ExternalPasses
 from twinfeed.loaders.making.meter import Meter, PassReport
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers import BatchStream
@@ -94,7 +94,7 @@ class Loader(Closing, Generic[B]):
     For a type checker a batch is a `dict[str, Any]`. To give it the names of the fields, name a
     `TypedDict`, as in `NumpyLoader[MyBatch](feed)`. Nothing is checked at run time.
 
-    Some loaders also feed a framework that does not say what it received: see `UncountedPasses`.
+    Some loaders also feed a framework that does not say what it received: see `ExternalPasses`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, NumpyLoader, pack
@@ -119,7 +119,7 @@ class Loader(Closing, Generic[B]):
         self.meter = Meter()
         self._epochs: set[int] = set()  # epochs that the loop received batches of
         self._warned = False  # whether set_epoch has warned
-        self.uncounted = UncountedPasses(sampler, self._cursor, advice=self._counts)
+        self.external_passes = ExternalPasses(sampler, self._cursor, advice=self._counts)
         _LOADERS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -290,7 +290,7 @@ class Loader(Closing, Generic[B]):
     def _stop(self) -> None:
         """End the running pass, and the counting by a callback."""
         self._end()
-        self.uncounted.stop_counting()
+        self.external_passes.stop_tracking()
 
     def _end(self) -> None:
         """End the running pass."""

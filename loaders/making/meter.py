@@ -108,7 +108,7 @@ class Meter:
             self._batches = self._waiting = self._ready = self._waited = 0
             self._begun = self._last = perf_counter_ns()
 
-    def begin_uncounted(self) -> None:
+    def start_external(self) -> None:
         """Begin a pass of a framework, unless a counted pass takes its batches from it."""
         if not self._running:
             self.begin(0, counted=False)

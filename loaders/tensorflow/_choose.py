@@ -11,6 +11,7 @@ import tensorflow as tf
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._optional import unwrapped, wrapped
+from twinfeed.loaders.tensorflow._passes import START
 
 
 class Sizes(NamedTuple):
@@ -56,7 +57,7 @@ def chosen(
     spec: Any,
     numbers: tf.data.Dataset,
     sizes: Sizes,
-    begun: tf.Tensor,
+    pass_state: tf.Tensor,
     ended: Callable[[Int64s, np.int64, np.int64], None],
 ) -> tf.data.Dataset:
     """Choose by `numbers`, int64 scalars: (step, batch) of the rest of a pass.
@@ -82,12 +83,13 @@ def chosen(
     def whole(step: tf.Tensor, size: tf.Tensor, row: Any) -> tuple[tf.Tensor, Any]:
         found, held = row
         fine = tf.cond(
-            found < size, lambda: called(ended, [begun, step, found], tf.bool), lambda: True
+            found < size, lambda: called(ended, [pass_state, step, found], tf.bool), lambda: True
         )
         with tf.control_dependencies([fine]):
             return step, _of_size(unwrapped(tf.identity(held), spec), sizes.same)
 
-    steps = tf.data.Dataset.range(begun[2], begun[2] + tf.size(sizes.each, tf.int64))
+    start = pass_state[START]
+    steps = tf.data.Dataset.range(start, start + tf.size(sizes.each, tf.int64))
     sized = tf.data.Dataset.from_tensor_slices(sizes.each)
     return tf.data.Dataset.zip((steps, sized, rows)).map(whole)
 

@@ -46,7 +46,7 @@ class _Adapter(Adapter):
 
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
-            check_position(batches, self.loader.uncounted)
+            check_position(batches, self.loader.external_passes)
 
     def feed_of(self, batches: Any) -> Any:
         return feed_of(batches)
@@ -110,7 +110,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         self._stop()
         epoch, start = self._cursor.begin()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
-        self.uncounted.count_from(epoch, start, may_be_cut=distributed)
+        self.external_passes.track_from(epoch, start, reshardable=distributed)
         self.meter.begin(start)
         running = _Pass(self, dataset)
         yield from self._deliver(running, self._received)
@@ -124,7 +124,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         self.load_state_dict(json.loads(state))
 
     def _begin(self, epoch: int, start: int) -> _Pass:
-        self.uncounted.count_from(epoch, start, may_be_cut=False)
+        self.external_passes.track_from(epoch, start, reshardable=False)
         return _Pass(self, self._on_device)
 
     @cached_property
@@ -164,12 +164,12 @@ class _Pass(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
-        with Originals(self._loader.uncounted):
+        with Originals(self._loader.external_passes):
             if self._batches is None:
                 self._batches = iter(guarded(self._dataset))
             return next(self._batches)
 
     def close(self) -> None:
         """Drop the iterator, with the batches drawn ahead, and stop counting."""
-        self._loader.uncounted.stop_counting()
+        self._loader.external_passes.stop_tracking()
         self._dataset, self._batches = (), iter(())

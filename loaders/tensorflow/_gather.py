@@ -6,6 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from twinfeed.loaders.tensorflow._passes import START
 from twinfeed.loaders.tensorflow._serve import Server
 
 
@@ -15,12 +16,12 @@ class Gather:
     def __init__(self, server: Server) -> None:
         self.server = server
 
-    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (place, batch) of one pass."""
         server = self.server
-        places = tf.data.Dataset.range(begun[2] * server.ranks, server.places)
+        places = tf.data.Dataset.range(pass_state[START] * server.ranks, server.places)
 
         def fetch(place: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            return place, server.fetch(begun, place)
+            return place, server.fetch(pass_state, place)
 
         return server.mapped(places, fetch, server.parallel)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from twinfeed.loaders.loop.external_passes import UncountedPasses
+from twinfeed.loaders.loop.external_passes import ExternalPasses
 
 # The dataset that an operator gives has the same batches, in the same order, or the first of them.
 _KEEPING = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
@@ -18,10 +18,10 @@ _ADVICE = (
 )
 
 
-def check_position(dataset: Any, loader: UncountedPasses, /) -> None:
+def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
     """Raise ValueError if the position after the elements of a dataset is not known."""
     datasets = list(_made_of(dataset)) if isinstance(dataset, tf.data.Dataset) else []
-    loaders = {_engine(one).server.uncounted for one in datasets if _engine(one) is not None}
+    loaders = {_engine(one).server.external_passes for one in datasets if _engine(one) is not None}
     if loaders != {loader}:
         raise ValueError(f"the dataset is not of this loader alone, {_ADVICE}")
     kinds = [_kind(one) for one in datasets if _engine(one) is None]

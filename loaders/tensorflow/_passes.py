@@ -5,18 +5,41 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders.loop.external_passes import Begun, UncountedPasses
+from twinfeed.loaders.loop.external_passes import ExternalPasses, PassStart
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._processes import check_cut
 from twinfeed.samplers import BatchStream
 
 _NUMBERS = count()  # of passes
+
+
+class PassState(NamedTuple):
+    """A pass as its steps know it: in the graph an int64[5] tensor, in Python this tuple.
+
+    `start` is the first step, `generation` that of `PassStart`, and `calls` the number of calls
+    that serve several batches each.
+    """
+
+    number: int
+    epoch: int
+    start: int
+    generation: int
+    calls: int
+
+    @classmethod
+    def of(cls, array: Int64s) -> PassState:
+        """Return the state that the graph hands to a Python function."""
+        return cls(*array.tolist())
+
+
+START, CALLS = 2, 4
+"""Where the tensor of a `PassState` has these values."""
 
 
 class PassServer:
@@ -28,40 +51,41 @@ class PassServer:
     def __init__(
         self,
         sampler: BatchStream,
-        uncounted: UncountedPasses,
+        external_passes: ExternalPasses,
         meter: Meter,
         *,
         ranks: int = 1,
         by_rank: bool = False,
     ) -> None:
-        self.sampler, self.uncounted, self.meter = sampler, uncounted, meter
+        self.sampler, self.external_passes, self.meter = sampler, external_passes, meter
         self.ranks = ranks
         self.steps = len(sampler)
         self.places = self.steps * ranks
         self._by_rank = by_rank  # whether a strategy is given each replica's own batches
 
     def passes(self) -> Iterator[Int64s]:
-        """Begin a pass, and yield int64[5]: its number and `Begun`, and the number of calls.
+        """Begin a pass, and yield its `PassState` as int64[5].
 
         TensorFlow closes the generator when the iterator of the pass has ended or is destroyed.
         This ends the pass.
         """
-        if not self._by_rank and self.uncounted.may_be_cut:
+        if not self._by_rank and self.external_passes.reshardable:
             check_cut(self.sampler)
-        self.meter.begin_uncounted()
-        epoch, start, counting = self.uncounted.begin()
+        self.meter.start_external()
+        epoch, start, generation = self.external_passes.start()
         number = next(_NUMBERS)
         with self._serving(number, epoch, start) as calls:
-            yield np.array([number, epoch, start, counting, calls])
+            yield np.array(PassState(number, epoch, start, generation, calls))
 
     @contextmanager
     def _serving(self, number: int, epoch: int, start: int) -> Iterator[int]:
         """Open what a pass needs, and yield the number of calls that serve several batches each."""
         yield 0
 
-    def delivered(self, begun: Int64s, place: np.int64) -> bool:
+    def delivered(self, pass_state: Int64s, place: np.int64) -> bool:
         """Note that the last batch of a pass has left the pipeline."""
-        self.uncounted.delivered(Begun(*begun[1:4].tolist()))
+        state = PassState.of(pass_state)
+        self.external_passes.finished(PassStart(state.epoch, state.start, state.generation))
         return True
 
     @staticmethod

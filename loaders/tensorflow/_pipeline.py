@@ -10,12 +10,12 @@ import tensorflow as tf
 from twinfeed.loaders.tensorflow._callbacks import called, generated
 from twinfeed.loaders.tensorflow._gather import Gather
 from twinfeed.loaders.tensorflow._optional import unwrapped, wrapped
-from twinfeed.loaders.tensorflow._passes import PassServer
+from twinfeed.loaders.tensorflow._passes import CALLS, PassServer
 from twinfeed.loaders.tensorflow._processes import policy_for
 from twinfeed.loaders.tensorflow._serve import Server
 
 Placed = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
-"""Map a function of (begun, place, batch) over the batches of all passes."""
+"""Map a function of (pass_state, place, batch) over the batches of all passes."""
 
 
 class Engine(Protocol):
@@ -25,8 +25,8 @@ class Engine(Protocol):
     def server(self) -> PassServer:
         """Where the passes begin."""
 
-    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of a pass; `begun`: see `Server.passes`."""
+    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of a pass; `pass_state`: see `Server.passes`."""
 
 
 # No function branches on a tensor.
@@ -46,10 +46,10 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     else:
         placed = _in_steps(engine, passes, prefetch)
 
-    def deliver(begun: tf.Tensor, place: tf.Tensor, batch: Any) -> Any:
+    def deliver(pass_state: tf.Tensor, place: tf.Tensor, batch: Any) -> Any:
         tf.cond(
             tf.equal(place, last) | (place < 0),  # in a graph of TF1, == compares objects
-            lambda: called(server.delivered, [begun, place], tf.bool),
+            lambda: called(server.delivered, [pass_state, place], tf.bool),
             lambda: False,
         )
         return batch
@@ -74,13 +74,13 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     ranks = engine.server.ranks
     spec: Any = None
 
-    def one_pass(begun: tf.Tensor) -> tf.data.Dataset:
+    def one_pass(pass_state: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
-        placed = engine.epoch(begun)
-        spec = (tf.TensorSpec.from_tensor(begun), *placed.element_spec)
+        placed = engine.epoch(pass_state)
+        spec = (tf.TensorSpec.from_tensor(pass_state), *placed.element_spec)
         if ranks == 1:
-            return placed.map(lambda *batch: _said_to_be(1, wrapped((begun, *batch))[None]))
-        rows = placed.map(lambda *batch: wrapped((begun, *batch)))
+            return placed.map(lambda *batch: _said_to_be(1, wrapped((pass_state, *batch))[None]))
+        rows = placed.map(lambda *batch: wrapped((pass_state, *batch)))
         rows = rows.batch(ranks, drop_remainder=True)
         return rows.map(lambda rows: _said_to_be(1, rows))
 
@@ -110,19 +110,19 @@ def _in_calls(server: Server, passes: tf.data.Dataset, prefetch: int) -> Placed:
             one.set_shape([None, *spec.shape])
         return tuple(_said_to_be(-(-server.steps // calls), one) for one in rows)
 
-    def one_pass(begun: tf.Tensor) -> tf.data.Dataset:
+    def one_pass(pass_state: tf.Tensor) -> tf.data.Dataset:
         types = [spec.dtype for spec in specs]
-        numbers = tf.data.Dataset.range(begun[4])
+        numbers = tf.data.Dataset.range(pass_state[CALLS])
         return server.mapped(
             numbers,
-            lambda call: said(called(server.read_together, [begun, call], types)),
+            lambda call: said(called(server.read_together, [pass_state, call], types)),
             server.parallel,
         )
 
-    def single(begun: tf.Tensor, place: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor) -> Any:
+    def single(pass_state: tf.Tensor, place: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor) -> Any:
         if layout.batch is None:
             parts = tuple(part[:size] for part in parts)
-        return begun, place, layout.restore(parts)
+        return pass_state, place, layout.restore(parts)
 
     empty = [tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype) for spec in specs]
     none = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *rows: said(rows)).repeat()

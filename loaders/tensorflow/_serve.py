@@ -14,7 +14,7 @@ import tensorflow as tf
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.loop.external_passes import UncountedPasses
+from twinfeed.loaders.loop.external_passes import ExternalPasses
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import default_threads
 from twinfeed.loaders.making.feed import Feed
@@ -25,7 +25,7 @@ from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.loaders.tensorflow._passes import PassServer
+from twinfeed.loaders.tensorflow._passes import PassServer, PassState
 
 # The most batches of one call, a power of two, and about the most bytes of one call.
 _MOST_TOGETHER, _TOGETHER = 16, 6 << 20
@@ -44,7 +44,7 @@ class Server(PassServer):
         self,
         feeds: Sequence[Feed],
         reader: Reads,
-        uncounted: UncountedPasses,
+        external_passes: ExternalPasses,
         meter: Meter,
         *,
         schedules: Schedules,
@@ -54,7 +54,7 @@ class Server(PassServer):
         by_rank: bool = False,
     ) -> None:
         sampler = feeds[0].sampler
-        super().__init__(sampler, uncounted, meter, ranks=len(feeds), by_rank=by_rank)
+        super().__init__(sampler, external_passes, meter, ranks=len(feeds), by_rank=by_rank)
         self._readahead = readahead
         self.prefetch = prefetch
         self.feeds = feeds
@@ -87,12 +87,12 @@ class Server(PassServer):
         fits = int(_TOGETHER / max(1, _stored(feed) * feed.sampler.batch_size))
         return 1 << max(1, min(_MOST_TOGETHER, fits)).bit_length() - 1
 
-    def delivered(self, begun: Int64s, place: np.int64) -> bool:
+    def delivered(self, pass_state: Int64s, place: np.int64) -> bool:
         """Note that the last batch of a pass was delivered, or raise the error of the pipeline."""
         if place < 0:
             # An error that stayed here would hold a loop's variables, and the pass with them.
-            raise self._failed[int(begun[0])].pop(-1 - int(place))
-        return super().delivered(begun, place)
+            raise self._failed[PassState.of(pass_state).number].pop(-1 - int(place))
+        return super().delivered(pass_state, place)
 
     @contextmanager
     def _serving(self, number: int, epoch: int, start: int) -> Iterator[int]:
@@ -113,23 +113,23 @@ class Server(PassServer):
             for batcher in batchers:
                 batcher.close()
 
-    def fetch(self, begun: tf.Tensor, place: tf.Tensor) -> Any:
+    def fetch(self, pass_state: tf.Tensor, place: tf.Tensor) -> Any:
         """Give the batch at a place of a pass, in the graph."""
-        return self.layout.restore(called(self.read, [begun, place], self.layout.dtypes))
+        return self.layout.restore(called(self.read, [pass_state, place], self.layout.dtypes))
 
-    def read(self, begun: Int64s, place: np.int64) -> list[Array]:
+    def read(self, pass_state: Int64s, place: np.int64) -> list[Array]:
         """Read the batch of a place."""
-        request = self.request(begun, int(place))
-        return self.layout.flatten(self.batcher(begun, int(place))(request))
+        request = self.request(pass_state, int(place))
+        return self.layout.flatten(self.batcher(pass_state, int(place))(request))
 
-    def batcher(self, begun: Int64s, place: int) -> Batcher:
+    def batcher(self, pass_state: Int64s, place: int) -> Batcher:
         """Return the batcher of a place's rank."""
-        return self._passes[int(begun[0])][place % self.ranks]
+        return self._passes[PassState.of(pass_state).number][place % self.ranks]
 
-    def request(self, begun: Int64s, place: int) -> Request:
+    def request(self, pass_state: Int64s, place: int) -> Request:
         """Make the request of a place."""
         step, rank = divmod(place, self.ranks)
-        drawn, epoch = self.schedules[rank], int(begun[1])
+        drawn, epoch = self.schedules[rank], PassState.of(pass_state).epoch
         (ids,) = drawn.batches(epoch, step, step + 1)
         return Request.of(drawn.sampler, epoch, step, ids, seeds=self.feed.seeded)
 
@@ -144,34 +144,36 @@ class Server(PassServer):
         growing = self.together.bit_length() - 1
         return (1 << min(call, growing)) - 1 + max(0, call - growing) * self.together
 
-    def read_together(self, begun: Int64s, call: np.int64) -> list[Array]:
-        """Read the batches of one call: `begun`, place, size and arrays, each [batches, …].
+    def read_together(self, pass_state: Int64s, call: np.int64) -> list[Array]:
+        """Read the batches of one call: `pass_state`, place, size and arrays, each [batches, …].
 
         Where a batch cannot be read, the batches before it are given, and after them a row with the
         place -1 - step, for which `delivered` raises.
         """
-        start = int(begun[2])
+        state = PassState.of(pass_state)
+        start = state.start
         first = start + self._before(int(call))
         stop = min(start + self._before(int(call) + 1), self.places)
-        drawn = self.schedules[0].batches(int(begun[1]), first, stop)
+        drawn = self.schedules[0].batches(state.epoch, first, stop)
         places = np.arange(first, stop)
         try:
-            arrays = self._rows(begun, first, drawn)
+            arrays = self._rows(pass_state, first, drawn)
         except Exception:
-            good = self._readable(begun, first, drawn)
+            good = self._readable(pass_state, first, drawn)
             if good == len(drawn):
                 raise
             drawn, places = [*drawn[:good], drawn[0]], np.append(places[:good], -1 - first - good)
-            arrays = self._rows(begun, first, drawn)  # raises if the first batch cannot be read
+            # Raises if the first batch cannot be read.
+            arrays = self._rows(pass_state, first, drawn)
         sizes = np.array([len(ids) for ids in drawn])
-        return [np.tile(begun, (len(places), 1)), places, sizes, *arrays]
+        return [np.tile(pass_state, (len(places), 1)), places, sizes, *arrays]
 
-    def _rows(self, begun: Int64s, first: int, drawn: list[Int64s]) -> list[Array]:
+    def _rows(self, pass_state: Int64s, first: int, drawn: list[Int64s]) -> list[Array]:
         """Read batches by one request, and lay each out in a row."""
         sampler, ids = self.feed.sampler, np.concatenate(drawn)
         records, views = sampler.records(ids), sampler.views(ids)
-        request = Request(int(begun[1]), first, ids, records, views, None)
-        flat = self.layout.flatten(self.batcher(begun, first)(request))
+        request = Request(PassState.of(pass_state).epoch, first, ids, records, views, None)
+        flat = self.layout.flatten(self.batcher(pass_state, first)(request))
         sizes = np.array([len(one) for one in drawn])
         if self.layout.batch is not None:
             return [part.reshape(len(sizes), sizes[0], *part.shape[1:]) for part in flat]
@@ -179,14 +181,14 @@ class Server(PassServer):
         held = np.arange(width) < sizes[:, None]
         return [_spread(part, held) for part in flat]
 
-    def _readable(self, begun: Int64s, first: int, drawn: list[Int64s]) -> int:
+    def _readable(self, pass_state: Int64s, first: int, drawn: list[Int64s]) -> int:
         """Return how many batches can be read, and keep the error of the next batch."""
         good = 0
         try:
             for good, ids in enumerate(drawn):
-                self._rows(begun, first + good, [ids])
+                self._rows(pass_state, first + good, [ids])
         except Exception as error:
-            self._failed.setdefault(int(begun[0]), {})[first + good] = error
+            self._failed.setdefault(PassState.of(pass_state).number, {})[first + good] = error
             return good
         return len(drawn)
 

@@ -20,7 +20,7 @@ from twinfeed.loaders.tensorflow._choose import (
     unit_of,
 )
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
-from twinfeed.loaders.tensorflow._passes import PassServer
+from twinfeed.loaders.tensorflow._passes import START, PassServer, PassState
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.loaders.tensorflow.feed_datasets import SourceDatasets
@@ -119,7 +119,7 @@ class _Chosen(DatasetLoader[Any]):
 
     def _made(self) -> tf.data.Dataset:
         check_process()
-        server = PassServer(self._sampler, self.uncounted, self.meter)
+        server = PassServer(self._sampler, self.external_passes, self.meter)
         engine = ChooseDatasets(
             server, self._choices, self._datasets, self._spec, replay=self.replay
         )
@@ -133,43 +133,44 @@ class Numbers:
         self.server, self.choices = server, choices
         self._together = max(1, _IDS // max(1, server.sampler.batch_size))  # steps of a call
 
-    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, numbers) of a pass."""
-        numbers = batched(self._drawn(begun), self._sizes(begun))
-        return tf.data.Dataset.zip((tf.data.Dataset.range(begun[2], self.server.steps), numbers))
+        numbers = batched(self._drawn(pass_state), self._sizes(pass_state))
+        steps = tf.data.Dataset.range(pass_state[START], self.server.steps)
+        return tf.data.Dataset.zip((steps, numbers))
 
-    def sizes(self, begun: Int64s) -> tuple[Int64s, np.int64]:
+    def sizes(self, pass_state: Int64s) -> tuple[Int64s, np.int64]:
         """Return the sizes of the batches of a pass, and their unit."""
-        epoch, start = begun[1:3].tolist()
+        _, epoch, start, *_ = PassState.of(pass_state)
         each = self.server.sampler.own_sizes(epoch, start, self.server.steps)
         return each, unit_of(each)
 
-    def numbers(self, begun: Int64s, step: np.int64) -> Int64s:
+    def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
         """Draw the numbers of some steps, end to end."""
         last = min(int(step) + self._together, self.server.steps)
-        each = self.choices.numbers(int(begun[1]), int(step), last)
+        each = self.choices.numbers(PassState.of(pass_state).epoch, int(step), last)
         for at, numbers in enumerate(each, int(step)):
-            self.check(numbers, int(begun[1]), at)
+            self.check(numbers, PassState.of(pass_state).epoch, at)
         return np.concatenate(each)
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
         """Refuse a batch that cannot be made; numbers alone always can."""
 
-    def _sizes(self, begun: tf.Tensor) -> Sizes:
-        each, unit = called(self.sizes, [begun], [tf.int64] * 2)
+    def _sizes(self, pass_state: tf.Tensor) -> Sizes:
+        each, unit = called(self.sizes, [pass_state], [tf.int64] * 2)
         each.set_shape([None])
         unit.set_shape([])
         return Sizes(each, unit, self.server.sampler.constant_size)
 
-    def _drawn(self, begun: tf.Tensor) -> tf.data.Dataset:
+    def _drawn(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of all numbers of a pass, int64 scalars."""
 
         def numbers(step: tf.Tensor) -> tf.Tensor:
-            found = called(self.numbers, [begun, step], tf.int64)
+            found = called(self.numbers, [pass_state, step], tf.int64)
             found.set_shape([None])
             return found
 
-        steps = tf.data.Dataset.range(begun[2], self.server.steps, self._together)
+        steps = tf.data.Dataset.range(pass_state[START], self.server.steps, self._together)
         return steps.map(numbers).unbatch()
 
 
@@ -194,18 +195,20 @@ class ChooseDatasets(Numbers):
         self._differ = any(shapes != self._shapes[0] for shapes in self._shapes)
         self._stacked = stacked(own) if own else None
 
-    def epoch(self, begun: tf.Tensor) -> tf.data.Dataset:
+    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, batch) of a pass."""
-        sizes, numbers = self._sizes(begun), self._drawn(begun)
-        return chosen(self._begun(begun), self._spec, numbers, sizes, begun, self.ended)
+        sizes, numbers = self._sizes(pass_state), self._drawn(pass_state)
+        return chosen(
+            self._stacked_datasets(pass_state), self._spec, numbers, sizes, pass_state, self.ended
+        )
 
-    def _begun(self, begun: tf.Tensor) -> tf.Tensor:
+    def _stacked_datasets(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Return the datasets of a pass, stacked."""
         if isinstance(self._datasets, SourceDatasets):
-            return self._datasets.variants(begun)
+            return self._datasets.variants(pass_state)
         if not self._replay:
             return self._stacked
-        drawn = called(self.drawn, [begun], tf.int64)
+        drawn = called(self.drawn, [pass_state], tf.int64)
         drawn.set_shape([len(self._datasets)])
         return skipped(self._stacked, drawn, self._spec)
 
@@ -224,16 +227,17 @@ class ChooseDatasets(Numbers):
                 # A shape that is partly unknown does not hide the one before.
                 known[part] = (first, other.merge_with(shape))
 
-    def drawn(self, begun: Int64s) -> Int64s:
+    def drawn(self, pass_state: Int64s) -> Int64s:
         """Return how often each dataset was drawn before a pass."""
-        return self.choices.drawn(*begun[1:3].tolist())
+        return self.choices.drawn(*PassState.of(pass_state)[1:3])
 
-    def ended(self, begun: Int64s, step: np.int64, found: np.int64) -> None:
+    def ended(self, pass_state: Int64s, step: np.int64, found: np.int64) -> None:
         """Raise for the dataset that has fewer elements than were chosen."""
-        (numbers,) = self.choices.numbers(int(begun[1]), int(step), int(step) + 1)
+        epoch = PassState.of(pass_state).epoch
+        (numbers,) = self.choices.numbers(epoch, int(step), int(step) + 1)
         raise ValueError(
             f"dataset {numbers[found]} (of {self.choices.sources}) has ended in step {step} of "
-            f"epoch {begun[1]}: add .repeat() to the dataset, or make epochs shorter by "
+            f"epoch {epoch}: add .repeat() to the dataset, or make epochs shorter by "
             f"batches_per_epoch of the sampler"
         )
 
@@ -254,5 +258,5 @@ def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     [2 2 1 1]
     """
     check_process()
-    server = PassServer(selector.choices.sampler, selector.uncounted, selector.meter)
+    server = PassServer(selector.choices.sampler, selector.external_passes, selector.meter)
     return batches_of(Numbers(server, selector.choices), prefetch=1)

@@ -21,6 +21,7 @@ from twinfeed.loaders.tensorflow._callbacks import generated
 from twinfeed.loaders.tensorflow._datasets import check_process
 from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._layout import Layout
+from twinfeed.loaders.tensorflow._passes import PassState
 from twinfeed.samplers import BatchStream
 
 # Samples that a dataset reads at once, and those that are drawn before they are read.
@@ -104,24 +105,24 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         dataset.twinfeed_sources = self  # the graph calls it, so it must live as long
         return guarded(dataset)
 
-    def variants(self, begun: tf.Tensor) -> tf.Tensor:
+    def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Make the datasets of a pass, in the graph: a variant tensor of shape [datasets]."""
         return tf.map_fn(
-            lambda number: tf.data.experimental.to_variant(self._dataset(begun, number)),
+            lambda number: tf.data.experimental.to_variant(self._dataset(pass_state, number)),
             tf.range(self._count, dtype=tf.int64),
             fn_output_signature=tf.TensorSpec([], tf.variant),
         )
 
-    def _dataset(self, begun: tf.Tensor, number: Any) -> tf.data.Dataset:
-        pieces = generated(self.pieces, tuple(self._layout.flat), (begun, number))
+    def _dataset(self, pass_state: tf.Tensor, number: Any) -> tf.data.Dataset:
+        pieces = generated(self.pieces, tuple(self._layout.flat), (pass_state, number))
         return pieces.map(lambda *parts: self._layout.restore(parts)).unbatch()
 
-    def pieces(self, begun: Int64s, number: np.int64) -> Iterator[tuple[Array, ...]]:
+    def pieces(self, pass_state: Int64s, number: np.int64) -> Iterator[tuple[Array, ...]]:
         """Read the samples of a group from the beginning of a pass to the end of its epoch.
 
         The number of a pass that shares its draws with no other dataset is -1.
         """
-        key, epoch, start = begun[:3].tolist()
+        key, epoch, start, *_ = PassState.of(pass_state)
         coming = requests(self._ids, epoch, start, seeds=self._seeded)
         own = self._passes.get(key) or _Pass(coming, self.groups)
         if key >= 0:

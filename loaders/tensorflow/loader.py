@@ -114,7 +114,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         server = Server(
             feeds,
             self.reader,
-            self.uncounted,
+            self.external_passes,
             self.meter,
             schedules=self.schedules,
             readahead=self.readahead,

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 import tensorflow as tf
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.loop.external_passes import UncountedPasses
+from twinfeed.loaders.loop.external_passes import ExternalPasses
 from twinfeed.loaders.support import system
 from twinfeed.loaders.tensorflow._callbacks import FAILED
 
@@ -41,20 +41,20 @@ def original_errors() -> AbstractContextManager[None]:
 class Originals(AbstractContextManager[None]):
     """Raise errors as they are: of the passes of one loader, or of all loaders for None."""
 
-    def __init__(self, uncounted: UncountedPasses | None) -> None:
-        self._uncounted = uncounted
+    def __init__(self, external_passes: ExternalPasses | None) -> None:
+        self._external_passes = external_passes
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object, /) -> None:
         if isinstance(error, tf.errors.OpError):
-            _raise_original(error, self._uncounted)
+            _raise_original(error, self._external_passes)
 
 
-def _raise_original(error: tf.errors.OpError, uncounted: UncountedPasses | None) -> None:
+def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
     """Raise the error that TensorFlow turned into this error, if it is known."""
     for failed in reversed(FAILED):
         owner = failed()
         server = getattr(owner, "server", owner)
-        if uncounted not in (None, getattr(server, "uncounted", uncounted)):
+        if external_passes not in (None, getattr(server, "external_passes", external_passes)):
             continue
         raised: list[BaseException] = getattr(owner, "raised", [])
         for original in reversed(raised):

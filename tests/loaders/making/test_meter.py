@@ -140,7 +140,7 @@ def test_a_pass_that_is_lent_knows_no_loop() -> None:
     meter = Meter()
     meter.begin(0)
     meter.end()
-    meter.begin_uncounted()
+    meter.start_external()
     meter.made(0, 3)
     report = meter.report()
     assert (report.batches, report.waiting, report.waited) == (3, None, None)

@@ -80,8 +80,8 @@ def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
     real = Server.read_together
 
     @wraps(real)
-    def noting(self: Server, begun: Any, call: Any) -> Any:
-        arrays = real(self, begun, call)
+    def noting(self: Server, pass_state: Any, call: Any) -> Any:
+        arrays = real(self, pass_state, call)
         given.append(len(arrays[0]))
         return arrays
 
