@@ -21,7 +21,7 @@ class RangeServer(http.server.ThreadingHTTPServer):
     `fail(path, start)` says what happens to a request for a range: None, a status, "reset",
     "short", "hang", "whole" or "endless". `tags` has tags that are not made of the files. `headers`
     replaces headers of answers to GET; None leaves a header out. `moved` says by path where a
-    request is sent on to.
+    request is redirected to.
     """
 
     daemon_threads = True

@@ -41,13 +41,13 @@ def serving_securely(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[
     )
     file.write_bytes(certificate.public_bytes(serialization.Encoding.PEM) + private)
     monkeypatch.setenv("SSL_CERT_FILE", str(file))
-    _http_connections.context.cache_clear()
+    _http_connections.tls_context.cache_clear()
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
     with RangeServer(folder) as serving:
         serving.socket = context.wrap_socket(serving.socket, server_side=True)
         yield serving
-    _http_connections.context.cache_clear()
+    _http_connections.tls_context.cache_clear()
 
 
 def at_https(server: RangeServer) -> str:

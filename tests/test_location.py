@@ -311,14 +311,14 @@ def test_the_environment_allows_places(
 
 
 def test_the_environment_allows_a_place_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
-    place = Location.of("s3://bucket/some data #1/a%20b", typed=False)
+    place = Location.of("s3://bucket/some data #1/a%20b", from_user=False)
     for roots in (str(place), f"s3://other  {place} \n", f"{place}\nsimplecache::https://host/x y"):
         monkeypatch.setenv("TWINFEED_ROOTS", roots)
         assert allowed(place), roots
     monkeypatch.setenv("TWINFEED_ROOTS", "s3://bucket/some /data")
     assert not allowed(place)
     monkeypatch.setenv("TWINFEED_ROOTS", "/data")
-    with pytest.raises(LoaderError, match="TWINFEED_ROOTS in the environment: no URL"):
+    with pytest.raises(LoaderError, match="TWINFEED_ROOTS in the environment: not a URL"):
         allowed(place)
 
 
@@ -468,7 +468,7 @@ def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeSer
 def test_a_typed_place_may_send_on_over_https(
     tmp_path: Path, server: RangeServer, secure: RangeServer
 ) -> None:
-    """As Hugging Face and GitHub send on to the hosts of their downloads."""
+    """As Hugging Face and GitHub redirect to the hosts of their downloads."""
     name = tfrecords(tmp_path, shards=1)[0].name
     server.moved[f"/d/{name}"] = f"{at_https(secure)}/{name}?signature=S3CRET"
     index = build_index([f"{server.url}/d/{name}"], tmp_path / "x.index")
@@ -485,7 +485,7 @@ def test_a_certificate_that_is_not_trusted_is_told(
     tmp_path: Path, secure: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
-    _http_connections.context.cache_clear()
+    _http_connections.tls_context.cache_clear()
     with pytest.raises(LoaderError, match="certificate"):
         build_index([f"{at_https(secure)}/a.tar"], tmp_path / "x.index")
 
@@ -503,7 +503,7 @@ def test_a_remembered_place_may_not_send_on(
     opened = open_index(built.path)
     server.moved[f"/{name}"] = f"{at_https(secure)}/{name}"
     for index in (opened, pickle.loads(pickle.dumps(opened))):
-        with pytest.raises(LoaderError, match="an index needs root= to be sent on"):
+        with pytest.raises(LoaderError, match="an index is redirected only with root="):
             read_all(index)
     assert not verify(built.path).ok
     assert not secure.asked
@@ -560,7 +560,7 @@ def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> Non
     index = build_index(f"{server.url}/{{{','.join(one.name for one in shards)}}}", tmp_path / "x")
     assert len(read_all(index)) == 20
     assert not server.asked["HEAD"]
-    assert open_store.store_of(Location.of(server.url)).facts(["empty.tfrecord"])[0].bytes == 0
+    assert open_store.store_of(Location.of(server.url)).stat(["empty.tfrecord"])[0].bytes == 0
 
 
 @pytest.mark.parametrize(("asks", "pauses"), [("2", [2.0, 1.0]), ("99", [3.0]), ("soon", None)])

@@ -150,7 +150,7 @@ def test_open_blocks_stay_however_much_they_take(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
     """Else a block that made room would be asked for record by record."""
-    network(monkeypatch, held=20_000)
+    network(monkeypatch, buffer_bytes=20_000)
     index = large(tmp_path, shards=2, records=1024, size=900)
     sampler = ShardShuffleSampler(index.shard_lengths, block=8, window=16, seed=0)
     feed = Feed(at(server, index), BatchSampler(sampler, batch_size=batch_size))
@@ -166,7 +166,7 @@ def test_ranges_are_needed_in_another_order_than_they_were_told(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranges come, even if not all can begin at once, and none drops another of its batch."""
-    network(monkeypatch, held=1000)
+    network(monkeypatch, buffer_bytes=1000)
     index = large(tmp_path, shards=1, records=8, size=900)
     with Reader(at(server, index)) as reader, Reader(index) as local:
         fetch_ahead(reader, extents(index, [5, 3, 7, 1]))

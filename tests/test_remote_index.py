@@ -101,7 +101,7 @@ for scheme in ("s3", "memory", "http"):
 def test_what_is_to_be_installed_is_told(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout.count("what reads this URL is not installed\n") == 6
+    assert done.stdout.count("the package that reads this URL is not installed\n") == 6
     assert done.stdout.count("what to do: pip install 'twinfeed[remote]'") == 6
     assert all(done.stdout.count(name) >= 2 for name in ("obstore", "fsspec", "urllib3"))
 

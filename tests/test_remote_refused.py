@@ -133,14 +133,14 @@ def header(name: str, value: str | None) -> Call:
     return lambda w: (w.server.headers.update({name: value}), read(patience=60)(w))
 
 
-def sent_on(to: str) -> Call:
+def redirected(to: str) -> Call:
     return lambda w: (w.server.moved.update({f"/{w.shard}": w.at(to)}), read(patience=0)(w))
 
 
 def changing(w: World) -> object:
     """Open an index of which each request finds another state."""
     w.server.fail = lambda name, start: w.server.tags.update({name: f'"{start}"'})
-    use(w, piece=1300)
+    use(w, part_bytes=1300)
     return open_index(f"{w.server.url}/data.index")
 
 
@@ -224,8 +224,8 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
         for url, word in URLS.items()
         if "names no file" not in word and "commands" not in word
     ),
-    (lambda w: Location.of("bucket/a.tar"), LoaderError, "no URL", 0),
-    (lambda w: unquoted("a%2Fb"), UnsafeContentError, "quoted /", 0),
+    (lambda w: Location.of("bucket/a.tar"), LoaderError, "not a URL", 0),
+    (lambda w: unquoted("a%2Fb"), UnsafeContentError, "encoded /", 0),
     # An index that leads elsewhere, and the places that the environment allows
     (lambda w: open_index(w.far.path), UnsafeContentError, "lie elsewhere(.|\n)*root='http", 0),
     (lambda w: verify(w.far.path), UnsafeContentError, "lie elsewhere", 0),
@@ -289,9 +289,9 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     (built("s3://bucket/gone/*.tar"), GONE, "^no shard matches 's3://bucket/gone/.*check the", 0),
     (built("memory://bucket/*.tar"), GONE, "^no shard matches 'memory://bucket/.*check the na", 0),
     (built("/nowhere/*.tar"), GONE, "^no shard matches '/nowhere/.*check the name", 0),
-    # Places that a server sends on to
+    # URLs that a server redirects to
     *(
-        (sent_on(to), LoaderError, "sends on to another place", 1)
+        (redirected(to), LoaderError, "redirects to a URL that is not followed", 1)
         for to in (
             "http://OTHER/a.tar",
             "ftp://OTHER/a.tar",
@@ -302,11 +302,21 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
             f"https://user:{SECRET}@OTHER/a.tar",
         )
     ),
-    (sent_on("/data-00000-of-00001.tfrecord"), LoaderError, "sends on to another place", 5),
+    (
+        redirected("/data-00000-of-00001.tfrecord"),
+        LoaderError,
+        "redirects to a URL that is not followed",
+        5,
+    ),
+    (
+        redirected(f"https://127.0.0.1:1/a b?X-Amz-Signature={SECRET} x"),
+        LoaderError,
+        "the server cannot be reached",
+        1,
+    ),
     *(
-        (sent_on(to), LoaderError, "the server cannot be reached", 1)
+        (redirected(to), LoaderError, "is malformed", 1)
         for to in (
-            f"https://127.0.0.1:1/a b?X-Amz-Signature={SECRET} x",
             f"https://user:a/{SECRET}@other.example/a.tar",
             f"https://h:99999999/a?sig={SECRET}",
         )
@@ -345,7 +355,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
         r"error sending request \(Connect\)",
         0,
     ),
-    (opened(NONE, AWS_S3_EXPRESS="perhaps"), LoaderError, "(?s)perhaps.*mend or unset", 0),
+    (opened(NONE, AWS_S3_EXPRESS="perhaps"), LoaderError, "(?s)perhaps.*correct or unset", 0),
     *(
         (opened(NONE, AWS_ENDPOINT_URL=given), LoaderError, "AWS_ENDPOINT_URL .*not the URL of", 0)
         for given in (

@@ -188,7 +188,7 @@ def test_a_size_that_a_refused_range_tells_is_believed(tmp_path: Path, server: R
     with pytest.raises(LoaderError, match="a short body"):
         build_index(f"{server.url}/a.tfrecord", tmp_path / "x.index")
     server.headers["Content-Range"] = "bytes */0"
-    assert store_of(Location.of(server.url)).read("a.tfrecord", 0, 9).facts.bytes == 0
+    assert store_of(Location.of(server.url)).read("a.tfrecord", 0, 9).info.bytes == 0
 
 
 class Proxy:
@@ -329,7 +329,7 @@ def test_a_redirect_is_looked_at_before_anybody_is_connected(
             monkeypatch.setenv("https_proxy", address)
         outside.moved["/a.tar"] = f"https://{host}:{inside.partition(':')[2]}/a.tar"
         store = store_of(Location.of(f"http://{own_address()}:{outside.server_port}"))
-        with pytest.raises(LoaderError, match=r"(?s)sends on .*loopback address"):
+        with pytest.raises(LoaderError, match=r"(?s)redirects to .*loopback address"):
             store.read("a.tar", 0, 3)
     assert not connected
     assert not proxy.asked
@@ -382,8 +382,8 @@ def test_a_log_shows_no_secret(server: RangeServer, caplog: pytest.LogCaptureFix
     ],
 )
 def test_one_filter_hides_what_may_be_a_secret(text: str, shown: str) -> None:
-    assert masked_text(text) == str(retries.PassingError(text)) == shown
-    assert SECRET not in str(retries.failed("https://h/a", 503, text, 0))
+    assert masked_text(text) == str(retries.TransientError(text)) == shown
+    assert SECRET not in str(retries.status_error("https://h/a", 503, text, 0))
 
 
 def test_a_patience_without_end_sleeps_an_hour_at_most(

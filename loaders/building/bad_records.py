@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from twinfeed.loaders.building.sources import Job, PathLike, ShardSource
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.index.paths import relative_to, to_write
-from twinfeed.loaders.storage.url import Root, is_url, place_of
+from twinfeed.loaders.storage.url import Root, is_url, parse_location
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
@@ -121,7 +121,7 @@ def _entry(one: Any, root: Root) -> BadRecord:
     entry = BadRecord(*one)
     if os.path.isabs(entry.shard) or is_url(entry.shard):
         with suppress(ValueError):
-            return entry._replace(shard=relative_to(root, place_of(entry.shard)))
+            return entry._replace(shard=relative_to(root, parse_location(entry.shard)))
     return entry
 
 

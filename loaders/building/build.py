@@ -25,8 +25,8 @@ from twinfeed.loaders.index.open import open_index
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.remote_index import send_index
-from twinfeed.loaders.storage.store import not_written
-from twinfeed.loaders.storage.url import Location, place_of
+from twinfeed.loaders.storage.store import read_only_error
+from twinfeed.loaders.storage.url import Location, parse_location
 from twinfeed.loaders.support.atomic import locked
 from twinfeed.loaders.support.progress import bar
 from twinfeed.loaders.support.temporary import temporary
@@ -98,10 +98,10 @@ def build_index(
     >>> index.classes, index.labels, index.keys([0])
     (('cat',), array([0]), ['0001'])
     """
-    out = place_of(path)
+    out = parse_location(path)
     here = own_folder(to_write(out)) if isinstance(out, str) else None
     if isinstance(out, Location) and out.web:
-        raise not_written(out)
+        raise read_only_error(out)
     check_classes(classes)
     reading = reading_of(build_index, options)
     source = find_source(

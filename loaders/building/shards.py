@@ -131,7 +131,7 @@ def _is_there(name: str) -> bool:
         return False
     store, path = split(place)
     try:
-        store.facts([path], fresh=True)
+        store.stat([path], fresh=True)
     except (FileNotFoundError, RefusedError):  # a store may refuse a name that is not there
         return False
     return True

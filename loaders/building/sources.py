@@ -16,9 +16,9 @@ from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
 from twinfeed.loaders.formats.records import Container
 from twinfeed.loaders.formats.sniff import HEAD, MANIFEST, is_tar
 from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
-from twinfeed.loaders.storage.download import bring
+from twinfeed.loaders.storage.download import download
 from twinfeed.loaders.storage.open_store import split, store_of
-from twinfeed.loaders.storage.url import Location, Root, is_url, place_of
+from twinfeed.loaders.storage.url import Location, Root, is_url, parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_shard
 from twinfeed.loaders.support.temporary import temporary
@@ -78,7 +78,7 @@ def find_source(
     if entries is not None:
         where, entries = _loose_root(shards, entries, beside, root)
         return ShardSource("files", where, _stretches(entries))
-    given = None if root is None else place_of(root)
+    given = None if root is None else parse_location(root)
     names = _expand(shards, complete)
     for place in {os.path.dirname(name) for name in names if not is_url(name)}:
         refuse_unfinished(place)
@@ -115,7 +115,7 @@ def local(path: Root) -> Iterator[Local]:
         return
     with temporary() as folder:
         copy = folder / "shard"
-        facts = bring(*split(path), copy, LIMITS.download_bytes)
+        facts = download(*split(path), copy, LIMITS.download_bytes)
         yield Local(str(copy), facts.tag)
 
 
@@ -126,7 +126,7 @@ def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
     out.
     """
     if isinstance(root, Location):
-        facts = store_of(root).facts([job.shard for job in jobs], fresh=True)
+        facts = store_of(root).stat([job.shard for job in jobs], fresh=True)
         states = [[(job.shard, *one)] for job, one in zip(jobs, facts, strict=True)]
     else:
         states = [list(_local_states(root, job)) for job in jobs]

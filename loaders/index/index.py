@@ -28,13 +28,13 @@ from twinfeed.loaders.index.class_arrays import check_class_order
 from twinfeed.loaders.index.manifest import CLASS_ORDER, digest_of, impossible, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.paths import refuse_unfinished
-from twinfeed.loaders.index.remote_index import bring_index
+from twinfeed.loaders.index.remote_index import download_index
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.storage.url import (
     Location,
     Root,
     is_url,
-    place_of,
+    parse_location,
     quoted,
     unquoted,
 )
@@ -105,7 +105,7 @@ class Index:
         self.container: str = manifest["container"]
         self.options = IndexOptions(**manifest["options"])
         built = self.options.root
-        self.built_at = Location.of(built, typed=False) if built and is_url(built) else None
+        self.built_at = Location.of(built, from_user=False) if built and is_url(built) else None
         self.digest: str = digest_of(manifest)
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
@@ -365,17 +365,17 @@ def load_index(
     /,
 ) -> Index:
     """Open the index folder at `path`, a path or a URL, without checking its shards."""
-    given = place_of(path)
+    given = parse_location(path)
     beside: Root
     if isinstance(given, Location):
-        folder, temporary = bring_index(given, cache)
+        folder, temporary = download_index(given, cache)
         where, beside = str(given), given.parent
     else:
         folder, temporary = Path(os.path.abspath(given)), None
         where, beside = str(folder), str(folder.parent)
         refuse_unfinished(beside, folder.name)
     if root is not None:
-        beside = root if isinstance(root, Location) else place_of(root)
+        beside = root if isinstance(root, Location) else parse_location(root)
     try:
         index = _loaded(folder, where, beside, cache)
     except IndexFormatError as error:

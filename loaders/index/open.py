@@ -136,7 +136,7 @@ def is_there(root: Root, name: str, /) -> bool:
     if isinstance(root, str):
         return os.path.exists(join(root, name))
     try:
-        store_of(root).facts([inside(name, key=True)], fresh=True)
+        store_of(root).stat([inside(name, key=True)], fresh=True)
     except FileNotFoundError:
         return False
     return True

@@ -17,9 +17,9 @@ from typing import Any
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index.manifest import no_index, read_manifest
-from twinfeed.loaders.storage.disk import make_folder_of_cache, unusable
+from twinfeed.loaders.storage.disk import cache_error, make_cache_folder
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.storage.download import bring
+from twinfeed.loaders.storage.download import download
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.request_pool import request_pool
 from twinfeed.loaders.storage.retries import NETWORK
@@ -32,30 +32,30 @@ _UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)
 _IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
 
 
-def bring_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
+def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
     """Return a local folder with the index at `url`, and the temporary folder to remove, or None.
 
     In a cache the copy stays. Its folder is named after the URL and the manifest.
     """
     if cache is not None:
         try:
-            return _brought(url, _indexes(cache, url)), None
+            return _downloaded(url, _indexes(cache, url)), None
         except OSError as error:
             if error.errno in (*_UNWRITABLE, *_IN_THE_WAY):
-                raise unusable(cache.path, error.strerror) from error
+                raise cache_error(cache.path, error.strerror) from error
             raise
     base = make_temporary()
     try:
-        return _brought(url, base), base
+        return _downloaded(url, base), base
     except BaseException:
         remove_temporary(base)
         raise
 
 
-def _brought(url: Location, base: Path) -> Path:
+def _downloaded(url: Location, base: Path) -> Path:
     """Bring the index at `url` to a folder below `base` if it is not there; return the folder."""
     for _ in range(_ATTEMPTS):
-        if (folder := _bring_once(url, base)) is not None:
+        if (folder := _download_once(url, base)) is not None:
             return folder
     raise StaleIndexError(
         f"the index was replaced {_ATTEMPTS} times while it was copied",
@@ -64,7 +64,7 @@ def _brought(url: Location, base: Path) -> Path:
     )
 
 
-def _bring_once(url: Location, base: Path) -> Path | None:
+def _download_once(url: Location, base: Path) -> Path | None:
     """Bring an index, or return None if it was replaced meanwhile."""
     fresh = base / f".{secrets.token_hex(8)}"
     fresh.mkdir()
@@ -75,7 +75,7 @@ def _bring_once(url: Location, base: Path) -> Path | None:
         if _is_whole(final, manifest):
             return final
         try:
-            _bring_arrays(url, manifest, fresh)
+            _download_arrays(url, manifest, fresh)
         except FileNotFoundError:  # was it replaced by a new build meanwhile?
             if _manifest(url, fresh) == manifest:
                 raise
@@ -127,7 +127,7 @@ def _arrays_at(url: Location, path: Path) -> set[str]:
 def _manifest(url: Location, folder: Path) -> dict[str, Any]:
     """Copy the manifest of an index here, and return its content."""
     try:
-        bring(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
+        download(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, no_index([], [], url), str(url)) from None
     manifest = read_manifest(folder, url)
@@ -143,14 +143,14 @@ def _manifest(url: Location, folder: Path) -> dict[str, Any]:
     return manifest
 
 
-def _bring_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:
+def _download_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:
     """Copy all arrays here, at the same time."""
     (folder / manifest["folder"]).mkdir()
     store = store_of(url)
 
     def one(name: str) -> None:
         file = f"{manifest['folder']}/{name}.npy"
-        bring(store, file, folder / file, int(manifest["arrays"][name]["bytes"]))
+        download(store, file, folder / file, int(manifest["arrays"][name]["bytes"]))
 
     with ThreadPoolExecutor(NETWORK.requests) as pool:
         list(pool.map(one, manifest["arrays"]))
@@ -169,7 +169,7 @@ def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
 
 def _indexes(cache: DiskCache, url: Location) -> Path:
     """Return the folder of a cache for the index at a URL."""
-    make_folder_of_cache(cache.path)
+    make_cache_folder(cache.path)
     folder = cache.path / "indexes" / hashlib.sha256(str(url).encode()).hexdigest()[:16]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
@@ -181,7 +181,7 @@ def index_at_url(path: str | os.PathLike[str], /) -> bool:
     if not is_url(text):
         return False
     try:
-        store_of(Location.of(text)).facts([MANIFEST], fresh=True)
+        store_of(Location.of(text)).stat([MANIFEST], fresh=True)
     except FileNotFoundError:
         return False
     return True

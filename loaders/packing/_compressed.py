@@ -38,7 +38,7 @@ from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import compression, compression_advice, is_tar
 from twinfeed.loaders.index.options import Reading
-from twinfeed.loaders.storage.url import place_of
+from twinfeed.loaders.storage.url import parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
 
@@ -106,7 +106,7 @@ def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, An
     for path in shards.paths:
         out = work / os.path.basename(path)  # the name that warnings show
         empty = True
-        with local(place_of(path)) as here:
+        with local(parse_location(path)) as here:
             plain = _decompressed(here.path, path, out)
             try:
                 for record in _scan(plain, shards.reading):

@@ -15,13 +15,13 @@ from twinfeed.loaders.reading.prefetch.ranges import Rows, gap_of
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.storage.download import describe
 from twinfeed.loaders.storage.open_store import store_of
-from twinfeed.loaders.storage.store import Facts
+from twinfeed.loaders.storage.store import ObjectInfo
 from twinfeed.loaders.storage.url import Location
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 
 _FILES = 1 << 14
-"""Files whose paths and facts are kept, since a request needs them."""
+"""The number of files whose path, size and ETag are cached."""
 
 
 class RemoteShards(Fetcher):
@@ -39,7 +39,7 @@ class RemoteShards(Fetcher):
         self.cache = None if cache is None else ChunkCache(index, cache, _sizes(index))
         self._known: set[int] = set()
         self.buffer: RangeBuffer = RangeBuffer(self._read, gap_of(index))
-        self._file = lru_cache(_FILES)(self._facts_of)
+        self._file = lru_cache(_FILES)(self._info_of)
 
     def before_read(self, plan: ReadPlan, step: int, /) -> None:
         """Submit requests for coming batches. The cache learns which chunks are needed last."""
@@ -84,11 +84,11 @@ class RemoteShards(Fetcher):
         self.cache.forget(file, start, stop)
         return bytes(self._fetch(file, start, stop))
 
-    def _facts_of(self, number: int) -> tuple[str, Facts]:
-        """Return a file's path below the root, which it must not leave, and its indexed facts."""
+    def _info_of(self, number: int) -> tuple[str, ObjectInfo]:
+        """Return the path of a file below the root, and its size and ETag in the index."""
         tag = None if self.index.container == "files" else self.index.tag(number)
         path = inside(self.index.files[number], key=True)
-        return path, Facts(int(self._sizes[number]), tag)
+        return path, ObjectInfo(int(self._sizes[number]), tag)
 
     @cached_property
     def _sizes(self) -> Int64s:
@@ -103,28 +103,28 @@ class RemoteShards(Fetcher):
     def _fetch(self, file: int, start: int, stop: int) -> memoryview:
         """Return a range of a file from its store, which must be as it was indexed."""
         piece = self.store.read(self._file(file)[0], start, stop)
-        if self.store.gives_facts:
-            self._compare(file, piece.facts)
+        if self.store.sends_info:
+            self._compare(file, piece.info)
         return piece.data
 
-    def _compare(self, file: int, found: Facts) -> None:
+    def _compare(self, file: int, found: ObjectInfo) -> None:
         """Raise StaleIndexError for a file of another size, or with another tag."""
         path, expected = self._file(file)
         pairs = zip(expected, found, strict=True)
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
             tag = None if expected.tag is None else found.tag
-            answered = describe(Facts(found.bytes, tag))
+            answered = describe(ObjectInfo(found.bytes, tag))
             raise stale_file(self.store.url(path), describe(expected), answered)
 
     def _look_at(self, rows: Rows) -> None:
-        """Compare the facts of the rows' files, all at once, where ranges come without facts."""
-        if self.store.gives_facts or self.index.container == "files":
+        """Compare the size and ETag of the rows' files, if responses with ranges lack them."""
+        if self.store.sends_info or self.index.container == "files":
             return  # the rest costs a request a file
         new = set(rows["file"].tolist()) - self._known
         if not new:
             return
-        facts = self.store.facts([self._file(file)[0] for file in new])
-        for file, found in zip(new, facts, strict=True):
+        infos = self.store.stat([self._file(file)[0] for file in new])
+        for file, found in zip(new, infos, strict=True):
             self._compare(file, found)
         self._known.update(new)
 

@@ -1,4 +1,4 @@
-"""Stores that fsspec serves: all that obstore does not."""
+"""Stores of fsspec: every scheme that obstore and HTTP do not serve."""
 
 from __future__ import annotations
 
@@ -9,82 +9,90 @@ from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.storage.retries import PassingError, gone, patiently, refusal, refused
-from twinfeed.loaders.storage.store import Facts, Piece, Store, not_installed
+from twinfeed.loaders.storage.retries import (
+    TransientError,
+    is_final,
+    not_found,
+    refused_error,
+    with_retries,
+)
+from twinfeed.loaders.storage.store import ObjectInfo, RangeData, Store, not_installed_error
 from twinfeed.loaders.storage.url import Location, masked
 
 _TAGS = ("ETag", "etag", "version_id", "generation")
 
 
-class Files(Store):
-    """Make single requests with a file system of fsspec."""
+class FsspecStore(Store):
+    """A store that is read through a file system of fsspec."""
 
     def __init__(self, root: Location) -> None:
         super().__init__(root)
-        self.system = patiently(str(root), "its file system", self._system)
+        self.system = with_retries(str(root), "its file system", self._system)
 
     def _system(self) -> Any:
-        with _naming(str(self.root)):
+        with _translated_errors(str(self.root)):
             from fsspec.core import url_to_fs
 
             return url_to_fs(str(self.root))[0]
 
-    def _at(self, path: str) -> str:
-        """Return a path as the file system takes it. The file system must take the key whole."""
-        place = self.root / path if path else self.root
-        found = str(self.system._strip_protocol(str(place)))
-        if not found.endswith(place.key):
+    def _fsspec_path(self, path: str) -> str:
+        """Return a path in the form of the file system; refuse a key that fsspec would change."""
+        location = self.root / path if path else self.root
+        found = str(self.system._strip_protocol(str(location)))
+        if not found.endswith(location.key):
             raise LoaderError(
-                "what reads this URL would read another file",
-                path=place,
+                "fsspec would read another file than the one that this URL names",
+                path=location,
                 found=found,
                 advice="rename the file",
             )
         return found
 
-    def _facts(self, path: str, /) -> Facts:
-        with _naming(self.url(path)):
-            found = self.system.info(self._at(path))
+    def _stat(self, path: str, /) -> ObjectInfo:
+        with _translated_errors(self.url(path)):
+            found = self.system.info(self._fsspec_path(path))
             tags = [str(found[name]) for name in _TAGS if found.get(name)]
-            return Facts(found.get("size"), tags[0] if tags else None)
+            return ObjectInfo(found.get("size"), tags[0] if tags else None)
 
-    def _read(self, path: str, start: int, stop: int, /) -> Piece:
-        with _naming(self.url(path)):
-            return Piece(memoryview(self.system.cat_file(self._at(path), start=start, end=stop)))
+    def _read(self, path: str, start: int, stop: int, /) -> RangeData:
+        with _translated_errors(self.url(path)):
+            return RangeData(
+                memoryview(self.system.cat_file(self._fsspec_path(path), start=start, end=stop))
+            )
 
-    def _walk(self) -> Iterator[str]:
-        base = self._at("").rstrip("/")
-        with _naming(str(self.root)):
-            for path in self.system.find(self._at("")):
+    def _list(self) -> Iterator[str]:
+        base = self._fsspec_path("").rstrip("/")
+        with _translated_errors(str(self.root)):
+            for path in self.system.find(self._fsspec_path("")):
                 yield str(path)[len(base) :].lstrip("/")
 
     def _write(self, path: str, file: Path, /) -> None:
-        with _naming(self.url(path)):
-            place = self._at(path)
-            self.system.makedirs(posixpath.dirname(place), exist_ok=True)
-            self.system.put_file(str(file), place)
+        with _translated_errors(self.url(path)):
+            target = self._fsspec_path(path)
+            self.system.makedirs(posixpath.dirname(target), exist_ok=True)
+            self.system.put_file(str(file), target)
 
     def _delete(self, path: str, /) -> None:
-        with _naming(self.url(path)):
-            self.system.rm_file(self._at(path))
+        with _translated_errors(self.url(path)):
+            self.system.rm_file(self._fsspec_path(path))
 
 
 @contextmanager
-def _naming(url: str) -> Iterator[None]:
-    """Turn the errors of fsspec into the errors of this library."""
+def _translated_errors(url: str) -> Iterator[None]:
+    """Translate errors of fsspec into those of this library, and say which may be retried."""
     try:
         yield
-    except (LoaderError, MemoryError, PassingError):
+    except (LoaderError, MemoryError, TransientError):
         raise
     except ImportError as error:
-        raise not_installed(url, error) from None
+        raise not_installed_error(url, error) from None
     except FileNotFoundError:
-        raise gone(url) from None
+        raise not_found(url) from None
     except Exception as error:
         status = getattr(error, "status", None)
-        final = refused(status if isinstance(status, int) else None)
+        final = is_final(status if isinstance(status, int) else None)
         if final or isinstance(error, (PermissionError, TypeError, ValueError)):
-            said = masked(f"{type(error).__name__}: {error}")
+            message = masked(f"{type(error).__name__}: {error}")
             advice = "check the URL, the credentials and the options of the store"
-            raise refusal(url, said, advice) from None
-        raise PassingError(f"{type(error).__name__}: {error}") from None
+            raise refused_error(url, message, advice) from None
+        raise TransientError(f"{type(error).__name__}: {error}") from None

@@ -1,4 +1,4 @@
-"""Web servers: ranges over http and https. No credentials are ever sent to them."""
+"""Web servers, read by HTTP range requests. No credentials are ever sent to them."""
 
 from __future__ import annotations
 
@@ -14,81 +14,88 @@ from urllib3.exceptions import HTTPError, ProxyError
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.storage import retries as _retries
-from twinfeed.loaders.storage._http_connections import ClosedError, connections, network_of, within
-from twinfeed.loaders.storage.retries import PassingError, failed, no_ranges
-from twinfeed.loaders.storage.store import Facts, Piece, Store
+from twinfeed.loaders.storage._http_connections import (
+    ClosedError,
+    connection_pool,
+    deadline,
+    network_of,
+)
+from twinfeed.loaders.storage.retries import TransientError, no_ranges_error, status_error
+from twinfeed.loaders.storage.store import ObjectInfo, RangeData, Store
 from twinfeed.loaders.storage.url import Location, masked
 
-_REST = 1 << 16
-"""An answer that nobody wants is read up to so many bytes, to keep its connection."""
-_HOPS = 5
+_MAX_DRAIN = 1 << 16
+"""The bytes of an unwanted body that are still read, so that its connection can be reused."""
+_MAX_REDIRECTS = 5
 _CONTENT_RANGE = re.compile(r"(?i:bytes) (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _NO_RANGE = re.compile(r"(?i:bytes) \*/(\d{1,18})")
-_SURE = {
+_STRICT_HEADERS = {
     "Content-Encoding": (r"|(?i:identity)", "identity"),
     "Content-Length": (r"\d{1,18}", "a number of bytes"),
 }
-"""The headers that every answer may have in one form alone: a pattern, and the form in words."""
+"""Headers that must match a pattern if they are present, and the pattern in words."""
 _HEADERS = {"Accept-Encoding": "identity", "User-Agent": "twinfeed"}
 
 
-class Web(Store):
-    """Make requests to a web server, over connections that are kept."""
+class HttpStore(Store):
+    """A store on a web server, read over keep-alive connections."""
 
-    gives_facts = True
+    sends_info = True
 
     def __init__(self, root: Location) -> None:
         super().__init__(root)
         self._pools: dict[tuple[str, bool], HTTPConnectionPool] = {}
-        self._home: str | None = None  # the kind of network of the root's server
+        self._home_network: str | None = None  # the network of the root's server: see `network_of`
 
-    def _facts(self, path: str, /) -> Facts:
-        with self._asked(path, "bytes=0-0") as answer:
-            if answer.status == 200:
-                return Facts(answer.length_remaining, answer.headers.get("ETag"))
-            if answer.status == 416:
-                return Facts(_size(answer) or 0, answer.headers.get("ETag"))
-            return self._checked(path, answer, 0, 1)[1]
+    def _stat(self, path: str, /) -> ObjectInfo:
+        with self._request_range(path, "bytes=0-0") as response:
+            if response.status == 200:
+                return ObjectInfo(response.length_remaining, response.headers.get("ETag"))
+            if response.status == 416:
+                return ObjectInfo(_size(response) or 0, response.headers.get("ETag"))
+            return self._check_range(path, response, 0, 1)[1]
 
-    def _read(self, path: str, start: int, stop: int, /) -> Piece:
+    def _read(self, path: str, start: int, stop: int, /) -> RangeData:
         if stop <= start:
-            return Piece(memoryview(b""))
-        with self._asked(path, f"bytes={start}-{stop - 1}") as answer:
-            if answer.status == 416:  # the file ends before the range begins
-                size = _size(answer)
-                facts = (
-                    self._facts(path) if size is None else Facts(size, answer.headers.get("ETag"))
+            return RangeData(memoryview(b""))
+        with self._request_range(path, f"bytes={start}-{stop - 1}") as response:
+            if response.status == 416:  # range not satisfiable: the file ends before it
+                size = _size(response)
+                info = (
+                    self._stat(path)
+                    if size is None
+                    else ObjectInfo(size, response.headers.get("ETag"))
                 )
-                return Piece(memoryview(b""), facts)
-            if answer.status == 200:
-                raise no_ranges(self.url(path))
-            length, facts = self._checked(path, answer, start, stop)
-            return Piece(memoryview(answer.read(length)), facts)
+                return RangeData(memoryview(b""), info)
+            if response.status == 200:
+                raise no_ranges_error(self.url(path))
+            length, info = self._check_range(path, response, start, stop)
+            return RangeData(memoryview(response.read(length)), info)
 
-    def _walk(self) -> Iterator[str]:
+    def _list(self) -> Iterator[str]:
         raise LoaderError(
             "a web server does not list its files",
             path=self.root,
             advice="name the shards, as in train-{00000..00063}.tar, or give a list of their URLs",
         )
 
-    def _checked(
-        self, path: str, answer: BaseHTTPResponse, start: int, stop: int
-    ) -> tuple[int, Facts]:
-        """Return the length of a range, and the facts of the file in its headers."""
-        header = answer.headers.get("Content-Range")
+    def _check_range(
+        self, path: str, response: BaseHTTPResponse, start: int, stop: int
+    ) -> tuple[int, ObjectInfo]:
+        """Check Content-Range; return the length of the range, and the file's size and ETag."""
+        header = response.headers.get("Content-Range")
         match = _CONTENT_RANGE.fullmatch(header or "")
         if match:
             first, last = int(match[1]), int(match[2])
             size = None if match[3] == "*" else int(match[3])
             if first == start <= last < (stop if size is None else min(stop, size)):
-                length = answer.headers.get("Content-Length")
+                length = response.headers.get("Content-Length")
                 if length not in (None, str(last + 1 - first)):
-                    raise self._headers(path, "Content-Length", length, last + 1 - first)
-                return last + 1 - first, Facts(size, answer.headers.get("ETag"))
-        raise self._headers(path, "Content-Range", header, f"bytes {start}-{stop - 1}/SIZE")
+                    raise self._header_error(path, "Content-Length", length, last + 1 - first)
+                return last + 1 - first, ObjectInfo(size, response.headers.get("ETag"))
+        raise self._header_error(path, "Content-Range", header, f"bytes {start}-{stop - 1}/SIZE")
 
-    def _headers(self, path: str, name: str, found: object, expected: object) -> LoaderError:
+    def _header_error(self, path: str, name: str, found: object, expected: object) -> LoaderError:
         return LoaderError(
             f"the server answers the request for a range with a wrong header {name}, or without",
             path=self.url(path),
@@ -98,48 +105,48 @@ class Web(Store):
         )
 
     @contextmanager
-    def _asked(self, path: str, wanted: str) -> Iterator[BaseHTTPResponse]:
-        """Give the answer to a request for a range, with its body unread; keep the connection if it
-        can be.
-        """
+    def _request_range(self, path: str, wanted: str) -> Iterator[BaseHTTPResponse]:
+        """Request a range; yield the response with its body unread, and release the connection."""
         url = self.url(path)
-        with _passing(url), within(_retries.NETWORK.request_seconds):
-            answer = self._follow(url, {**_HEADERS, "Range": wanted})
+        with _translated_errors(url), deadline(_retries.NETWORK.request_seconds):
+            response = self._follow_redirects(url, {**_HEADERS, "Range": wanted})
             try:
-                if answer.status not in (200, 206, 416):
-                    raise failed(url, answer.status, answer.reason or "", _seconds(answer))
-                for name, (pattern, expected) in _SURE.items():
-                    found = answer.headers.get(name)
+                if response.status not in (200, 206, 416):
+                    raise status_error(
+                        url, response.status, response.reason or "", _retry_after(response)
+                    )
+                for name, (pattern, expected) in _STRICT_HEADERS.items():
+                    found = response.headers.get(name)
                     if found is not None and not re.fullmatch(pattern, found):
-                        raise self._headers(path, name, found, expected)
-                yield answer
+                        raise self._header_error(path, name, found, expected)
+                yield response
             finally:
-                _keep(answer)
+                _release(response)
 
-    def _follow(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """Return the answer to a request, after redirections to other servers."""
+    def _follow_redirects(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
+        """Return the response to a request, after redirects, which may lead to other servers."""
         target = url
-        for _ in range(_HOPS):
-            answer = self._request(target, headers, sent_on=target != url)
-            to = answer.headers.get("Location")
-            if answer.status not in (301, 302, 303, 307, 308) or to is None:
-                return answer
-            _keep(answer)
-            origin, target = _origin(target), urljoin(target, to)
+        for _ in range(_MAX_REDIRECTS):
+            response = self._request(target, headers, redirected=target != url)
+            redirect = response.headers.get("Location")
+            if response.status not in (301, 302, 303, 307, 308) or redirect is None:
+                return response
+            _release(response)
+            origin, target = _origin(target), urljoin(target, redirect)
             parts = urlsplit(target)
             safe = parts.scheme == "https" or _origin(target) == origin
-            if not (self.root.typed and safe and parts.netloc) or "@" in parts.netloc:
+            if not (self.root.from_user and safe and parts.netloc) or "@" in parts.netloc:
                 break
-        raise _sent_on(url, target)
+        raise _redirect_error(url, target)
 
-    def _request(self, url: str, headers: dict[str, str], *, sent_on: bool) -> BaseHTTPResponse:
-        """Make one request, on a kept connection if one still works."""
-        key = origin, _ = _origin(url), sent_on
+    def _request(self, url: str, headers: dict[str, str], *, redirected: bool) -> BaseHTTPResponse:
+        """Make a request, over a reused connection if the server has not closed it."""
+        key = origin, _ = _origin(url), redirected
         path = url[len(origin) :].removeprefix("/")
         while True:
             pool = self._pools.get(key)
             if pool is None:
-                pool = connections(url, partial(self._check_network, origin, sent_on))
+                pool = connection_pool(url, partial(self._check_network, origin, redirected))
                 self._pools[key] = pool
             try:
                 return pool.urlopen(
@@ -155,64 +162,64 @@ class Web(Store):
             except ClosedError:
                 continue
 
-    def _check_network(self, origin: str, sent_on: bool, address: str) -> None:
-        """Raise LoaderError if another server redirects into a network that it may not name."""
+    def _check_network(self, origin: str, redirected: bool, address: str) -> None:
+        """Raise LoaderError for a redirect from a public server into a private network."""
         kind = network_of(address)
-        if not sent_on:
-            self._home = kind
-        elif kind not in ("public", self._home):
-            raise _sent_on(str(self.root), f"{origin} ({kind} address)")
+        if not redirected:
+            self._home_network = kind
+        elif kind not in ("public", self._home_network):
+            raise _redirect_error(str(self.root), f"{origin} ({kind} address)")
 
 
 def _origin(url: str) -> str:
     return "://".join(urlsplit(url)[:2])
 
 
-def _size(answer: BaseHTTPResponse) -> int | None:
-    """Return the size of a file that ends before the range begins; None if unknown."""
-    match = _NO_RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+def _size(response: BaseHTTPResponse) -> int | None:
+    """Return the size of the file from a response 416; None if unknown."""
+    match = _NO_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
 
-def _keep(answer: BaseHTTPResponse) -> None:
-    """Keep a connection whose answer is read to the end, or nearly so; close any other."""
-    if 0 < (answer.length_remaining or 0) <= _REST:
-        answer.drain_conn()
-    if not answer.closed:
-        answer.close()
-    answer.release_conn()
+def _release(response: BaseHTTPResponse) -> None:
+    """Return a connection to its pool if the body is read, or nearly so; else close it."""
+    if 0 < (response.length_remaining or 0) <= _MAX_DRAIN:
+        response.drain_conn()
+    if not response.closed:
+        response.close()
+    response.release_conn()
 
 
-def _seconds(answer: BaseHTTPResponse) -> float:
-    """Return the seconds that a server wants the client to wait."""
+def _retry_after(response: BaseHTTPResponse) -> float:
+    """Return the seconds of the header Retry-After, or 0."""
     try:
-        return Retry().get_retry_after(answer) or 0.0
+        return Retry().get_retry_after(response) or 0.0
     except (HTTPError, OverflowError, ValueError):
         return 0.0
 
 
-def _sent_on(url: str, target: str) -> LoaderError:
-    """Return the error of a redirection that is not followed."""
+def _redirect_error(url: str, target: str) -> LoaderError:
+    """Return the error of a redirect that is not followed."""
     return LoaderError(
-        "the server sends on to another place, which is not followed from here",
+        "the server redirects to a URL that is not followed",
         path=url,
         found=masked(target),
-        advice="if you trust the other place, give its own URL; an index needs root= to be sent on",
+        advice="if you trust that URL, name it; an index is redirected only with root=",
     )
 
 
 @contextmanager
-def _passing(url: str) -> Iterator[None]:
-    """Turn the errors of connections into the errors of this library."""
+def _translated_errors(url: str) -> Iterator[None]:
+    """Translate errors of connections into those of this library; the others may be retried."""
     try:
         yield
-    except (FileNotFoundError, LoaderError, PassingError):
+    except (FileNotFoundError, LoaderError, TransientError):
         raise
     except (HTTPError, OSError, ValueError) as error:
         who = "proxy" if isinstance(error, ProxyError) else "server"
         cause: BaseException = error
         while isinstance(cause, HTTPError) and (inner := cause.__cause__ or cause.__context__):
-            cause = inner  # the same error, shorter
+            cause = inner  # the innermost error is the shortest
         if isinstance(cause, ssl.SSLCertVerificationError):
             raise LoaderError(
                 f"the certificate of this {who} is not valid here",
@@ -227,4 +234,4 @@ def _passing(url: str) -> Iterator[None]:
                 found=masked(str(cause)),
                 advice="check the URL; if it is right, copy the shards here",
             ) from None
-        raise PassingError(f"{type(cause).__name__} of the {who}: {cause}") from None
+        raise TransientError(f"{type(cause).__name__} of the {who}: {cause}") from None

@@ -1,4 +1,4 @@
-"""Connections to web servers: proxies, deadlines, and the networks that addresses are in."""
+"""HTTP connections: proxies, deadlines, and checks of the addresses that are connected to."""
 
 from __future__ import annotations
 
@@ -26,61 +26,61 @@ from twinfeed.loaders.storage import retries as _retries
 from twinfeed.loaders.storage.url import masked
 
 Check = Callable[[str], None]
-"""Raise an error for an address that may not be asked."""
+"""Raise an error for an IP address that must not be connected to."""
 
 _PROXY = re.compile(
     r"(?i:https?://)?(?:([^/?#@]*)@)?((?:\[[0-9A-Fa-f:.]+\]|[^\s/?#@:]+)(?::\d+)?)/?"
 )
-_BEFORE_IPV4 = (0, 0xFFFF, 0xFFFF0000, 0x64FF9B << 64)
-"""The 96 bits before an IPv4 address: compatible, mapped, translated, NAT64."""
-_UNTIL: ContextVar[float] = ContextVar("until")
+_IPV4_PREFIXES = (0, 0xFFFF, 0xFFFF0000, 0x64FF9B << 64)
+"""The IPv6 prefixes (96 bits) that embed an IPv4 address: compatible, mapped, translated, NAT64."""
+_DEADLINE: ContextVar[float] = ContextVar("until")
 
 
-def _foreign(_: logging.LogRecord) -> bool:
-    """Whether a log line is of another library's request. Ours may have a secret in a URL."""
-    return _UNTIL.get(None) is None
+def _is_foreign(_: logging.LogRecord) -> bool:
+    """Whether a log record is of another library's request: a URL of ours may have a secret."""
+    return _DEADLINE.get(None) is None
 
 
 class ClosedError(Exception):
-    """Report a kept connection that the server has closed, as it may at any time."""
+    """A reused keep-alive connection that the server has closed meanwhile."""
 
 
 @contextmanager
-def within(seconds: float, /) -> Iterator[None]:
-    """Limit all that this thread does on connections to so many seconds together."""
-    token = _UNTIL.set(time.monotonic() + seconds)
+def deadline(seconds: float, /) -> Iterator[None]:
+    """Set a deadline, in seconds from now, for all socket operations of this thread."""
+    token = _DEADLINE.set(time.monotonic() + seconds)
     try:
         yield
     finally:
-        _UNTIL.reset(token)
+        _DEADLINE.reset(token)
 
 
-def _left() -> float:
-    """Return the seconds until the deadline."""
-    left = _UNTIL.get() - time.monotonic()
-    if left <= 0:
+def _remaining_seconds() -> float:
+    """Return the seconds until the deadline; raise TimeoutError after it."""
+    seconds = _DEADLINE.get() - time.monotonic()
+    if seconds <= 0:
         raise TimeoutError("timed out")
-    return left
+    return seconds
 
 
 class _Socket(socket.socket):
-    """Receive until the deadline: a time-out alone counts from each byte anew."""
+    """A socket with a deadline for all of a response: a socket's timeout restarts at each byte."""
 
     def recv(self, *arguments: Any) -> bytes:
-        self.settimeout(_left())
+        self.settimeout(_remaining_seconds())
         return super().recv(*arguments)
 
     def recv_into(self, *arguments: Any) -> int:
-        self.settimeout(_left())
+        self.settimeout(_remaining_seconds())
         return super().recv_into(*arguments)
 
 
 class _SecureSocket(_Socket, ssl.SSLSocket):
-    """Receive over TLS."""
+    """The same, over TLS."""
 
 
 class _Response(http.client.HTTPResponse):
-    """Pass over answers such as 103 (Early Hints) that come before the real answer."""
+    """A response that skips interim responses, such as 103 (Early Hints)."""
 
     def _read_status(self) -> tuple[str, int, str]:
         version, status, reason = super()._read_status()  # type: ignore[misc]
@@ -88,49 +88,49 @@ class _Response(http.client.HTTPResponse):
 
 
 class _Connection(HTTPConnection):
-    """Connect to an address that was checked, and to no other."""
+    """A connection whose IP address passes `check` before it is connected to."""
 
     response_class = _Response
 
     def __init__(self, check: Check | None, **options: Any) -> None:
         super().__init__(**options)
-        self._check, self._kept = check, False
+        self._check, self._reused = check, False
 
     def _new_conn(self) -> socket.socket:
-        """Return a socket that is connected to the first address that answers."""
-        self._kept = False
+        """Return a socket connected to the first address of the host that accepts."""
+        self._reused = False
         host, last = self._dns_host.strip("[]"), OSError("this host has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(
             host, self.port, type=socket.SOCK_STREAM
         ):
             if self._check:
                 self._check(str(address[0]))
-            made = _Socket(family, kind, protocol)
+            sock = _Socket(family, kind, protocol)
             try:
-                made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                made.settimeout(min(_retries.NETWORK.connect_seconds, _left()))
-                made.connect(address)
-                return made
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.settimeout(min(_retries.NETWORK.connect_seconds, _remaining_seconds()))
+                sock.connect(address)
+                return sock
             except OSError as error:
-                made.close()
+                sock.close()
                 last = error
         raise last
 
     def getresponse(self) -> Any:
-        kept, self._kept = self._kept, True
+        reused, self._reused = self._reused, True
         try:
             return super().getresponse()
         except ConnectionError:
-            if kept:
+            if reused:
                 raise ClosedError from None
             raise
 
 
 class _SecureConnection(_Connection, HTTPSConnection):
-    """Connect over TLS."""
+    """The same, over TLS."""
 
 
-def connections(url: str, check: Check, /) -> HTTPConnectionPool:
+def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
     """Return the connection pool for a URL, through the environment's proxy, if any.
 
     Raises:
@@ -138,25 +138,27 @@ def connections(url: str, check: Check, /) -> HTTPConnectionPool:
     """
     scheme, host = urlsplit(url)[:2]
     for name in ("connection", "connectionpool"):
-        logging.getLogger(f"urllib3.{name}").addFilter(_foreign)
+        logging.getLogger(f"urllib3.{name}").addFilter(_is_foreign)
     network = _retries.NETWORK
-    how: Any = {"maxsize": network.requests, "retries": False, "ssl_context": context()}
-    how["timeout"] = network.connect_seconds
+    options: Any = {"maxsize": network.requests, "retries": False, "ssl_context": tls_context()}
+    options["timeout"] = network.connect_seconds
     proxy = urllib.request.getproxies().get(scheme)
     if not proxy or urllib.request.proxy_bypass(host):
-        manager = PoolManager(**how)
+        manager = PoolManager(**options)
     else:
         check(urlsplit(url).hostname or "")
-        headers, place = _proxy(url, proxy)
-        manager = ProxyManager(place, proxy_headers=headers, proxy_ssl_context=context(), **how)
+        headers, proxy_url = _proxy_of(url, proxy)
+        manager = ProxyManager(
+            proxy_url, proxy_headers=headers, proxy_ssl_context=tls_context(), **options
+        )
     pool: Any = manager.connection_from_url(url)
     kind = _SecureConnection if pool.scheme == "https" else _Connection
     pool.ConnectionCls = partial(kind, None if pool.proxy else check)  # a proxy may be anywhere
     return pool  # type: ignore[no-any-return]
 
 
-def _proxy(url: str, proxy: str) -> tuple[dict[str, str], str]:
-    """Return the headers for a proxy, and its URL without a password."""
+def _proxy_of(url: str, proxy: str) -> tuple[dict[str, str], str]:
+    """Return the headers that authenticate at a proxy, and its URL without the password."""
     match = _PROXY.fullmatch(proxy)
     if not match:
         raise LoaderError(
@@ -173,8 +175,9 @@ def _proxy(url: str, proxy: str) -> tuple[dict[str, str], str]:
 
 
 def network_of(host: str, /) -> str:
-    """Return what kind of network an address is in: loopback, link-local, private or public. The
-    name of a host is public, since a proxy looks it up.
+    """Classify the network of an address: loopback, link-local, private or public.
+
+    The name of a host counts as public, since a proxy resolves it.
     """
     host = host.strip("[]").partition("%")[0]
     with suppress(OSError, UnicodeError):  # 127.1 and 0x7f000001 are 127.0.0.1
@@ -194,17 +197,17 @@ def network_of(host: str, /) -> str:
 
 
 def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that an IPv6 address stands for."""
-    before, last = divmod(int(address), 1 << 32)
-    isatap = before & 0xFDFFFFFF == 0x5EFE  # in any network
-    if before in _BEFORE_IPV4 or before >> 48 == 0x64FF9B0001 or isatap:  # NAT64 of a network
+    """Return the IPv4 address that is embedded in an IPv6 address, or None."""
+    prefix, last = divmod(int(address), 1 << 32)
+    isatap = prefix & 0xFDFFFFFF == 0x5EFE  # in any network
+    if prefix in _IPV4_PREFIXES or prefix >> 48 == 0x64FF9B0001 or isatap:  # NAT64 of a network
         return ipaddress.IPv4Address(last)
     return address.sixtofour or (address.teredo or (None, None))[1]
 
 
 @lru_cache(1)
-def context() -> ssl.SSLContext:
-    """Return the context that certificates are checked by."""
-    made = ssl.create_default_context()
-    made.sslsocket_class = _SecureSocket
-    return made
+def tls_context() -> ssl.SSLContext:
+    """Return the TLS context, which verifies certificates."""
+    context = ssl.create_default_context()
+    context.sslsocket_class = _SecureSocket
+    return context

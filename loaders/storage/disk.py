@@ -1,4 +1,4 @@
-"""The entries of a disk cache: files that are there whole or not at all, within a bound."""
+"""The entries of a disk cache, written atomically, and evicted to keep the size limit."""
 
 from __future__ import annotations
 
@@ -21,38 +21,38 @@ from twinfeed.loaders.support.regular import open_file, read_file
 
 _ENTRY = re.compile(r"[0-9a-f]{24}-\d{1,12}\.chunk")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}-\d{1,12}\.chunk-[0-9a-f]{16}")
-_PART = re.compile(r"[0-9a-f]{2}")
-_USED = struct.Struct("<q")
+_SUBFOLDER = re.compile(r"[0-9a-f]{2}")
+_USED_BYTES = struct.Struct("<q")
 _TAG = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
     b"# A disk cache of twinfeed. It may be deleted while nobody uses it.\n"
 )
-"""What marks a folder as a cache, for backups too, which leave it out."""
+"""The content of CACHEDIR.TAG, which marks a cache; backup programs skip such a folder."""
 
 _TRAILER = struct.Struct("<qI")
-"""What follows the bytes of an entry: their number, and their CRC-32C."""
+"""The trailer of an entry: the number of its bytes, and their CRC-32C."""
 
 
 class Disk:
-    """Read and write entries; one object for each process.
+    """The entries of a cache, read and written by one object for each process.
 
-    A file of the folder holds the number of bytes of all entries. The number is changed under a
-    lock. The number grows before an entry is written, and shrinks after an entry is deleted. So a
-    killed process may leave a number that is too high, but never a number that is too low. A
-    process that has the folder alone counts again, and deletes what killed processes were writing.
+    A file of the folder holds the total size of all entries, and is changed under a file lock. The
+    total grows before an entry is written, and shrinks after one is deleted, so a killed process
+    may leave a total that is too high, but never too low. A process that is the only user of the
+    folder recounts the total, and deletes temporary files of killed processes.
 
-    On a file system without locks, several processes may together exceed the bound for a while:
-    each counts again when it starts.
+    On a file system without locks, several processes may together exceed the limit for a while,
+    since each recounts when it starts.
     """
 
     def __init__(self, cache: DiskCache, /) -> None:
         self.cache = cache
         self._lock = threading.Lock()
-        make_folder_of_cache(cache.path)
-        self._state = _opened(cache.path, "used")
-        self._users = _opened(cache.path, "users")
+        make_cache_folder(cache.path)
+        self._state = _open_state_file(cache.path, "used")
+        self._users = _open_state_file(cache.path, "users")
         with self._locked(), suppress(BlockingIOError):
-            self._count_anew(alone=lock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB))
+            self._recount(exclusive=lock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB))
         lock(self._users, fcntl.LOCK_SH)
         self._warned = False
 
@@ -62,14 +62,14 @@ class Disk:
                 os.close(getattr(self, name))
 
     def get(self, name: str, length: int, /) -> bytes | None:
-        """Return an entry; None if it is missing, or was damaged and is now deleted."""
+        """Return an entry, or None if it is missing or damaged; a damaged entry is deleted."""
         file = self._file(name)
         try:
-            with open_file(file) as opened:
-                data = opened.read(length + _TRAILER.size + 1)
+            with open_file(file) as entry:
+                data = entry.read(length + _TRAILER.size + 1)
         except FileNotFoundError:
             return None
-        except (LoaderError, OSError) as error:  # no file, or it cannot be read
+        except (LoaderError, OSError) as error:  # not a regular file, or unreadable
             self._warn(error)
             self._delete(name)
             return None
@@ -82,12 +82,12 @@ class Disk:
         return body
 
     def put(self, name: str, data: bytes, victims: Iterator[str], /) -> bool:
-        """Write an entry, after deleting `victims` for room. Return whether the entry is there.
+        """Write an entry, evicting `victims` until it fits; return whether it is cached.
 
-        An entry for which there is no room, or which cannot be written, is left out.
+        An entry that does not fit or cannot be written is not cached.
         """
         file, size = self._file(name), len(data) + _TRAILER.size
-        if not self._take(size, victims):
+        if not self._reserve(size, victims):
             return False
         temporary = beside(file)
         try:
@@ -96,7 +96,7 @@ class Disk:
                 out.write(data)
                 out.write(_TRAILER.pack(len(data), crc32c(data)))
             with self._locked():
-                if file.is_file():  # another process was first
+                if file.is_file():  # another process has written it
                     temporary.unlink()
                     self._set(self._used() - size)
                 else:
@@ -111,7 +111,7 @@ class Disk:
         return True
 
     def _warn(self, error: LoaderError | OSError) -> None:
-        """Say once that reading goes on without a part of the cache."""
+        """Warn, once, that some bytes are not cached."""
         if not self._warned:
             self._warned = True
             why = f"{error.path}: {error.problem}" if isinstance(error, LoaderError) else error
@@ -125,20 +125,20 @@ class Disk:
                 self._set(self._used() - length - _TRAILER.size)
 
     def entries(self) -> Iterator[tuple[str, float]]:
-        """Yield the name of each entry and when it was used last, in seconds."""
+        """Yield the name of each entry and the time of its last use, in seconds."""
         for file in self._files():
             if _ENTRY.fullmatch(file.name):
                 with suppress(FileNotFoundError):
                     yield file.name[: -len(".chunk")], file.stat().st_mtime
 
     def last_use(self, name: str, /) -> float | None:
-        """Return when an entry was used last; None if it is gone."""
+        """Return the time of the last use of an entry, or None if it is deleted."""
         with suppress(FileNotFoundError):
             return self._file(name).stat().st_mtime
         return None
 
-    def _take(self, size: int, victims: Iterator[str]) -> bool:
-        """Reserve room, before anything is written."""
+    def _reserve(self, size: int, victims: Iterator[str]) -> bool:
+        """Evict `victims` until `size` bytes fit, and reserve them; return whether they fit."""
         with self._locked():
             used = self._used()
             while used + size > self.cache.bytes:
@@ -154,9 +154,9 @@ class Disk:
         return self.cache.path / name[:2] / f"{name}.chunk"
 
     def _delete(self, name: str) -> int:
-        """Delete an entry, and return its bytes."""
+        """Delete an entry, and return its size."""
         file = self._file(name)
-        with suppress(OSError):  # it is gone, or a folder
+        with suppress(OSError):  # deleted already, or a folder
             size = file.lstat().st_size
             file.unlink()
             return size
@@ -164,7 +164,7 @@ class Disk:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Change how much is used, one thread of one process at a time."""
+        """Lock the total size, against threads and processes."""
         with self._lock:
             lock(self._state, fcntl.LOCK_EX)
             try:
@@ -173,20 +173,20 @@ class Disk:
                 lock(self._state, fcntl.LOCK_UN)
 
     def _used(self) -> int:
-        """Return how many bytes are used; the lock is held."""
-        data = os.pread(self._state, _USED.size, 0)
-        used = int(_USED.unpack(data)[0]) if len(data) == _USED.size else -1
-        return used if used >= 0 else self._count_anew()
+        """Return the total size; call it with the lock."""
+        data = os.pread(self._state, _USED_BYTES.size, 0)
+        used = int(_USED_BYTES.unpack(data)[0]) if len(data) == _USED_BYTES.size else -1
+        return used if used >= 0 else self._recount()
 
     def _set(self, used: int) -> None:
-        os.pwrite(self._state, _USED.pack(max(0, used)), 0)
+        os.pwrite(self._state, _USED_BYTES.pack(max(0, used)), 0)
 
-    def _count_anew(self, *, alone: bool = False) -> int:
-        """Count the bytes of all entries; if `alone`, delete what killed processes were writing."""
+    def _recount(self, *, exclusive: bool = False) -> int:
+        """Recount the total size; if `exclusive`, delete temporary files of killed processes."""
         used = 0
         for file in self._files():
             with suppress(FileNotFoundError):
-                if alone and _TEMPORARY.fullmatch(file.name):
+                if exclusive and _TEMPORARY.fullmatch(file.name):
                     file.unlink()
                 elif _ENTRY.fullmatch(file.name):
                     used += file.stat().st_size
@@ -194,29 +194,33 @@ class Disk:
         return used
 
     def _files(self) -> Iterator[Path]:
-        """Yield the regular files in the folders of entries, of which some may be deleted."""
+        """Yield the regular files in the folders of entries; some may be deleted meanwhile."""
         with suppress(FileNotFoundError):
-            for part in self.cache.path.iterdir():
-                if _PART.fullmatch(part.name) and part.is_dir() and not part.is_symlink():
-                    with os.scandir(part) as found:
-                        yield from (Path(n) for n in found if n.is_file(follow_symlinks=False))
+            for folder in self.cache.path.iterdir():
+                if (
+                    _SUBFOLDER.fullmatch(folder.name)
+                    and folder.is_dir()
+                    and not folder.is_symlink()
+                ):
+                    with os.scandir(folder) as found:
+                        yield from (Path(e) for e in found if e.is_file(follow_symlinks=False))
 
 
-def _opened(folder: Path, name: str) -> int:
-    """Open a file of the cache's own, which is made if need be."""
+def _open_state_file(folder: Path, name: str) -> int:
+    """Open a state file of the cache, created if missing; return its file descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(folder / name, flags, 0o600)
     except OSError as error:
-        raise unusable(folder, f"{name}: {error.strerror}") from error
+        raise cache_error(folder, f"{name}: {error.strerror}") from error
     if not stat.S_ISREG(os.fstat(fd).st_mode):
         os.close(fd)
-        raise unusable(folder, f"{name} is not a regular file")
+        raise cache_error(folder, f"{name} is not a regular file")
     return fd
 
 
-def unusable(folder: Path, why: str | None, /) -> LoaderError:
-    """Return the error of a cache that cannot be read and written."""
+def cache_error(folder: Path, why: str | None, /) -> LoaderError:
+    """Return the error of a cache folder that cannot be used."""
     return LoaderError(
         f"the disk cache cannot be used: {why}",
         path=folder,
@@ -224,10 +228,10 @@ def unusable(folder: Path, why: str | None, /) -> LoaderError:
     )
 
 
-def make_folder_of_cache(folder: Path) -> None:
-    """Make the folder of a cache, which only its owner may enter.
+def make_cache_folder(folder: Path) -> None:
+    """Create the folder of a cache, with access for its owner only.
 
-    A folder that holds anything must have the tag of a cache: entries are deleted by name there.
+    A folder that is not empty must have the tag of a cache, since files in it are deleted by name.
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -235,15 +239,15 @@ def make_folder_of_cache(folder: Path) -> None:
         if all(name.startswith(".") for name in os.listdir(folder)):
             replace_file(folder / "CACHEDIR.TAG", _TAG)
         elif read_file(folder / "CACHEDIR.TAG", len(_TAG)) != _TAG:
-            raise unusable(folder, "it belongs to another program")
+            raise cache_error(folder, "it belongs to another program")
     except FileNotFoundError:
-        raise unusable(folder, "the folder holds other files") from None
+        raise cache_error(folder, "the folder holds other files") from None
     except OSError as error:
-        raise unusable(folder, error.strerror) from error
+        raise cache_error(folder, error.strerror) from error
 
 
 def _check_owner(folder: Path) -> None:
-    """Refuse a folder that others may enter."""
+    """Raise UnsafeContentError for a folder that other users have access to."""
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise UnsafeContentError(

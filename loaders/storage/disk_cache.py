@@ -1,4 +1,4 @@
-"""A cache on a disk of this machine for what is read from stores."""
+"""The setting of a disk cache: its folder and its size limit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twinfeed.loaders.support import checks
 from twinfeed.samplers import validate
 
 FOLDER, BYTES = "TWINFEED_CACHE", "TWINFEED_CACHE_BYTES"
-"""The variables of the environment that name a cache for every index at a URL."""
+"""The environment variables that set a cache for every index at a URL."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class DiskCache:
 
 
 def cache_of_environment() -> DiskCache | None:
-    """Return the cache of the environment's variables."""
+    """Return the cache that the environment variables name, or None."""
     folder, size = os.environ.get(FOLDER), os.environ.get(BYTES)
     if not folder and not size:
         return None

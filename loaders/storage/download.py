@@ -1,4 +1,4 @@
-"""Whole files of stores, downloaded in pieces at the same time."""
+"""Downloads of whole files, in parts that are requested in parallel."""
 
 from __future__ import annotations
 
@@ -9,66 +9,66 @@ from pathlib import Path
 from twinfeed.loaders.errors import LoaderError, StaleIndexError
 from twinfeed.loaders.storage import retries
 from twinfeed.loaders.storage.request_pool import request_pool
-from twinfeed.loaders.storage.store import Facts, Store
+from twinfeed.loaders.storage.store import ObjectInfo, Store
 
 
-def bring(store: Store, path: str, file: Path, most: int, /) -> Facts:
-    """Write the file at `path` of a store to `file`, and return its facts.
+def download(store: Store, path: str, file: Path, max_bytes: int, /) -> ObjectInfo:
+    """Download the file at `path` of a store to `file`; return its size and ETag.
 
     Raises:
-        LoaderError: the file has more than `most` bytes, or the store does not say how many.
+        LoaderError: the file has more than `max_bytes` bytes, or the store does not say how many.
         StaleIndexError: the file changes meanwhile.
     """
-    piece = retries.NETWORK.piece
-    first = request_pool().submit(partial(store.read, path, 0, piece), piece).result()
-    facts = first.facts if store.gives_facts else store.facts([path], fresh=True)[0]
-    if facts.bytes is None or facts.bytes > most:
+    size = retries.NETWORK.part_bytes
+    first = request_pool().submit(partial(store.read, path, 0, size), size).result()
+    info = first.info if store.sends_info else store.stat([path], fresh=True)[0]
+    if info.bytes is None or info.bytes > max_bytes:
         raise LoaderError(
             "a file of too many bytes, or of an unknown number",
             path=store.url(path),
-            expected=f"at most {most} bytes",
-            found=describe(facts),
+            expected=f"at most {max_bytes} bytes",
+            found=describe(info),
             advice="copy the shard here if it is meant to be this long, and index the copy",
         )
     with file.open("wb") as out:
-        out.write(first.data[: facts.bytes])
+        out.write(first.data[: info.bytes])
         out.flush()
-        starts = range(piece, facts.bytes, piece)
-        waiting = [
+        starts = range(size, info.bytes, size)
+        futures = [
             request_pool().submit(
-                partial(_copy, store, path, start, facts, out.fileno()), piece, urgent=False
+                partial(_copy, store, path, start, info, out.fileno()), size, urgent=False
             )
             for start in starts
         ]
         try:
-            for one in waiting:
-                one.result()
+            for future in futures:
+                future.result()
         finally:
-            for one in waiting:  # the file must stay open for those under way
-                if not one.cancel():
-                    one.exception()
-    return facts
+            for future in futures:  # the file stays open for requests in flight
+                if not future.cancel():
+                    future.exception()
+    return info
 
 
-def _copy(store: Store, path: str, start: int, facts: Facts, fd: int) -> None:
-    """Write one piece of a file to its place."""
-    stop = min(start + retries.NETWORK.piece, facts.bytes or 0)
-    piece = store.read(path, start, stop)
-    if len(piece.data) < stop - start or (store.gives_facts and piece.facts != facts):
+def _copy(store: Store, path: str, start: int, info: ObjectInfo, fd: int) -> None:
+    """Download a part, and write it at its offset of the file."""
+    stop = min(start + retries.NETWORK.part_bytes, info.bytes or 0)
+    part = store.read(path, start, stop)
+    if len(part.data) < stop - start or (store.sends_info and part.info != info):
         raise StaleIndexError(
             "the file changed while it was copied",
             path=store.url(path),
-            expected=describe(facts),
-            found=describe(piece.facts),
+            expected=describe(info),
+            found=describe(part.info),
             advice="wait until nobody writes there, and try again",
         )
-    view = piece.data
+    view = part.data
     while len(view):
         written = os.pwrite(fd, view, start)
         view, start = view[written:], start + written
 
 
-def describe(facts: Facts, /) -> str:
-    """Say the facts of a file in words."""
-    tag = "" if facts.tag is None else f", tag {facts.tag}"
-    return f"{'an unknown number of' if facts.bytes is None else facts.bytes} bytes{tag}"
+def describe(info: ObjectInfo, /) -> str:
+    """Format the size and ETag of a file for an error message."""
+    tag = "" if info.tag is None else f", tag {info.tag}"
+    return f"{'an unknown number of' if info.bytes is None else info.bytes} bytes{tag}"

@@ -1,12 +1,12 @@
-"""The store of a place, by the scheme; each process has its own stores."""
+"""The store of a URL, chosen by its scheme; each process opens its own."""
 
 from __future__ import annotations
 
 import os
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.storage._fsspec_store import Files
-from twinfeed.loaders.storage.store import Store, not_installed
+from twinfeed.loaders.storage._fsspec_store import FsspecStore
+from twinfeed.loaders.storage.store import Store, not_installed_error
 from twinfeed.loaders.storage.url import OBJECTS, WEB, Location
 
 _stores: dict[tuple[int, Location, bool], Store] = {}
@@ -16,39 +16,39 @@ _obstore_users: set[int] = set()
 
 
 def store_of(root: Location, /) -> Store:
-    """Return the store of a place. Each process has its own store, with its own connections."""
-    key = os.getpid(), root, root.typed
+    """Return the store of a URL, opened once in each process, which has its own connections."""
+    key = os.getpid(), root, root.from_user
     store = _stores.get(key)
     if store is None:
         store = _stores[key] = _open(root)
     return store
 
 
-def split(place: Location, /) -> tuple[Store, str]:
-    """Return the store that a file lies in, and its path there."""
-    if not place.key:
+def split(location: Location, /) -> tuple[Store, str]:
+    """Split the URL of a file into the store of its folder and its name."""
+    if not location.key:
         raise LoaderError(
-            "this URL names no file", path=place, advice="name a file or a folder in it"
+            "this URL names no file", path=location, advice="name a file or a folder in it"
         )
-    return store_of(place.parent), place.name
+    return store_of(location.parent), location.name
 
 
 def _open(root: Location) -> Store:
-    """Return a store.
+    """Open a store; refuse obstore in a process that was forked after obstore was used.
 
-    A process that was forked from a process that used obstore has the locks of obstore's threads,
-    but not the threads. obstore would wait for ever.
+    obstore is not fork-safe: the child has the locks of obstore's threads, but not the threads, and
+    would wait for ever.
     """
     if root.scheme not in (*WEB, *OBJECTS):
-        return Files(root)
+        return FsspecStore(root)
     try:
         if root.scheme in WEB:
-            from twinfeed.loaders.storage._http import Web
+            from twinfeed.loaders.storage._http import HttpStore
 
-            return Web(root)
-        from twinfeed.loaders.storage._object_store import Objects
+            return HttpStore(root)
+        from twinfeed.loaders.storage._object_store import ObjectStore
     except ImportError as error:
-        raise not_installed(root, error) from None
+        raise not_installed_error(root, error) from None
     if _obstore_users - {os.getpid()}:
         raise LoaderError(
             "a store cannot be read in a process that was forked from a process that read one",
@@ -57,4 +57,4 @@ def _open(root: Location) -> Store:
             'DataLoader(multiprocessing_context="forkserver")',
         )
     _obstore_users.add(os.getpid())
-    return Objects(root)
+    return ObjectStore(root)

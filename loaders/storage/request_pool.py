@@ -1,4 +1,4 @@
-"""The requests of one process, on threads, with bounds on the requests and bytes in flight."""
+"""The request threads of a process, with limits on the requests and bytes in flight."""
 
 from __future__ import annotations
 
@@ -19,59 +19,59 @@ class _Submitted(NamedTuple):
 
 
 class RequestPool:
-    """Run requests on threads; the requests that a batch waits for come first.
+    """A pool of request threads with two priorities: urgent (a batch is waiting) and prefetch.
 
-    A thread ends when nothing is left to do. So a process that ends waits for no idle thread.
-    Requests that have not begun then are cancelled.
+    Idle threads exit, so that they do not delay interpreter shutdown, at which requests that are
+    not in flight are cancelled.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._urgent: OrderedDict[int, _Submitted] = OrderedDict()
-        self._later: OrderedDict[int, _Submitted] = OrderedDict()
+        self._prefetch: OrderedDict[int, _Submitted] = OrderedDict()
         self._threads = 0
         self._bytes = 0
 
     def submit(self, call: Callable[[], Any], size: int, /, *, urgent: bool = True) -> Future[Any]:
-        """Run `call`, which fetches `size` bytes, on a thread."""
+        """Submit `call`, which fetches `size` bytes; return its future."""
         job = _Submitted(call, size, Future())
         with self._lock:
-            (self._urgent if urgent else self._later)[id(job.future)] = job
+            (self._urgent if urgent else self._prefetch)[id(job.future)] = job
         self._grow()
         return job.future
 
     def promote(self, futures: Iterable[Future[Any]], /) -> None:
-        """Move requests that were submitted for later to the urgent ones."""
+        """Make prefetch requests urgent."""
         with self._lock:
             for key in map(id, futures):
-                if key in self._later:
-                    self._urgent[key] = self._later.pop(key)
+                if key in self._prefetch:
+                    self._urgent[key] = self._prefetch.pop(key)
         self._grow()
 
     def _grow(self) -> None:
-        """Start threads for what may begin.
+        """Start threads for the requests that fit in the limits.
 
-        A thread is started without the lock. To start a thread takes long, and makes many objects.
-        These may set off the garbage collector, which runs destructors of anybody's objects. If a
-        destructor waited for a thread that waits for the lock, both would wait for ever.
+        Threads are started without the lock, to avoid a deadlock. Starting a thread may run the
+        garbage collector, and with it any destructor, such as one that joins a thread that waits
+        for the lock.
         """
         while True:
             with self._lock:
-                room = self._threads < retries.NETWORK.requests
-                job = self._next() if room else None
+                free = self._threads < retries.NETWORK.requests
+                job = self._next() if free else None
                 if job is None:
                     return
                 self._threads += 1
             threading.Thread(target=self._work, args=(job,), name="twinfeed-request").start()
 
     def _next(self) -> _Submitted | None:
-        """Take the next job, if there is room for its bytes in flight; the lock is held."""
+        """Pop the next job, if its bytes fit in the limit; call it with the lock."""
         if not threading.main_thread().is_alive():
-            for job in (*self._urgent.values(), *self._later.values()):
+            for job in (*self._urgent.values(), *self._prefetch.values()):
                 job.future.cancel()
             self._urgent.clear()
-            self._later.clear()
-        queue = self._urgent or self._later
+            self._prefetch.clear()
+        queue = self._urgent or self._prefetch
         while queue:
             key, job = next(iter(queue.items()))
             if self._bytes and self._bytes + job.size > retries.NETWORK.in_flight:
@@ -80,11 +80,11 @@ class RequestPool:
             if job.future.set_running_or_notify_cancel():
                 self._bytes += job.size
                 return job
-            queue = self._urgent or self._later
+            queue = self._urgent or self._prefetch
         return None
 
     def _work(self, job: _Submitted | None) -> None:
-        """Run jobs until no job may begin."""
+        """Run jobs until none fits in the limits."""
         while job is not None:
             try:
                 result = job.call()

@@ -1,4 +1,4 @@
-"""How the network is used: requests in flight, their bytes, attempts and time-outs."""
+"""Network settings, retries with exponential back-off, and the errors that are retried."""
 
 from __future__ import annotations
 
@@ -17,23 +17,24 @@ from twinfeed.loaders.storage.url import masked
 _Result = TypeVar("_Result")
 
 PATIENCE = "TWINFEED_PATIENCE"
-"""The environment variable that says how many seconds a failing request is tried again."""
+"""The environment variable with the retry budget of a request, in seconds."""
 
 _HOUR = 3600.0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Network:
-    """How the network is used. `NETWORK` has the values in force.
+    """Network settings. `NETWORK` has the values in force.
 
-    - `requests`: most requests of one process in flight.
-    - `in_flight`: most bytes that one process has requested and not received.
-    - `held`: most bytes that one reader has fetched ahead and not used. Blocks in use come on top.
-    - `piece`: a longer range is requested in pieces of so many bytes.
-    - `patience`: a request is made again after a failure that may pass. The pauses before that take
-      at most so many seconds together. TWINFEED_PATIENCE in the environment overrides this.
-    - `first_pause`, `longest_pause`: seconds between two attempts. They double each time. A random
-      part of each pause, at most half, is left out.
+    - `requests`: the maximum number of requests in flight, per process.
+    - `in_flight`: the maximum number of bytes requested and not yet received, per process.
+    - `buffer_bytes`: the maximum number of bytes prefetched and not yet used, per reader. Blocks in
+      use come on top.
+    - `part_bytes`: longer ranges are requested in parts of this size.
+    - `patience`: the total back-off, in seconds, over all retries of a transient failure.
+      TWINFEED_PATIENCE in the environment overrides this.
+    - `first_pause`, `longest_pause`: the back-off between two attempts, in seconds, which doubles
+      at each retry, with jitter: up to half of each pause is subtracted.
     - `request_seconds`: a request for a range fails after so many seconds.
     - `connect_seconds`, `silent_seconds`: a request fails after so many seconds without a
       connection, and an upload after so many seconds without a byte.
@@ -41,8 +42,8 @@ class Network:
 
     requests: int = 32
     in_flight: int = 1 << 28
-    held: int = 1 << 29
-    piece: int = 1 << 23
+    buffer_bytes: int = 1 << 29
+    part_bytes: int = 1 << 23
     patience: float = 6.0
     first_pause: float = 0.2
     longest_pause: float = 10.0
@@ -52,14 +53,13 @@ class Network:
 
 
 NETWORK = Network()
-"""How the network is used."""
+"""The network settings in force."""
 
 
-class PassingError(Exception):
-    """Report a failure that may pass: the request is made again, not before `after` seconds, or an
-    hour if that is less.
+class TransientError(Exception):
+    """A transient failure (timeout, 429, 5xx): retry after at least `after` seconds (at most 3600).
 
-    `problem` and `advice` say what is wrong and what to do if it does not pass.
+    `problem` and `advice` are those of the final error, once the retry budget is spent.
     """
 
     def __init__(
@@ -77,46 +77,47 @@ class PassingError(Exception):
 
 
 class RefusedError(LoaderError):
-    """Report a store that refuses these credentials."""
+    """Refused credentials (401 or 403)."""
 
 
-def patiently(url: str, wanted: str, call: Callable[[], _Result], /) -> _Result:
-    """Return what `call` returns, called again after a failure that may pass.
+def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _Result:
+    """Call `call`, and retry after a `TransientError` with exponential back-off and jitter.
 
-    A pause is as long as the server asks, but no longer than the patience that is left.
+    A server's Retry-After is kept to, within the retry budget.
 
     Raises:
-        LoaderError: a failure that stays; with the URL, what was `wanted` and the attempts.
+        LoaderError: the retry budget is spent; with the URL, what was `requested` and the number of
+            attempts.
     """
     started = time.monotonic()
-    left, pause, attempts = patience(), NETWORK.first_pause, 0
+    budget, pause, attempts = retry_budget(), NETWORK.first_pause, 0
     while True:
         attempts += 1
         try:
             return call()
-        except PassingError as error:
-            # A process that ends joins its threads, and would wait for a thread that still tries.
-            if left <= 0 or not threading.main_thread().is_alive():
+        except TransientError as error:
+            # No retries at interpreter shutdown, which joins all threads.
+            if budget <= 0 or not threading.main_thread().is_alive():
                 seconds = time.monotonic() - started
                 asks = f"; the server asks to wait {error.after:.0f} seconds" if error.after else ""
                 raise LoaderError(
                     error.problem,
                     path=url,
-                    expected=wanted,
+                    expected=requested,
                     found=f"{error} ({attempts} attempts in {seconds:.1f} seconds{asks})",
                     advice=error.advice,
                 ) from error
-            asked = error.after
-        pause = min(max(pause, asked), left)
-        time.sleep(max(random.uniform(pause / 2, pause), min(asked, left)))
-        left, pause = left - pause, min(NETWORK.longest_pause, 2 * pause)
+            retry_after = error.after
+        pause = min(max(pause, retry_after), budget)
+        time.sleep(max(random.uniform(pause / 2, pause), min(retry_after, budget)))
+        budget, pause = budget - pause, min(NETWORK.longest_pause, 2 * pause)
 
 
-def patience() -> float:
-    """Return how many seconds all pauses between attempts may take together.
+def retry_budget() -> float:
+    """Return the total back-off of a request, in seconds.
 
     Raises:
-        ValueError: the variable of the environment is not a number of seconds.
+        ValueError: the environment variable is not a number of seconds.
     """
     text = os.environ.get(PATIENCE)
     try:
@@ -128,42 +129,42 @@ def patience() -> float:
     return seconds
 
 
-def refused(status: int | None, /) -> bool:
-    """Return whether a status is a refusal or a redirection that a later attempt cannot change."""
+def is_final(status: int | None, /) -> bool:
+    """Whether a retry cannot help: an HTTP status 3xx or 4xx, but for 408, 425 and 429."""
     return status is not None and 300 <= status < 500 and status not in (408, 425, 429)
 
 
-def gone(url: str, /) -> FileNotFoundError:
-    """Return the error of a file that is not there."""
+def not_found(url: str, /) -> FileNotFoundError:
+    """Return the error of a missing file."""
     missing = "no such file; check the URL, and whether you may read there"
     return FileNotFoundError(errno.ENOENT, missing, url)
 
 
-def refusal(url: object, found: str, advice: str, who: str = "server") -> LoaderError:
-    """Return the error of a request that is refused for good."""
+def refused_error(url: object, found: str, advice: str, who: str = "server") -> LoaderError:
+    """Return the error of a request that the server or proxy refuses, which is not retried."""
     return LoaderError(f"the {who} refuses the request", path=url, found=found, advice=advice)
 
 
-def failed(url: str, status: int, reason: str, after: float, /) -> Exception:
-    """Return the error of a web server's answer without data."""
-    answered = masked(f"status {status} {reason}")
+def status_error(url: str, status: int, reason: str, after: float, /) -> Exception:
+    """Return the error for an HTTP status without data; a `TransientError` if it may be retried."""
+    found = masked(f"status {status} {reason}")
     if status in (404, 410):
-        return gone(url)
+        return not_found(url)
     if status in (401, 403):
         return RefusedError(
             "the store refuses to serve this",
             path=url,
-            found=answered,
+            found=found,
             advice="name the store itself, as in s3://bucket/shard: a URL carries no credentials",
         )
-    if refused(status):
+    if is_final(status):
         advice = "check the URL, and the password of a proxy"
-        return refusal(url, answered, advice, "proxy" if status == 407 else "server")
-    return PassingError(answered, after=after)
+        return refused_error(url, found, advice, "proxy" if status == 407 else "server")
+    return TransientError(found, after=after)
 
 
-def no_ranges(url: str, /) -> LoaderError:
-    """Return the error of a server without ranges."""
+def no_ranges_error(url: str, /) -> LoaderError:
+    """Return the error of a server that does not support range requests."""
     return LoaderError(
         "the server does not serve ranges of a file: it sends the whole file",
         path=url,

@@ -1,4 +1,4 @@
-"""A store: the files below one URL, read by ranges."""
+"""The base class of stores: the files below a URL, read by byte ranges, with retries."""
 
 from __future__ import annotations
 
@@ -11,59 +11,58 @@ from typing import NamedTuple
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.storage.request_pool import request_pool
-from twinfeed.loaders.storage.retries import PassingError, no_ranges, patiently
+from twinfeed.loaders.storage.retries import TransientError, no_ranges_error, with_retries
 from twinfeed.loaders.storage.url import Location
 
 
-class Facts(NamedTuple):
-    """How many bytes a file has, and its tag, which changes when the file does.
+class ObjectInfo(NamedTuple):
+    """The size of an object in bytes, and its ETag, which changes when the object does.
 
-    None if the store does not say.
+    Each is None if the store does not send it.
     """
 
     bytes: int | None = None
     tag: str | None = None
 
 
-class Piece(NamedTuple):
-    """A range of a file, and the facts of the file that came with the range."""
+class RangeData(NamedTuple):
+    """The bytes of a range, and the size and ETag of the object that came with them."""
 
     data: memoryview
-    facts: Facts = Facts()
+    info: ObjectInfo = ObjectInfo()
 
 
 class Store(ABC):
-    """Read and write what lies below `root`. Paths are relative to the root.
+    """The files below `root`. Paths are relative to the root.
 
-    The methods try again after a failure that may pass. They raise FileNotFoundError for a missing
-    file, and LoaderError with the URL, the range and the attempts.
+    The public methods retry transient failures. They raise FileNotFoundError for a missing file,
+    and LoaderError with the URL, the range and the number of attempts.
 
-    The methods of a subclass make a single request, and raise PassingError for a failure that may
-    pass: `_facts`, `_read` (as much of a range as the file has), `_walk` (the paths of all files,
-    in any order), and, if the store can be written to, `_write` (a file is there whole or not at
-    all) and `_delete`.
+    Subclasses implement single attempts, without retries: `_stat`, `_read` (may return fewer bytes
+    at the end of the file), `_list` (all paths, in any order), and optionally `_write` (atomic) and
+    `_delete`. They raise `TransientError` to be retried.
     """
 
-    gives_facts = False
-    """Whether a range comes together with the facts of its file."""
+    sends_info = False
+    """Whether each response with a range also has the size and ETag of the file."""
 
     def __init__(self, root: Location) -> None:
         self.root = root
-        self._known: dict[str, Facts] = {}
+        self._info: dict[str, ObjectInfo] = {}
         self._urls: dict[str, str] = {}
 
     @abstractmethod
-    def _facts(self, path: str, /) -> Facts: ...
+    def _stat(self, path: str, /) -> ObjectInfo: ...
     @abstractmethod
-    def _read(self, path: str, start: int, stop: int, /) -> Piece: ...
+    def _read(self, path: str, start: int, stop: int, /) -> RangeData: ...
     @abstractmethod
-    def _walk(self) -> Iterator[str]: ...
+    def _list(self) -> Iterator[str]: ...
 
     def _write(self, path: str, file: Path, /) -> None:
-        raise not_written(self.root)
+        raise read_only_error(self.root)
 
     def _delete(self, path: str, /) -> None:
-        raise not_written(self.root)
+        raise read_only_error(self.root)
 
     def url(self, path: str, /) -> str:
         """Return the URL of a file.
@@ -72,68 +71,72 @@ class Store(ABC):
             LoaderError: a path that cannot be in a URL.
         """
         found = self._urls.get(path)
-        if found is None:  # checking a path costs more than sending the request
+        if found is None:  # parsing a path costs more than sending the request
             found = self._urls[path] = str(self.root / path)
         return found
 
-    def facts(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[Facts]:
-        """Return the facts of files, requested at once. Unless `fresh`, each is requested once."""
-        asked = [path for path in dict.fromkeys(paths) if fresh or path not in self._known]
-        waiting = [request_pool().submit(partial(self._ask, path), 0) for path in asked]
-        self._known |= {path: one.result() for path, one in zip(asked, waiting, strict=True)}
-        return [self._known[path] for path in paths]
+    def stat(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[ObjectInfo]:
+        """Return the size and ETag of files, requested in parallel, and cached unless `fresh`."""
+        missing = [path for path in dict.fromkeys(paths) if fresh or path not in self._info]
+        futures = [
+            request_pool().submit(partial(self._stat_with_retries, path), 0) for path in missing
+        ]
+        self._info |= {path: future.result() for path, future in zip(missing, futures, strict=True)}
+        return [self._info[path] for path in paths]
 
     def forget(self) -> None:
-        """Request the facts anew the next time."""
-        self._known.clear()
+        """Clear the cached sizes and ETags."""
+        self._info.clear()
 
-    def _ask(self, path: str) -> Facts:
-        return patiently(self.url(path), "its size", lambda: self._facts(path))
+    def _stat_with_retries(self, path: str) -> ObjectInfo:
+        return with_retries(self.url(path), "its size", lambda: self._stat(path))
 
-    def read(self, path: str, start: int, stop: int, /) -> Piece:
-        """Return a range, shorter only at the end of the file, as far as its size is known."""
-        url, wanted = self.url(path), f"bytes {start} to {stop}"
+    def read(self, path: str, start: int, stop: int, /) -> RangeData:
+        """Return a range; it is shorter only at the end of the file, if the size is known."""
+        url, requested = self.url(path), f"bytes {start} to {stop}"
 
-        def attempt() -> Piece:
-            piece = self._read(path, start, stop)
-            found, size = len(piece.data), piece.facts.bytes
+        def attempt() -> RangeData:
+            part = self._read(path, start, stop)
+            found, size = len(part.data), part.info.bytes
             if found > stop - start:
-                raise no_ranges(url)
+                raise no_ranges_error(url)
             if found < stop - start and size is not None and start + found < min(stop, size):
-                raise PassingError(f"a short body: {found} of {stop - start} bytes")
-            return piece
+                raise TransientError(f"a short body: {found} of {stop - start} bytes")
+            return part
 
-        return patiently(url, wanted, attempt)
+        return with_retries(url, requested, attempt)
 
     def glob(self, pattern: str, /) -> list[str]:
-        """Return the paths that match a pattern, sorted. Only the wildcard ** crosses a "/"."""
+        """Return the sorted paths that match a glob pattern, in which only ** crosses a "/"."""
         parts = pattern.split("/")
         return sorted(path for path in self.list() if _matches(path.split("/"), parts))
 
     def write(self, path: str, file: Path, /) -> None:
         """Write a local file to `path`."""
-        patiently(self.url(path), "to write there", lambda: self._write(path, file))
+        with_retries(self.url(path), "to write there", lambda: self._write(path, file))
 
     def list(self) -> list[str]:
         """Return the paths of all files."""
-        return patiently(str(self.root), "a listing", lambda: [*self._walk()])
+        return with_retries(str(self.root), "a listing", lambda: [*self._list()])
 
     def delete(self, path: str, /) -> None:
         """Delete a file."""
-        patiently(self.url(path), "to delete", lambda: self._delete(path))
+        with_retries(self.url(path), "to delete", lambda: self._delete(path))
 
 
-def not_written(place: Location, /) -> LoaderError:
-    """Return the error of an index that is to be written to a web server."""
+def read_only_error(location: Location, /) -> LoaderError:
+    """Return the error of a write to a store that is read-only."""
     return LoaderError(
-        "a web server cannot be written to", path=place, advice="write to a store, as s3://bucket/x"
+        "a web server cannot be written to",
+        path=location,
+        advice="write to a store, as s3://bucket/x",
     )
 
 
-def not_installed(url: object, error: ImportError, /) -> LoaderError:
+def not_installed_error(url: object, error: ImportError, /) -> LoaderError:
     """Return the error of a missing package."""
     return LoaderError(
-        "what reads this URL is not installed",
+        "the package that reads this URL is not installed",
         path=url,
         found=error,
         advice="pip install 'twinfeed[remote]', or what the message names",
@@ -141,7 +144,7 @@ def not_installed(url: object, error: ImportError, /) -> LoaderError:
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether the names of a path match the parts of a pattern."""
+    """Whether the names of a path match the parts of a pattern."""
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":

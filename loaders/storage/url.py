@@ -1,4 +1,4 @@
-"""Where something lies: the only module that parses URLs."""
+"""URLs of files and folders, parsed and checked: the only module that parses URLs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from urllib.parse import quote, quote_from_bytes, unquote
 from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 
 ROOTS = "TWINFEED_ROOTS"
-"""The environment variable that names the places (a URL and all below it) that the indexes opened
-on this machine may lead to, with spaces or newlines between them. A space that no `scheme://`
-follows belongs to a name.
+"""The environment variable with the URLs, and all below them, that indexes opened on this machine
+may refer to, separated by spaces or newlines. A space that is not followed by `scheme://` is a part
+of a name.
 """
 
 OBJECTS = {
@@ -26,10 +26,10 @@ WEB = ("http", "https")
 
 _NAME = r"[A-Za-z][A-Za-z0-9+.-]*"
 _URL = re.compile(rf"((?:{_NAME}::)*{_NAME})://(.*)", re.DOTALL)
-_BETWEEN = re.compile(rf"\s+(?=(?:{_NAME}::)*{_NAME}://)")
-_NAMED = r"(X-Amz-|X-Goog-|sig=|[\w.-]*(signature|token|secret|password|credentials?)=)"
-_SIGNED = re.compile(rf"[?#;&]{_NAMED}", re.IGNORECASE)
-_HIDDEN = re.compile(rf"[?#]|[;&]{_NAMED}", re.IGNORECASE)
+_URL_SEPARATOR = re.compile(rf"\s+(?=(?:{_NAME}::)*{_NAME}://)")
+_SECRET_NAMES = r"(X-Amz-|X-Goog-|sig=|[\w.-]*(signature|token|secret|password|credentials?)=)"
+_SIGNED = re.compile(rf"[?#;&]{_SECRET_NAMES}", re.IGNORECASE)
+_SECRET_START = re.compile(rf"[?#]|[;&]{_SECRET_NAMES}", re.IGNORECASE)
 _UNWRITABLE = re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")
 _HOSTS = {
     "web": re.compile(r"(\[[0-9a-f:.]+\]|[^\s/?#@\\:%\[\]<>^|\"`{}*\ud800-\udfff]+)(:\d{1,5})?"),
@@ -42,22 +42,22 @@ _HOSTS = {
     "other": re.compile(r"(?!.*::)[^\0-\x20\x7f?#\\\ud800-\udfff]*"),
 }
 _PORTS = {"http": ":80", "https": ":443"}
-_AS_TYPED = "/%!$&'()*+,;=:@-._~[]|^"
-"""What a web server is sent as it is typed. All else is quoted, as the standard of URLs has it."""
+_UNQUOTED = "/%!$&'()*+,;=:@-._~[]|^"
+"""Characters of a URL that are sent to a web server unquoted (RFC 3986)."""
 
-_SECRET = (
-    "credentials belong in the environment (docs/remote.md names the variables): name the place "
-    "without them, as in s3://bucket/shard; a web server with a password is not read"
+_CREDENTIALS_ADVICE = (
+    "credentials belong in the environment (docs/remote.md names the variables): name the "
+    "file without them, as in s3://bucket/shard; a web server with a password is not read"
 )
 
 
 @dataclass(frozen=True)
 class Location:
-    """A place in a store: the scheme, the host or bucket, and the key, without a secret.
+    """A parsed URL without secrets: the scheme, the host or bucket, and the key.
 
     - s3, gs and az: the key is raw. Nothing in the key is decoded, and `?` and `#` belong to it.
-    - http and https: the key is the path of the URL, quoted as the standard of URLs has it.
-    - `typed`: whether the caller gave the place. A place that only an index names is not `typed`.
+    - http and https: the key is the path of the URL, percent-encoded.
+    - `from_user`: True for a URL of the caller, False for one that an index contains.
 
     Raises:
         LoaderError: a URL that cannot be parsed, or has credentials. The message has no
@@ -72,47 +72,49 @@ class Location:
     scheme: str
     host: str
     key: str
-    typed: bool = field(default=True, compare=False, repr=False)
+    from_user: bool = field(default=True, compare=False, repr=False)
 
     @classmethod
-    def of(cls, url: str, /, *, typed: bool = True) -> Location:
+    def of(cls, url: str, /, *, from_user: bool = True) -> Location:
         """Parse a URL."""
         match = _URL.fullmatch(url)
         if not match:
-            raise LoaderError("no URL", path=masked(url), advice="write it as in s3://bucket/shard")
+            raise LoaderError(
+                "not a URL", path=masked(url), advice="write it as in s3://bucket/shard"
+            )
         scheme, (host, _, key) = match[1].lower(), match[2].partition("/")
-        _refuse_user(url, scheme.rpartition("::")[2], host)
-        _refuse_signed(url)
-        place = cls(scheme, host, "", typed)
-        if place.web:
-            host = host.lower().removesuffix(_PORTS[place.protocol])
-        kind = "web" if place.web else OBJECTS.get(place.protocol, "other")
+        _check_no_user(url, scheme.rpartition("::")[2], host)
+        _check_not_signed(url)
+        location = cls(scheme, host, "", from_user)
+        if location.web:
+            host = host.lower().removesuffix(_PORTS[location.protocol])
+        kind = "web" if location.web else OBJECTS.get(location.protocol, "other")
         if not _HOSTS[kind].fullmatch(host):
             raise LoaderError(
-                "this URL names no host or bucket, or none that can be",
+                "this URL has no host or bucket, or an invalid one",
                 path=masked(url),
                 advice="write it as in s3://bucket/shard or https://host/shard",
             )
-        place = replace(place, host=host)
-        return place / key.removesuffix("/") if key else place
+        location = replace(location, host=host)
+        return location / key.removesuffix("/") if key else location
 
     @property
     def protocol(self) -> str:
-        """The scheme, without what wraps it (as in simplecache::https)."""
+        """The last scheme of a chain, as https of simplecache::https."""
         return self.scheme.rpartition("::")[2]
 
     @property
     def web(self) -> bool:
-        """Whether the place is on a web server."""
+        """Whether the URL is of a web server."""
         return self.protocol in WEB
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.host}" + (f"/{self.key}" if self.key else "")
 
     def __truediv__(self, path: str, /) -> Location:
-        """Return the place of a path below this place."""
-        _refuse_signed(f"{self}/{path}")
-        key = quote(path, safe=_AS_TYPED, errors="surrogatepass") if self.web else path
+        """Return the URL of a path below this one."""
+        _check_not_signed(f"{self}/{path}")
+        key = quote(path, safe=_UNQUOTED, errors="surrogatepass") if self.web else path
         parts = [unquote(part) if self.web else part for part in key.split("/")]
         chains = not self.web and self.protocol not in OBJECTS
         faults = {
@@ -122,10 +124,10 @@ class Location:
             "the name . or ..": {".", ".."} & {*parts},
             "a control character, or bytes that are not UTF-8": any(map(_UNWRITABLE.search, parts)),
         }
-        for what, found in faults.items():
+        for fault, found in faults.items():
             if found:
                 raise UnsafeContentError(
-                    f"a URL with {what} is not read",
+                    f"a URL with {fault} is not read",
                     path=masked(f"{self}/{path}").encode("utf-8", "backslashreplace").decode(),
                     advice="rename the file (a ? or # in a name of a web server is written %3F or "
                     "%23)",
@@ -134,43 +136,43 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The last name of the key."""
+        """The last component of the key."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> Location:
-        """The place that this place lies in."""
+        """The URL of the folder."""
         return replace(self, key=self.key.rpartition("/")[0])
 
     def below(self, root: Location, /) -> str | None:
-        """Return the path of this place below `root`, None if it does not lie there."""
+        """Return the path relative to `root`, or None if this URL is not below `root`."""
         if (self.scheme, self.host) != (root.scheme, root.host) or self == root:
             return None
         base = f"{root.key}/" if root.key else ""
         return self.key[len(base) :] if self.key.startswith(base) else None
 
     def shares_host(self, other: Location, /) -> bool:
-        """Return whether both places are on the same host, or in the same bucket."""
+        """Whether both URLs are of the same host, or of the same bucket."""
         return bool(self.host) and (self.scheme, self.host) == (other.scheme, other.host)
 
 
-def place_of(path: str | os.PathLike[str], /) -> Root:
-    """Return the place that a caller named: a Location for a URL, or a local path."""
+def parse_location(path: str | os.PathLike[str], /) -> Root:
+    """Parse a path from the caller: a `Location` for a URL, the text of a local path."""
     text = os.fspath(path)
     return Location.of(text) if is_url(text) else text
 
 
 def is_url(text: str, /) -> bool:
-    """Return whether a path is a URL."""
+    """Whether a path is a URL."""
     return _URL.fullmatch(text) is not None
 
 
 Root = str | Location
-"""Where shards are: in a local folder, or at a Location."""
+"""A local folder, or the URL of one."""
 
 
 def masked(text: str, /) -> str:
-    """Return a URL, or another program's message, without what may be a secret.
+    """Replace what may be a secret in a URL, or in a message of another program, by ***.
 
     >>> masked("no route to https://user:word@host/a.tar?token=1")
     'no route to https://***@host/a.tar?***'
@@ -178,7 +180,7 @@ def masked(text: str, /) -> str:
     words, separator, url = text.partition("://")
     if not separator:
         words, url = "", text
-    found = _HIDDEN.search(url)
+    found = _SECRET_START.search(url)
     shown, hidden = (url[: found.start()], url[found.start() :]) if found else (url, "")
     user, at, host = shown.rpartition("@")
     if "@" in words + hidden:  # a password may hold a ? or a #
@@ -188,24 +190,23 @@ def masked(text: str, /) -> str:
     return f"{words}{separator}{shown}{hidden[:1]}{'***' if hidden else ''}"
 
 
-def allowed(place: Location, /) -> bool:
-    """Return whether the environment allows indexes to lead to a place.
+def allowed(location: Location, /) -> bool:
+    """Whether the environment variable TWINFEED_ROOTS allows indexes to refer to a URL.
 
     Raises:
-        LoaderError: the variable of the environment is no list of URLs, or has a URL that is
-            refused.
+        LoaderError: the variable is not a list of URLs, or has a URL that is refused.
     """
-    given = os.environ.get(ROOTS, "").strip()
+    text = os.environ.get(ROOTS, "").strip()
     try:
-        roots = [Location.of(url) for url in _BETWEEN.split(given)] if given else []
+        roots = [Location.of(url) for url in _URL_SEPARATOR.split(text)] if text else []
     except LoaderError as error:
         error.problem = f"{ROOTS} in the environment: {error.problem}"
         raise
-    return any(place == root or place.below(root) is not None for root in roots)
+    return any(location == root or location.below(root) is not None for root in roots)
 
 
 def quoted(name: str, /) -> str:
-    """Return the name of a file as the URL of a web server has it.
+    """Percent-encode the name of a file for the URL of a web server.
 
     >>> quoted("50% of #1?.tar")
     '50%25%20of%20%231%3F.tar'
@@ -214,29 +215,31 @@ def quoted(name: str, /) -> str:
 
 
 def unquoted(path: str, /) -> str:
-    """Return the name of a file whose path in a URL is `path`.
+    """Decode the percent-encoded path of a URL to the name of a file.
 
     Raises:
-        UnsafeContentError: a quoted "/", which no name of a file can have.
+        UnsafeContentError: an encoded "/", which a file name cannot contain.
     """
     if re.search("%2f", path, re.IGNORECASE):
-        raise UnsafeContentError("a name with a quoted / is no path here", path=path)
+        raise UnsafeContentError(
+            "a URL with an encoded / cannot be the name of a local file", path=path
+        )
     return unquote(path, errors="surrogateescape")
 
 
-def _refuse_user(url: str, protocol: str, host: str) -> None:
-    """Raise LoaderError for a URL with a password, or with a user that its scheme does not have."""
+def _check_no_user(url: str, protocol: str, host: str) -> None:
+    """Raise LoaderError for a URL with a password, or with a user where its scheme has none."""
     user = host.rpartition("@")[0]
     if ":" in host and not _HOSTS["web"].fullmatch(host):  # a password may hold a "/"
         user = url.partition("://")[2].rpartition("@")[0]
-    plain = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
-    if ":" in user or (user and not plain):
+    takes_user = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
+    if ":" in user or (user and not takes_user):
         problem = "a URL with a user or a password is not read"
-        raise LoaderError(problem, path=masked(url), advice=_SECRET)
+        raise LoaderError(problem, path=masked(url), advice=_CREDENTIALS_ADVICE)
 
 
-def _refuse_signed(url: str) -> None:
+def _check_not_signed(url: str) -> None:
     """Raise LoaderError for a URL with a signature or a token."""
     if _SIGNED.search(url):
         problem = "a URL with a signature or a token, such as a presigned URL, is not read"
-        raise LoaderError(problem, path=masked(url), advice=_SECRET)
+        raise LoaderError(problem, path=masked(url), advice=_CREDENTIALS_ADVICE)

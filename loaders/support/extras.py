@@ -15,10 +15,10 @@ def needing(what: str, extra: str, /) -> Iterator[None]:
         module = (error.name or "").partition(".")[0]
         if module in ("", "twinfeed"):
             raise
-        raise not_installed(what, module, extra) from error
+        raise not_installed_error(what, module, extra) from error
 
 
-def not_installed(what: str, module: str, extra: str, /) -> ModuleNotFoundError:
+def not_installed_error(what: str, module: str, extra: str, /) -> ModuleNotFoundError:
     """Return the error of a module that is not installed."""
     problem = f'{what} needs {module}: pip install "twinfeed[{extra}]"'
     return ModuleNotFoundError(problem, name=module)

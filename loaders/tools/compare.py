@@ -25,7 +25,7 @@ from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, as_array
 from twinfeed.loaders.support.checksum import crc32c
-from twinfeed.loaders.support.extras import not_installed
+from twinfeed.loaders.support.extras import not_installed_error
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.tools.backends import BACKENDS, Backend
 from twinfeed.samplers import validate
@@ -183,7 +183,7 @@ def compare(
     most = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
         if find_spec(needs := BACKENDS[name].needs) is None:
-            raise not_installed(f"compare with backend {name!r}", needs, name)
+            raise not_installed_error(f"compare with backend {name!r}", needs, name)
     how = {"checksums": checksums, "readahead": readahead}
     jobs = [
         _Task(name, BACKENDS[name], feed, most, how, step)

@@ -47,7 +47,7 @@ class BufferedRange:
     def request(self, read: Read, *, urgent: bool) -> None:
         """Request the pieces. Several pieces are copied to one buffer, as they come."""
         self.pieces = []
-        size = retries.NETWORK.piece
+        size = retries.NETWORK.part_bytes
         if self.stop - self.start > size:
             read = partial(_read_into, np.empty(self.stop - self.start, np.uint8), self.start, read)
         for start in range(self.start, self.stop, size):
@@ -132,10 +132,10 @@ class RangeBuffer:
 
     def start_plan(self, step: int, previous_end: int | None, /) -> None:
         """Start a plan at this step. Ranges of the plan before, up to step `previous_end`, are kept
-        as long as that plan needs them; with None, or above `NETWORK.held` bytes, they are dropped.
+        as long as that plan needs them; with None, or above `buffer_bytes`, they are dropped.
         """
         with self._lock:
-            if previous_end is None or self._bytes > retries.NETWORK.held:
+            if previous_end is None or self._bytes > retries.NETWORK.buffer_bytes:
                 self._clear()
             self._close((span, previous_end or step) for span in list(self._open))
 

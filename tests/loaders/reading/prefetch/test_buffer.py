@@ -82,7 +82,7 @@ def test_a_new_plan_keeps_what_it_goes_on_with(
     assert [found(buffer, number) for number in (0, 1)] == [True, False]
     buffer.start_plan(90, None)
     assert not buffer._ranges
-    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, held=SIZE))
+    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, buffer_bytes=SIZE))
     fetch(buffer, 0, 1)
     buffer.start_plan(90, 95)
     assert not buffer._ranges, "nor if it is much"
@@ -90,7 +90,7 @@ def test_a_new_plan_keeps_what_it_goes_on_with(
 
 def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces of 4, 4 and 2 bytes. A piece fails before it is needed."""
-    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, piece=4))
+    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, part_bytes=4))
     failures = [OSError("once")]
 
     def read(_file: int, start: int, stop: int, _step: int) -> memoryview:
