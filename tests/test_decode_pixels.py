@@ -28,12 +28,13 @@ def decoded(data: bytes, **options: Any) -> np.ndarray:
     return DecodeImage(**options)({"image": data})["image"]
 
 
-def png(pixels: np.ndarray, colour: int) -> bytes:
+def png(pixels: np.ndarray, colour: int, key: tuple[int, ...] = ()) -> bytes:
     """A PNG with 16 bits a channel, which Pillow cannot write for several channels."""
     height, width = pixels.shape[:2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
     header = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
+    trns = [(b"tRNS", struct.pack(f">{len(key)}H", *key))] if key else []
+    chunks = ((b"IHDR", header), *trns, (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(body)) + name + body + struct.pack(">I", zlib.crc32(name + body))
         for name, body in chunks
@@ -121,11 +122,19 @@ def test_12_bits_are_shifted_by_4() -> None:
     assert decoded(BITS_12, mode="L", dtype="native").tolist() == [[0x123, 0x456]]
 
 
+def test_big_endian_pixels_are_resized_as_others() -> None:
+    small, big = (GREY_16[name] for name in ("TIFF", "big-endian TIFF"))
+    for fit in ("stretch", "crop", "pad"):
+        both = (decoded(data, size=(3, 2), fit=fit, dtype="native") for data in (small, big))
+        np.testing.assert_array_equal(*both)
+
+
 @pytest.mark.parametrize("dtype", ["uint8", "native"])
 def test_tiffs_that_pillow_reads_wrongly_are_refused(dtype: str) -> None:
     for data in (
         tiff(WIDE, bits=16, photometric=0),
         tiff(np.full((2, 3), 2**32 - 1, np.uint32), bits=32),
+        tiff(np.array([[-1, -128, 127]], np.int8), bits=8, kind=2),
     ):
         with pytest.raises(ValueError, match="not as Pillow reads them"):
             decoded(data, dtype=dtype)
@@ -244,8 +253,10 @@ def test_a_background_is_composed_below_transparent_pixels() -> None:
 def test_a_transparent_grey_of_16_bits_has_no_background() -> None:
     data = saved(Image.fromarray(WIDE), "png", transparency=256)
     assert decoded(data, mode="L").tolist() == UPPER
-    with pytest.raises(ValueError, match="leave out background="):
-        decoded(data, background=(0, 0, 0))
+    grey = saved(Image.fromarray(np.array([[0, 16]], np.uint8)), "png", bits=4, transparency=3)
+    for transparent in (data, png(np.resize(WIDE, (2, 3, 3)), 2, key=(0, 255, 256)), grey):
+        with pytest.raises(ValueError, match="leave out background="):
+            decoded(transparent, background=(0, 0, 0))
 
 
 # Damaged JPEGs

@@ -320,16 +320,26 @@ def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
     if type(value) is np.ndarray and value.dtype == field.dtype:
         return value
     array = array_of(name, value, place)
-    if array.dtype == field.dtype or np.can_cast(array.dtype, field.dtype):
+    if array.dtype == field.dtype:
+        return array
+    exact = array.dtype.kind not in "iu" or _survives(array, field.dtype)
+    if exact and np.can_cast(array.dtype, field.dtype):  # numpy rounds integers to float64
         return array
     if not hasattr(value, "dtype"):
         fractions = field.dtype.kind in "fc" or field.dtype.name == "bfloat16"
         if not array.size or (array.dtype.kind == "f" and fractions):
             return array
-        if array.dtype.kind in "bi" and np.array_equal(array.astype(field.dtype), array):
+        if array.dtype.kind in "bi" and exact:
             return array
     found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
     raise _other_dtype(name, found, str(field.dtype), place)
+
+
+def _survives(integers: Array, dtype: np.dtype[Any]) -> bool:
+    """Whether each integer keeps its value in a dtype."""
+    with np.errstate(all="ignore"):  # too large for the dtype
+        cast = np.real(integers.astype(dtype)).astype(integers.dtype)
+    return bool(np.array_equal(cast, integers))
 
 
 def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitError:

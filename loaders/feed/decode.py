@@ -39,7 +39,8 @@ _LEFT: deque[Array] = deque(maxlen=8)
 
 # Tags of TIFF, and of EXIF, which is written as TIFF.
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
-_WHITE_IS_ZERO = 0
+_PLANAR, _WHITE_IS_ZERO = 284, 0
+_MISREAD = "the pixels of this TIFF are not as Pillow reads them: convert it"
 
 
 class DecodeImage:
@@ -203,12 +204,19 @@ class DecodeImage:
         self._check(image.height, image.width)
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
             return self._grey(image)
-        if self.dtype == "native" and _has_16_bits(image):
+        tags, wide = _tags(image), _has_16_bits(image)
+        signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
+        if signed or (wide and tags.get(_PLANAR) == 2 and image.tile[0].codec_name == "raw"):
+            raise ValueError(_MISREAD)
+        if self.dtype == "native" and wide:
             raise ValueError(
                 "the image has several channels of 16 bits, of which Pillow gives the upper bytes: "
                 "dtype='uint8' takes these"
             )
         if self.background is not None and image.has_transparency_data:
+            key = "transparency" in image.info and image.mode != "P"
+            if key and ";" in str(image.tile):  # Pillow does not scale it as it scales the pixels
+                raise ValueError("a transparent colour of other than 8 bits: leave out background=")
             below = Image.new("RGBA", image.size, (*self.background, 255))
             return Image.alpha_composite(below, image.convert("RGBA")).convert(self.mode)
         image.info.pop("transparency", None)  # Pillow would warn that it is dropped
@@ -218,15 +226,16 @@ class DecodeImage:
         """Return an image of one channel with 16 or 32 bits, or the upper bytes of its pixels."""
         from PIL import Image
 
-        tags = getattr(image, "tag_v2", {})  # of TIFF
+        tags = _tags(image)
         unsigned = image.mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
         if self.background is not None and image.has_transparency_data:
             raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
         pixels = np.asarray(image)
         if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO or (unsigned and pixels.min() < 0):
-            raise ValueError("the pixels of this TIFF are not as Pillow reads them: convert it")
-        if self.dtype == "native":
-            return image
+            raise ValueError(_MISREAD)
+        if self.dtype == "native":  # Pillow resizes no bytes in the other order
+            swapped = image.mode == "I;16B"
+            return Image.fromarray(pixels.astype(np.uint16)) if swapped else image
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
             raise ValueError(
                 f"the image has pixels of 32 bits or with a sign (Pillow's mode {image.mode!r}), "
@@ -325,6 +334,11 @@ def _opened(data: bytes, field: str) -> PIL.ImageFile.ImageFile:
     except UnidentifiedImageError:
         problem = f"field {field!r} is no image, it begins with {data[:16]!r}"
         raise UnidentifiedImageError(problem) from None
+
+
+def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
+    """Return the tags of a TIFF."""
+    return getattr(image, "tag_v2", {})
 
 
 def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:

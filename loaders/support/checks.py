@@ -42,7 +42,7 @@ def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
 
 
 def as_ids(ids: Int64s | Iterable[int], name: str = "ids", /) -> Int64s:
-    """Return ids as int64[n]; raise TypeError for what are no integers."""
+    """Return ids as int64[n]; raise TypeError or IndexError for others."""
     listed = not isinstance(ids, np.ndarray) and isinstance(ids, Iterable)
     array = unmasked(name, list(ids) if listed else ids)
     if array.size == 0:
@@ -51,6 +51,8 @@ def as_ids(ids: Int64s | Iterable[int], name: str = "ids", /) -> Int64s:
         raise TypeError(
             f"{name} must be integers in one dimension, got {array.dtype} of shape {array.shape}"
         )
+    if array.dtype == np.uint64 and array.max() > np.iinfo(np.int64).max:
+        raise IndexError(f"{name} must be below 2^63, got {array.max()}")
     return array.astype(np.int64, copy=False)
 
 

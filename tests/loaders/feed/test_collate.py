@@ -133,6 +133,9 @@ UNFIT: list[tuple[Any, Any, str]] = [
     (True, 0.25, "float64 0.25 where bool"),
     (np.float32(1), np.float64(1), "float64 1.0 where float32"),
     (np.uint8(1), 256, "int64 256 where uint8"),
+    (0.5, 2**53 + 1, "int64 9007199254740993 where float64"),
+    (np.float64(1), np.int64(2**53 + 1), "int64 9007199254740993 where float64"),
+    (np.zeros(2), np.array([0, 2**63 - 1]), "int64 where float64"),
     (1, b"one", "bytes where int64"),
     (1, "one", "str where int64"),
     (b"one", 1, "int64 where bytes"),
@@ -157,6 +160,8 @@ FIT: list[tuple[Any, Any]] = [
     (np.float32(1), 0.1),
     (np.uint8(1), 255),
     (1.5, 2),
+    (1.5, 2**53 + 2),
+    (np.float64(1), np.int64(3)),
     (np.zeros(1, ">i4"), np.ones(1, np.int32)),
     ([1, 2], [3, 4]),
 ]
