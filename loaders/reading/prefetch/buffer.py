@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right, insort
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
-from heapq import heappop, heappush
 
 import numpy as np
 import numpy.typing as npt
@@ -46,14 +46,25 @@ class BufferedRange:
 
     def request(self, read: Read, *, urgent: bool) -> None:
         """Request the pieces. Several pieces are copied to one buffer, as they come."""
-        self.pieces = []
         size = retries.NETWORK.part_bytes
-        if self.stop - self.start > size:
-            read = partial(_read_into, np.empty(self.stop - self.start, np.uint8), self.start, read)
+        several = self.stop - self.start > size
+        buffer = np.empty(self.stop - self.start, np.uint8) if several else None
+        self.pieces = []
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
-            call = partial(read, self.file, start, stop, self.step)
+            call = partial(self._piece, read, start, stop, buffer)
             self.pieces.append(request_pool().submit(call, stop - start, urgent=urgent))
+
+    def _piece(
+        self, read: Read, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
+    ) -> memoryview:
+        """Return a piece, or the buffer of the whole range, with the piece in it."""
+        data = read(self.file, start, stop, self.step)
+        if buffer is None:
+            return data
+        # numpy copies without the interpreter lock. Joining memoryviews would hold it.
+        np.copyto(buffer[start - self.start : stop - self.start], np.frombuffer(data, np.uint8))
+        return buffer.data
 
     @property
     def failed(self) -> bool:
@@ -75,25 +86,6 @@ class BufferedRange:
         for piece in self.pieces:
             data = piece.result()  # of several pieces, each is the buffer of the whole range
         return data
-
-
-def _read_into(
-    buffer: npt.NDArray[np.uint8],
-    first: int,
-    read: Read,
-    file: int,
-    start: int,
-    stop: int,
-    step: int,
-) -> memoryview:
-    """Read a piece into the buffer of its range, and return the buffer.
-
-    numpy copies without the interpreter lock. Joining memoryviews would hold it.
-    """
-    np.copyto(
-        buffer[start - first : stop - first], np.frombuffer(read(file, start, stop, step), np.uint8)
-    )
-    return buffer.data
 
 
 class RangeBuffer:
@@ -127,8 +119,9 @@ class RangeBuffer:
         self._ranges = {}
         # By file, sorted by start and number.
         self._starts: dict[int, list[tuple[int, int, BufferedRange]]] = {}
-        self._open: dict[int, list[BufferedRange]] = {}  # by the span that is not closed yet
-        self._ends: list[tuple[int, int]] = []  # a heap of the last step of each other range
+        # By the span that is not closed yet, and by the last step.
+        self._open: defaultdict[int, list[BufferedRange]] = defaultdict(list)
+        self._ending: defaultdict[int, list[BufferedRange]] = defaultdict(list)
 
     def start_plan(self, step: int, previous_end: int | None, /) -> None:
         """Start a plan at this step. Ranges of the plan before, up to step `previous_end`, are kept
@@ -144,9 +137,9 @@ class RangeBuffer:
         with self._lock:
             if isinstance(event, Release):
                 self._close(event.last_steps)
-                return
-            for file, start, stop, span, step in event.ranges.tolist():
-                self._submit(file, start, stop, span, step)
+            else:
+                for extent in event.ranges.tolist():
+                    self._submit(*extent)
 
     def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
         """Fetch a range, unless it is here."""
@@ -162,24 +155,21 @@ class RangeBuffer:
             self._bytes += stop - start
             insort(self._starts.setdefault(file, []), (start, entry.number, entry))
             entry.request(self._read, urgent=False)
-        if span == NO_SPAN:
-            heappush(self._ends, (last, entry.number))
-        else:
-            self._open.setdefault(span, []).append(entry)
+        (self._ending[last] if span == NO_SPAN else self._open[span]).append(entry)
 
     def _close(self, last_steps: Iterable[tuple[int, int]]) -> None:
         for span, last in last_steps:
             for entry in self._open.pop(span, ()):
                 entry.last = last
-                heappush(self._ends, (last, entry.number))
+                self._ending[last].append(entry)
 
     def release_before(self, step: int, /) -> None:
         """Drop the ranges that no batch from this step on needs."""
         with self._lock:
-            while self._ends and self._ends[0][0] < step:
-                entry = self._ranges.get(heappop(self._ends)[1])
-                if entry is not None and entry.last < step:
-                    self._drop(entry)
+            for last in [last for last in self._ending if last < step]:
+                for entry in self._ending.pop(last):
+                    if entry.last < step:  # no later step has asked for it since
+                        self._drop(entry)
 
     def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
         """Return the range of each row: buffered, or requested now for rows near each other.
@@ -196,9 +186,8 @@ class RangeBuffer:
             lone = rows[missing]
             for first, last in pieces_of(lone, near_rows(lone, self._gap, MOST_AT_ONCE)):
                 file = int(lone["file"][first])
-                entry = BufferedRange(
-                    0, file, *extent_of(lone[first:last]), CURRENT_STEP, CURRENT_STEP
-                )
+                extent = extent_of(lone[first:last])
+                entry = BufferedRange(0, file, *extent, CURRENT_STEP, CURRENT_STEP)
                 entry.request(self._read, urgent=True)
                 for place in missing[first:last].tolist():
                     found[place] = entry
