@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
@@ -58,21 +59,15 @@ class ChunkCache:
         self._lock = threading.Lock()
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
-        self._stream: tuple[Schedule, list[str], bool] | None = None
+        self._stream: tuple[Schedule, tuple[str, ...], bool] | None = None
 
     def advance(self, plan: ReadPlan, step: int, /) -> None:
         """Find out when each chunk is used next, if the batch of a step of a plan is read now."""
-        fields, prefetched = [*plan.fields], plan.limit > 0
-        stream = plan.schedule, fields, prefetched
+        stream = plan.schedule, tuple(plan.fields), plan.limit > 0
         if self._uses is None or self._stream != stream:
-            self._stream = stream
-
-            def chunks_of(records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-                return self._chunks_of(fields, records)
-
-            self._uses = NextUses(
-                plan.schedule.whole, int(self.starts[-1]), chunks_of, prefetched=prefetched
-            )
+            self._stream = schedule, fields, prefetched = stream
+            chunks_of = partial(self._chunks_of, fields)
+            self._uses = NextUses(schedule.whole, chunks_of, prefetched=prefetched)
         self._eviction.advance(self._uses, step, self._cached)
 
     def _cached(self) -> Iterator[int]:
@@ -83,7 +78,7 @@ class ChunkCache:
             if digest in starts:
                 yield starts[digest] + int(number)
 
-    def _chunks_of(self, fields: list[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the first and the last chunk of each field, and the place of its record."""
         rows = self._index.rows(fields, records)
         nonempty = rows["length"] > 0
@@ -144,21 +139,16 @@ class ChunkCache:
     ) -> None:
         """Fetch chunks, neighbours in one piece, and put them into the cache."""
         base = int(self.starts[shard])
-        breaks = [n for n in range(1, len(missing)) if missing[n] != missing[n - 1] + 1]
-        for first, last in zip([0, *breaks], [*breaks, len(missing)], strict=True):
-            run = missing[first:last]
-            if not run:
-                continue
+        runs = np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1) if missing else []
+        for run in (numbers.tolist() for numbers in runs):
             start = (run[0] - base) * self.size
-            stop = min((run[-1] - base + 1) * self.size, int(self._sizes[shard]))
-            data = fetch(shard, start, stop)
+            data = fetch(shard, *self._within(shard, start, start + len(run) * self.size))
             for place, number in enumerate(run):
                 name, length = self._entry(number)
                 piece = bytes(data[place * self.size : place * self.size + length])
                 found[number] = piece
                 if len(piece) == length:
-                    next_use = self._eviction.next_use(number, step)
-                    victims = self._eviction.victims(next_use, lambda n: self._entry(n)[0])
+                    victims = self._eviction.victims(number, step, lambda n: self._entry(n)[0])
                     if self._disk.put(name, piece, victims):
                         self._eviction.note(number, step)
 

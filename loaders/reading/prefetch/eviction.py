@@ -41,14 +41,7 @@ class NextUses:
     """
 
     def __init__(
-        self,
-        schedule: Schedule,
-        chunks: int,
-        chunks_of: ChunksOfRecords,
-        /,
-        *,
-        prefetched: bool = False,
-        samples: int = _SAMPLES,
+        self, schedule: Schedule, chunks_of: ChunksOfRecords, /, *, prefetched: bool
     ) -> None:
         self._schedule, sampler = schedule, schedule.sampler
         self._chunks_of = chunks_of
@@ -56,40 +49,29 @@ class NextUses:
         whole = traits.reads_blocks or traits.max_cached is not None
         self._whole_spans = prefetched and whole
         epoch = len(sampler) * sampler.batch_size
-        samples = min(samples, max(_LEAST, _EPOCHS * epoch))
+        samples = min(_SAMPLES, max(_LEAST, _EPOCHS * epoch))
         self._span = max(1, -(-samples // sampler.batch_size))  # steps of the window
-        self.next: npt.NDArray[np.int64] = np.full(chunks, NO_STEP)
-        self._keys: npt.NDArray[np.int64] = np.zeros(0, np.int64)
-        self._begin = self._end = self.now = 0
+        self._keys: npt.NDArray[np.int64] = np.array([NO_STEP])  # sorted: see `_keys_of`
+        self._begin = self._end = self._now = 0
 
     def seek(self, step: int, /) -> bool:
         """Go to a batch. Return whether the uses were computed anew."""
-        self.now = step
+        self._now = step
         if self._begin <= step < self._begin + max(1, (self._end - self._begin) // 2):
             return False
-        self._find_uses()
-        return True
-
-    def consume(self, chunk: int, step: int = CURRENT_STEP, /) -> int:
-        """Note that a chunk is read for a step; return the step of its next use."""
-        step = self.now if step == CURRENT_STEP else max(self._begin - 1, min(step, self._end - 1))
-        key = chunk * self._span + step - self._begin
-        place = int(np.searchsorted(self._keys, key, side="right"))
-        later = place < len(self._keys) and self._keys[place] // self._span == chunk
-        self.next[chunk] = self._begin + int(self._keys[place]) % self._span if later else NO_STEP
-        return int(self.next[chunk])
-
-    def _find_uses(self) -> None:
-        """Sort the uses of the coming batches by chunk and step."""
-        self._begin, self._end = self.now, self.now + self._span
+        self._begin, self._end = step, step + self._span
         records, steps = self._upcoming()
         parts = range(0, len(records), IDS)
         keys = [self._keys_of(records[n : n + IDS], steps[n : n + IDS]) for n in parts]
-        self._keys = _distinct(np.concatenate([np.zeros(0, np.int64), *keys]))
-        self.next[:] = NO_STEP
-        chunk, first_use = np.divmod(self._keys, self._span)
-        begins = np.flatnonzero(np.diff(chunk, prepend=-1))
-        self.next[chunk[begins]] = self._begin + first_use[begins]
+        self._keys = _distinct(np.concatenate([*keys, [NO_STEP]]))
+        return True
+
+    def after(self, chunk: int, step: int, /) -> int:
+        """Return the step of the next use of a chunk after a step."""
+        step = self._now if step == CURRENT_STEP else max(self._begin - 1, min(step, self._end - 1))
+        key = chunk * self._span + step - self._begin
+        later = int(self._keys[np.searchsorted(self._keys, key, side="right")])
+        return self._begin + later % self._span if later // self._span == chunk else NO_STEP
 
     def _upcoming(self) -> tuple[Int64s, Int64s]:
         """Return the records that the coming steps read, and the step of each."""
@@ -137,34 +119,31 @@ class Eviction:
             if uses.seek(step):
                 self._next, self._furthest, self._soonest = {}, [], []
                 for chunk in chunks:
-                    self._push(chunk, int(uses.next[chunk]))
+                    self._push(chunk, uses.after(chunk, step - 1))
             # The buffer may have served a use without the cache. The next use counts all the same,
             # or the chunk would never be evicted.
             while self._soonest and self._soonest[0][0] < step:
                 when, chunk = heappop(self._soonest)
                 if self._next.get(chunk) == when:
-                    self._push(chunk, uses.consume(chunk, step - 1))
-
-    def next_use(self, chunk: int, step: int, /) -> int | None:
-        """Return the next use of a chunk that is read for a step; None without a stream."""
-        with self._lock:
-            return None if self._uses is None else self._uses.consume(chunk, step)
+                    self._push(chunk, uses.after(chunk, step - 1))
 
     def note(self, chunk: int, step: int, /) -> None:
         """Note that a chunk was read for a step, and is in the cache."""
         with self._lock:
             if self._uses is not None:
-                self._push(chunk, self._uses.consume(chunk, step))
+                self._push(chunk, self._uses.after(chunk, step))
 
-    def victims(self, next_use: int | None, name: Callable[[int], str], /) -> Iterator[str]:
-        """Yield entries to evict for a chunk, but none that is needed before the chunk."""
+    def victims(self, chunk: int, step: int, name: Callable[[int], str], /) -> Iterator[str]:
+        """Yield entries to evict for a chunk read for a step, but none that is needed before it."""
         # All calls share these generators. Callers hold the lock of the folder: without it, two
         # threads could advance one generator at once.
+        with self._lock:
+            next_use = None if self._uses is None else self._uses.after(chunk, step)
         oldest = self._oldest if next_use is None else self._oldest_others
         while (entry := next(oldest, None)) is not None:
             yield entry
-        while next_use is not None and (chunk := self._pop_furthest(next_use)) is not None:
-            yield name(chunk)
+        while next_use is not None and (other := self._pop_furthest(next_use)) is not None:
+            yield name(other)
 
     def _push(self, chunk: int, when: int) -> None:
         self._next[chunk] = when
