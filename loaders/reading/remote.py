@@ -36,7 +36,7 @@ class RemoteShards(Fetcher):
         assert isinstance(index.shards_at, Location)
         self.store = store_of(index.shards_at)
         cache = index.cache
-        self.cache = None if cache is None else ChunkCache(index, cache, _sizes(index))
+        self.cache = None if cache is None else ChunkCache(index, cache, self._sizes)
         self._known: set[int] = set()
         self.buffer: RangeBuffer = RangeBuffer(self._read, gap_of(index))
         self._file = lru_cache(_FILES)(self._info_of)
@@ -92,7 +92,16 @@ class RemoteShards(Fetcher):
 
     @cached_property
     def _sizes(self) -> Int64s:
-        return _sizes(self.index)
+        """The bytes of each file, as they were indexed."""
+        index = self.index
+        if index.container != "files":
+            return index.shards["bytes"].astype(np.int64)
+        sizes = np.zeros(len(index.files), np.int64)
+        for rows in map(index.table, index.fields):
+            # A damaged row is left out here. Reading the row raises the error.
+            valid = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
+            sizes[valid["file"]] = valid["length"]
+        return sizes
 
     def _read(self, file: int, start: int, stop: int, step: int) -> memoryview:
         """Return a range of a file, through the cache if there is a cache."""
@@ -127,15 +136,3 @@ class RemoteShards(Fetcher):
         for file, found in zip(new, infos, strict=True):
             self._compare(file, found)
         self._known.update(new)
-
-
-def _sizes(index: Index) -> Int64s:
-    """Return the bytes of each file, as they were indexed."""
-    if index.container != "files":
-        return index.shards["bytes"].astype(np.int64)
-    sizes = np.zeros(len(index.files), np.int64)
-    for rows in map(index.table, index.fields):
-        # A damaged row is left out here. Reading the row raises the error.
-        valid = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
-        sizes[valid["file"]] = valid["length"]
-    return sizes

@@ -71,8 +71,7 @@ class RequestPool:
                 job.future.cancel()
             self._urgent.clear()
             self._prefetch.clear()
-        queue = self._urgent or self._prefetch
-        while queue:
+        while queue := self._urgent or self._prefetch:
             key, job = next(iter(queue.items()))
             if self._bytes and self._bytes + job.size > retries.NETWORK.in_flight:
                 return None
@@ -80,7 +79,6 @@ class RequestPool:
             if job.future.set_running_or_notify_cancel():
                 self._bytes += job.size
                 return job
-            queue = self._urgent or self._prefetch
         return None
 
     def _work(self, job: _Submitted | None) -> None:
