@@ -73,7 +73,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
             for step in range(start, start + batches):
                 with reading(reader, step, reads):
                     pass
-            reader._fetcher._plans.clear()  # the next round starts anew
+            reader._fetcher.plans.clear()  # the next round starts anew
 
         found[name] = microseconds(plan, batches)
     found["read"] = microseconds(

@@ -89,13 +89,13 @@ from twinfeed.samplers.drawing.weighted_order import log
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:
     """Return the file, the start and the stop of each range that a reader has fetched ahead."""
-    return list(reader._fetcher.buffer or ())
+    return list(getattr(reader._fetcher.files, "buffer", ()))
 
 
 def fetch_ahead(reader: Reader, extents: Any) -> None:
     """Have ranges fetched, as the plan of a pass has."""
-    fetcher: Any = reader._fetcher
+    local_or_remote: Any = reader._fetcher.files
     if reader.index.remote:
-        fetcher.buffer.apply(Fetch(extents))
+        local_or_remote.buffer.apply(Fetch(extents))
     else:
-        fetcher._advice.add(fetcher._opened(extents))
+        local_or_remote.advice.add(local_or_remote.opened(extents))

@@ -369,7 +369,7 @@ def test_a_reader_goes_to_other_processes(index: Index, method: str) -> None:
 def test_a_forked_child_does_not_wait_for_a_lock_that_a_thread_held(index: Index) -> None:
     with Reader(index) as reader:
         reader.read([0])
-        lock = reader._fetcher.handles._lock  # type: ignore[attr-defined]
+        lock = reader._fetcher.files.handles._lock  # type: ignore[attr-defined]
         with lock():
             child = os.fork()
             if child == 0:

@@ -1,7 +1,7 @@
-"""Reading by id: reader.py gives fields, and a fetcher the bytes of fields.
+"""Reading by id: reader.py gives fields, and fetcher.py the bytes of fields.
 
-- fetcher.py has what the three fetchers have in common: local.py (shards, by the open files of
-  handles.py), whole_files.py (loose files) and remote.py (what lies at a URL).
+- local.py reads shards, by the open files of handles.py, and loose files. remote.py fetches what
+  lies at a URL. checked.py compares bytes with the index.
 - prefetch/ says what is fetched before it is needed.
 - source.py is what a feed needs of a source of records.
 - rows.py makes a source of any dataset that gives its records by number.

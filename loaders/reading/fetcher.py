@@ -1,46 +1,40 @@
-"""What fetches the bytes of rows, from a disk or a network."""
+"""What fetches the bytes of rows, from a disk or a network, and ahead of the batches."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.prefetch.buffer import RangeBuffer
+from twinfeed.loaders.reading.local import LocalFiles
 from twinfeed.loaders.reading.prefetch.ranges import Rows
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.samplers import BatchStream
 
 
-class Fetcher(ABC):
-    """Give the bytes of rows, which may be fetched before they are needed.
+class Fetcher:
+    """What a reader has in one process: its open files or buffered ranges, and its plans.
 
-    Remote ranges are fetched into a `buffer`; local files need none, as the kernel has its own.
+    Remote ranges are fetched into a buffer ahead of their batches. For local files the kernel has
+    such a buffer, and gets advice.
     """
 
-    buffer: RangeBuffer | None = None
-
-    def __init__(self, index: Index, checksums: bool) -> None:
+    def __init__(self, index: Index, checksums: bool, max_open_files: int | None) -> None:
         self.index = index
-        self.checksums = checksums
-        self._plans: dict[BatchStream, ReadPlan] = {}  # of the last pass of each stream
+        self.files: RemoteFiles | LocalFiles
+        if index.remote:
+            self.files = RemoteFiles(index, checksums)
+        else:
+            self.files = LocalFiles(index, checksums, max_open_files)
+        self.plans: dict[BatchStream, ReadPlan] = {}  # of the last pass of each stream
 
-    @abstractmethod
     def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row. `neighbours` says that some rows may lie side by side."""
-
-    @abstractmethod
-    def before_read(self, plan: ReadPlan, step: int, /) -> None:
-        """Begin what the plan has to do before the batch of a step is read, without waiting."""
-
-    def after_read(self, plan: ReadPlan, step: int, /) -> None:
-        """Release what no later batch of the plan needs."""
-        first_needed = plan.leave(step)
-        if self.buffer is not None:
-            self.buffer.release_before(first_needed)
+        if isinstance(self.files, RemoteFiles):
+            return self.files.fetch(rows)
+        return self.files.read(rows, neighbours=neighbours)
 
     def start_pass(
         self, schedule: Schedule, fields: Sequence[str], start: int, limit: int | None, /
@@ -49,50 +43,51 @@ class Fetcher(ABC):
 
         `start` counts over all epochs. `limit` is in bytes: see `ReadPlan`.
         """
-        before = self._plans.get(schedule.sampler)
+        before = self.plans.get(schedule.sampler)
         if before is not None and before.continues_at(start):
             return before
         plan = ReadPlan(self.index, fields, schedule, start, limit=limit if fields else 0)
-        self._plans[schedule.sampler] = plan
-        if self.buffer is not None:
+        self.plans[schedule.sampler] = plan
+        if isinstance(self.files, RemoteFiles):
             kept = before is not None and before.start <= start <= before.next
-            self.buffer.start_plan(start, before.next if before and kept else None)
+            self.files.buffer.start_plan(start, before.next if before and kept else None)
         return plan
 
     def close(self) -> None:
-        """Close open files, and forget all plans."""
-        self._plans.clear()
+        """Close open files, drop buffered ranges, and forget all plans."""
+        self.plans.clear()
+        self.files.close()
 
 
 class Reading(AbstractContextManager[None]):
-    """A block in which the batch of a step is read."""
+    """A block in which the batch of a step is read.
+
+    Where the block begins, the ranges of coming batches are requested, without waiting. Where it
+    ends, by an error too, the bytes that no later batch needs are released.
+    """
 
     def __init__(self, fetcher: Fetcher, plan: ReadPlan, step: int) -> None:
-        self._fetcher, self._plan, self._step = fetcher, plan, step
+        self._files, self._plan, self._step = fetcher.files, plan, step
 
     def __enter__(self) -> None:
-        self._fetcher.before_read(self._plan, self._step)
+        files, plan = self._files, self._plan
+        if isinstance(files, RemoteFiles) and files.cache is not None:
+            files.cache.advance(plan, self._step)
+        plan.enter(self._step)
+        if not plan.enabled or not plan.applying.acquire(blocking=False):
+            return
+        try:
+            for event in plan.until(self._step):
+                if isinstance(files, RemoteFiles):
+                    files.buffer.apply(event)
+                else:
+                    files.advice.apply(files.opened, plan, event)
+        except Exception:  # the error of a coming batch is raised when that batch is read
+            plan.enabled = False
+        finally:
+            plan.applying.release()
 
     def __exit__(self, *_: object) -> None:
-        self._fetcher.after_read(self._plan, self._step)
-
-
-class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of this library
-    """Say which row has other bytes than the index says, and what was read instead."""
-
-    def __init__(self, place: int, found: bytes) -> None:
-        super().__init__(place, found)  # both arguments, so that the error can be pickled
-        self.place = place
-        self.found = found
-
-
-def cut_rows(piece: bytes, rows: Rows, checksums: bool, place: int) -> list[bytes]:
-    """Cut one piece into the rows' bytes, and check each."""
-    base = int(rows["offset"][0])
-    out: list[bytes] = []
-    for offset, length, _, crc in rows.tolist():
-        data = piece[offset - base : offset - base + length]
-        if len(data) != length or (checksums and crc32c(data) != crc):
-            raise WrongBytes(place + len(out), data)
-        out.append(data)
-    return out
+        first_needed = self._plan.leave(self._step)
+        if isinstance(self._files, RemoteFiles):
+            self._files.buffer.release_before(first_needed)

@@ -1,8 +1,4 @@
-"""Ranges of local shards to bytes, through few open files.
-
-A fetcher takes rows of an index's tables, sorted by file and offset, and returns the checked bytes
-of each row. Small neighbours are read in one piece.
-"""
+"""Ranges of local files to bytes, through few open files."""
 
 from __future__ import annotations
 
@@ -15,11 +11,12 @@ from functools import partial
 import numpy as np
 
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
+from twinfeed.loaders.formats.files import Places
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.paths import below, join, stale_file
-from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes, cut_rows
-from twinfeed.loaders.reading.handles import Handles
+from twinfeed.loaders.reading.checked import WrongBytes, cut_rows
+from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
 from twinfeed.loaders.reading.prefetch.advice import Advice
 from twinfeed.loaders.reading.prefetch.ranges import (
     LOCAL_GAP,
@@ -31,32 +28,35 @@ from twinfeed.loaders.reading.prefetch.ranges import (
     near_rows,
     pieces_of,
 )
-from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
 
 
-class LocalShards(Fetcher):
-    """Read local shards with `os.pread`.
+class LocalFiles:
+    """Read local shards, or loose files, with `os.pread`.
 
-    Nothing is mapped: a mapped shard that shrinks kills the process. Here it raises an error.
+    Shards stay open. Each loose file is opened for one reading. Nothing is mapped: a mapped shard
+    that shrinks kills the process. Here it raises an error.
     """
 
-    def __init__(self, index: Index, checksums: bool, max_open_files: int) -> None:
-        super().__init__(index, checksums)
-        self.handles = Handles(partial(open_shard, index), max_open_files)
-        self.most_held = max(1, max_open_files // 4)
-        self._advice = Advice()
+    def __init__(self, index: Index, checksums: bool, max_open_files: int | None) -> None:
+        self.index, self.checksums = index, checksums
+        limit = max_open_files or default_limit()
+        self.handles = Handles(partial(open_shard, index), limit)
+        self.most_held = max(1, limit // 4)
+        self.places = Places(index.root) if index.container == "files" else None
+        self.advice = Advice()
 
     def close(self) -> None:
-        """Close the shards."""
-        super().close()
-        self._advice.close()
+        """Stop the advice, and close the shards."""
+        self.advice.close()
         self.handles.close()
 
-    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row."""
+    def read(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+        """Return the bytes of each row. Small neighbours are read in one piece."""
+        if self.places is not None:
+            return self._whole(rows)
         files = rows["file"].tolist()
         numbers = dict.fromkeys(files)
         if len(numbers) > self.most_held:
@@ -79,7 +79,7 @@ class LocalShards(Fetcher):
         out = [b""] * len(rows)
         for places in self._groups(rows, order):
             try:
-                data = self.fetch(rows[places])
+                data = self.read(rows[places])
             except WrongBytes as wrong:
                 raise WrongBytes(int(places[wrong.place]), wrong.found) from None
             for place, item in zip(places.tolist(), data, strict=True):
@@ -92,19 +92,27 @@ class LocalShards(Fetcher):
         changes = np.flatnonzero(files[1:] != files[:-1]) + 1
         return np.split(order, changes[self.most_held - 1 :: self.most_held])
 
-    def before_read(self, plan: ReadPlan, step: int, /) -> None:
-        """Advise the kernel of what coming batches read."""
-        plan.enter(step, partial(self._advice.apply, self._opened, plan))
+    def _whole(self, rows: Rows) -> list[bytes]:
+        """Read loose files one by one."""
+        out: list[bytes] = []
+        for place, (_, length, file, _) in enumerate(rows.tolist()):
+            handle = self._handle(file, length)
+            data = read_at(handle.fd, length, 0)
+            out += cut_rows(data, rows[place : place + 1], self.checksums, place)
+        return out
 
-    def _opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
+    def _handle(self, file: int, length: int) -> Handle:
+        """Return an open file. A loose file must be as long as when it was indexed."""
+        if self.places is None:
+            return self.handles.get([file])[file]
+        path_of(self.index, self.index.files, file)
+        return Handle(open_unchanged(self.places.find(self.index.files[file]), length))
+
+    def opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
         """Yield the descriptor, the start and the stop of each extent whose file can be read."""
-        known, handle = -1, None
         for file, start, stop, *_ in extents.tolist():
-            if file != known:
-                known, handle = file, None
-                with suppress(LoaderError, OSError):  # reading the file raises the error
-                    handle = self.handles.get([file])[file]
-            if handle is not None:
+            with suppress(LoaderError, OSError):  # reading the file raises the error
+                handle = self._handle(file, stop - start)
                 yield handle.fd, start, stop
 
     def _each(self, rows: Rows, fds: list[int]) -> list[bytes]:

@@ -19,12 +19,9 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.index import Index, check_index
-from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes
-from twinfeed.loaders.reading.handles import default_limit
-from twinfeed.loaders.reading.local import LocalShards
+from twinfeed.loaders.reading.checked import WrongBytes
+from twinfeed.loaders.reading.fetcher import Fetcher
 from twinfeed.loaders.reading.prefetch.ranges import many_near, outside
-from twinfeed.loaders.reading.remote import RemoteShards
-from twinfeed.loaders.reading.whole_files import WholeFiles
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.checksum import crc32c
@@ -131,14 +128,7 @@ class Reader(Closing):
     def _renew(self) -> None:
         self._pid = os.getpid()
         system.keep_freed_memory()
-        self._own: Fetcher
-        if self.index.remote:
-            self._own = RemoteShards(self.index, self.checksums)
-        elif self.index.container == "files":
-            self._own = WholeFiles(self.index, self.checksums)
-        else:
-            limit = self.max_open_files or default_limit()
-            self._own = LocalShards(self.index, self.checksums, limit)
+        self._own = Fetcher(self.index, self.checksums, self.max_open_files)
 
     def _read_fields(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]

@@ -8,11 +8,10 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import inside, stale_file
-from twinfeed.loaders.reading.fetcher import Fetcher, WrongBytes
+from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
 from twinfeed.loaders.reading.prefetch.ranges import Rows, gap_of
-from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.storage.download import describe
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.store import ObjectInfo
@@ -24,7 +23,7 @@ _FILES = 1 << 14
 """The number of files whose path, size and ETag are cached."""
 
 
-class RemoteShards(Fetcher):
+class RemoteFiles:
     """Read ranges of remote files. Those that a plan has named are already being fetched.
 
     The size and the tag of a file are compared with the index. If the store sends both with each
@@ -32,22 +31,16 @@ class RemoteShards(Fetcher):
     """
 
     def __init__(self, index: Index, checksums: bool) -> None:
-        super().__init__(index, checksums)
+        self.index, self.checksums = index, checksums
         assert isinstance(index.shards_at, Location)
         self.store = store_of(index.shards_at)
         cache = index.cache
         self.cache = None if cache is None else ChunkCache(index, cache, self._sizes)
         self._known: set[int] = set()
-        self.buffer: RangeBuffer = RangeBuffer(self._read, gap_of(index))
+        self.buffer = RangeBuffer(self._read, gap_of(index))
         self._file = lru_cache(_FILES)(self._info_of)
 
-    def before_read(self, plan: ReadPlan, step: int, /) -> None:
-        """Submit requests for coming batches. The cache learns which chunks are needed last."""
-        if self.cache is not None:
-            self.cache.advance(plan, step)
-        plan.enter(step, self.buffer.apply)
-
-    def fetch(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
+    def fetch(self, rows: Rows, /) -> list[bytes]:
         """Return the bytes of each row."""
         self._look_at(rows)
         ranges = self.buffer.of_rows(rows)
@@ -59,7 +52,6 @@ class RemoteShards(Fetcher):
 
     def close(self) -> None:
         """Drop all ranges, and cancel the requests under way."""
-        super().close()
         self.buffer.clear()
 
     def _cut(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:

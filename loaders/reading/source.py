@@ -245,11 +245,7 @@ def start_pass(
 
 
 def reading(reader: Reads, step: int, plan: ReadPlan | None, /) -> AbstractContextManager[None]:
-    """Return a block in which the batch of a step is read, counted over all epochs.
-
-    Where the block begins, the ranges of coming batches are requested. Where it ends, by an error
-    too, the bytes that no later batch needs are released.
-    """
+    """Return a block in which the batch of a step is read, counted over all epochs: `Reading`."""
     if plan is None:
         return nullcontext()
     assert isinstance(reader, Reader)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from threading import Lock
 from typing import NamedTuple
 
@@ -46,7 +46,8 @@ class ReadPlan:
     epoch. After the last epoch, about `limit` bytes were read in vain. An evaluation has no next
     epoch. Steps are counted over all epochs.
 
-    Several threads may read batches of the plan (`enter`, `leave`). One of them applies events.
+    Several threads may read batches of the plan (`enter`, `leave`). One at a time, which has the
+    lock `applying`, takes events.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -79,7 +80,7 @@ class ReadPlan:
         self.next, self._together = start, 1  # the next step to fetch, and how many at once
         self._fetched: deque[tuple[int, int]] = deque()  # last step and bytes of what is ahead
         self._bytes = 0  # the bytes in `_fetched`
-        self._lock, self._planning = Lock(), Lock()
+        self._lock, self.applying = Lock(), Lock()
         self._start(start, epochs=1)
 
     def _start(self, start: int, *, epochs: int) -> None:
@@ -99,20 +100,11 @@ class ReadPlan:
         self._start(start, epochs=1 if self._sampler.evaluation else 2)
         return True
 
-    def enter(self, step: int, apply: Callable[[Fetch | Release], None], /) -> None:
-        """Begin to read the batch of a step, and `apply` the events that are due."""
+    def enter(self, step: int, /) -> None:
+        """Begin to read the batch of a step."""
         with self._lock:
             self._in_progress.add(step)
             self._reached = max(self._reached, step)
-        if not self.enabled or not self._planning.acquire(blocking=False):
-            return
-        try:
-            for event in self.until(step):
-                apply(event)
-        except Exception:  # the error of a coming batch is raised when that batch is read
-            self.enabled = False
-        finally:
-            self._planning.release()
 
     def leave(self, step: int, /) -> int:
         """End the reading of a step; return the step before which nothing is needed any more."""

@@ -59,7 +59,9 @@ class Noting:
         self.waiting = waiting
 
     def read(self, step: int) -> None:
-        self.plan.enter(step, self._apply)
+        self.plan.enter(step)
+        for event in self.plan.until(step):
+            self._apply(event)
         self.plan.leave(step)
 
     def _apply(self, event: Fetch | Release) -> None:
@@ -227,7 +229,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
         read_ahead(reader, [60])
         closing = threading.Thread(target=reader.close)
         closing.start()
-        while not reader._fetcher._advice._stopped:  # type: ignore[attr-defined]
+        while not reader._fetcher.files.advice._stopped:  # type: ignore[attr-defined]
             time.sleep(0.001)
         go_on.set()
         closing.join()
@@ -238,7 +240,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
     go_on.set()
     told.clear()
     read_ahead(reader, [0])
-    reader._fetcher._advice._thread.join()  # type: ignore[attr-defined]
+    reader._fetcher.files.advice._thread.join()  # type: ignore[attr-defined]
     assert len(told) == 1, "and nothing from before"
 
 
