@@ -38,8 +38,8 @@ class Rows:
     - Anything else with a length gives items, by `__getitems__` or `__getitem__`: a list of dicts,
       a dataset of torch, ArrayRecord, Grain. An item is a dict, a tuple or a single value.
 
-    There are no checksums, and nothing is known of where records lie: `plan`, `shuffled` and the
-    engine "choose_from_datasets" need an index. The first item of a stream is read several times,
+    There are no checksums, and nothing is known of where records lie: `plan` and `shuffled`
+    need an index. The first item of a stream is read several times,
     since an item must always be the same: random numbers belong in `transform`.
 
     Args:

@@ -59,8 +59,8 @@ class OwnSource(Source, Protocol):
     """A source of the user's own: a list, an array, a dataset of another library.
 
     A `Feed` takes such a source in place of an index, and all loaders work with it. Only what needs
-    byte ranges does not work: reading ahead, `plan`, `shuffled`, and the engine
-    "choose_from_datasets". For worker processes that are started by "spawn" the source must pickle.
+    byte ranges does not work: reading ahead, `plan` and `shuffled`. For worker
+    processes that are started by "spawn" the source must pickle.
 
     A source may have three more attributes:
 

@@ -12,9 +12,9 @@ How a dataset is made:
 
 - _datasets.py is what the loaders have in common, and _passes.py begins and ends their passes.
   _operators.py knows whether their positions are known, and _processes.py how many processes train.
-- _pipeline.py makes the dataset, and an engine gives the batches of a pass: _gather.py, or
-  choosing.py with _choose.py and _optional.py.
-- _serve.py reads a batch, and _layout.py hands the batch over to TensorFlow.
+- _pipeline.py makes the dataset. The batches of a pass come from _serve.py, which reads them, with
+  _layout.py, which hands them over to TensorFlow; or from choosing.py with _choose.py and
+  _optional.py.
 - _callbacks.py lets TensorFlow call all of them, and _iterators.py ends their iterators.
 """
 

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import tensorflow as tf
 
 from twinfeed.loaders.feed.collate import Ragged, mode_of
@@ -15,8 +14,7 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.source import Reads
-
-Array = npt.NDArray[Any]
+from twinfeed.loaders.support.array_types import Array
 
 
 class Layout:

@@ -21,10 +21,10 @@ _ADVICE = (
 def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
     """Raise ValueError if the position after the elements of a dataset is not known."""
     datasets = list(_made_of(dataset)) if isinstance(dataset, tf.data.Dataset) else []
-    loaders = {_engine(one).server.external_passes for one in datasets if _engine(one) is not None}
+    loaders = {_server(one).external_passes for one in datasets if _server(one) is not None}
     if loaders != {loader}:
         raise ValueError(f"the dataset is not of this loader alone, {_ADVICE}")
-    kinds = [_kind(one) for one in datasets if _engine(one) is None]
+    kinds = [_kind(one) for one in datasets if _server(one) is None]
     unordered = any(getattr(one, "_deterministic", None) == "false" for one in datasets)
     if unordered or dataset.options().deterministic is False:
         raise ValueError(f"the dataset has deterministic=False, {_ADVICE}")
@@ -37,22 +37,21 @@ def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
 
 def feed_of(dataset: Any) -> Any:
     """Return the feed whose batches a dataset is made of, or None if it is not known."""
-    engines = map(_engine, _made_of(dataset)) if isinstance(dataset, tf.data.Dataset) else ()
-    feeds = (getattr(one.server, "feed", None) for one in engines if one is not None)
-    return next(feeds, None)
+    servers = map(_server, _made_of(dataset)) if isinstance(dataset, tf.data.Dataset) else ()
+    return next((getattr(one, "feed", None) for one in servers if one is not None), None)
 
 
 def _made_of(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
     """Yield a dataset and the datasets that it is made of, back to those of loaders."""
     yield dataset
-    if _engine(dataset) is None:
+    if _server(dataset) is None:
         for one in dataset._inputs():
             yield from _made_of(one)
 
 
-def _engine(dataset: tf.data.Dataset) -> Any:
-    """Return the engine of a loader's own dataset, else None."""
-    return getattr(dataset, "twinfeed_engine", None)
+def _server(dataset: tf.data.Dataset) -> Any:
+    """Return the server of a loader's own dataset, else None."""
+    return getattr(dataset, "twinfeed_server", None)
 
 
 def _kind(dataset: tf.data.Dataset) -> str:

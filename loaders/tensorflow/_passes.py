@@ -1,7 +1,8 @@
-"""Where the passes of a dataset begin and end, for all engines."""
+"""Where the passes of a dataset begin and end, whoever makes their batches."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -10,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders.loop.external_passes import ExternalPasses, PassStart
-from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.loop.external_passes import PassStart
+from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._processes import check_cut
 from twinfeed.samplers import BatchStream
@@ -42,26 +43,29 @@ START, CALLS = 2, 4
 """Where the tensor of a `PassState` has these values."""
 
 
-class PassServer:
-    """Begin the passes of a stream of one rank, or of several ranks in turn.
+class PassServer(ABC):
+    """Make the batches of a stream of one rank, or of several ranks in turn, pass by pass.
 
     A *place* is the number of a batch in its epoch: `step * ranks + rank`. Each pass has a number.
     """
 
     def __init__(
         self,
+        loader: Loader[Any],
         sampler: BatchStream,
-        external_passes: ExternalPasses,
-        meter: Meter,
         *,
         ranks: int = 1,
         by_rank: bool = False,
     ) -> None:
-        self.sampler, self.external_passes, self.meter = sampler, external_passes, meter
-        self.ranks = ranks
+        self.sampler, self.ranks = sampler, ranks
+        self.external_passes, self.meter = loader.external_passes, loader.meter
         self.steps = len(sampler)
         self.places = self.steps * ranks
         self._by_rank = by_rank  # whether a strategy is given each replica's own batches
+
+    @abstractmethod
+    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of a pass; `pass_state`: see `passes`."""
 
     def passes(self) -> Iterator[Int64s]:
         """Begin a pass, and yield its `PassState` as int64[5].

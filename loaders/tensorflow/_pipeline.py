@@ -1,14 +1,13 @@
-"""One pass of an epoch as a dataset; an engine gives the batches."""
+"""The batches of all passes as a dataset."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import tensorflow as tf
 
 from twinfeed.loaders.tensorflow._callbacks import called, generated
-from twinfeed.loaders.tensorflow._gather import Gather
 from twinfeed.loaders.tensorflow._optional import unwrapped, wrapped
 from twinfeed.loaders.tensorflow._passes import CALLS, PassServer
 from twinfeed.loaders.tensorflow._processes import policy_for
@@ -18,33 +17,21 @@ Placed = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
 """Map a function of (pass_state, place, batch) over the batches of all passes."""
 
 
-class Engine(Protocol):
-    """Make the batches of a pass in their order."""
-
-    @property
-    def server(self) -> PassServer:
-        """Where the passes begin."""
-
-    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of a pass; `pass_state`: see `Server.passes`."""
-
-
 # No function branches on a tensor.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
-    """Make a dataset of the batches of `engine`. Each pass runs to the end of an epoch.
+def batches_of(server: PassServer, prefetch: int) -> tf.data.Dataset:
+    """Make a dataset of the batches of `server`. Each pass runs to the end of an epoch.
 
     The cardinality, which Keras takes for the length, is always the number of steps of a whole
     epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
     several ranks. `unbatch` allows both, since it relies on the static number of rows.
     """
-    server = engine.server
     last = server.places - 1
     passes = generated(server.passes, tf.TensorSpec([5], tf.int64))
-    if isinstance(engine, Gather) and engine.server.together > 1:
-        placed = _in_calls(engine.server, passes, prefetch)
+    if isinstance(server, Server) and server.together > 1:
+        placed = _in_calls(server, passes, prefetch)
     else:
-        placed = _in_steps(engine, passes, prefetch)
+        placed = _in_steps(server, passes, prefetch)
 
     def deliver(pass_state: tf.Tensor, place: tf.Tensor, batch: Any) -> Any:
         tf.cond(
@@ -61,27 +48,26 @@ def batches_of(engine: Engine, prefetch: int) -> tf.data.Dataset:
     options.experimental_optimization.inject_prefetch = False
     options.experimental_distribute.auto_shard_policy = policy_for(server.sampler)
     delivered = delivered.with_options(options)
-    delivered.twinfeed_engine = engine  # the graph calls it, so it must live as long
+    delivered.twinfeed_server = server  # the graph calls it, so it must live as long
     return delivered
 
 
-def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
+def _in_steps(server: PassServer, passes: tf.data.Dataset, prefetch: int) -> Placed:
     """Make the batches one by one.
 
     Each batch of a step is wrapped into one opaque value. The values are the rows of the step,
     which is declared to have one row. Steps without rows fill the epoch up.
     """
-    ranks = engine.server.ranks
     spec: Any = None
 
     def one_pass(pass_state: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
-        placed = engine.epoch(pass_state)
+        placed = server.epoch(pass_state)
         spec = (tf.TensorSpec.from_tensor(pass_state), *placed.element_spec)
-        if ranks == 1:
+        if server.ranks == 1:
             return placed.map(lambda *batch: _said_to_be(1, wrapped((pass_state, *batch))[None]))
         rows = placed.map(lambda *batch: wrapped((pass_state, *batch)))
-        rows = rows.batch(ranks, drop_remainder=True)
+        rows = rows.batch(server.ranks, drop_remainder=True)
         return rows.map(lambda rows: _said_to_be(1, rows))
 
     passes = passes.flat_map(one_pass)
@@ -90,7 +76,7 @@ def _in_steps(engine: Engine, passes: tf.data.Dataset, prefetch: int) -> Placed:
     # Made within the map: TensorFlow cannot write out a dataset of no opaque values, for snapshot.
     none = tf.data.Dataset.from_tensors(0).repeat()
     none = none.map(lambda _: _said_to_be(1, tf.raw_ops.OptionalNone()[None][:0]))
-    rows = _unbatched(passes.concatenate(none).take(engine.server.steps))
+    rows = _unbatched(passes.concatenate(none).take(server.steps))
     return lambda deliver: rows.map(lambda row: deliver(*unwrapped(row, spec)))
 
 

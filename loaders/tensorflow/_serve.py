@@ -1,4 +1,4 @@
-"""From (epoch, step) to arrays for the graph, for all engines."""
+"""From (epoch, step) to arrays for the graph."""
 
 from __future__ import annotations
 
@@ -14,18 +14,15 @@ import tensorflow as tf
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.loop.external_passes import ExternalPasses
+from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import default_threads
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.reading.prefetch.schedule import Schedules
-from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.loaders.tensorflow._passes import PassServer, PassState
+from twinfeed.loaders.tensorflow._passes import START, PassServer, PassState
 
 # The most batches of one call, a power of two, and about the most bytes of one call.
 _MOST_TOGETHER, _TOGETHER = 16, 6 << 20
@@ -42,27 +39,19 @@ class Server(PassServer):
 
     def __init__(
         self,
+        loader: FeedLoader[Any],
         feeds: Sequence[Feed],
-        reader: Reads,
-        external_passes: ExternalPasses,
-        meter: Meter,
         *,
-        schedules: Schedules,
-        readahead: int | None,
         prefetch: int,
         threads: int | None,
         by_rank: bool = False,
     ) -> None:
-        sampler = feeds[0].sampler
-        super().__init__(sampler, external_passes, meter, ranks=len(feeds), by_rank=by_rank)
-        self._readahead = readahead
-        self.prefetch = prefetch
-        self.feeds = feeds
-        self.feed = feeds[0]
-        self.reader = reader
-        self.schedules = [schedules[feed.sampler] for feed in feeds]
+        super().__init__(loader, feeds[0].sampler, ranks=len(feeds), by_rank=by_rank)
+        self.prefetch, self._readahead = prefetch, loader.readahead
+        self.feed, self.feeds, self.reader = feeds[0], feeds, loader.reader
+        self.schedules = [loader.schedules[feed.sampler] for feed in feeds]
         sizes = {feed.sampler.constant_size for feed in feeds}
-        self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, reader)
+        self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, self.reader)
         self.threads = threads if threads is not None else default_threads()
         # A cache of decoded images takes batches in their order. So threads share each batch.
         self._shared = 0 if self.feed.sampler.traits.max_cached is None else self.threads
@@ -113,9 +102,15 @@ class Server(PassServer):
             for batcher in batchers:
                 batcher.close()
 
-    def fetch(self, pass_state: tf.Tensor, place: tf.Tensor) -> Any:
-        """Give the batch at a place of a pass, in the graph."""
-        return self.layout.restore(called(self.read, [pass_state, place], self.layout.dtypes))
+    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+        """Make the dataset of (place, batch) of a pass; `parallel` batches are read at once."""
+        places = tf.data.Dataset.range(pass_state[START] * self.ranks, self.places)
+
+        def fetch(place: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            flat = called(self.read, [pass_state, place], self.layout.dtypes)
+            return place, self.layout.restore(flat)
+
+        return self.mapped(places, fetch, self.parallel)
 
     def read(self, pass_state: Int64s, place: np.int64) -> list[Array]:
         """Read the batch of a place."""

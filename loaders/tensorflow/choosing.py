@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.selector import Choices, Selector, SourceOf
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
@@ -119,35 +120,33 @@ class _Chosen(DatasetLoader[Any]):
 
     def _made(self) -> tf.data.Dataset:
         check_process()
-        server = PassServer(self._sampler, self.external_passes, self.meter)
-        engine = ChooseDatasets(
-            server, self._choices, self._datasets, self._spec, replay=self.replay
-        )
-        return batches_of(engine, self.prefetch)
+        server = ChooseDatasets(self, self._choices, self._datasets, self._spec, self.replay)
+        return batches_of(server, self.prefetch)
 
 
-class Numbers:
-    """The engine that gives the numbers themselves."""
+class Numbers(PassServer):
+    """Give the numbers themselves."""
 
-    def __init__(self, server: PassServer, choices: Choices) -> None:
-        self.server, self.choices = server, choices
-        self._together = max(1, _IDS // max(1, server.sampler.batch_size))  # steps of a call
+    def __init__(self, loader: Loader[Any], choices: Choices) -> None:
+        super().__init__(loader, choices.sampler)
+        self.choices = choices
+        self._together = max(1, _IDS // max(1, self.sampler.batch_size))  # steps of a call
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, numbers) of a pass."""
         numbers = batched(self._drawn(pass_state), self._sizes(pass_state))
-        steps = tf.data.Dataset.range(pass_state[START], self.server.steps)
+        steps = tf.data.Dataset.range(pass_state[START], self.steps)
         return tf.data.Dataset.zip((steps, numbers))
 
     def sizes(self, pass_state: Int64s) -> tuple[Int64s, np.int64]:
         """Return the sizes of the batches of a pass, and their unit."""
         _, epoch, start, *_ = PassState.of(pass_state)
-        each = self.server.sampler.own_sizes(epoch, start, self.server.steps)
+        each = self.sampler.own_sizes(epoch, start, self.steps)
         return each, unit_of(each)
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
         """Draw the numbers of some steps, end to end."""
-        last = min(int(step) + self._together, self.server.steps)
+        last = min(int(step) + self._together, self.steps)
         each = self.choices.numbers(PassState.of(pass_state).epoch, int(step), last)
         for at, numbers in enumerate(each, int(step)):
             self.check(numbers, PassState.of(pass_state).epoch, at)
@@ -160,7 +159,7 @@ class Numbers:
         each, unit = called(self.sizes, [pass_state], [tf.int64] * 2)
         each.set_shape([None])
         unit.set_shape([])
-        return Sizes(each, unit, self.server.sampler.constant_size)
+        return Sizes(each, unit, self.sampler.constant_size)
 
     def _drawn(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of all numbers of a pass, int64 scalars."""
@@ -170,23 +169,22 @@ class Numbers:
             found.set_shape([None])
             return found
 
-        steps = tf.data.Dataset.range(pass_state[START], self.server.steps, self._together)
+        steps = tf.data.Dataset.range(pass_state[START], self.steps, self._together)
         return steps.map(numbers).unbatch()
 
 
 class ChooseDatasets(Numbers):
-    """The engine that chooses from datasets of the user's own."""
+    """Choose from datasets."""
 
     def __init__(
         self,
-        server: PassServer,
+        loader: Loader[Any],
         choices: Choices,
         datasets: Sequence[tf.data.Dataset],
         spec: Any,
-        *,
         replay: bool,
     ) -> None:
-        super().__init__(server, choices)
+        super().__init__(loader, choices)
         self._datasets, self._spec, self._replay = datasets, spec, replay
         own = [] if isinstance(datasets, SourceDatasets) else datasets
         specs = [tf.nest.flatten(dataset.element_spec) for dataset in own]
@@ -258,5 +256,4 @@ def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     [2 2 1 1]
     """
     check_process()
-    server = PassServer(selector.choices.sampler, selector.external_passes, selector.meter)
-    return batches_of(Numbers(server, selector.choices), prefetch=1)
+    return batches_of(Numbers(selector, selector.choices), prefetch=1)

@@ -11,7 +11,6 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
 from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
-from twinfeed.loaders.tensorflow._gather import Gather
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow._serve import Server
 from twinfeed.loaders.tensorflow.device import chosen_device
@@ -111,15 +110,5 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
 
     def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
         check_process()
-        server = Server(
-            feeds,
-            self.reader,
-            self.external_passes,
-            self.meter,
-            schedules=self.schedules,
-            readahead=self.readahead,
-            prefetch=self.prefetch,
-            threads=self.threads,
-            by_rank=by_rank,
-        )
-        return batches_of(Gather(server), self.prefetch)
+        server = Server(self, feeds, prefetch=self.prefetch, threads=self.threads, by_rank=by_rank)
+        return batches_of(server, self.prefetch)

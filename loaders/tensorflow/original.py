@@ -53,8 +53,7 @@ def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | 
     """Raise the error that TensorFlow turned into this error, if it is known."""
     for failed in reversed(FAILED):
         owner = failed()
-        server = getattr(owner, "server", owner)
-        if external_passes not in (None, getattr(server, "external_passes", external_passes)):
+        if external_passes not in (None, getattr(owner, "external_passes", external_passes)):
             continue
         raised: list[BaseException] = getattr(owner, "raised", [])
         for original in reversed(raised):
