@@ -17,6 +17,8 @@ from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
+from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
+from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import StateMismatchError, validate
 
 T = TypeVar("T")
@@ -83,15 +85,16 @@ class FeedLoader(Loader[B]):
 class MakingLoader(FeedLoader[B]):
     """Make the batches in this process: in order, on threads, ahead of the loop."""
 
+    @counterparts(**OF_LOADERS, **OF_PROCESSES)
     def __init__(
         self,
         feed: Feed,
         /,
         *,
-        prefetch: int | None,
-        threads: int | None,
-        checksums: bool,
-        readahead: int | None,
+        prefetch: int | None = None,
+        threads: int | None = None,
+        checksums: bool = True,
+        readahead: int | None = None,
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)

@@ -7,10 +7,7 @@ from collections.abc import Generator
 from twinfeed.loaders.feed.definition import Batch
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
-from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
-from twinfeed.loaders.support.misnamed import counterparts
 
 
 class NumpyLoader(MakingLoader[B]):
@@ -40,21 +37,6 @@ class NumpyLoader(MakingLoader[B]):
     [0 1] [b'to', b'be'] 1
     [2] [b'or'] 0
     """
-
-    @counterparts(**OF_LOADERS, **OF_PROCESSES)
-    def __init__(
-        self,
-        feed: Feed,
-        /,
-        *,
-        prefetch: int | None = None,
-        threads: int | None = None,
-        checksums: bool = True,
-        readahead: int | None = None,
-    ) -> None:
-        super().__init__(
-            feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
-        )
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
         return self._ahead(self._made(epoch, start, dict))

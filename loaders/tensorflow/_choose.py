@@ -27,11 +27,6 @@ class Sizes(NamedTuple):
     same: int | None
 
 
-def unit_of(sizes: Int64s) -> np.int64:
-    """Return the largest number of elements of which every batch is a multiple."""
-    return max(np.int64(1), np.gcd.reduce(sizes))
-
-
 def stacked(datasets: Sequence[tf.data.Dataset]) -> tf.Tensor:
     """Stack datasets to one tensor.
 

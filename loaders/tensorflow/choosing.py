@@ -18,7 +18,6 @@ from twinfeed.loaders.tensorflow._choose import (
     chosen,
     skipped,
     stacked,
-    unit_of,
 )
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._passes import START, PassServer, PassState
@@ -139,10 +138,10 @@ class Numbers(PassServer):
         return tf.data.Dataset.zip((steps, numbers))
 
     def sizes(self, pass_state: Int64s) -> tuple[Int64s, np.int64]:
-        """Return the sizes of the batches of a pass, and their unit."""
+        """Return the sizes of the batches of a pass, and what divides each of them: see `Sizes`."""
         _, epoch, start, *_ = PassState.of(pass_state)
         each = self.sampler.own_sizes(epoch, start, self.steps)
-        return each, unit_of(each)
+        return each, max(np.int64(1), np.gcd.reduce(each))
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
         """Draw the numbers of some steps, end to end."""
