@@ -14,11 +14,10 @@ from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
 from twinfeed.samplers.batch_table import drawing
 from twinfeed.samplers.cursor import Passes
+from twinfeed.samplers.drawing.chunks import IDS, growing
 from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
 from twinfeed.samplers.drawing.random_words import derive, root_key, words
 from twinfeed.samplers.processes import processes, warn_unsharded
-
-_CHUNK_IDS = 1 << 15  # ids of global batches drawn in one vectorised call while iterating
 
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
@@ -280,11 +279,8 @@ class BatchStream(Epochs, ABC):
 
         They are drawn in chunks that grow: the first batch comes at once, later batches cheaply.
         """
-        chunk, most = 1, max(1, _CHUNK_IDS // self._largest)
-        while step < self._steps:
-            stop = min(step + chunk, self._steps)
-            yield from self._batches(epoch, step, stop)
-            step, chunk = stop, min(2 * chunk, most)
+        for start, stop in growing(step, self._steps, max(1, IDS // self._largest)):
+            yield from self._batches(epoch, start, stop)
 
     def __iter__(self) -> Iterator[Int64]:
         """Yield the batches of a pass; nothing is drawn before the first `next`.

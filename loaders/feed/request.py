@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule, growing
+from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
+from twinfeed.samplers.drawing.chunks import growing
 
 
 class Request(NamedTuple):

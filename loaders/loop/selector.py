@@ -9,9 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule, growing
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream, validate
+from twinfeed.samplers.drawing.chunks import IDS, growing
 
 SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 """The number of the source of each sample id: a function of ids, int64[n], or an array by id."""

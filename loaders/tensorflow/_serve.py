@@ -23,6 +23,7 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._passes import START, PassServer, PassState
+from twinfeed.samplers.drawing.chunks import growing
 
 # The most batches of one call, a power of two, and about the most bytes of one call.
 _MOST_TOGETHER, _TOGETHER = 16, 6 << 20
@@ -58,7 +59,8 @@ class Server(PassServer):
         alone = self._shared or (threads is None and not _worth_threads(self.feed))
         self.parallel = 1 if alone else max(1, self.threads)
         self.together = self._batches_a_call()
-        self._passes: dict[int, list[Batcher]] = {}
+        # Of each pass, its batchers, and the steps of each call of `read_together`.
+        self._passes: dict[int, tuple[list[Batcher], list[tuple[int, int]]]] = {}
         self._failed: dict[int, dict[int, Exception]] = {}  # errors by pass and step
 
     def _batches_a_call(self) -> int:
@@ -90,12 +92,12 @@ class Server(PassServer):
             Batcher(one, reader=self.reader, threads=self._shared, meter=self.meter)
             for one in self.feeds
         ]
-        self._passes[number] = batchers
+        self._passes[number] = batchers, (calls := self.calls(start))
         try:
             for schedule, batcher in zip(self.schedules, batchers, strict=True):
                 batcher.start_pass(schedule, epoch, start, readahead=self._readahead)
             system.keep_freed_memory()
-            yield self.calls(self.steps - start)
+            yield len(calls)
         finally:
             del self._passes[number]
             self._failed.pop(number, None)
@@ -119,7 +121,7 @@ class Server(PassServer):
 
     def batcher(self, pass_state: Int64s, place: int) -> Batcher:
         """Return the batcher of a place's rank."""
-        return self._passes[PassState.of(pass_state).number][place % self.ranks]
+        return self._passes[PassState.of(pass_state).number][0][place % self.ranks]
 
     def request(self, pass_state: Int64s, place: int) -> Request:
         """Make the request of a place."""
@@ -128,16 +130,9 @@ class Server(PassServer):
         (ids,) = drawn.batches(epoch, step, step + 1)
         return Request.of(drawn.sampler, epoch, step, ids, seeds=self.feed.seeded)
 
-    def calls(self, batches: int) -> int:
-        """Return how many calls give this number of batches."""
-        if batches < self.together:
-            return batches.bit_length()
-        return self.together.bit_length() - 1 + batches // self.together
-
-    def _before(self, call: int) -> int:
-        """Return the batches before a call. Calls give 1, 2, 4, … and then `together` each."""
-        growing = self.together.bit_length() - 1
-        return (1 << min(call, growing)) - 1 + max(0, call - growing) * self.together
+    def calls(self, start: int) -> list[tuple[int, int]]:
+        """Return the batches of each call from a step on: 1, 2, 4, … and then `together`."""
+        return [*growing(start, self.steps, self.together)] if self.together > 1 else []
 
     def read_together(self, pass_state: Int64s, call: np.int64) -> list[Array]:
         """Read the batches of one call: `pass_state`, place, size and arrays, each [batches, …].
@@ -146,9 +141,7 @@ class Server(PassServer):
         place -1 - step, for which `delivered` raises.
         """
         state = PassState.of(pass_state)
-        start = state.start
-        first = start + self._before(int(call))
-        stop = min(start + self._before(int(call) + 1), self.places)
+        first, stop = self._passes[state.number][1][int(call)]
         drawn = self.schedules[0].batches(state.epoch, first, stop)
         places = np.arange(first, stop)
         try:

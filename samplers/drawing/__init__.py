@@ -4,6 +4,6 @@ random_words.py has the keys and the random words, permutation.py keyed permutat
 blocks.py shuffles of blocks. fair_groups.py draws groups that leave nothing out, interleave.py
 mixes streams in proportion, and deduplicate.py replaces records that come twice in a batch.
 weighted_order.py draws by weight without replacement, prefix_sums.py with replacement.
-batch_shape.py has the schedules of P and K, int_arrays.py small functions over integer arrays, and
-fifo_cache.py a cache for the tables of recent epochs.
+batch_shape.py has the schedules of P and K, chunks.py how much is drawn in one call, int_arrays.py
+small functions over integer arrays, and fifo_cache.py a cache for the tables of recent epochs.
 """

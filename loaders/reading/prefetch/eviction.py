@@ -10,10 +10,11 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers.drawing.chunks import IDS
 from twinfeed.samplers.drawing.int_arrays import ranges
 
 CURRENT_STEP = -1

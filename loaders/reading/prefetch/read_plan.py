@@ -12,9 +12,10 @@ import numpy as np
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import large
 from twinfeed.loaders.reading.prefetch.ranges import NO_SPAN, Extents, extents_of, gap_of, outside
-from twinfeed.loaders.reading.prefetch.schedule import IDS, Schedule
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import Spans
 from twinfeed.loaders.support.array_types import Int64s
+from twinfeed.samplers.drawing.chunks import IDS
 from twinfeed.samplers.drawing.int_arrays import ranges
 
 LIMIT = 1 << 26

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from threading import Lock
 
 import numpy as np
@@ -11,24 +10,13 @@ import numpy as np
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.samplers import BatchStream
+from twinfeed.samplers.drawing.chunks import IDS
 
-STEPS, IDS = 32, 1 << 15
-"""Steps that are drawn together, and most ids: this costs hardly more than one step."""
+STEPS = 32
+"""Steps that are drawn together: this costs hardly more than one step."""
 
 _KEPT = (1 << 20) + (1 << 17)
 """Ids that are kept: what a disk cache looks at ahead, and what passes it lately."""
-
-
-def growing(start: int, stop: int, most: int, /) -> Iterator[tuple[int, int]]:
-    """Cut steps into ranges that grow up to `most`, so that a look at one batch costs little.
-
-    >>> list(growing(0, 10, 4))
-    [(0, 1), (1, 3), (3, 7), (7, 10)]
-    """
-    size = 1
-    while start < stop:
-        yield start, min(start + size, stop)
-        start, size = start + size, min(2 * size, most)
 
 
 class Schedule:
