@@ -139,6 +139,14 @@ class ShardWarning(UserWarning):
         return printable(super().__str__())
 
 
+def check_bytes(what: str, found: int, most: int, /, *, path: object, advice: str) -> None:
+    """Raise LoaderError for more bytes than something may have."""
+    if found > most:
+        text = f"{what} of too many bytes"
+        bound, size = f"at most {most} bytes", f"{found} bytes"
+        raise LoaderError(text, path=path, expected=bound, found=size, advice=advice)
+
+
 def printable(text: str, /) -> str:
     """Return a text with everything escaped that is not printable: a terminal might obey it."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from twinfeed.loaders.errors import LoaderError, StaleIndexError
+from twinfeed.loaders.errors import LoaderError, StaleIndexError, check_bytes
 from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.index.manifest import no_index, read_manifest
 from twinfeed.loaders.storage.disk import cache_error, make_cache_folder
@@ -132,14 +132,8 @@ def _manifest(url: Location, folder: Path) -> dict[str, Any]:
         raise FileNotFoundError(errno.ENOENT, no_index([], [], url), str(url)) from None
     manifest = read_manifest(folder, url)
     size = sum(entry["bytes"] for entry in manifest["arrays"].values())
-    if size > LIMITS.download_bytes:
-        raise LoaderError(
-            "an index of too many bytes",
-            path=url,
-            expected=f"at most {LIMITS.download_bytes} bytes",
-            found=f"{size} bytes",
-            advice="copy the index here if it is meant to be this large, and open the copy",
-        )
+    advice = "copy the index here if it is meant to be this large, and open the copy"
+    check_bytes("an index", size, LIMITS.download_bytes, path=url, advice=advice)
     return manifest
 
 

@@ -16,6 +16,7 @@ from twinfeed.loaders.errors import (
     IndexFormatError,
     LoaderError,
     TruncatedShardError,
+    check_bytes,
 )
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.index import Index, check_index
@@ -189,14 +190,9 @@ class Reader(Closing):
     def _check_batch(self, rows: npt.NDArray[Any]) -> None:
         """Raise LoaderError for more bytes than a batch may have, as in a hostile index."""
         wanted = int(rows["length"].sum())
-        if wanted > _MUCH and wanted > self._most and not len(outside(self.index, rows)):
-            raise LoaderError(
-                "a batch of too many bytes",
-                path=self.index.where,
-                expected=f"at most {self._most} bytes",
-                found=f"{wanted} bytes",
-                advice=f"read fewer records at a time; if these are few, {REBUILD}",
-            )
+        if wanted > _MUCH and not len(outside(self.index, rows)):
+            advice = f"read fewer records at a time; if these are few, {REBUILD}"
+            check_bytes("a batch", wanted, self._most, path=self.index.where, advice=advice)
 
     @cached_property
     def _most(self) -> int:

@@ -6,7 +6,7 @@ import os
 import stat
 from typing import BinaryIO
 
-from twinfeed.loaders.errors import LoaderError, UnsafeContentError
+from twinfeed.loaders.errors import LoaderError, UnsafeContentError, check_bytes
 
 BUFFER = 1 << 20
 """Bytes read, or written, at a time."""
@@ -36,14 +36,8 @@ def read_file(path: str | os.PathLike[str], most: int, /) -> bytes:
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         data = b"" if size > most else read_at(file.fileno(), size + 1, 0)
-    if max(size, len(data)) > most:
-        raise LoaderError(
-            "a file of too many bytes",
-            path=path,
-            expected=f"at most {most} bytes",
-            found=f"{size} bytes",
-            advice="give another file, or remove it",
-        )
+    advice = "give another file, or remove it"
+    check_bytes("a file", max(size, len(data)), most, path=path, advice=advice)
     return data
 
 
