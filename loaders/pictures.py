@@ -76,26 +76,21 @@ def plot_mixing(
     """
     if not streams:
         raise ValueError("streams must name at least one stream, got none")
-    sizes = [one.batch_size for one in streams.values() if isinstance(one, BatchStream)]
-    size = max(sizes, default=64)
+    samplers = {name: one for name, one in streams.items() if isinstance(one, BatchStream)}
+    size = max((one.batch_size for one in samplers.values()), default=64)
     found = {
         name: diagnose(stream, epoch=epoch, batch_size=size, labels=labels)
-        if isinstance(stream, BatchStream)
-        else diagnose(stream, batch_size=size, labels=labels)
         for name, stream in streams.items()
     }
     records = next(iter(found.values())).records
     drawn = {name: _ids(stream, epoch) for name, stream in streams.items()}
-    below: dict[str, list[str]] = {}
-    for name, stream in streams.items():
-        if isinstance(stream, BatchStream):
-            below[name] = _costs(drawn[name], stream, epoch)
+    below = {name: _costs(drawn[name], one, epoch) for name, one in samplers.items()}
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"
         drawn[name] = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
         found[name] = diagnose(drawn[name], batch_size=size, labels=labels)
         below[name] = ["reads in stored order", f"keeps {counted(buffer, 'record')}"]
-    classes = _numbered(labels)
+    classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
     rows = 1 if classes is None else 2
     figure = _Picture(figsize=(3.4 * len(drawn) + 0.4, 2.7 * rows + 1.3), layout="constrained")
     grid = figure.subplots(rows, len(drawn), squeeze=False, sharex="col")
@@ -113,11 +108,6 @@ def plot_mixing(
     for axes, name in zip(grid[:, 0], ("record number", "class"), strict=False):
         axes.set_ylabel(name)
     return figure
-
-
-def _numbered(labels: npt.ArrayLike | None) -> Array | None:
-    """Return labels as numbers from 0 on."""
-    return None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
 
 
 def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
