@@ -70,7 +70,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
     """Make the datasets of the classes, sets or lanes of a feed's sampler."""
 
     def __init__(self, feed: Feed) -> None:
-        self.sampler, groups = feed.sampler, feed.sampler.by_group
+        self._feed, self.sampler, groups = feed, feed.sampler, feed.sampler.by_group
         shaped = [name for name, field in feed.spec.items() if field.shape]
         padded = any(mode_of(feed.collate, name) == "pad" for name in shaped)
         if groups is None or padded or feed.batch_transform is not None:
@@ -84,6 +84,9 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         self._ids, self._seeded = Schedule(feed.sampler), feed.seeded
         self._count, self.groups = groups[0], Schedule(groups[1])
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+
+    def __reduce__(self) -> tuple[type[SourceDatasets], tuple[Feed]]:
+        return SourceDatasets, (self._feed,)
 
     def groups_for(self, sampler: BatchStream, source: Any) -> Schedule:
         """Return the schedule of groups, for `sampler`; ValueError if it draws other samples."""
