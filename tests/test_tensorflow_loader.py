@@ -63,12 +63,12 @@ def test_a_pass_that_was_given_up_moves_nothing() -> None:
     one = loader(packed(RECORDS), sampler())
     passes = one.external_passes
     passes.track_from(0, 3)
-    begun = passes.begin()
-    assert begun[:2] == (0, 3)
+    pass_start = passes.start()
+    assert pass_start[:2] == (0, 3)
     passes.stop_tracking()
-    passes.delivered(begun)
+    passes.finished(pass_start)
     assert (one.epoch, one.step) == (0, 0)
-    passes.delivered(passes.begin())
+    passes.finished(passes.start())
     assert (one.epoch, one.step) == (1, 0)
 
 

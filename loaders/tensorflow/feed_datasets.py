@@ -103,7 +103,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 
     def __getitem__(self, number: Any) -> Any:
         check_process()
-        alone = tf.constant([-1, 0, 0], tf.int64)
+        alone = tf.constant(PassState(-1, 0, 0, 0, 0), tf.int64)
         dataset = self._dataset(alone, range(self._count)[number])
         dataset.twinfeed_sources = self  # the graph calls it, so it must live as long
         return guarded(dataset)
