@@ -12,12 +12,12 @@ from contextlib import suppress
 
 def main() -> int:
     """Run the command line and return its exit status."""
-    heard = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if heard:
-        signal.signal(signal.SIGINT, _end)  # while modules load, nothing has begun
+    handled = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    if handled:
+        signal.signal(signal.SIGINT, _end)  # while modules are imported, nothing has started
     from twinfeed.loaders.command_line import main as run
 
-    if heard:
+    if handled:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return run()
@@ -28,9 +28,9 @@ def main() -> int:
 
 
 def _end(*_: object) -> int:
-    """End the process with one line."""
+    """Print one line and exit with status 130, as after SIGINT."""
     os.write(2, b"twinfeed: interrupted\n")
-    # multiprocessing would print lines of its own about semaphores that are left.
+    # multiprocessing would print lines of its own about leaked semaphores.
     if util := sys.modules.get("multiprocessing.util"):
         with suppress(Exception):
             util._run_finalizers(0)

@@ -1,4 +1,4 @@
-"""Import the names of a package at their first use, so that an import costs what it needs.
+"""Lazy imports (PEP 562): a package imports each of its names at the first use.
 
 The names and their modules are listed once, in the package's stub, which type checkers read.
 """
@@ -13,10 +13,10 @@ from typing import Any
 
 
 def attach(package: str, file: str, /) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` of the package at `file`, as the stub beside it says."""
+    """Return `__getattr__` and `__all__` of the package at `file`, from the stub beside it."""
     loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
     stub = ast.parse(loader.get_data(f"{file.rpartition('.')[0]}.pyi"))  # also from a zip
-    where = {
+    module_of = {
         alias.name: node.module
         for node in stub.body
         if isinstance(node, ast.ImportFrom) and node.module
@@ -24,10 +24,10 @@ def attach(package: str, file: str, /) -> tuple[Callable[[str], Any], list[str]]
     }
 
     def get(name: str) -> Any:
-        if name not in where:
+        if name not in module_of:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        value = getattr(import_module(where[name]), name)
+        value = getattr(import_module(module_of[name]), name)
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, sorted(where)
+    return get, sorted(module_of)

@@ -1,4 +1,4 @@
-"""The epochs and steps of a stream, and its states: all that a cursor needs of a stream."""
+"""The base of streams: the number of epochs and steps, and states."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twinfeed.samplers.traits import Samples
 
 
 class Epochs(Samples):
-    """Count steps and epochs, and take and check states."""
+    """A stream with a fixed number of steps an epoch, and with states: what a `Cursor` needs."""
 
     seed: int
     #: What the stream depends on beside the seed, as the fingerprint has it.
@@ -22,36 +22,26 @@ class Epochs(Samples):
     def __init__(self, *, num_steps: int, size: int, seed: int) -> None:
         # size: the most ids of an epoch
         size = validate.integer("samples of an epoch", size, minimum=0)
-        self._epochs = validate.LIMIT // max(1, size)
+        self.max_epochs = validate.LIMIT // max(1, size)
         self._steps, self.seed = num_steps, seed
-        self._known: dict[str, Any] = {}  # the fingerprint, once used; copies share the dict
+        self._fingerprint: dict[str, Any] = {}  # computed when used; copies share the dict
 
     def __len__(self) -> int:
         return self._steps
 
     def _position(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
-        """Return an epoch and a step below `end` as ints, which do not overflow."""
+        """Return epoch and step as ints; IndexError unless `0 <= step < end`."""
         epoch, step = validate.whole("epoch", epoch), validate.whole("step", step)
-        if not 0 <= epoch < self._epochs:
-            raise IndexError(f"epoch must be in [0, {self._epochs}), got {epoch}")
+        if not 0 <= epoch < self.max_epochs:
+            raise IndexError(f"epoch must be in [0, {self.max_epochs}), got {epoch}")
         if not 0 <= step < end:
             steps = validate.counted(self._steps, "step")
             raise IndexError(f"step {step} of epoch {epoch}: an epoch has {steps}")
         return epoch, step
 
-    def _settled(self, epoch: int, step: int) -> tuple[int, int]:
-        """Return the position. The end of an epoch becomes the beginning of the next pass."""
-        if step == self._steps > 0:
-            return (epoch if self.evaluation else epoch + 1), 0
-        return epoch, step
-
-    def _place(self, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
-        """Return a position between two batches, `len(self)` included."""
-        return self._settled(*self._position(epoch, step, self._steps + 1))
-
     def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
         """Return the state before this step; `len(self)` is the end of the epoch."""
-        epoch, step = self._place(epoch, step)
+        epoch, step = checked_position(self, epoch, step)
         return {
             "version": STATE_VERSION,
             "epoch": epoch,
@@ -83,28 +73,42 @@ class Epochs(Samples):
         if not isinstance(theirs, Mapping):
             raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
         at = epoch * len(self) + step
-        compare(self._until(theirs, at), self._until(self.fingerprint, at))
-        validate.integer("epoch of the state", epoch, minimum=0, below=self._epochs)
+        compare(
+            self._relevant_fingerprint(theirs, at), self._relevant_fingerprint(self.fingerprint, at)
+        )
+        validate.integer("epoch of the state", epoch, minimum=0, below=self.max_epochs)
         if step >= max(1, len(self)):
             raise StateMismatchError(f"the state is at step {step}, an epoch has {len(self)}")
         return epoch, step
 
-    def _until(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Leave out of a fingerprint what changes no batch before this global step."""
+    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+        """Return a fingerprint without the parts that change no batch before this global step."""
         return fingerprint
 
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the stream is a function of: class, stream version, seed, parameters, digests.
+        """All that the batches depend on: class, stream version, seed, parameters, array digests.
 
         Data are hashed once for a stream and all its copies.
         """
-        if not self._known:
-            self._known |= {
+        if not self._fingerprint:
+            self._fingerprint |= {
                 "sampler": type(self).__name__,
                 "stream_version": self.stream_version,
                 "steps": self._steps,
                 "seed": self.seed,
                 **recorded(self.parameters),
             }
-        return dict(self._known)
+        return dict(self._fingerprint)
+
+
+def normalise(stream: Epochs, epoch: int, step: int) -> tuple[int, int]:
+    """Return the position; the end of an epoch becomes the start of the next pass."""
+    if step == len(stream) > 0:
+        return (epoch if stream.evaluation else epoch + 1), 0
+    return epoch, step
+
+
+def checked_position(stream: Epochs, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
+    """Return the position before a step as ints; `len(stream)` is the end of the epoch."""
+    return normalise(stream, *stream._position(epoch, step, len(stream) + 1))

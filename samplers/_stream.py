@@ -1,4 +1,4 @@
-"""The batch sampler contract: a pure function of (epoch, step), and passes over it."""
+"""The base of batch samplers: batches as a pure function of (epoch, step), ranks and passes."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
-from twinfeed.samplers.batch_table import drawing
+from twinfeed.samplers.batch_table import batch_table
 from twinfeed.samplers.cursor import Passes
 from twinfeed.samplers.drawing.chunks import IDS, growing
 from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
-from twinfeed.samplers.drawing.random_words import derive, root_key, words
-from twinfeed.samplers.processes import processes, warn_unsharded
+from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
+from twinfeed.samplers.processes import num_processes, warn_unsharded
 
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
 
 class BatchStream(Epochs, ABC):
-    """Serve batches of sample ids: by (epoch, step), by iteration, whole or one rank's slice.
+    """A stream of batches of sample ids, by (epoch, step) or by iteration, whole or for one rank.
 
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
     the same stream as one rank sees it: a contiguous slice of every global batch.
@@ -73,24 +73,24 @@ class BatchStream(Epochs, ABC):
             )
         super().__init__(num_steps=num_steps, size=size, seed=seed)
         self._largest = batch_size  # the ids of the largest global batch
-        self._seed_key = root_key(seed, "augmentation")
+        self._augmentation_key = root_key(seed, "augmentation")
         self.batch_key = root_key(seed, "batch")  # what batch_seed derives the seeds from
         self._passes: Passes | None = None
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        """Return ids end to end: places lows[i] to highs[i] of the global batch start + i."""
+        """Return `batch[lows[i]:highs[i]]` of each global batch `start + i`, concatenated."""
 
     @abstractmethod
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         """Return the sizes of the global batches of these steps."""
 
-    def _given(self, epoch: int, step: int) -> int:
-        """Return how many ids came before a step; 0 if ranks divide every batch."""
+    def _samples_before(self, epoch: int, step: int) -> int:
+        """Return the number of ids in all steps before this one; 0 if ranks divide every batch."""
         return 0
 
     def _check_world(self, world_size: int) -> None:
-        """Refuse a world size that cannot divide the global batch. By default none is refused."""
+        """Raise ValueError for a world size that cannot divide the global batch."""
         return
 
     @property
@@ -107,7 +107,7 @@ class BatchStream(Epochs, ABC):
                 stream, an evaluation, has batches of several sizes, or a number of batches that the
                 processes do not divide.
         """
-        self._check_sharing(processes())
+        self._check_sharing(num_processes())
         return True
 
     def _check_sharing(self, processes: int, /) -> None:
@@ -135,8 +135,8 @@ class BatchStream(Epochs, ABC):
     @property
     def constant_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None if sizes may differ."""
-        each, over = divmod(self._largest, self.world_size)
-        return each if self._even and self._steps and not over else None
+        size, rest = divmod(self._largest, self.world_size)
+        return size if self._even and self._steps and not rest else None
 
     def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
         """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
@@ -170,8 +170,8 @@ class BatchStream(Epochs, ABC):
         [[2, 3], [6, 7], [9]]
         """
         lows, highs = self._slices(epoch, start, np.array([len(ids) for ids in batches], np.int64))
-        places = zip(batches, lows.tolist(), highs.tolist(), strict=True)
-        return [ids[low:high] for ids, low, high in places]
+        bounds = zip(batches, lows.tolist(), highs.tolist(), strict=True)
+        return [ids[low:high] for ids, low, high in bounds]
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
         """Return the batches of one step or more, of an epoch and steps that are valid."""
@@ -189,7 +189,7 @@ class BatchStream(Epochs, ABC):
         epoch, step = self._position(epoch, step, self._steps)
         low, high = self._slices(epoch, step, self._sizes(epoch, step, step + 1))
         place = np.arange(low[0], high[0])
-        return words(derive(self._seed_key, epoch, step), place)
+        return random_words(derive(self._augmentation_key, epoch, step), place)
 
     def batch_seed(self, epoch: SupportsIndex, step: SupportsIndex) -> int:
         """Return the seed of one step, of 64 bits: a hash of (seed, epoch, step).
@@ -222,14 +222,15 @@ class BatchStream(Epochs, ABC):
         return other
 
     def _slices(self, epoch: int, start: int, sizes: Int64) -> tuple[Int64, Int64]:
-        """Return where this rank's slice of each global batch begins and ends."""
+        """Return where this rank's slice of each global batch starts and stops."""
         world = self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
-        # As many ids as if all ids of the stream were dealt out in turn: the longer slices rotate.
-        given = np.cumsum(np.append(self._given(epoch, start) % world, sizes))
+        # As many ids as if all ids of the stream were dealt to the ranks round-robin: so the longer
+        # slices rotate.
+        before = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
         low, high = (
-            np.diff(given // world * rank + np.minimum(given % world, rank))
+            np.diff(before // world * rank + np.minimum(before % world, rank))
             for rank in (self.rank, self.rank + 1)
         )
         return low, high
@@ -246,7 +247,7 @@ class BatchStream(Epochs, ABC):
         return other
 
     @property
-    def _own(self) -> Passes:
+    def _cursor(self) -> Passes:
         if self._passes is None:
             # Of a copy: a cycle would keep large tables until the garbage collector runs.
             self._passes = Passes(copy.copy(self))
@@ -255,24 +256,24 @@ class BatchStream(Epochs, ABC):
     @property
     def epoch(self) -> int:
         """Epoch of the next batch that iterating draws."""
-        return self._own.epoch
+        return self._cursor.epoch
 
     @property
     def step(self) -> int:
         """Step of the next batch that the running pass draws, in `[0, len(self))`."""
-        return self._own.step
+        return self._cursor.step
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass; a trainer calls this before each epoch.
 
         After a state was loaded, until the first batch, the loaded epoch keeps its step.
         """
-        self._own.set_epoch(epoch)
+        self._cursor.set_epoch(epoch)
 
     def passes(self) -> Iterator[tuple[int, int, Int64]]:
         """Iterate, and yield (epoch, step, ids) for each batch."""
         warn_unsharded(self)
-        return self._own.over(self._ids_from)
+        return self._cursor.iterate(self._ids_from)
 
     def _ids_from(self, epoch: int, step: int) -> Iterator[Int64]:
         """Yield the batches of a pass from a step on.
@@ -304,7 +305,7 @@ class BatchStream(Epochs, ABC):
         The state counts drawn batches. Workers draw ahead of the training loop: with workers, save
         the state of a loader of `twinfeed.loaders`.
         """
-        return self._own.state_dict()
+        return self._cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass at a state, of any rank and world size, in constant time.
@@ -313,7 +314,7 @@ class BatchStream(Epochs, ABC):
             StateMismatchError: a state of other data, parameters or version; every differing field
                 is named.
         """
-        self._own.load_state_dict(state)
+        self._cursor.load_state_dict(state)
 
     def explain(self, *, steps: SupportsIndex = 4, world_size: SupportsIndex | None = None) -> str:
         """Return a drawing of the first steps of the current epoch, one column a rank.
@@ -328,13 +329,14 @@ class BatchStream(Epochs, ABC):
         0      0 1      2 3
         1      4 -      - -
         """
-        wanted = self.world_size if world_size is None else world_size
-        world = validate.integer("world_size", wanted, minimum=1)
+        if world_size is None:
+            world_size = self.world_size
+        world = validate.integer("world_size", world_size, minimum=1)
         stop = min(validate.integer("steps", steps, minimum=1), self._steps)
         whole = copy.copy(self)
         whole.rank, whole.world_size = 0, 1
         ranks = [whole.shard(rank, world) for rank in range(world)]
-        return drawing(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
+        return batch_table(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
 
     @property
     def sampler(self: _Stream) -> _Stream:

@@ -1,4 +1,4 @@
-"""Batches of consecutive positions of any sampler."""
+"""Batches of consecutive positions of a sampler."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ import numpy as np
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.int_arrays import Int64, ranges
-from twinfeed.samplers.orders import Sampler, check_order
+from twinfeed.samplers.orders import Sampler, check_order, checked_draw
 
 
 class BatchSampler(BatchStream):
     """Cut a sampler into batches of `batch_size` consecutive positions.
 
     Args:
-        order: what is cut.
+        order: the sampler to cut.
         batch_size: ids of a global batch.
         final: what happens if `batch_size` does not divide the sampler's length. `"smaller"`: the
             last batch is smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last
             batch is filled with -1, and loaders give a mask. `"drop"`: the last batch is left out,
             and its records are not visited in that epoch.
         batches_per_epoch: cuts the endless stream of these batches into epochs of another length:
-            epoch k is batches `k * n` to `(k + 1) * n`. The sampler begins anew when all of its
-            batches were given, wherever an epoch ends. By default an epoch is one round of the
-            order.
+            epoch k is batches `k * n` to `(k + 1) * n`. The sampler is repeated endlessly, so an
+            epoch may end in the middle of a round, which is one epoch of the sampler. By default
+            an epoch is a round.
 
     Raises:
         ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
@@ -73,12 +73,12 @@ class BatchSampler(BatchStream):
             )
         self.num_records = order.num_records
         self.traits = replace(order.traits, padded=final == "pad")
-        more = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
-        self._size = len(order) + more[final]
-        largest = min(batch_size, self._size) or batch_size
-        steps, size = -(-self._size // largest), self._size
-        self._round = steps
-        self._even = self._size % largest == 0
+        extra = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
+        self._round_ids = len(order) + extra[final]
+        largest = min(batch_size, self._round_ids) or batch_size
+        steps, size = -(-self._round_ids // largest), self._round_ids
+        self._round_steps = steps
+        self._even = self._round_ids % largest == 0
         self.parameters = {"batch_size": largest, "final": final, "order": order}
         if batches_per_epoch is not None and steps:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
@@ -95,8 +95,8 @@ class BatchSampler(BatchStream):
         return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        # An epoch that is no round of the sampler may have parts of several rounds.
-        return self._order.spans(records, epoch if self._round == self._steps else None)
+        # Otherwise an epoch may have parts of several rounds, whose blocks are cut differently.
+        return self._order.spans(records, epoch if self._round_steps == self._steps else None)
 
     def records(self, ids: Int64) -> Int64:
         ids = np.asarray(ids, dtype=np.int64)
@@ -115,37 +115,37 @@ class BatchSampler(BatchStream):
         if groups is None:
             return None
         other = copy.copy(self)
-        number, other._order = groups
-        return number, other
+        num_groups, other._order = groups
+        return num_groups, other
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
-        steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round)
-        return np.minimum(self._size - steps * self._largest, self._largest)
+        steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round_steps)
+        return np.minimum(self._round_ids - steps * self._largest, self._largest)
 
-    def _given(self, epoch: int, step: int) -> int:
-        lap, step = divmod(epoch * self._steps + step, max(1, self._round))
-        return lap * self._size + step * self._largest
+    def _samples_before(self, epoch: int, step: int) -> int:
+        round_, step = divmod(epoch * self._steps + step, max(1, self._round_steps))
+        return round_ * self._round_ids + step * self._largest
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        """Draw round by round of the sampler: an epoch may end within a round."""
-        lap, start = divmod(epoch * self._steps + start, max(1, self._round))
+        """Draw round by round: an epoch may have parts of several rounds of the sampler."""
+        round_, start = divmod(epoch * self._steps + start, max(1, self._round_steps))
         parts = []
         while len(lows):
-            left = self._round - start
-            parts.append(self._of_round(lap, start, lows[:left], highs[:left]))
-            lap, start, lows, highs = lap + 1, 0, lows[left:], highs[left:]
+            rest = self._round_steps - start  # steps until the end of the round
+            parts.append(self._draw_round(round_, start, lows[:rest], highs[:rest]))
+            round_, start, lows, highs = round_ + 1, 0, lows[rest:], highs[rest:]
         return np.concatenate(parts)
 
-    def _of_round(self, lap: int, start: int, lows: Int64, highs: Int64) -> Int64:
-        """Return ids as `_draw` does, of steps of one round of the sampler."""
-        begins = (start + np.arange(len(lows))) * self._largest
-        positions = ranges(begins + lows, begins + highs)
+    def _draw_round(self, round_: int, start: int, lows: Int64, highs: Int64) -> Int64:
+        """Return what `_draw` returns, for steps of one round."""
+        firsts = (start + np.arange(len(lows))) * self._largest  # positions of the global batches
+        positions = ranges(firsts + lows, firsts + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = self._order._checked(lap, real, self._named)
+        ids[: len(real)] = checked_draw(self._order, round_, real, self._describe)
         return ids
 
-    def _named(self, lap: int, position: int) -> str:
-        """Name the place of a position of a round of the sampler."""
-        epoch, step = divmod(lap * self._round + position // self._largest, self._steps)
+    def _describe(self, round_: int, position: int) -> str:
+        """Return the epoch and step of a position of a round, for errors."""
+        epoch, step = divmod(round_ * self._round_steps + position // self._largest, self._steps)
         return f"epoch {epoch}, step {step}"

@@ -1,4 +1,4 @@
-"""A drawing of the first steps of a stream."""
+"""A text table of the first steps of a stream."""
 
 from __future__ import annotations
 
@@ -8,16 +8,19 @@ from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.traits import Samples
 
 
-def drawing(title: str, ranks: list[list[Int64]], namer: Samples) -> str:
-    """Write steps as rows and ranks as columns below a title."""
+def batch_table(title: str, ranks: list[list[Int64]], samples: Samples) -> str:
+    """Return a table with a row for each step and a column for each rank, below a title.
+
+    `ranks` are the batches of each rank, and `samples` gives the record and view of each id.
+    """
     steps = len(ranks[0])
     batches = [ids for batches in ranks for ids in batches]
-    plain = not any(namer.views(ids).any() for ids in batches)  # no sample has another view than 0
+    plain = not any(samples.views(ids).any() for ids in batches)  # every view is 0
     cells = (
         " ".join(
             "-" if record < 0 else str(record) if plain else f"{record}.{view}"
             for record, view in zip(
-                namer.records(ids).tolist(), namer.views(ids).tolist(), strict=True
+                samples.records(ids).tolist(), samples.views(ids).tolist(), strict=True
             )
         )
         for ids in batches

@@ -1,4 +1,4 @@
-"""Batches of one budget: records of similar cost, as many as fit."""
+"""Batches of records of similar cost, as many as fit a budget (bucketing by length)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute
-from twinfeed.samplers.drawing.random_words import below, derive, root_key, words
+from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
 from twinfeed.samplers.state import digest
 
 
 class BucketBatchSampler(BatchStream):
-    """Fill each batch up to a budget with records of similar cost: sentences, clips, point clouds.
+    """Batches of records of similar cost, filled up to a budget: sentences, clips, point clouds.
 
     The cost of a batch is its number of records times its largest cost, which is what padding
     makes of it. No batch costs more than the budget. Every record comes exactly once in an epoch,
@@ -60,33 +60,34 @@ class BucketBatchSampler(BatchStream):
         seed: SupportsIndex,
         window: SupportsIndex | None = None,
     ) -> None:
-        given = validate.counts("costs", costs, minimum=1)
+        cost_array = validate.counts("costs", costs, minimum=1)
         self._multiple = validate.integer("multiple", multiple, minimum=1)
-        least = self._multiple * int(given.max(initial=1))
-        of = f"budget, for multiple={self._multiple} records of the largest cost,"
-        self._budget = validate.integer(of, budget, minimum=least)
-        self._order = np.argsort(given, kind="stable")  # the records by their costs
-        rising = given[self._order]
-        self._sums = np.cumsum(rising)  # where each record ends, in units of cost
+        least = self._multiple * int(cost_array.max(initial=1))
+        name = f"budget, for multiple={self._multiple} records of the largest cost,"
+        self._budget = validate.integer(name, budget, minimum=least)
+        self._order = np.argsort(cost_array, kind="stable")  # the records by their costs
+        sorted_costs = cost_array[self._order]
+        self._sums = np.cumsum(sorted_costs)
         if window is None:
-            window = min(8, (len(self._cut(rising, 0)) - 1) // 50)
-        moves = validate.integer("window", window, minimum=0)
-        self._window = validate.integer("window * budget", moves * self._budget, minimum=0)
-        self._cuts = self._cut(rising, self._window)
+            window = min(8, (len(self._cut(sorted_costs, 0)) - 1) // 50)
+        window = validate.integer("window", window, minimum=0)
+        # In units of cost: a record's sum grows by a random number up to this.
+        self._window = validate.integer("window * budget", window * self._budget, minimum=0)
+        self._cuts = self._cut(sorted_costs, self._window)
         self._counts = np.diff(self._cuts)
-        self.num_records = len(given)
+        self.num_records = len(cost_array)
         self.parameters = {
-            "costs": digest(given),
+            "costs": digest(cost_array),
             "budget": self._budget,
             "multiple": self._multiple,
-            "window": moves,
+            "window": window,
         }
         seed = validate.seed(seed)
-        self._keys = {of: root_key(seed, f"bucket {of}") for of in ("batch", "record", "place")}
-        self._recent: Recent[Int64] = Recent(3)
+        self._keys = {use: root_key(seed, f"bucket {use}") for use in ("batch", "record", "place")}
+        self._cache: FifoCache[Int64] = FifoCache(3)
         largest = int(self._counts.max(initial=1))
         super().__init__(
-            num_steps=len(self._counts), size=len(given), batch_size=largest, seed=seed
+            num_steps=len(self._counts), size=len(cost_array), batch_size=largest, seed=seed
         )
         self._even = bool((self._counts == largest).all())
 
@@ -94,51 +95,56 @@ class BucketBatchSampler(BatchStream):
         return not (self._counts % by).any()
 
     def _cut(self, costs: Int64, window: int) -> Int64:
-        """Return where each batch ends in the order of costs, if records move up by `window`."""
+        """Return the bounds of batches in the order of costs, if records move up by `window`."""
         n, multiple = len(costs), self._multiple
         last = np.searchsorted(self._sums, self._sums + window, side="right") - 1
-        most = costs[last]  # the largest cost that may come to each place
+        max_costs = costs[last]  # the largest cost that may come to each position
         cuts = [0, n % multiple] if n % multiple else [0]
         while cuts[-1] < n:
             start = cuts[-1]
-            fits = self._budget // int(most[start])
-            counts = np.arange(multiple, min(n - start, fits) + 1, multiple)
-            fitting = most[start + counts - 1] <= self._budget // counts  # the cost grows with both
+            at_most = self._budget // int(max_costs[start])
+            counts = np.arange(multiple, min(n - start, at_most) + 1, multiple)
+            fitting = (
+                max_costs[start + counts - 1] <= self._budget // counts
+            )  # the cost grows with both
             cuts.append(start + multiple * int(fitting.sum()))
         return np.array(cuts, np.int64)
 
     def __repr__(self) -> str:
         records = validate.counted(self.num_records, "record")
         batches = f"{validate.counted(len(self), 'batch')} of at most {self._budget:,}"
-        moves = f"multiple={self._multiple}, window={self._window // self._budget}"
-        return f"BucketBatchSampler({records}, {batches}, {moves})"
+        options = f"multiple={self._multiple}, window={self._window // self._budget}"
+        return f"BucketBatchSampler({records}, {batches}, {options})"
 
     def _numbers(self, epoch: int) -> Int64:
-        """Return the batches of an epoch in their order, by their numbers in the order of costs."""
+        """Return a random order of an epoch's batches, which are numbered in the order of costs."""
         key = derive(self._keys["batch"], epoch)
-        return self._recent.get(epoch, lambda: permute(self._steps, key, np.arange(self._steps)))
+        return self._cache.get(epoch, lambda: permute(self._steps, key, np.arange(self._steps)))
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
         return self._counts[self._numbers(epoch)[start:stop]]
 
-    def _given(self, epoch: int, step: int) -> int:
+    def _samples_before(self, epoch: int, step: int) -> int:
         return epoch * self.num_records + int(self._sizes(epoch, 0, step).sum())
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
         numbers = self._numbers(epoch)[start : start + len(lows)].tolist()
-        drawn = zip(numbers, lows, highs, strict=True)
-        return np.concatenate([self._batch(epoch, one)[low:high] for one, low, high in drawn])
+        batches = [self._records_of_batch(epoch, number) for number in numbers]
+        return np.concatenate(
+            [b[low:high] for b, low, high in zip(batches, lows, highs, strict=True)]
+        )
 
-    def _batch(self, epoch: int, number: int) -> Int64:
+    def _records_of_batch(self, epoch: int, number: int) -> Int64:
         """Return the records of a batch by its number in the order of costs.
 
-        Each record moves up by less than a window. So the records at some places are among those
-        whose sums lie within a window of the places' sums, and only these are sorted.
+        The records are sorted by (sum of the costs up to the record) + (random number up to the
+        window). So the records of a batch are among those whose sums are within a window of the
+        batch's sums, and only these are sorted.
         """
         sums, first, last = self._sums, self._cuts[number], self._cuts[number + 1]
         low = int(np.searchsorted(sums, sums[first] - self._window))
         high = int(np.searchsorted(sums, sums[last - 1] + self._window, side="right"))
         ids = self._order[low:high]
-        moved = below(words(derive(self._keys["record"], epoch), ids), self._window + 1)
-        ids = ids[np.argsort(sums[low:high] + moved, kind="stable")[first - low : last - low]]
-        return ids[np.argsort(words(derive(self._keys["place"], epoch), ids), kind="stable")]
+        moves = below(random_words(derive(self._keys["record"], epoch), ids), self._window + 1)
+        ids = ids[np.argsort(sums[low:high] + moves, kind="stable")[first - low : last - low]]
+        return ids[np.argsort(random_words(derive(self._keys["place"], epoch), ids), kind="stable")]

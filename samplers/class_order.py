@@ -1,4 +1,4 @@
-"""Records sorted by class, once, for every sampler of the same labels."""
+"""The records sorted by class, computed once for every sampler of the same labels."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.int_arrays import Int64, spread
-from twinfeed.samplers.mapped import held, pieces
+from twinfeed.samplers.drawing.int_arrays import Int64, owners_of
+from twinfeed.samplers.mapped import as_mapped, slices
 from twinfeed.samplers.state import digest
 
 Ids = NDArray[np.integer[Any]]
 
 
 class ClassOrder:
-    """Hold the ids of the records of each class side by side; immutable.
+    """The ids of the records of each class, class after class; immutable.
 
     `PKBatchSampler` takes a class order in place of labels. Sorting 10^8 labels takes many seconds
     and gigabytes. Sort once, save the arrays `records`, `starts` and `sizes`, and map them wherever
-    a sampler is made.
+    a sampler is created.
 
     Classes are numbered by size, the largest first, and classes of one size by their first record.
     So the classes of at least some size come first. And a stream does not depend on how labels are
@@ -60,7 +60,7 @@ class ClassOrder:
         starts = bounds[:-1]
         sizes = np.diff(bounds)
         rank = by_size(sizes, records[starts])
-        self._hold(records, starts[rank], sizes[rank], digest=digest(array))
+        self._set_arrays(records, starts[rank], sizes[rank], digest=digest(array))
 
     @classmethod
     def from_arrays(cls, *, records: Ids, starts: Int64, sizes: Int64, digest: str) -> ClassOrder:
@@ -79,30 +79,31 @@ class ClassOrder:
         for name, array in (("records", records), ("starts", starts), ("sizes", sizes)):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.ndim != 1:
                 raise TypeError(f"{name} must be a one-dimensional array of ints, got {array!r}")
-        rises = any(
-            (sizes[some.start + 1 : some.stop + 1] > sizes[some]).any()
-            for some in pieces(len(sizes) - 1)
+        increasing = any(
+            (sizes[chunk.start + 1 : chunk.stop + 1] > sizes[chunk]).any()
+            for chunk in slices(len(sizes) - 1)
         )
-        if len(starts) != len(sizes) or int(sizes.sum()) != len(records) or rises:
+        if len(starts) != len(sizes) or int(sizes.sum()) != len(records) or increasing:
             raise ValueError(
                 "records, starts and sizes must be those of a ClassOrder, the largest class first, "
                 f"got {len(records)} records, {len(starts)} starts and {len(sizes)} sizes"
             )
-        return cls._of(records, starts, sizes, digest=digest)
+        return cls._unchecked(records, starts, sizes, digest=digest)
 
     @classmethod
-    def _of(cls, *arrays: NDArray[Any], digest: str) -> ClassOrder:
-        made = object.__new__(cls)
-        made._hold(*arrays, digest=digest)
-        return made
+    def _unchecked(cls, *arrays: NDArray[Any], digest: str) -> ClassOrder:
+        """Return the class order of `records`, `starts` and `sizes`, which must be correct."""
+        order = object.__new__(cls)
+        order._set_arrays(*arrays, digest=digest)
+        return order
 
-    def _hold(self, *arrays: NDArray[Any], digest: str) -> None:
-        self.records, self.starts, self.sizes = map(held, arrays)
+    def _set_arrays(self, *arrays: NDArray[Any], digest: str) -> None:
+        self.records, self.starts, self.sizes = map(as_mapped, arrays)
         self.digest = digest
 
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = (self.records, self.starts, self.sizes)
-        return partial(self._of, digest=self.digest), arrays
+        return partial(self._unchecked, digest=self.digest), arrays
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -111,67 +112,69 @@ class ClassOrder:
         records = validate.counted(len(self.records), "record")
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
-    def _ids(self, number: Int64, member: Int64) -> Int64:
-        """Return the record ids of members (0 … size - 1) of classes, broadcast."""
+    def record_ids(self, number: Int64, member: Int64) -> Int64:
+        """Return the ids of records `member` (0 … size - 1) of classes `number`, broadcast."""
         starts, records = np.asarray(self.starts), np.asarray(self.records)
         ids: Int64 = records[starts[number] + member].astype(np.int64)
         return ids
 
-    def _by_class(self) -> tuple[Int64, Int64]:
-        """Return the class of each record, and its id, class by class."""
-        owner, place = spread(self.sizes)
-        return owner, self._ids(owner, place)
+    def class_record_pairs(self) -> tuple[Int64, Int64]:
+        """Return the class number and the id of each record, class after class."""
+        number, member = owners_of(self.sizes)
+        return number, self.record_ids(number, member)
 
-    def _count(self, size: int) -> int:
-        """Return how many classes have so many records."""
+    def num_at_least(self, size: int) -> int:
+        """Return the number of classes with at least `size` records."""
         return bisect_right(range(len(self)), -size, key=lambda number: -int(self.sizes[number]))
 
-    def _first(self, count: int) -> ClassOrder:
-        """Return the class order of the first classes, of the same records."""
+    def largest(self, count: int) -> ClassOrder:
+        """Return the class order of the `count` largest classes."""
         if count == len(self):
             return self
-        first = self.starts[:count], self.sizes[:count]
-        return self._of(self.records, *first, digest=self.digest)
+        arrays = self.records, self.starts[:count], self.sizes[:count]
+        return self._unchecked(*arrays, digest=self.digest)
 
-    def _some(self, chosen: Int64) -> ClassOrder:
-        """Return the class order of some records, with the digest of all labels."""
-        number = np.empty(len(self.records), np.int64)
-        owner, record = self._by_class()
-        number[record] = owner
-        some = ClassOrder(number[chosen])
-        return self._of(chosen[some.records], some.starts, some.sizes, digest=self.digest)
+    def subset(self, records: Int64) -> ClassOrder:
+        """Return the class order of these records alone, with the digest of all labels."""
+        class_of = np.empty(len(self.records), np.int64)
+        number, record = self.class_record_pairs()
+        class_of[record] = number
+        part = ClassOrder(class_of[records])
+        arrays = records[part.records], part.starts, part.sizes
+        return self._unchecked(*arrays, digest=self.digest)
 
-    def _by_super(
-        self, super_labels: ArrayLike | None, num_records: int, classes: int
-    ) -> ClassOrder | None:
-        """Return the first so many classes sorted by super-class; None without super-labels."""
-        if super_labels is None:
-            return None
-        parents = _compact(validate.labels(super_labels, name="super_labels"))
-        if len(parents) != num_records:
-            raise ValueError(
-                f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
-            )
-        owner, record = self._by_class()
-        first = self.records[self.starts]
-        found: Int64 = parents[first]
-        strays = np.flatnonzero(parents[record] != found[owner])
-        if strays.size:
-            here, there = record[strays[0]], first[owner[strays[0]]]
-            raise ValueError(
-                f"super_labels must agree within a class: records {there} and {here} have one "
-                f"label and two super-labels"
-            )
-        return ClassOrder(found[:classes])
+
+def super_class_order(
+    order: ClassOrder, super_labels: ArrayLike | None, num_records: int, classes: int
+) -> ClassOrder | None:
+    """Return the first `classes` classes sorted by super-class; None without super-labels."""
+    if super_labels is None:
+        return None
+    parents = _compact(validate.labels(super_labels, name="super_labels"))
+    if len(parents) != num_records:
+        raise ValueError(
+            f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
+        )
+    number, record = order.class_record_pairs()
+    first = order.records[order.starts]
+    parent_of: Int64 = parents[first]
+    differing = np.flatnonzero(parents[record] != parent_of[number])
+    if differing.size:
+        here, there = record[differing[0]], first[number[differing[0]]]
+        raise ValueError(
+            f"super_labels must agree within a class: records {there} and {here} have one "
+            f"label and two super-labels"
+        )
+    return ClassOrder(parent_of[:classes])
 
 
 def by_size(sizes: Int64, first: Ids) -> Int64:
-    """Return the places of classes in their order: the largest first, then by the first record."""
+    """Return the argsort of classes: the largest first, equal sizes by their first record."""
     return np.lexsort((first, -sizes))
 
 
 def _compact(labels: NDArray[Any]) -> Int64:
-    """Return labels as integers from 0 that sort fast."""
+    """Return labels as small non-negative integers in the same order, which sort fast."""
     if not labels.size:
         return np.empty(0, np.int64)
     if labels.dtype.kind == "i":
@@ -183,11 +186,11 @@ def _compact(labels: NDArray[Any]) -> Int64:
 
 
 def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
-    """Return record ids sorted by (label, id) and the bounds of the labels that occur."""
+    """Return the record ids sorted by (label, id), and the bounds of each label's records."""
     shift = labels.size.bit_length()  # label and id in one integer: a plain sort costs half
     packed = labels << shift
-    for some in pieces(labels.size):  # no second array of n
-        packed[some] |= np.arange(some.start, some.stop)
+    for chunk in slices(labels.size):  # no second array of n
+        packed[chunk] |= np.arange(chunk.start, chunk.stop)
     packed.sort()
     narrow = np.int32 if labels.size < 1 << 31 else np.int64
     records: NDArray[np.integer[Any]] = np.empty(labels.size, narrow)

@@ -1,4 +1,4 @@
-"""The position in a stream: a cursor, and the passes over a stream without a loader."""
+"""The position in a stream, and passes over a stream without a loader."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, SupportsIndex
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._epochs import Epochs
+from twinfeed.samplers._epochs import Epochs, checked_position, normalise
 from twinfeed.samplers.drawing.int_arrays import Int64
 
 
 class Cursor:
-    """Keep a position between two batches of a stream, and advance it as batches are received.
+    """The position (epoch, step) of the next batch of a stream, advanced as batches are received.
 
     A cursor starts at step 0 of epoch 0. After the last batch of an epoch the position is
     step 0 of the next epoch. An evaluation keeps no position between passes:
@@ -34,9 +34,9 @@ class Cursor:
     def __init__(self, stream: Epochs, /) -> None:
         self._stream = stream
         self._epoch = self._step = 0
-        self._loaded: tuple[int, int] | None = None  # until the first batch after a state
-        self._resumes = False  # the next pass is what a loaded state left of its epoch
-        self._begun = (0, 0)  # an epoch, and how many passes in a row have begun the epoch
+        self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
+        self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
+        self._pass_counts = (0, 0)  # an epoch, and how many passes in a row started with it
 
     @property
     def epoch(self) -> int:
@@ -54,17 +54,17 @@ class Cursor:
         With `whole`, and for an evaluation, the pass begins at step 0 of the epoch. Only the first
         pass after `load_state_dict` begins at the loaded step.
         """
-        if not self._resumes and (whole or self._stream.evaluation):
+        if not self._resuming and (whole or self._stream.evaluation):
             self._step = 0
-        self._resumes = False
+        self._resuming = False
         return self._epoch, self._step
 
     def count(self, epoch: int, advice: str) -> None:
-        """Note that a pass begins an epoch; warn at the third pass in a row of a training epoch."""
-        # The second time is no mistake: sanity checks and Keras draw a batch to look at.
-        known, times = self._begun
-        self._begun = epoch, times + 1 if known == epoch else 1
-        if self._begun[1] == 3 and not self._stream.evaluation:
+        """Count a pass that starts an epoch; warn at the third in a row of one training epoch."""
+        # The second time is no mistake: sanity checks and Keras draw a batch to inspect it.
+        last_epoch, times = self._pass_counts
+        self._pass_counts = epoch, times + 1 if last_epoch == epoch else 1
+        if self._pass_counts[1] == 3 and not self._stream.evaluation:
             warnings.warn(
                 f"passes begin epoch {epoch} for the third time, so the same batches come again: "
                 f"call set_epoch(epoch) before each pass, or {advice}, which goes on after the "
@@ -73,7 +73,7 @@ class Cursor:
             )
 
     def advance(self) -> bool:
-        """Count one batch as received; return whether its epoch ends.
+        """Advance by one received batch; return whether its epoch ends.
 
         Warns if the batch is of another epoch than a state that was loaded in mid-epoch: the
         rest of the loaded epoch will not come.
@@ -88,7 +88,7 @@ class Cursor:
                     stacklevel=2,
                 )
             self._loaded = None
-        self._epoch, self._step = self._stream._settled(self._epoch, self._step + 1)
+        self._epoch, self._step = normalise(self._stream, self._epoch, self._step + 1)
         return self._step == 0
 
     def end(self) -> None:
@@ -98,8 +98,8 @@ class Cursor:
 
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position before this step; `len(stream)` is the end of the epoch."""
-        self._epoch, self._step = self._stream._place(epoch, step)
-        self._loaded, self._resumes, self._begun = None, False, (0, 0)
+        self._epoch, self._step = checked_position(self._stream, epoch, step)
+        self._loaded, self._resuming, self._pass_counts = None, False, (0, 0)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the position at step 0 of an epoch.
@@ -107,11 +107,11 @@ class Cursor:
         After `load_state_dict`, until the first batch, naming the loaded epoch restores the loaded
         step: trainers name an epoch after they have loaded a state, and some name two.
         """
-        limit = self._stream._epochs
+        limit = self._stream.max_epochs
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         loaded = self._loaded
         self._epoch, self._step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
-        self._begun = (0, 0)
+        self._pass_counts = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and of which stream it is: a small dict that JSON can hold."""
@@ -125,22 +125,27 @@ class Cursor:
         """
         self._loaded = self._stream.position_of(state)
         self._epoch, self._step = self._loaded
-        self._resumes, self._begun = True, (0, 0)
+        self._resuming, self._pass_counts = True, (0, 0)
 
 
 class Passes(Cursor):
-    """Begin each pass at step 0, and advance as the latest pass draws batches."""
+    """The cursor of a sampler that is iterated itself: it advances as batches are drawn.
+
+    Each pass starts at step 0, and only the latest pass moves the cursor.
+    """
 
     def __init__(self, stream: Epochs, /) -> None:
         super().__init__(stream)
-        self._running: Cursor | None = None  # the position of the latest pass, until it has ended
+        self._running: Cursor | None = None  # the position of the latest pass, until it ends
 
     def __getstate__(self) -> dict[str, Any]:
-        """Copy and pickle the position, without the running pass, which belongs to this object."""
+        """Return the state for copies and pickles, without the running pass."""
         return {**vars(self), "_running": None}
 
-    def over(self, draw: Callable[[int, int], Iterator[Int64]]) -> Iterator[tuple[int, int, Int64]]:
-        """Yield (epoch, step, ids) of a pass that `draw` draws from an epoch and a step on.
+    def iterate(
+        self, draw: Callable[[int, int], Iterator[Int64]]
+    ) -> Iterator[tuple[int, int, Int64]]:
+        """Yield (epoch, step, ids) of a pass; `draw(epoch, step)` yields its batches from there.
 
         Nothing happens before the first `next`.
         """
@@ -150,7 +155,8 @@ class Passes(Cursor):
         self.count(epoch, "use a loader of twinfeed.loaders")
         try:
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
-                # Before the batch is yielded: loops that take exactly len() batches never come back
+                # Before the batch is yielded: a loop that takes exactly len() batches never resumes
+                # this generator.
                 running.advance()
                 # A later pass, `set_epoch` or a state may have set the position meanwhile.
                 if self._running is running:

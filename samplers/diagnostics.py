@@ -1,4 +1,4 @@
-"""How well a stream is shuffled, in numbers, against what a uniform shuffle would give."""
+"""Statistics of how well a stream is shuffled, compared with a uniform shuffle."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.int_arrays import Int64
-from twinfeed.samplers.drawing.random_words import below, root_key, words
+from twinfeed.samplers.drawing.random_words import below, random_words, root_key
 
-_ENOUGH = 0.5  # share of the uniform value below which a measure is flagged
-_CHANCE = 6.0  # standard deviations that a uniform shuffle keeps within
+_FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
+_MAX_DEVIATIONS = 6.0  # standard deviations that a uniform shuffle keeps within
 
 
 @dataclass(frozen=True)
 class Measure:
-    """Hold a number, and what uniform shuffles give: their mean and standard deviation.
+    """A statistic, and its mean and standard deviation in uniform shuffles.
 
     >>> Measure(25.0, 100.0, 10.0).ratio
     0.25
@@ -39,15 +39,15 @@ class Measure:
     @property
     def low(self) -> bool:
         """Whether the value is below half the uniform value, and not by chance."""
-        least = self.uniform - _CHANCE * self.deviation
-        return self.ratio < _ENOUGH and self.value < least
+        least = self.uniform - _MAX_DEVIATIONS * self.deviation
+        return self.ratio < _FLAGGED_RATIO and self.value < least
 
     def __str__(self) -> str:
         return f"{self.value:,.1f} of {self.uniform:,.1f} ({self.ratio:.0%})"
 
 
 class Stretch(NamedTuple):
-    """As many samples in a row as a batch has: their distinct groups, and where they begin.
+    """As many consecutive samples as a batch has: their distinct groups, and where they start.
 
     >>> Stretch(Measure(3.0, 10.0, 1.0), 640).place
     640
@@ -61,7 +61,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Hold what `diagnose` found about one epoch of a stream.
+    """Statistics of one epoch of a stream, as `diagnose` returns them.
 
     `flags` names each value below half of the uniform value, and a correlation above one half, if
     chance cannot explain the difference (six standard deviations). Fewer than 1 in 100 uniform
@@ -96,13 +96,13 @@ class Diagnosis:
     @property
     def flags(self) -> list[str]:
         """What is far from a uniform shuffle, one phrase each; empty for a good stream."""
-        far, correlation = self.displacement, self.rank_correlation
+        displacement, correlation = self.displacement, self.rank_correlation
         missing = validate.counted(self.records - self.covered, "record")
         uniform = "in a uniform shuffle"
         found = {
-            f"records move {far.ratio:.0%} as far as {uniform}": far.low,
+            f"records move {displacement.ratio:.0%} as far as {uniform}": displacement.low,
             f"place and record number correlate by {correlation:.2f}": (
-                abs(correlation) > max(_ENOUGH, _CHANCE / self.samples**0.5)
+                abs(correlation) > max(_FLAGGED_RATIO, _MAX_DEVIATIONS / self.samples**0.5)
             ),
         }
         for name, m in self.head_distinct.items():
@@ -176,8 +176,8 @@ def diagnose(
         size = validate.integer("batch_size", batch_size, minimum=1)
         ends = np.minimum(np.arange(size, len(ids) + size, size), len(ids))
         highest = int(ids.max(initial=-1)) + 1
-        given = highest if num_records is None else num_records
-        records = validate.integer("num_records", given, minimum=0)
+        number = highest if num_records is None else num_records
+        records = validate.integer("num_records", number, minimum=0)
     real = ids >= 0
     batch = np.searchsorted(ends, np.flatnonzero(real), side="right")
     ids = ids[real]
@@ -205,20 +205,20 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     samples = len(ids)
     head = -(-samples // 10)
     place = np.arange(samples)
-    home = ids * samples // records  # the place of each record in stored order
+    stored_place = ids * samples // records
     counts = np.bincount(ids, minlength=records)
     sizes = np.bincount(batch)
     size = int(sizes.max())
     head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
-        found = len(np.unique(group[ids[:head]]))
-        head_distinct[name] = Measure(found, *_uniform_distinct(group, head))
-        each = _distinct(batch, group[ids])[sizes == size]
-        uniform = _uniform_distinct(group, size, batches=len(each))
-        distinct[name] = Measure(float(each.mean()), *uniform)
-        in_a_row = _in_a_row(group[ids], size)
-        measure = Measure(float(in_a_row.min()), *_uniform_distinct(group, size))
-        worst[name] = Stretch(measure, int(in_a_row.argmin()))
+        in_head = len(np.unique(group[ids[:head]]))
+        head_distinct[name] = Measure(in_head, *_uniform_distinct(group, head))
+        in_batch = _distinct_in_batches(batch, group[ids])[sizes == size]
+        uniform = _uniform_distinct(group, size, batches=len(in_batch))
+        distinct[name] = Measure(float(in_batch.mean()), *uniform)
+        in_window = _distinct_in_windows(group[ids], size)
+        measure = Measure(float(in_window.min()), *_uniform_distinct(group, size))
+        worst[name] = Stretch(measure, int(in_window.argmin()))
     return Diagnosis(
         records=records,
         samples=samples,
@@ -226,7 +226,7 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
         covered=int(np.count_nonzero(counts)),
         most_repeats=int(counts.max()),
         displacement=Measure(
-            float(np.abs(place - home).mean()),
+            float(np.abs(place - stored_place).mean()),
             (samples**2 - 1) / (3 * samples),
             sqrt((samples + 1) * (2 * samples**2 + 7) / 45) / samples,
         ),
@@ -237,40 +237,41 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     )
 
 
-def _distinct(batch: Int64, group: Int64) -> Int64:
+def _distinct_in_batches(batch: Int64, group: Int64) -> Int64:
     """Count the distinct groups of each batch."""
     width = int(group.max()) + 1
     pairs = np.sort(batch * width + group)  # np.unique takes many times as long
     return np.bincount(pairs[np.append(True, pairs[1:] != pairs[:-1])] // width)
 
 
-def _in_a_row(group: Int64, size: int) -> Int64:
-    """Count the distinct groups of each `size` consecutive samples, from every place on."""
+def _distinct_in_windows(group: Int64, size: int) -> Int64:
+    """Count the distinct groups of each sliding window of `size` samples, by its first sample."""
     samples = np.arange(len(group))
     order = np.argsort(group, kind="stable")
-    before = np.full(len(group), -1)  # the place at which the group of a sample came before
-    again = np.flatnonzero(np.diff(group[order]) == 0)
-    before[order[again + 1]] = order[again]
-    # A sample is the first of its group in the stretches that begin after that place.
-    since = np.maximum(before, samples - size) + 1
-    begun, ended = (
-        np.bincount(places, minlength=len(group) + 1) for places in (since, samples + 1)
+    previous = np.full(len(group), -1)  # the previous sample of the same group
+    repeated = np.flatnonzero(np.diff(group[order]) == 0)
+    previous[order[repeated + 1]] = order[repeated]
+    # A sample is the first of its group in the windows that start after the previous one. Count
+    # these windows of all samples by a difference array.
+    first_window = np.maximum(previous, samples - size) + 1
+    starts, stops = (
+        np.bincount(windows, minlength=len(group) + 1) for windows in (first_window, samples + 1)
     )
-    return np.cumsum(begun - ended)[: len(group) - size + 1]
+    return np.cumsum(starts - stops)[: len(group) - size + 1]
 
 
 def _uniform_distinct(group: Int64, size: int, *, batches: int = 1) -> tuple[float, float]:
-    """Return the distinct groups of batches of a uniform shuffle, mean and standard deviation."""
+    """Return the mean and standard deviation of the distinct groups in batches, if uniform."""
     n = len(group)
     sizes, times = np.unique(np.bincount(group), return_counts=True)
-    missed = np.array([_missed(n, s, size) for s in sizes.tolist()])
-    # Of independent groups. Groups take places from each other, so theirs is no larger.
-    variance = (times * missed * (1 - missed)).sum() / batches
-    return float((times * (1 - missed)).sum()), float(np.sqrt(variance))
+    absent = np.array([_probability_absent(n, s, size) for s in sizes.tolist()])
+    # The variance of independent groups, an upper bound: groups exclude each other from places.
+    variance = (times * absent * (1 - absent)).sum() / batches
+    return float((times * (1 - absent)).sum()), float(np.sqrt(variance))
 
 
-def _missed(n: int, s: int, size: int) -> float:
-    """Return C(n - s, size) / C(n, size): the chance that `size` of n records miss a group of s."""
+def _probability_absent(n: int, s: int, size: int) -> float:
+    """Return C(n - s, size) / C(n, size): that a batch of n records has none of a group of s."""
     if s + size > n:
         return 0.0
     return exp(lgamma(n - s + 1) - lgamma(n - s - size + 1) - lgamma(n + 1) + lgamma(n - size + 1))
@@ -305,16 +306,17 @@ def simulate_shuffle_buffer(
     [0, 2, 4, 5, 6, 3, 7, 8, 9, 1]
     """
     total = validate.integer("n", n, minimum=0)
-    held = list(range(min(total, validate.integer("buffer_size", buffer_size, minimum=1))))
-    left = np.minimum(len(held), total - np.arange(total))
+    buffer = list(range(min(total, validate.integer("buffer_size", buffer_size, minimum=1))))
+    buffered = np.minimum(len(buffer), total - np.arange(total))
     key = root_key(validate.seed(seed), "shuffle buffer")
     out = np.empty(total, np.int64)
-    for place, pick in enumerate(below(words(key, np.arange(total)), left).tolist()):
-        out[place] = held[pick]
-        following = place + int(left[0])
-        if following < total:
-            held[pick] = following
+    picks = below(random_words(key, np.arange(total)), buffered).tolist()
+    for place, pick in enumerate(picks):
+        out[place] = buffer[pick]
+        next_record = place + int(buffered[0])
+        if next_record < total:
+            buffer[pick] = next_record
         else:
-            held[pick] = held[-1]
-            held.pop()
+            buffer[pick] = buffer[-1]
+            buffer.pop()
     return out

@@ -1,4 +1,4 @@
-"""Several labels a record: a list for each, or all labels end to end."""
+"""Records with several labels: a list of labels for each record, or all labels end to end."""
 
 from __future__ import annotations
 
@@ -10,42 +10,48 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.int_arrays import Int64, ranges, spread
+from twinfeed.samplers.drawing.int_arrays import Int64, owners_of, ranges
 from twinfeed.samplers.state import digest
 
-_AT_ONCE = 1 << 22  # pairs of records that are sorted at once
+_CHUNK = 1 << 22  # pairs of records that are sorted at once
 _LISTS = (list, tuple, np.ndarray)
 _SEVERAL = (*_LISTS, set)  # sets are refused: their order differs from process to process
 
 
-def label_lists(given: Any, /) -> tuple[Int64, NDArray[Any]] | None:
-    """Return how many labels each record has, and all labels; None for one label a record."""
-    if isinstance(given, tuple) and [*map(type, given)] == [np.ndarray] * 2:
-        offsets, labels = given
+def label_lists(labels: Any, /) -> tuple[Int64, NDArray[Any]] | None:
+    """Return how many labels each record has, and all labels; None for one label a record.
+
+    `labels` is the argument of `PKBatchSampler`.
+    """
+    if isinstance(labels, tuple) and [*map(type, labels)] == [np.ndarray] * 2:
+        offsets, flat = labels
         counts = np.diff(validate.integers("offsets of labels", offsets, minimum=0))
-        if [*offsets[:1], *offsets[-1:]] != [0, len(labels)] or any(counts < 0):
-            raise ValueError(f"offsets of labels must rise from 0 to their number, {len(labels)}")
-    elif isinstance(given, (list, tuple)) and any(isinstance(each, _SEVERAL) for each in given):
-        validate.each("labels", "lists (sorted, if they were sets)", given, _LISTS)
-        counts = np.array([len(each) for each in given])
-        labels = [label for each in given for label in each]
+        if [*offsets[:1], *offsets[-1:]] != [0, len(flat)] or any(counts < 0):
+            raise ValueError(f"offsets of labels must rise from 0 to their number, {len(flat)}")
+    elif isinstance(labels, (list, tuple)) and any(isinstance(item, _SEVERAL) for item in labels):
+        validate.each("labels", "lists (sorted, if they were sets)", labels, _LISTS)
+        counts = np.array([len(item) for item in labels])
+        flat = [label for item in labels for label in item]
     else:
         return None
-    return counts, validate.labels(labels)
+    return counts, validate.labels(flat)
 
 
 def by_class(
     counts: Int64, labels: NDArray[Any], chosen: Int64 | None, /
 ) -> tuple[ClassOrder, NDArray[Any]]:
     """Return the class order of all or the chosen records, and the label of each class."""
-    records, _ = spread(counts)  # of the pairs of a record and a label
+    # A pair is a record with one of its labels.
+    records, _ = owners_of(counts)
     pairs = ClassOrder(labels)
     content = f"{pairs.digest} of {digest(records)}"
     if chosen is not None:
-        pairs = pairs._some(np.flatnonzero(np.isin(records, chosen)))
-    order = ClassOrder._of(records[pairs.records], pairs.starts, pairs.sizes, digest=content)
-    owner, record = order._by_class()
-    if ((np.diff(record) == 0) & (np.diff(owner) == 0)).any():
+        pairs = pairs.subset(np.flatnonzero(np.isin(records, chosen)))
+    order = ClassOrder.from_arrays(
+        records=records[pairs.records], starts=pairs.starts, sizes=pairs.sizes, digest=content
+    )
+    number, record = order.class_record_pairs()
+    if ((np.diff(record) == 0) & (np.diff(number) == 0)).any():
         raise ValueError("labels must not name a class twice for one record")
     return order, labels[pairs.records[pairs.starts]]
 
@@ -53,46 +59,53 @@ def by_class(
 def check_pairs(order: ClassOrder, names: NDArray[Any], k: int, /) -> None:
     """Refuse two classes that have fewer than 2 k records together; `names` are their labels."""
     sizes = np.asarray(order.sizes)
-    owner, records = order._by_class()
+    owner, records = order.class_record_pairs()
     width = int(records.max(initial=0)) + 1
     codes = owner * width + records  # sorted
     starts = np.cumsum(sizes) - sizes
-    for first, second in _alike(owner, records, sizes, k):
+    for first, second in _overlapping_pairs(owner, records, sizes, k):
         stops = starts[first] + sizes[first]
         wanted = codes[ranges(starts[first], stops)]
         wanted += np.repeat((second - first) * width, sizes[first])
-        place = np.searchsorted(codes, wanted).clip(max=len(codes) - 1)
-        number = np.repeat(np.arange(len(first)), sizes[first])
-        both = np.bincount(number[codes[place] == wanted], minlength=len(first))
-        few = np.flatnonzero(sizes[first] + sizes[second] - both < 2 * k)
-        if len(few):
-            pair = [first[few[0]], second[few[0]]]
+        index = np.searchsorted(codes, wanted).clip(max=len(codes) - 1)
+        pair_of = np.repeat(np.arange(len(first)), sizes[first])
+        num_shared = np.bincount(pair_of[codes[index] == wanted], minlength=len(first))
+        too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)
+        if len(too_few):
+            pair = [first[too_few[0]], second[too_few[0]]]
             named = " and ".join(map(str, names[pair]))
             raise ValueError(f"classes {named} together have fewer than {2 * k} records: lower k")
 
 
-def _alike(owner: Int64, records: Int64, sizes: Int64, k: int) -> Iterator[tuple[Int64, Int64]]:
+def _overlapping_pairs(
+    owner: Int64, records: Int64, sizes: Int64, k: int
+) -> Iterator[tuple[Int64, Int64]]:
     """Yield pairs of classes, among them all that have fewer than 2 k records together.
 
-    Such classes share `a + b - 2 k + 1` records at least, if they have a and b. This is one record
-    of two classes of k. Else it is two records, and two are among the first k + 1 of either class
-    (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive operator for similarity joins in
-    data cleaning", 2006). So the work grows with the labels, not with the pairs of them.
+    `owner` and `records` are the class and the id of each record, class after class. Two such
+    classes, of a and b records, share at least `a + b - 2 k + 1` records: one record if both have
+    k, else two records, which are among the first k + 1 of either class. So only classes that share
+    one of these records are compared (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive
+    operator for similarity joins in data cleaning", 2006). The work grows with the number of
+    labels, not with the number of pairs of classes.
     """
-    _, member = spread(sizes)
+    _, member = owners_of(sizes)
     size = sizes[owner]
-    more = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0)  # of the first k + 1
-    parts = 1 + len(owner) * k // _AT_ONCE
+    # How many of the first k + 1 records of a small class there are from each record on.
+    remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0)
+    parts = 1 + len(owner) * k // _CHUNK
     for part in range(parts):
-        some = np.flatnonzero((records % parts == part) & (more > 0))
-        rows = [some[size[some] == k], *(some[more[some] > after] for after in range(1, k + 1))]
-        first = np.concatenate(rows)
-        second = first + np.repeat(np.arange(k + 1), [*map(len, rows)])
+        rows = np.flatnonzero((records % parts == part) & (remaining > 0))
+        # Pairs of records of a class; of a class of k records each record alone, as (r, r).
+        rows_by_gap = [rows[size[rows] == k]]
+        rows_by_gap += [rows[remaining[rows] > gap] for gap in range(1, k + 1)]
+        first = np.concatenate(rows_by_gap)
+        second = first + np.repeat(np.arange(k + 1), [*map(len, rows_by_gap)])
         key = records[first] * (int(records.max(initial=0)) + 1) + records[second]
         by_key = np.argsort(key, kind="stable")
         key, number = key[by_key], owner[first[by_key]]
-        for after in range(1, len(key)):
-            same = np.flatnonzero(key[after:] == key[:-after])
-            if not len(same):
+        for distance in range(1, len(key)):
+            equal = np.flatnonzero(key[distance:] == key[:-distance])
+            if not len(equal):
                 break
-            yield number[same], number[same + after]
+            yield number[equal], number[equal + distance]

@@ -1,4 +1,4 @@
-"""Arrays in a file: mapped, so that all processes share the memory, and pickled as a place."""
+"""Memory-mapped arrays: shared by all processes, and pickled as a path and an offset."""
 
 from __future__ import annotations
 
@@ -11,64 +11,64 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-_PIECE = 1 << 18
+_CHUNK = 1 << 18
 
 
 class MappedArray(np.ndarray[Any, np.dtype[Any]]):
-    """A read-only array in a file. It is pickled as the file's path and its place there.
+    """A read-only array in a file. It is pickled as the file's path and its offset there.
 
     A slice, and the result of any calculation, is pickled with its values like any other array.
     """
 
-    _place: tuple[str, int] | None = None  # the file, and the offset of the first byte
-    _file: tuple[int, ...] = ()  # what `_identity` says of the file; () if it is gone
+    _location: tuple[str, int] | None = None  # the file, and the offset of the first byte
+    _file: tuple[int, ...] = ()  # the file's `_identity` when it was mapped; () if it is gone
 
     def __reduce__(self) -> Any:
-        """Pickle the place in the file. The other process maps the file itself."""
-        if self._place is None:
+        """Pickle path and offset. The other process maps the file itself."""
+        if self._location is None:
             return np.asarray(self).__reduce__()
-        _check_same(self._place[0], self._place[0], self._file)
+        _check_same(self._location[0], self._location[0], self._file)
         order = "C" if self.flags.c_contiguous else "F"
-        return _map, (self._place, self._file, self.dtype, self.shape, order)
+        return _map, (self._location, self._file, self.dtype, self.shape, order)
 
 
-def held(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a read-only view of an array: a `MappedArray` if the array is in a file."""
-    place = _place(array)
-    if place is None:
+def as_mapped(array: NDArray[Any]) -> NDArray[Any]:
+    """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file."""
+    location = _locate(array)
+    if location is None:
         view = array.view()
     else:
         view = mapped = array.view(MappedArray)
-        mapped._place = place
-        mapped._file = () if _deleted(array.ctypes.data) else _identity(place[0])
+        mapped._location = location
+        mapped._file = () if _deleted(array.ctypes.data) else _identity(location[0])
     view.flags.writeable = False
     return view
 
 
 def is_mapped(array: NDArray[Any]) -> bool:
-    """Return whether an array lies in a file, so that it need not be copied to be kept."""
-    return _place(array) is not None
+    """Return whether an array is mapped from a file, so that it need not be copied to be kept."""
+    return _locate(array) is not None
 
 
-def pieces(count: int, size: int = _PIECE) -> Iterator[slice]:
-    """Yield slices that cover so many entries: calculations over them need little memory."""
+def slices(count: int, size: int = _CHUNK) -> Iterator[slice]:
+    """Yield slices that cover `range(count)`, `size` entries each, to bound temporary memory."""
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def ascends(array: NDArray[Any]) -> bool:
-    """Return whether each entry is larger than the entry before."""
+def is_increasing(array: NDArray[Any]) -> bool:
+    """Return whether an array is strictly increasing."""
     return all(
-        bool((array[some.start + 1 : some.stop + 1] > array[some]).all())
-        for some in pieces(max(0, len(array) - 1))
+        bool((array[chunk.start + 1 : chunk.stop + 1] > array[chunk]).all())
+        for chunk in slices(max(0, len(array) - 1))
     )
 
 
-def _place(array: NDArray[Any]) -> tuple[str, int] | None:
-    """Return an array's file and the array's offset there; None if it is in no file."""
+def _locate(array: NDArray[Any]) -> tuple[str, int] | None:
+    """Return the path and the byte offset of a mapped array; None for an array in memory."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
-    # Of a slice, numpy keeps the offset of the whole. The memory address says where it begins.
+    # The `offset` of a slice is that of the whole memmap. Its address gives its own offset.
     while isinstance(base, np.memmap) and isinstance(base.base, np.memmap):
         base = base.base
     if not isinstance(base, np.memmap) or not base.filename or base.mode == "c":
@@ -79,29 +79,29 @@ def _place(array: NDArray[Any]) -> tuple[str, int] | None:
 
 
 def _identity(file: str | int) -> tuple[int, ...]:
-    """Return what differs once a file is written again, or replaced by a rename."""
+    """Return (inode, size, mtime): they change if the file is written or replaced."""
     status = os.stat(file)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _deleted(address: int) -> bool:
-    """Return whether the file that is mapped here was replaced or removed, where Linux says so."""
+    """Return whether the file mapped at this address was replaced or removed; on Linux only."""
     with suppress(OSError), open("/proc/self/maps") as mappings:
-        gone = [line.split()[0].split("-") for line in mappings if line.endswith("(deleted)\n")]
-        return any(int(low, 16) <= address < int(high, 16) for low, high in gone)
+        deleted = [line.split()[0].split("-") for line in mappings if line.endswith("(deleted)\n")]
+        return any(int(low, 16) <= address < int(high, 16) for low, high in deleted)
     return False
 
 
 def _check_same(path: str, file: str | int, identity: tuple[int, ...]) -> None:
-    """Raise OSError for another file than the one that an array mapped, and still shows."""
+    """Raise OSError if the file is not the one that the array was mapped from."""
     if not identity or _identity(file) != identity:
         raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)
 
 
-def _map(place: tuple[str, int], identity: tuple[int, ...], *array: Any) -> NDArray[Any]:
-    """Map an array of this dtype, shape and order again, of the same file."""
-    path, offset = place
+def _map(location: tuple[str, int], identity: tuple[int, ...], *array: Any) -> NDArray[Any]:
+    """Map a pickled array again: `array` is its dtype, shape and order."""
+    path, offset = location
     dtype, shape, order = array
     with open(path, "rb") as file:
         _check_same(path, file.fileno(), identity)
-        return held(np.memmap(file, dtype, "r", offset, shape, order))
+        return as_mapped(np.memmap(file, dtype, "r", offset, shape, order))

@@ -1,4 +1,4 @@
-"""Several streams mixed in exact proportion."""
+"""Several samplers interleaved in exact proportion."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64, distinct_pairs
-from twinfeed.samplers.drawing.interleave import Pattern
+from twinfeed.samplers.drawing.interleave import Interleave
 from twinfeed.samplers.drawing.random_words import root_key
-from twinfeed.samplers.orders import GroupSampler, Sampler, check_order
+from twinfeed.samplers.orders import GroupSampler, Sampler, check_order, checked_draw
 from twinfeed.samplers.traits import SamplerTraits
 
-_LONGEST = 1 << 24  # turns of a period, which are kept as a table
-_SHOWN = 8  # samplers that are written out
-_PIECE = 64  # consecutive samples of one sampler, drawn at once: a call for each sample is too slow
+_MAX_PERIOD = 1 << 24  # samples of a period, which are kept as a table
+_MAX_SHOWN = 8  # samplers that `repr` lists
+_CHUNK = 64  # consecutive samples of a sampler, drawn at once: a call for each is too slow
 
 
 class MixtureSampler(Sampler):
@@ -94,11 +94,11 @@ class MixtureSampler(Sampler):
             "weights": self._weights.tolist(),
             "orders": self._samplers,
         }
-        self._pattern = Pattern(self._weights, root_key(self.seed, "mixture"), renew=True)
+        self._interleave = Interleave(self._weights, root_key(self.seed, "mixture"), renew=True)
         self._lengths = np.array([len(order) for order in self._samplers])
-        self._most = np.zeros_like(self._lengths)  # see `for_batches`
+        self._deduplicated = np.zeros_like(self._lengths)  # see `for_batches`
         self._batch_size = 1
-        self._recent: list[Recent[Int64]] = [Recent(1) for _ in self._samplers]  # a piece of each
+        self._cache: list[FifoCache[Int64]] = [FifoCache(1) for _ in self._samplers]  # chunks
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
         self._record_bounds = _bounds([order.num_records for order in self._samplers])
         self.num_records = int(self._record_bounds[-1])
@@ -114,29 +114,29 @@ class MixtureSampler(Sampler):
         return self._samples
 
     def __repr__(self) -> str:
-        pairs = zip(self._weights[:_SHOWN].tolist(), self._samplers, strict=False)
+        pairs = zip(self._weights[:_MAX_SHOWN].tolist(), self._samplers, strict=False)
         mixed = ", ".join(f"{weight} x {order!r}" for weight, order in pairs)
-        if len(self._samplers) > _SHOWN:
+        if len(self._samplers) > _MAX_SHOWN:
             mixed += f", … {validate.counted(len(self._samplers), 'sampler')}"
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
     def records(self, ids: Int64) -> Int64:
         """Return the record of each sample id in the joined index."""
-        return self._by_sampler(ids, lambda order, own: order.records(own), self._record_bounds)
+        return self._by_sampler(ids, lambda order, ids: order.records(ids), self._record_bounds)
 
     def views(self, ids: Int64) -> Int64:
         offsets = np.zeros_like(self._record_bounds)
-        return self._by_sampler(ids, lambda order, own: order.views(own), offsets)
+        return self._by_sampler(ids, lambda order, ids: order.views(ids), offsets)
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        """Return the range of records around each record, as its sampler gives it."""
+        """Return the range of records around each record, from the record's sampler."""
         records = np.asarray(records, dtype=np.int64)
         stream = np.searchsorted(self._record_bounds, records, side="right") - 1
         first, stop = np.empty_like(records), np.empty_like(records)
         for number in np.unique(stream).tolist():
-            mine, offset = stream == number, self._record_bounds[number]
-            begin, end = self._samplers[number].spans(records[mine] - offset)
-            first[mine], stop[mine] = begin + offset, end + offset
+            mask, offset = stream == number, self._record_bounds[number]
+            low, high = self._samplers[number].spans(records[mask] - offset)
+            first[mask], stop[mask] = low + offset, high + offset
         return first, stop
 
     @property
@@ -145,109 +145,119 @@ class MixtureSampler(Sampler):
         return number, GroupSampler(self, number, lambda *at: self.group_of(self.draw(*at)))
 
     def group_of(self, ids: Int64) -> Int64:
-        """Return the number of the sampler that each sample id is of."""
+        """Return the sampler of each sample id, by its number."""
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
     def for_batches(self, batch_size: int) -> MixtureSampler:
-        """Return this mixture without a record twice in a batch of this size, where it can be."""
+        """Return this mixture without a record twice in a batch of this size, where possible.
+
+        `_deduplicated` is the number of samples at the head of a sampler's epoch among which
+        duplicates of the same batch are moved back; 0 for samplers that stay as they are.
+        """
         other = copy.copy(self)
         other._batch_size = batch_size
         weights, period = self._weights, int(self._weights.sum())
-        # As much as a batch may take: of whole periods, and of a part of a period at either end.
+        # The most that a batch may take of each sampler: of whole periods, and of a part of a
+        # period at either end.
         whole = max(0, batch_size // period - 1)
         most = np.maximum(
             whole * weights + np.minimum(batch_size - whole * period, 2 * weights),
             batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
         )
-        # A mixture in a mixture begins again as a whole, like any other sampler.
-        mixed = [isinstance(order, MixtureSampler) for order in self._samplers]
-        anew = np.array([order.traits.repeats for order in self._samplers])
-        level = ~anew | mixed
-        other._most = np.where(level & (self._lengths >= 2 * most - 1), most, 0)
-        repeats = bool(anew.any() or not other._most.all())
+        # A mixture in a mixture starts its next epoch as a whole, like any other sampler.
+        nested = [isinstance(order, MixtureSampler) for order in self._samplers]
+        repeating = np.array([order.traits.repeats for order in self._samplers])
+        possible = (~repeating | nested) & (self._lengths >= 2 * most - 1)
+        other._deduplicated = np.where(possible, most, 0)
+        repeats = bool(repeating.any() or not other._deduplicated.all())
         other.traits = replace(self.traits, repeats=repeats)
         return other
 
     def _by_sampler(
-        self, ids: Int64, ask: Callable[[Sampler, Int64], Int64], offsets: Int64
+        self, ids: Int64, function: Callable[[Sampler, Int64], Int64], offsets: Int64
     ) -> Int64:
-        """Ask each sampler about its own ids."""
+        """Return `function(sampler, the sampler's own ids) + the sampler's offset` for all ids."""
         ids = np.asarray(ids, dtype=np.int64)
         stream = self.group_of(ids)
         out = np.empty(ids.shape, np.int64)
         for number in np.unique(stream).tolist():
-            mine = stream == number
-            answer = ask(self._samplers[number], ids[mine] - self._id_bounds[number])
-            out[mine] = offsets[number] + answer
+            mask = stream == number
+            own_ids = ids[mask] - self._id_bounds[number]
+            out[mask] = offsets[number] + function(self._samplers[number], own_ids)
         return out
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
         if not len(positions):
             return positions
-        stream, count = self._pattern.turns(epoch * self._samples + positions)
-        self._part_laps(stream, count)
-        piece, place = np.divmod(count, _PIECE)
-        first, row = distinct_pairs(stream, piece)
-        pieces = [
-            self._recent[of].get(number, lambda: _drawn(self._samplers[of], number))  # noqa: B023
-            for of, number in zip(stream[first].tolist(), piece[first].tolist(), strict=True)
+        stream, count = self._interleave.streams_at(epoch * self._samples + positions)
+        self._move_duplicates_back(stream, count)
+        chunk, offset = np.divmod(count, _CHUNK)
+        first, row = distinct_pairs(stream, chunk)
+        chunks = [
+            self._cache[of].get(number, lambda: _draw_chunk(self._samplers[of], number))  # noqa: B023
+            for of, number in zip(stream[first].tolist(), chunk[first].tolist(), strict=True)
         ]
-        own: Int64 = np.stack(pieces)[row, place]
-        return self._id_bounds[stream] + own
+        own_ids: Int64 = np.stack(chunks)[row, offset]
+        return self._id_bounds[stream] + own_ids
 
-    def _part_laps(self, stream: Int64, count: Int64) -> None:
-        """Change the first samples of laps, where a lap begins in the middle of a batch."""
-        lap, place = np.divmod(count, self._lengths[stream])
-        begun = np.flatnonzero((lap > 0) & (place < self._most[stream]))
-        if not len(begun):
+    def _move_duplicates_back(self, stream: Int64, count: Int64) -> None:
+        """Reorder the first samples of a sampler's epoch that starts in the middle of a batch.
+
+        `count` is the number of each sample in its sampler, counted over all epochs of the sampler;
+        it is changed in place.
+        """
+        epoch, position = np.divmod(count, self._lengths[stream])
+        in_head = np.flatnonzero((epoch > 0) & (position < self._deduplicated[stream]))
+        if not len(in_head):
             return
-        first, row = distinct_pairs(stream[begun], lap[begun])
-        for number, one in enumerate(begun[first].tolist()):
-            mine = begun[row == number]
-            head = self._head(int(stream[one]), int(lap[one]))
-            mine = mine[place[mine] < len(head)]
-            count[mine] += head[place[mine]] - place[mine]
+        first, row = distinct_pairs(stream[in_head], epoch[in_head])
+        for number, sample in enumerate(in_head[first].tolist()):
+            samples = in_head[row == number]
+            head = self._head(int(stream[sample]), int(epoch[sample]))
+            samples = samples[position[samples] < len(head)]
+            count[samples] += head[position[samples]] - position[samples]
 
-    def _head(self, stream: int, lap: int) -> Int64:
-        """Return the places from which a lap's first samples come.
+    def _head(self, stream: int, epoch: int) -> Int64:
+        """Return the positions of the first samples of a sampler's epoch, in their new order.
 
-        The samples of records that the lap before gave to the same batch come after the next
-        samples. As each lap is longer than two batches, its end never changes.
+        If the batch already has a record from the sampler's previous epoch, the sample moves back,
+        after the next samples. As each epoch is longer than two batches, its end never changes.
         """
         order, length = self._samplers[stream], int(self._lengths[stream])
-        turn = self._pattern.turn(stream, lap * length)
-        begin = turn - turn % self._samples % self._batch_size
-        end = min(begin + self._batch_size, turn - turn % self._samples + self._samples)
-        before, after = (int(self._pattern.given(at)[stream]) for at in (begin, end))
-        taken, drawn = lap * length - before, after - before
-        if not taken:
+        turn = self._interleave.turn_of(stream, epoch * length)
+        start = turn - turn % self._samples % self._batch_size  # of the batch
+        stop = min(start + self._batch_size, turn - turn % self._samples + self._samples)
+        before, after = (int(self._interleave.counts_before(t)[stream]) for t in (start, stop))
+        num_old, num_drawn = epoch * length - before, after - before
+        if not num_old:
             return np.empty(0, np.int64)
-        last = order.records(order._checked(lap - 1, np.arange(length - taken, length)))
-        free = ~np.isin(order.records(order._checked(lap, np.arange(drawn))), last)
-        chosen = free & (np.cumsum(free) <= drawn - taken)
+        old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
+        new = order.records(checked_draw(order, epoch, np.arange(num_drawn)))
+        free = ~np.isin(new, old)
+        chosen = free & (np.cumsum(free) <= num_drawn - num_old)
         return np.argsort(~chosen, kind="stable")
 
 
-def _drawn(order: Sampler, piece: int) -> Int64:
-    """Draw consecutive samples of a sampler, epoch by epoch."""
-    lap, position = np.divmod(piece * _PIECE + np.arange(_PIECE), len(order))
-    cuts = np.flatnonzero(np.diff(lap)) + 1
-    runs = zip(np.split(lap, cuts), np.split(position, cuts), strict=True)
-    return np.concatenate([order._checked(int(laps[0]), places) for laps, places in runs])
+def _draw_chunk(order: Sampler, chunk: int) -> Int64:
+    """Draw consecutive samples of a sampler, over all its epochs."""
+    epoch, position = np.divmod(chunk * _CHUNK + np.arange(_CHUNK), len(order))
+    cuts = np.flatnonzero(np.diff(epoch)) + 1
+    parts = zip(np.split(epoch, cuts), np.split(position, cuts), strict=True)
+    return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
 
 
 def _reduced(weights: Int64) -> Int64:
-    """Return weights without their common divisor; ValueError if the sum is still too large."""
+    """Divide weights by their common divisor; ValueError if the sum is still too large."""
     reduced: Int64 = weights // np.gcd.reduce(weights)
     total = int(reduced.sum())
-    if total > _LONGEST:
+    if total > _MAX_PERIOD:
         raise ValueError(
-            f"weights must sum to at most {_LONGEST:,} without their common divisor, got "
+            f"weights must sum to at most {_MAX_PERIOD:,} without their common divisor, got "
             f"{total:,}: round them"
         )
     return reduced
 
 
 def _bounds(sizes: list[int]) -> Int64:
-    """Return where the ids of each sampler begin, and where those of the last sampler end."""
+    """Return where the ids of each sampler start, and where those of the last sampler stop."""
     return np.cumsum([0, *validate.counts("sizes of orders", sizes, minimum=0)])

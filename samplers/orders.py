@@ -1,4 +1,4 @@
-"""Orders: pure functions from (epoch, positions) to ids, without state or cursor."""
+"""Samplers: pure functions from (epoch, positions) to ids, without a position of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
@@ -22,7 +22,7 @@ _Inner = TypeVar("_Inner", bound="InnerSampler")
 
 
 class Sampler(Samples, ABC):
-    """Give the sample id of each position of an epoch. `BatchSampler` cuts a sampler into batches.
+    """The sample id of each position of an epoch. `BatchSampler` cuts a sampler into batches.
 
     For a sampler of your own, derive a class that sets `num_records` and `parameters`, and has
     `draw`. docs/own-samplers.md has an example, and lists what else a sampler may declare.
@@ -57,13 +57,13 @@ class Sampler(Samples, ABC):
         """
         limit = validate.LIMIT // max(1, len(self))
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
-        places = validate.unmasked("positions", positions)
-        if places.size and places.dtype.kind not in "iu":
-            raise TypeError(f"positions must be integers, got dtype {places.dtype}")
-        outside = places[(places < 0) | (places >= len(self))]
+        index = validate.unmasked("positions", positions)
+        if index.size and index.dtype.kind not in "iu":
+            raise TypeError(f"positions must be integers, got dtype {index.dtype}")
+        outside = index[(index < 0) | (index >= len(self))]
         if outside.size:
             raise IndexError(f"positions must be in [0, {len(self)}), got {outside[0]}")
-        return self._checked(epoch, places.astype(np.int64).reshape(-1)).reshape(places.shape)
+        return checked_draw(self, epoch, index.astype(np.int64).reshape(-1)).reshape(index.shape)
 
     @abstractmethod
     def draw(self, epoch: int, positions: Int64) -> Int64:
@@ -72,33 +72,9 @@ class Sampler(Samples, ABC):
         The ids are a pure function of the epoch, the positions, the seed and the parameters.
         """
 
-    def _checked(
-        self, epoch: int, positions: Int64, named: Callable[[int, int], str] | None = None
-    ) -> Int64:
-        """Return `draw(epoch, positions)`, checked: a wrong id would read another record.
-
-        `named` names the place of an epoch and a position in the error.
-
-        Raises:
-            ValueError: another number of ids, no integers, or ids outside `[0, num_ids)`.
-        """
-        ids = np.asarray(self.draw(epoch, positions))
-        at, wrong = 0, ""
-        if ids.shape != positions.shape:
-            wrong = f"the shape {ids.shape} for {len(positions)} positions"
-        elif ids.size and ids.dtype.kind not in "iu":
-            wrong = f"{ids.dtype} in place of integers"
-        elif ids.size and (ids.min() < 0 or ids.max() >= self.num_ids):
-            at = int(np.flatnonzero((ids < 0) | (ids >= self.num_ids))[0])
-            wrong = f"the id {ids[at]}, where ids are in [0, {self.num_ids})"
-        if wrong:
-            place = (named or "epoch {}, position {}".format)(epoch, int(positions[at]))
-            raise ValueError(f"{self!r} gave {wrong}, at {place}: mend its draw")
-        return ids.astype(np.int64, copy=False)
-
     @property
     def fingerprint(self) -> dict[str, Any]:
-        """What the sampler is a function of: class, stream version, seed, parameters, digests."""
+        """All that the ids depend on: class, stream version, seed, parameters, array digests."""
         return {
             "name": type(self).__name__,
             "stream_version": self.stream_version,
@@ -106,12 +82,40 @@ class Sampler(Samples, ABC):
         }
 
     def for_batches(self, batch_size: int) -> Sampler:
-        """Return the sampler to use for batches of this size; ValueError if none fits."""
+        """Return this sampler's variant for batches of this size; ValueError if there is none."""
         return self
 
 
+def checked_draw(
+    sampler: Sampler,
+    epoch: int,
+    positions: Int64,
+    describe: Callable[[int, int], str] = "epoch {}, position {}".format,
+) -> Int64:
+    """Return `sampler.draw(epoch, positions)`, checked: a wrong id would read another record.
+
+    `describe(epoch, position)` names a position in the error.
+
+    Raises:
+        ValueError: another number of ids, no integers, or ids outside `[0, num_ids)`.
+    """
+    ids = np.asarray(sampler.draw(epoch, positions))
+    index, wrong = 0, ""
+    if ids.shape != positions.shape:
+        wrong = f"the shape {ids.shape} for {len(positions)} positions"
+    elif ids.size and ids.dtype.kind not in "iu":
+        wrong = f"{ids.dtype} in place of integers"
+    elif ids.size and (ids.min() < 0 or ids.max() >= sampler.num_ids):
+        index = int(np.flatnonzero((ids < 0) | (ids >= sampler.num_ids))[0])
+        wrong = f"the id {ids[index]}, where ids are in [0, {sampler.num_ids})"
+    if wrong:
+        where = describe(epoch, int(positions[index]))
+        raise ValueError(f"{sampler!r} gave {wrong}, at {where}: mend its draw")
+    return ids.astype(np.int64, copy=False)
+
+
 class GroupSampler(Sampler):
-    """Give the number of the group of each position of a sampler, in place of the id."""
+    """The group number of each position of a sampler, in place of the id."""
 
     def __init__(self, order: Sampler, groups: int, draw: Callable[[int, Int64], Int64], /) -> None:
         self.num_records, self.parameters = groups, {}
@@ -125,33 +129,33 @@ class GroupSampler(Sampler):
 
 
 class InnerSampler(Sampler):
-    """A sampler over the places that another sampler, of record ids, gives."""
+    """Base of samplers that map the ids of another sampler (`_order`) to ids of their own."""
 
     _order: Sampler
 
-    def _take(self, order: Sampler, places: int, what: str) -> None:
-        """Take the inner sampler, which must be over so many places."""
+    def _set_order(self, order: Sampler, size: int, expected: str) -> None:
+        """Set the inner sampler, whose ids must be `range(size)`; `expected` is for the error."""
         if check_order(order).traits.num_ids is not None:
             raise ValueError(
                 f"order must give record ids, got {order!r}: put views outermost, "
                 f"ViewSampler(SubsetSampler(…), …)"
             )
-        if order.num_records != places:
-            raise ValueError(f"order must be over {what}, got {order!r}")
+        if order.num_records != size:
+            raise ValueError(f"order must be over {expected}, got {order!r}")
         self._order = order
 
     def __len__(self) -> int:
         return len(self._order)
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:
-        """Return this sampler over the inner sampler that is used for batches of this size."""
+        """Return this sampler over the inner sampler's variant for batches of this size."""
         other = copy.copy(self)
         other._order = self._order.for_batches(batch_size)
         return other
 
 
 def check_order(order: Sampler, *, name: str = "order") -> Sampler:
-    """Return a sampler; TypeError for anything else."""
+    """Return `order` if it is a complete Sampler; otherwise raise TypeError."""
     if not isinstance(order, Sampler):
         raise TypeError(
             f"{name} must be a Sampler such as RandomSampler, got a {type(order).__name__}: "
@@ -167,7 +171,7 @@ def check_order(order: Sampler, *, name: str = "order") -> Sampler:
 
 
 class SequentialSampler(Sampler):
-    """Give the ids `0 … n - 1` in stored order, in every epoch.
+    """The ids `0 … n - 1` in stored order, in every epoch.
 
     >>> import numpy as np
     >>> SequentialSampler(5).ids(0, np.arange(5)).tolist()
@@ -186,7 +190,7 @@ class SequentialSampler(Sampler):
 
 
 class RandomSampler(Sampler):
-    """Give the ids `0 … n - 1` in a new keyed random order every epoch.
+    """The ids `0 … n - 1` in a new keyed random order every epoch.
 
     Access is random, in constant time and memory for any n below 2^62.
 
@@ -204,7 +208,7 @@ class RandomSampler(Sampler):
         self.parameters = {"n": self.num_records}
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")
-        self._recent: Recent[Table] = Recent(2)
+        self._cache: FifoCache[Table] = FifoCache(2)
 
     def __repr__(self) -> str:
         return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
@@ -215,5 +219,5 @@ class RandomSampler(Sampler):
         if n > SMALL:
             return permute(n, key, positions)
         # A sampler keeps its own tables: permute keeps few, and a mixture has many samplers.
-        table = self._recent.get(epoch, lambda: small_table(n, key))
+        table = self._cache.get(epoch, lambda: small_table(n, key))
         return table[positions].astype(np.int64)

@@ -1,4 +1,4 @@
-"""P classes by K records: batches for metric learning."""
+"""P x K batches, P classes of K records each, for metric learning."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers._coverage import CoverageDraw
-from twinfeed.samplers._fair_batches import FairDraw
+from twinfeed.samplers._coverage import CoverageBatches
+from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.class_order import ClassOrder
+from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
 from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
@@ -21,7 +21,7 @@ from twinfeed.samplers.traits import SamplerTraits
 
 
 class PKBatchSampler(BatchStream):
-    """Draw P distinct classes and K records of each, every class and record equally often.
+    """Batches of P distinct classes and K records of each, every class and record equally often.
 
     A batch holds P blocks of K records of one class. After any step the counts of the classes
     differ by at most 1, and so do the counts of the records of a class. No record comes twice in a
@@ -35,11 +35,11 @@ class PKBatchSampler(BatchStream):
             free record. The counts of records may then differ by more than 1. Other batches do not
             change.
         p: classes of a batch: a number, or a schedule by training step (`epoch * len + step`). A
-            change of p restarts the walks over classes and records.
+            change of p restarts the rotation of classes and of records.
         k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k
-            restarts the walks over records. Counts are fair between two changes. Over many changes,
-            the counts of records drift apart. `k=(2, 5)` draws K anew for each batch. Then the
-            counts of records are not fair.
+            restarts the rotation of records. Counts are fair between two changes. Over many
+            changes, the counts of records drift apart. `k=(2, 5)` draws K anew for each batch. Then
+            the counts of records are not fair.
         seed: the only source of chance.
         batches_per_epoch: by default `max(1, records // (P * K))`. It must be given with schedules.
             `ceil(classes / P)` visits every class in any two epochs in a row, and in every epoch if
@@ -55,7 +55,7 @@ class PKBatchSampler(BatchStream):
         super_labels: the super-class of each record. The P classes of a batch are of one
             super-class. Super-classes take turns in proportion to their classes, and classes are
             fair within each.
-        order_within: `"stored"` walks the records of a class in a circle in stored order, for
+        order_within: `"stored"` takes the records of a class in stored order, cyclically, for
             sources that are read from front to back.
         records: ids of the records to draw from (int64, in any order), such as one side of `split`.
             Labels are given for all records. The other records are never drawn.
@@ -82,7 +82,7 @@ class PKBatchSampler(BatchStream):
     PKBatchSampler(4 of 7 records, 2 classes, 1 batch of p=2 x k=2, 4 ids)
     """
 
-    _draws: FairDraw | CoverageDraw
+    _source: FairBatches | CoverageBatches
 
     def __init__(
         self,
@@ -106,9 +106,9 @@ class PKBatchSampler(BatchStream):
         shape = self._shape = BatchShape(p, k, seed)
         self._even, self._coverage = shape.fixed, coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
-        order, names = self._ordered(labels, records)
-        self._classes = classes = order._first(self._kept(order))
-        supers = order._by_super(super_labels, self.num_records, len(classes))
+        order, names = self._sort_by_class(labels, records)
+        self._classes = classes = order.largest(self._num_kept(order))
+        supers = super_class_order(order, super_labels, self.num_records, len(classes))
         self.parameters = {
             "labels": order.digest,
             "super_labels": None if supers is None else supers.digest,
@@ -125,12 +125,12 @@ class PKBatchSampler(BatchStream):
             check_pairs(classes, names, shape.largest_k)
         if coverage is None:
             stored = order_within == "stored"
-            self._draws = FairDraw(self._classes, supers, shape, seed, stored, names)
-            steps = self._batches_per_epoch(batches_per_epoch)
+            self._source = FairBatches(classes, supers, shape, seed, stored, names)
+            steps = self._num_batches(batches_per_epoch)
         else:
             self._check_coverage(batches_per_epoch)
-            self._draws = CoverageDraw(self._classes, shape, once=coverage == "once", seed=seed)
-            steps = self._draws.steps
+            self._source = CoverageBatches(classes, shape, coverage == "once", seed)
+            steps = self._source.steps
         largest = shape.largest_batch
         super().__init__(num_steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
@@ -146,7 +146,7 @@ class PKBatchSampler(BatchStream):
         batches_per_epoch: SupportsIndex | None = None,
         super_labels: ArrayLike | None = None,
     ) -> PKBatchSampler:
-        """Draw classes alone, for data sets of which only the next record can be read.
+        """Draw class numbers alone, for data sets of which only the next record can be read.
 
         Ids are the numbers of classes, in `[0, classes)`, each K times in a row. This is what
         `twinfeed.loaders.Selector` and `twinfeed.loaders.tensorflow.choose` need. There is no
@@ -178,10 +178,10 @@ class PKBatchSampler(BatchStream):
             super_labels=super_labels,
         )
 
-    def _ordered(
+    def _sort_by_class(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, NDArray[Any] | None]:
-        """Return the records by class; and the label of each class, if records have several."""
+        """Return the class order, and the label of each class if records have several labels."""
         lists = label_lists(labels)
         if lists is None:
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
@@ -192,12 +192,12 @@ class PKBatchSampler(BatchStream):
         if lists is not None:
             validate.choice("small, with lists of labels,", self._small, ("raise", "drop"))
             return by_class(*lists, chosen)
-        return (order if chosen is None else order._some(chosen)), None
+        return (order if chosen is None else order.subset(chosen)), None
 
-    def _kept(self, order: ClassOrder) -> int:
-        """Apply the rules for small classes: return how many of the classes are kept."""
+    def _num_kept(self, order: ClassOrder) -> int:
+        """Apply `min_class_size` and `small`: return how many of the largest classes are kept."""
         k = self._shape.largest_k
-        kept, large = order._count(self._min_size), order._count(k)
+        kept, large = order.num_at_least(self._min_size), order.num_at_least(k)
         if self._small == "drop":
             return min(kept, large)
         if self._small == "raise" and kept > large:
@@ -234,11 +234,11 @@ class PKBatchSampler(BatchStream):
             if not holds:
                 raise ValueError(f"{rule} with coverage={coverage!r}")
 
-    def _batches_per_epoch(self, given: SupportsIndex | None) -> int:
-        """Return the number given, or as many batches as the records fill."""
+    def _num_batches(self, batches_per_epoch: SupportsIndex | None) -> int:
+        """Return `batches_per_epoch`, or by default as many batches as the records fill."""
         shape = self._shape
-        if given is not None:
-            return validate.integer("batches_per_epoch", given, minimum=1)
+        if batches_per_epoch is not None:
+            return validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
         if not shape.fixed:
             raise ValueError("batches_per_epoch must be given when p or k changes, got None")
         return max(1, int(self._classes.sizes.sum()) // shape.largest_batch)
@@ -277,28 +277,32 @@ class PKBatchSampler(BatchStream):
             repeats=self._small == "repeat",
             record_ids=self._chosen,
             num_groups=None if several else self.num_classes,
-            needs_records=next((option for option, taken in options.items() if taken), None),
+            needs_records=next((option for option, used in options.items() if used), None),
         )
 
     @property
     def by_group(self) -> tuple[int, PKBatchSampler]:
         other = copy.copy(self)
-        other._draws = copy.copy(self._draws)
-        other._draws.by_class = True
+        other._source = copy.copy(self._source)
+        other._source.by_class = True
         return self.num_classes, other
 
-    def _until(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         if self._small == "drop":  # a later k decides which classes are left out from the start
             return fingerprint
         texts = {name: str(fingerprint.get(name, "")) for name in ("p", "k")}
         return {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
 
     def divisible(self, by: int, /) -> bool:
-        stretches, low = self._shape.stretches, self._shape.lowest_k
-        return all(s.p * k % by == 0 for s in stretches for k in range(low or s.k, s.k + 1))
+        low = self._shape.lowest_k
+        return all(
+            phase.p * k % by == 0
+            for phase in self._shape.phases
+            for k in range(low or phase.k, phase.k + 1)
+        )
 
     def _check_world(self, world_size: int) -> None:
-        for p in sorted({stretch.p for stretch in self._shape.stretches}):
+        for p in sorted({phase.p for phase in self._shape.phases}):
             if p % world_size:
                 raise ValueError(
                     f"world_size must divide p, so that a rank gets whole classes: "
@@ -310,4 +314,4 @@ class PKBatchSampler(BatchStream):
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
         steps = epoch * self._steps + start + np.arange(len(lows))
-        return self._draws.ids(steps, self.rank, self.world_size)
+        return self._source.ids(steps, self.rank, self.world_size)

@@ -1,4 +1,7 @@
-"""How many processes train together. Samplers import no framework: each backend gives a probe."""
+"""The number of processes that train together.
+
+Samplers import no framework: each backend adds a probe, a function that asks the framework.
+"""
 
 from __future__ import annotations
 
@@ -12,40 +15,40 @@ _warned: list[str] = []
 
 
 class Sharded(Protocol):
-    """A stream that knows whether its `shard` was called."""
+    """A stream that records whether its `shard` was called."""
 
     sharded: bool
 
 
 def add_probe(probe: Callable[[], int], /) -> None:
-    """Add a probe: a function that returns how many processes a framework knows of."""
+    """Add a probe: a function that returns the number of processes of a framework."""
     _PROBES.append(probe)
 
 
-def processes() -> int:
-    """Return how many processes train together, as the backends or a launcher say.
+def num_processes() -> int:
+    """Return the number of processes that train together, from the probes and `WORLD_SIZE`.
 
-    Launchers such as torchrun set `WORLD_SIZE`. A sampler that is used without a backend of this
-    library has no other sign.
+    Launchers such as torchrun set `WORLD_SIZE`. Without a backend of this library there is no
+    other source.
 
-    >>> processes()
+    >>> num_processes()
     1
     """
-    launched = os.environ.get("WORLD_SIZE", "")
-    known = int(launched) if launched.isdecimal() else 1
-    return max([known, *(probe() for probe in _PROBES)])
+    variable = os.environ.get("WORLD_SIZE", "")
+    world_size = int(variable) if variable.isdecimal() else 1
+    return max([world_size, *(probe() for probe in _PROBES)])
 
 
 def warn_unsharded(stream: Sharded, /) -> None:
     """Warn, once, if each of several processes would get every batch."""
     if stream.sharded or _warned:
         return
-    ranks = processes()
+    ranks = num_processes()
     if ranks > 1:
-        said = (
+        message = (
             f"there are {ranks} ranks, and each gets every batch of {stream!r}: give each rank "
             f"its part, shard(rank, world_size) of the sampler or the feed; shard(0, 1) says that "
             f"all of them are meant to get every batch"
         )
-        _warned.append(said)
-        warnings.warn(said, stacklevel=4)
+        _warned.append(message)
+        warnings.warn(message, stacklevel=4)

@@ -1,4 +1,4 @@
-"""Decode once, use many crops: the random caching filter."""
+"""Samples that use each decoded record several times, from a bounded cache of decoded records."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import SupportsIndex
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.lanes import MAX_LANES, StaggeredLanes, equal_bounds
 from twinfeed.samplers.drawing.permutation import permute
@@ -60,9 +60,9 @@ class ReuseSampler(Sampler):
         self.traits = SamplerTraits(num_ids=samples, max_cached=live, uses=reuse)
         self.seed = validate.seed(seed)
         self.parameters = {"n": n, "reuse": reuse, "live": live}
-        self._bounds, self._starts = _staggered(n, reuse, live)
+        self._bounds, self._first_rounds = _staggered_lanes(n, reuse, live)
         self._key = root_key(self.seed, "reuse")
-        self._recent: Recent[StaggeredLanes] = Recent(2)
+        self._cache: FifoCache[StaggeredLanes] = FifoCache(2)
 
     def __repr__(self) -> str:
         return (
@@ -89,23 +89,27 @@ class ReuseSampler(Sampler):
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
         key = derive(self._key, epoch)
-        lanes = self._recent.get(
-            epoch, lambda: StaggeredLanes(self._bounds, self._starts, key=derive(key, 0))
+        lanes = self._cache.get(
+            epoch, lambda: StaggeredLanes(self._bounds, self._first_rounds, key=derive(key, 0))
         )
-        turn, use = np.divmod(lanes.places(positions), self._uses)
-        return permute(self.num_records, derive(key, 1), turn) * self._uses + use
+        rank, use = np.divmod(lanes.entries(positions), self._uses)
+        return permute(self.num_records, derive(key, 1), rank) * self._uses + use
 
 
-def _staggered(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:
-    """Return lane bounds and starts with which records are replaced at different times."""
-    # A bound that cuts a record joins two lanes: the record stays live and goes on in the second.
-    # Lanes that are joined are a chain, and change records in rounds that are evenly spaced.
-    # All chains would change records in the same rounds, so each begins a little after the last.
+def _staggered_lanes(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:
+    """Return the bounds and first rounds of lanes that replace their records at different times.
+
+    The lanes cut the sequence of all uses of all records, record after record.
+    """
+    # If a bound is in the middle of a record's uses, the record stays in the cache and continues in
+    # the next lane. Lanes that are connected so are a chain. A chain replaces a record every
+    # `spacing` rounds. Chains of one spacing would all do so in the same rounds, so their first
+    # rounds are spread over the spacing.
     bounds = equal_bounds(n * reuse, live)
     heads = np.flatnonzero(bounds[:-1] % reuse == 0)
     spacing = np.gcd(np.diff(bounds)[heads], reuse)
     delay = np.empty_like(heads)
     for space in np.unique(spacing):
-        alike = spacing == space
-        delay[alike] = np.arange(alike.sum()) * space // alike.sum()
+        chains = spacing == space
+        delay[chains] = np.arange(chains.sum()) * space // chains.sum()
     return bounds, np.repeat(delay, np.diff(np.append(heads, live)))

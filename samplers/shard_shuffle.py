@@ -1,4 +1,4 @@
-"""A shuffle that reads shards in large pieces, is a permutation, and has no seam and no tail."""
+"""A shuffle that reads shards block by block, and is as well mixed at the end as at the start."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.blocks import BlockOrder, Blocks
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64
-from twinfeed.samplers.drawing.lanes import MAX_LANES, Arcs, arc_bounds
+from twinfeed.samplers.drawing.lanes import MAX_LANES, ConstantLanes, desynchronized_bounds
 from twinfeed.samplers.drawing.permutation import permute_rows
-from twinfeed.samplers.drawing.random_words import derive, root_key, words
+from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.orders import GroupSampler, Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.validate import counted
@@ -108,13 +108,13 @@ class ShardShuffleSampler(Sampler):
         }
         self._key = root_key(self.seed, "shard shuffle")
         self._batch_size = self._sections
-        self._section = self.num_records // self._sections  # records of a section
-        usual = self._blocks.usual
-        # A lane is longer than a block. Else a lane would enter the block that the next lane
-        # leaves.
-        lanes = max(1, min(self.window // self._sections, self._section // (usual + 2)))
-        self._bounds = arc_bounds(self._section, lanes, usual)
-        self._recent: Recent[_Table] = Recent(2)
+        self._section_size = self.num_records // self._sections  # records of a section
+        size = self._blocks.commonest_size
+        # A lane must be longer than a block. Otherwise it would enter a block that the next lane is
+        # still reading.
+        lanes = max(1, min(self.window // self._sections, self._section_size // (size + 2)))
+        self._bounds = desynchronized_bounds(self._section_size, lanes, size)
+        self._cache: FifoCache[_EpochTable] = FifoCache(2)
 
     def __repr__(self) -> str:
         return (
@@ -125,7 +125,7 @@ class ShardShuffleSampler(Sampler):
         )
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        """Return the block of each record: where the block begins and stops.
+        """Return the first record and the stop of the block of each record.
 
         In an epoch, a block that a bound cuts is two ranges, read apart from each other.
 
@@ -135,10 +135,10 @@ class ShardShuffleSampler(Sampler):
         """
         first, stop = self._blocks.of_records(records)
         if epoch is not None:
-            cuts = self._table(epoch).records
-            piece = np.searchsorted(cuts, records, side="right")
-            first = np.maximum(first, np.append(-1, cuts)[piece])
-            stop = np.minimum(stop, np.append(cuts, self.num_records)[piece])
+            cuts = self._table(epoch).cut_records
+            part = np.searchsorted(cuts, records, side="right")
+            first = np.maximum(first, np.append(-1, cuts)[part])
+            stop = np.minimum(stop, np.append(cuts, self.num_records)[part])
         return first, stop
 
     def for_batches(self, batch_size: int) -> ShardShuffleSampler:
@@ -160,34 +160,35 @@ class ShardShuffleSampler(Sampler):
     def draw(self, epoch: int, positions: Int64) -> Int64:
         table = self._table(epoch)
         place = self._places(table.lanes, positions)
-        begin, record, size = table.order.at(place)
-        # A bound may cut the block: then the piece ends or begins there.
-        cut = np.searchsorted(table.cuts, place, side="right")
-        stop = np.minimum(begin + size, np.append(table.cuts, self.num_records)[cut])
-        start = np.maximum(begin, np.append(-1, table.cuts)[cut])
-        first, member = record + start - begin, place - start
+        block_start, record, size = table.order.locate(place)
+        # If a bound cuts the block, its two parts are shuffled separately.
+        part = np.searchsorted(table.cuts, place, side="right")
+        stop = np.minimum(block_start + size, np.append(table.cuts, self.num_records)[part])
+        start = np.maximum(block_start, np.append(-1, table.cuts)[part])
+        first, member = record + start - block_start, place - start
         if self._within == "random":
-            keys = words(derive(self._key, epoch, 1), first)
+            keys = random_words(derive(self._key, epoch, 1), first)
             member = permute_rows(stop - start, keys, member[:, None])[:, 0]
         ids: Int64 = first + member
         return ids
 
-    def _places(self, lanes: Arcs, positions: Int64) -> Int64:
-        """Return the places in the sequence of blocks that these outputs take."""
+    def _places(self, lanes: ConstantLanes, positions: Int64) -> Int64:
+        """Return the place of each output in the sequence of all blocks end to end."""
         if self._sections == 1:
-            return lanes.places(0, positions)
+            return lanes.entries(0, positions)
         section, output = self._outputs(positions)
-        places = section * self._section + lanes.places(section, output)
-        return np.where(positions < self._sections * self._section, places, positions)
+        places = section * self._section_size + lanes.entries(section, output)
+        return np.where(positions < self._sections * self._section_size, places, positions)
 
     def _outputs(self, positions: Int64) -> tuple[Int64, Int64]:
-        """Return the section of each position, and the number of the output in the section."""
-        sections, size, share = self._sections, self._section, self._batch_size // self._sections
+        """Return the section of each position, and which output of the section it is."""
+        sections, size = self._sections, self._section_size
+        share = self._batch_size // sections  # of a batch
         step, slot = np.divmod(positions, self._batch_size)
-        # The last batch has what is left of each section, and then what no section has.
+        # The last batch has the rest of each section, then the records that are in no section.
         last = step == size // share
-        section, within = np.divmod(slot, np.where(last, max(1, size % share), share))
-        output = (step * share + within).clip(max=size - 1)
+        section, offset = np.divmod(slot, np.where(last, max(1, size % share), share))
+        output = (step * share + offset).clip(max=size - 1)
         return np.minimum(section, sections - 1), output
 
     def _lanes(self, epoch: int, positions: Int64) -> Int64:
@@ -195,25 +196,25 @@ class ShardShuffleSampler(Sampler):
         section, output = self._outputs(positions)
         return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(output)
 
-    def _table(self, epoch: int) -> _Table:
-        return self._recent.get(epoch, lambda: self._made(derive(self._key, epoch)))
+    def _table(self, epoch: int) -> _EpochTable:
+        return self._cache.get(epoch, lambda: self._new_table(derive(self._key, epoch)))
 
-    def _made(self, key: int) -> _Table:
+    def _new_table(self, key: int) -> _EpochTable:
         """Permute the blocks of an epoch, and cut them by the bounds of sections and lanes."""
         order = BlockOrder(self._blocks, derive(key, 0))
-        starts = np.arange(self._sections)[:, None] * self._section
+        starts = np.arange(self._sections)[:, None] * self._section_size
         cuts = (starts + self._bounds[:-1]).reshape(-1)
-        begin, record, _ = order.at(cuts)
-        inside = begin < cuts
-        records = np.sort((record + cuts - begin)[inside])
-        keys = words(derive(key, 2), np.arange(self._sections))
-        return _Table(order, cuts[inside], records, Arcs(self._bounds, keys))
+        block_start, record, _ = order.locate(cuts)
+        inside = block_start < cuts  # a bound between two blocks cuts none
+        cut_records = np.sort((record + cuts - block_start)[inside])
+        keys = random_words(derive(key, 2), np.arange(self._sections))
+        return _EpochTable(order, cuts[inside], cut_records, ConstantLanes(self._bounds, keys))
 
 
-class _Table(NamedTuple):
-    """The blocks of an epoch, and the places and the records at which bounds cut them, sorted."""
+class _EpochTable(NamedTuple):
+    """The order of blocks of an epoch, its lanes, and where bounds of lanes cut blocks."""
 
     order: BlockOrder
-    cuts: Int64
-    records: Int64
-    lanes: Arcs
+    cuts: Int64  # places of the cuts in the sequence of blocks, sorted
+    cut_records: Int64  # records of the cuts, sorted
+    lanes: ConstantLanes

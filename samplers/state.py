@@ -1,4 +1,4 @@
-"""States: the stream that a position belongs to, and the refusal of any other stream."""
+"""Saved states: fingerprints of streams, and the error if a state is of another stream."""
 
 from __future__ import annotations
 
@@ -10,18 +10,20 @@ from typing import Any
 import numpy as np
 
 from twinfeed.samplers.drawing.prefix_sums import Counts
-from twinfeed.samplers.mapped import pieces
+from twinfeed.samplers.mapped import slices
 
 STATE_VERSION = 1
 _ADVICE = (
     "  what to do: give the data, labels and sampler that the state was saved with, "
     "or begin anew without the state"
 )
-_LONG = 1000  # characters of JSON; a state has a few such parameters at most, and stays below 4 KB
+_MAX_TEXT = (
+    1000  # characters of JSON; a state has a few such parameters at most, and stays below 4 KB
+)
 
 
 class StateMismatchError(ValueError):
-    """Say that a state belongs to other data, other parameters or a newer version.
+    """Error for a state of other data, other parameters or a newer version.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler, StateMismatchError
     >>> state = ExactOnceBatchSampler(10, batch_size=4).state_dict()
@@ -36,7 +38,7 @@ class StateMismatchError(ValueError):
 
 
 def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Raise with one line for each field that differs."""
+    """Raise StateMismatchError, with a line for each field that differs."""
     absent = "nothing"
     theirs, ours = dict(_fields(theirs)), dict(_fields(ours))
     lines = [
@@ -53,7 +55,7 @@ def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, An
     """Yield every field with its path: `inner.n`, `orders.0.seed`."""
     for name, value in nested.items():
         if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
-            value = {str(place): item for place, item in enumerate(value)}
+            value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping):
             yield from _fields(value, f"{path}{name}.")
         else:
@@ -69,11 +71,11 @@ def recorded(parameter: Any, *, hashed: bool = True) -> Any:
     if isinstance(parameter, np.ndarray) and parameter.dtype.kind in "biufU":
         return digest(parameter) if hashed else ""
     if isinstance(parameter, Mapping):
-        return {str(name): recorded(each, hashed=hashed) for name, each in parameter.items()}
+        return {str(name): recorded(value, hashed=hashed) for name, value in parameter.items()}
     if hasattr(type(parameter), "fingerprint"):
         return parameter.fingerprint if hashed else ""
     if isinstance(parameter, (list, tuple)):
-        parameter = [recorded(each, hashed=hashed) for each in parameter]
+        parameter = [recorded(item, hashed=hashed) for item in parameter]
     elif isinstance(parameter, np.generic):
         parameter = parameter.item()
     if not isinstance(parameter, (list, str, int, float, type(None))):
@@ -83,7 +85,7 @@ def recorded(parameter: Any, *, hashed: bool = True) -> Any:
         )
     if (
         not isinstance(parameter, (list, str))
-        or len(text := json.dumps(parameter, sort_keys=True)) < _LONG
+        or len(text := json.dumps(parameter, sort_keys=True)) < _MAX_TEXT
     ):
         return parameter
     content = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
@@ -100,7 +102,7 @@ def digest(values: Counts) -> str:
         text = "".join(values.tolist()).encode("utf-8", "surrogatepass")
     elif isinstance(values, np.ndarray) and values.dtype.kind == "f":
         numbers = values.astype("<f8").view("<i8")
-    for some in pieces(len(numbers)):
-        content.update(np.ascontiguousarray(numbers[some], dtype="<i8").data)
+    for chunk in slices(len(numbers)):
+        content.update(np.ascontiguousarray(numbers[chunk], dtype="<i8").data)
     content.update(text)
     return f"{len(numbers)} values {content.hexdigest()}"

@@ -1,4 +1,4 @@
-"""Some of the records, and a stable split into training and validation."""
+"""Subsets of the records, and a stable split into training and validation."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, ranges, spread
+from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, owners_of, ranges
 from twinfeed.samplers.drawing.permutation import permute
-from twinfeed.samplers.drawing.random_words import derive, root_key, words
-from twinfeed.samplers.mapped import ascends
-from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler
+from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
+from twinfeed.samplers.mapped import is_increasing
+from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler, checked_draw
 
 
 class SubsetSampler(InnerSampler):
@@ -60,9 +60,9 @@ class SubsetSampler(InnerSampler):
         self.num_records = validate.integer("of", of, minimum=least)
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
-        self._take(inner, size, f"len(records)={size} places")
+        self._set_order(inner, size, f"len(records)={size} places")
         # The records of a block of places are a range where the table ascends.
-        blocks = inner.traits.reads_blocks and ascends(self._table)
+        blocks = inner.traits.reads_blocks and is_increasing(self._table)
         self.traits = replace(
             inner.traits, record_ids=self._table, reads_blocks=blocks, num_groups=None
         )
@@ -78,22 +78,22 @@ class SubsetSampler(InnerSampler):
 
         Where less than half of these records are in the table, a range is the record alone.
         """
-        alone, after = super().spans(records)
+        single, single_stop = super().spans(records)
         if not self.traits.reads_blocks:
-            return alone, after
+            return single, single_stop
         # Keys of another type would have numpy copy the table.
-        place = np.searchsorted(self._table, alone.astype(self._table.dtype))
-        begin, end = self._order.spans(place, epoch)
-        first, stop = self._at(begin), self._at(end - 1) + 1
-        dense = stop - first <= 2 * (end - begin)
-        return np.where(dense, first, alone), np.where(dense, stop, after)
+        index = np.searchsorted(self._table, single.astype(self._table.dtype))
+        low, high = self._order.spans(index, epoch)
+        first, stop = self._lookup(low), self._lookup(high - 1) + 1
+        dense = stop - first <= 2 * (high - low)
+        return np.where(dense, first, single), np.where(dense, stop, single_stop)
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
-        return self._at(self._order._checked(epoch, positions))
+        return self._lookup(checked_draw(self._order, epoch, positions))
 
-    def _at(self, places: Int64) -> Int64:
-        """Return the records at places of the table."""
-        return np.asarray(self._table)[places].astype(np.int64)
+    def _lookup(self, index: Int64) -> Int64:
+        """Return the records at these indices of the table."""
+        return np.asarray(self._table)[index].astype(np.int64)
 
 
 def split(
@@ -147,41 +147,42 @@ def split(
         raise TypeError(f"fraction must be a number, got {fraction!r}")
     if not 0 <= fraction <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-    seed, parts = validate.seed(seed), int(fraction * 2.0**53)
+    seed, threshold = validate.seed(seed), int(fraction * 2.0**53)
     identities = _identities(records)
     if groups is not None:
         if by is not None:
             raise ValueError("by= and groups= exclude each other: a group may have several labels")
         identities = _identities_of_groups(groups, len(identities))
-    hashes = words(root_key(seed, "split"), identities) >> np.uint64(11)
+    hashes = random_words(root_key(seed, "split"), identities) >> np.uint64(11)
     if by is None:
-        chosen = hashes < np.uint64(parts)
+        chosen = hashes < np.uint64(threshold)
     else:
         order = by if isinstance(by, ClassOrder) else ClassOrder(by)
-        chosen = _of_each_class(order, hashes, parts, root_key(seed, "split by"))
+        chosen = _stratified(order, hashes, threshold, root_key(seed, "split by"))
     if groups is not None and 0 < fraction < 1 and len(chosen) and chosen.all() == chosen.any():
         number = validate.counted(len(np.unique(identities)), "group")
         raise ValueError(f"all of {number} fell on one side: take another seed= or fraction=")
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def _of_each_class(order: ClassOrder, hashes: UInt64, parts: int, key: int) -> NDArray[np.bool_]:
-    """Return which records are the fraction `parts / 2^53` of each class with the lowest hashes."""
+def _stratified(order: ClassOrder, hashes: UInt64, threshold: int, key: int) -> NDArray[np.bool_]:
+    """Return a mask: the fraction `threshold / 2^53` of each class with the lowest hashes."""
     _check_count("by", len(order.records), len(hashes))
     if not len(hashes):
         return np.zeros(0, np.bool_)
-    turn = permute(len(order), derive(key, 0), np.arange(len(order)))
+    classes = permute(len(order), derive(key, 0), np.arange(len(order)))
     # Rounding the sums, not the sizes, keeps the number of all records within 1 too.
-    begin = derive(key, 1) >> 11
-    sums = [(end * parts + begin) >> 53 for end in np.cumsum(order.sizes[turn]).tolist()]
+    offset = derive(key, 1) >> 11
+    ends = np.cumsum(order.sizes[classes]).tolist()
+    sums = [(end * threshold + offset) >> 53 for end in ends]
     counts = np.empty(len(order), np.int64)
-    counts[turn] = np.diff(np.array(sums, np.int64), prepend=0)
+    counts[classes] = np.diff(np.array(sums, np.int64), prepend=0)
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
-    owner, place = spread(order.sizes)
+    number, rank = owners_of(order.sizes)
     # Within each class, the records in the order of their hashes.
-    records = records[np.lexsort((hashes[records], owner))]
+    records = records[np.lexsort((hashes[records], number))]
     chosen = np.zeros(len(hashes), np.bool_)
-    chosen[records[place < counts[owner]]] = True
+    chosen[records[rank < counts[number]]] = True
     return chosen
 
 
@@ -197,8 +198,8 @@ def _identities_of_groups(groups: ArrayLike, count: int) -> Int64 | UInt64:
     _check_count("groups", len(array), count)
     if array.dtype.kind != "U":
         return array.astype(np.int64, copy=False)
-    names, places = np.unique(array, return_inverse=True)
-    return _hashed(names.tolist())[places]
+    names, index = np.unique(array, return_inverse=True)
+    return _hashed(names.tolist())[index]
 
 
 def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> Int64 | UInt64:

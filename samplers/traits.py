@@ -1,4 +1,4 @@
-"""What samplers and batch samplers declare of the samples that they give."""
+"""Properties of a sampler's samples, which samplers declare and loaders rely on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twinfeed.samplers.drawing.int_arrays import Int64
 
 @dataclass(frozen=True, eq=False)
 class SamplerTraits:
-    """Declare how the samples of a sampler come. Loaders rely on it.
+    """Properties of the samples of a sampler, on which loaders rely.
 
     By default a sample is a record, no batch holds a record twice, and nothing is read in blocks.
 
@@ -45,19 +45,19 @@ class SamplerTraits:
 
     @property
     def why_records_matter(self) -> str:
-        """What needs the record of a sample, not its group alone; "" if nothing does."""
+        """Why the group of a sample is not enough to serve the stream; "" if it is enough."""
         reasons = {
             "padding": self.padded,
             "a shuffle by blocks": self.reads_blocks,
             "reuse": self.max_cached is not None,
             "a stream of views": self.num_ids is not None,
         }
-        found = next((reason for reason, holds in reasons.items() if holds), "")
-        return self.needs_records or found
+        reason = next((reason for reason, holds in reasons.items() if holds), "")
+        return self.needs_records or reason
 
 
 class Samples:
-    """Say which record each sample id is, with traits that hold for all ids."""
+    """A space of sample ids: the record, view and group of each id, and traits of all ids."""
 
     #: Version of the stream. A change that draws other records from a seed has a new version.
     stream_version: int = 1
@@ -95,5 +95,8 @@ class Samples:
 
     @property
     def by_group(self) -> tuple[int, Any] | None:
-        """The number of classes, sets or lanes, and a stream of the numbers of those of the ids."""
+        """The number of groups, and the stream with group numbers in place of sample ids.
+
+        Groups are classes, data sets or lanes. None if samples have no groups.
+        """
         return None

@@ -1,4 +1,4 @@
-"""Argument checks, each rule worded once, for constructors."""
+"""Checks of arguments, for constructors: each rule and its error message once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers.drawing.int_arrays import Int64
-from twinfeed.samplers.mapped import ascends, held, is_mapped
+from twinfeed.samplers.mapped import as_mapped, is_increasing, is_mapped
 
 T = TypeVar("T")
 
@@ -63,14 +63,14 @@ def flag(name: str, value: bool) -> bool:
 
 
 def choice(name: str, value: T, allowed: tuple[T, ...]) -> T:
-    """Return the value if it is allowed."""
+    """Return the value if it is allowed; otherwise raise ValueError."""
     if value not in allowed:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, allowed))}, got {value!r}")
     return value
 
 
 def counted(number: int, noun: str) -> str:
-    """Write a number with its noun, in the plural unless the number is 1."""
+    """Return a number with its noun as text, in the plural unless the number is 1."""
     plural = "es" if noun.endswith(("ch", "s")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
@@ -100,12 +100,12 @@ def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
         raise ValueError(f"{name} must be at least {minimum}, got {array[worst]} at {worst}")
     if not is_mapped(array):
         return array.astype(np.int64)
-    return held(array.view(array.dtype.str.replace("u8", "i8")))
+    return as_mapped(array.view(array.dtype.str.replace("u8", "i8")))
 
 
 def distinct(name: str, array: Int64) -> Int64:
     """Return the values of an array sorted, all of which must differ."""
-    if ascends(array):
+    if is_increasing(array):
         return array
     values, times = np.unique(array, return_counts=True)
     if len(values) < len(array):
@@ -116,7 +116,7 @@ def distinct(name: str, array: Int64) -> Int64:
 
 
 def records(values: ArrayLike, num_records: int) -> Int64:
-    """Return distinct ids of some of so many records, sorted."""
+    """Return record ids sorted; they must be distinct and below `num_records`."""
     ids = distinct("records", integers("records", values, minimum=0))
     if len(ids) and ids[-1] >= num_records:
         raise ValueError(f"records must be below {num_records}, their number, got {ids[-1]}")
@@ -124,7 +124,7 @@ def records(values: ArrayLike, num_records: int) -> Int64:
 
 
 def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
-    """Return `integers`, whose sum must be below the limit too."""
+    """Return `integers(…)`, whose sum must be below `LIMIT` too."""
     array = integers(name, values, minimum=minimum)
     total = float(array.sum(dtype=np.float64))  # int64 would overflow
     if total >= LIMIT:
@@ -145,7 +145,7 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
     if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
         array = np.asarray(values, dtype=object)  # numpy has turned numbers into strings
     if array.dtype.kind in "OT":
-        array = _one_kind(name, array.tolist())
+        array = _strings_or_integers(name, array.tolist())
     if array.dtype.kind == "U":
         return array
     if array.size and array.dtype.kind not in "iu":
@@ -155,30 +155,30 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
     return array.astype(np.int64, copy=False)
 
 
-def _one_kind(name: str, values: list[Any]) -> NDArray[Any]:
-    """Return strings, or else integers, as a numpy array."""
+def _strings_or_integers(name: str, values: list[Any]) -> NDArray[Any]:
+    """Return labels that are all strings or all integers as an array."""
     if not any(isinstance(value, str) for value in values):
         each(name, "integers or strings", values, (int, np.integer))
         return np.array(values)
     each(name, "integers or strings, all of one kind", values, str)
-    cut = next((value for value in values if value.endswith("\0")), None)
-    if cut is not None:
-        raise ValueError(f"{name} must not end in NUL, which numpy drops, got {cut!r}")
+    truncated = next((value for value in values if value.endswith("\0")), None)
+    if truncated is not None:
+        raise ValueError(f"{name} must not end in NUL, which numpy drops, got {truncated!r}")
     return np.array(values, dtype=np.str_)
 
 
 def each(name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]) -> None:
     """Check the type of each value; the TypeError lists the first five values of another type."""
-    strays = [place for place, value in enumerate(values) if not isinstance(value, kinds)]
-    if strays:
-        first = ", ".join(f"{values[place]!r} at {place}" for place in strays[:5])
+    wrong = [index for index, value in enumerate(values) if not isinstance(value, kinds)]
+    if wrong:
+        first = ", ".join(f"{values[index]!r} at {index}" for index in wrong[:5])
         raise TypeError(
-            f"{name} must be {rule}: {len(strays):,} of {len(values):,} are not, {first}"
+            f"{name} must be {rule}: {len(wrong):,} of {len(values):,} are not, {first}"
         )
 
 
 def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
-    """Return a schedule {first global step: value}, from step 0, changes only."""
+    """Return a schedule {first global step: value} without entries that repeat the value."""
     steps = {
         integer(f"a step of {name}", step, minimum=0): integer(name, v, minimum=1)
         for step, v in value.items()

@@ -1,4 +1,4 @@
-"""Many views (captions, annotations) of a record that is stored once."""
+"""Samples that are (record, view) pairs: several captions or annotations of a stored record."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute_rows
-from twinfeed.samplers.drawing.prefix_sums import RunningSums
-from twinfeed.samplers.drawing.random_words import root_key, words
-from twinfeed.samplers.orders import InnerSampler, Sampler
+from twinfeed.samplers.drawing.prefix_sums import PrefixSums
+from twinfeed.samplers.drawing.random_words import random_words, root_key
+from twinfeed.samplers.orders import InnerSampler, Sampler, checked_draw
 
 
 class ViewSampler(InnerSampler):
@@ -58,18 +58,18 @@ class ViewSampler(InnerSampler):
         seed: SupportsIndex,
     ) -> None:
         self._per_epoch = validate.choice("per_epoch", per_epoch, ("one", "all"))
-        one = self._per_epoch == "one"
-        self._counts = validate.counts("views", views, minimum=1 if one else 0)
-        self._sums = RunningSums(self._counts)
+        one_view = self._per_epoch == "one"
+        self._counts = validate.counts("views", views, minimum=1 if one_view else 0)
+        self._sums = PrefixSums(self._counts)
         self.num_records, num_ids = len(self._counts), self._sums.total
-        places = self.num_records if one else num_ids
-        units = "records" if one else "(record, view) pairs"
-        self._take(order, places, f"{places} {units} with per_epoch={per_epoch!r}")
+        size = self.num_records if one_view else num_ids
+        units = "records" if one_view else "(record, view) pairs"
+        self._set_order(order, size, f"{size} {units} with per_epoch={per_epoch!r}")
         self.traits = replace(
             order.traits,
             num_ids=num_ids,
-            record_ids=order.traits.record_ids if one else None,  # else they are of pairs
-            repeats=order.traits.repeats or (not one and int(self._counts.max(initial=0)) > 1),
+            record_ids=order.traits.record_ids if one_view else None,  # otherwise ids of pairs
+            repeats=order.traits.repeats or (not one_view and int(self._counts.max(initial=0)) > 1),
             num_groups=None,
         )
         self.seed = validate.seed(seed)
@@ -87,17 +87,18 @@ class ViewSampler(InnerSampler):
         """Return the records in the range, of records or pairs, that the inner sampler returns."""
         if self._per_epoch == "one":
             return self._order.spans(records, epoch)
-        begin, end = self._order.spans(self._sums.before(records), epoch)
-        return self.records(begin), self.records(end - 1) + 1
+        first, stop = self._order.spans(self._sums.before(records), epoch)
+        return self.records(first), self.records(stop - 1) + 1
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
-        inner = self._order._checked(epoch, positions)
+        inner = checked_draw(self._order, epoch, positions)
         if self._per_epoch == "all":
             return inner
         counts = np.asarray(self._counts)[inner].astype(np.int64)
-        lap, turn = np.divmod(epoch, counts)
-        keys = words(words(self._key, inner), lap)
-        view = permute_rows(counts, keys, turn[:, None])[:, 0]
+        # The views of a record come in a random order, which is another in every V epochs.
+        cycle, rank = np.divmod(epoch, counts)
+        keys = random_words(random_words(self._key, inner), cycle)
+        view = permute_rows(counts, keys, rank[:, None])[:, 0]
         return self._sums.before(inner) + view
 
     def records(self, ids: Int64) -> Int64:

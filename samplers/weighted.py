@@ -1,4 +1,4 @@
-"""Records drawn in proportion to weights."""
+"""Random records in proportion to weights, with or without replacement."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64
-from twinfeed.samplers.drawing.prefix_sums import RunningSums
-from twinfeed.samplers.drawing.random_words import below, derive, root_key, words
-from twinfeed.samplers.drawing.weighted_order import Waiting
-from twinfeed.samplers.mapped import held, is_mapped, pieces
+from twinfeed.samplers.drawing.prefix_sums import PrefixSums
+from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
+from twinfeed.samplers.drawing.weighted_order import WeightedPermutation
+from twinfeed.samplers.mapped import as_mapped, is_mapped, slices
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.traits import SamplerTraits
@@ -70,7 +70,7 @@ class WeightedSampler(Sampler):
         self.num_records = len(whole)
         self.seed = validate.seed(seed)
         self.traits = SamplerTraits(repeats=validate.flag("replacement", replacement))
-        drawable = sum(np.count_nonzero(whole[some]) for some in pieces(len(whole)))
+        drawable = sum(np.count_nonzero(whole[chunk]) for chunk in slices(len(whole)))
         if not drawable:
             raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
         most = len(whole) if self.traits.repeats else drawable
@@ -86,10 +86,12 @@ class WeightedSampler(Sampler):
             "num_samples": self._samples,
             "replacement": self.traits.repeats,
         }
-        self._sums = RunningSums(whole)
+        self._sums = PrefixSums(whole)
         self._total = self._sums.total if self.traits.repeats else 0
         self._key = root_key(self.seed, "weighted")
-        self._recent: Recent[Waiting] = Recent(3)  # two epochs may be drawn in turn, and one ahead
+        self._cache: FifoCache[WeightedPermutation] = FifoCache(
+            3
+        )  # two epochs drawn alternately, and the next
 
     def __len__(self) -> int:
         return self._samples
@@ -103,29 +105,32 @@ class WeightedSampler(Sampler):
 
     def draw(self, epoch: int, positions: Int64) -> Int64:
         if not self.traits.repeats:
-            drawn = self._waiting(epoch).records(positions)
-            done = int(positions.max(initial=-1) + 1) / max(1, self._samples)
-            self._waiting(epoch + 1).prepare(done)
-            return drawn
-        draw = below(words(derive(self._key, epoch), positions), self._total)
-        return self._sums.find(draw)
+            records = self._permutation(epoch).records(positions)
+            fraction = int(positions.max(initial=-1) + 1) / max(1, self._samples)
+            self._permutation(epoch + 1).prepare(fraction)
+            return records
+        # Inverse transform sampling: a uniform point below the sum of all weights.
+        points = below(random_words(derive(self._key, epoch), positions), self._total)
+        return self._sums.find(points)
 
-    def _waiting(self, epoch: int) -> Waiting:
-        """Return the order of an epoch, kept while this epoch and the next are drawn."""
-        return self._recent.get(epoch, lambda: Waiting(self._weights, derive(self._key, epoch)))
+    def _permutation(self, epoch: int) -> WeightedPermutation:
+        """Return the weighted permutation of an epoch, from the cache if it is there."""
+        return self._cache.get(
+            epoch, lambda: WeightedPermutation(self._weights, derive(self._key, epoch))
+        )
 
 
-class _Scaled:
+class _ScaledWeights:
     """Weights that are mapped from a file, as integers of which the largest is 2^32."""
 
     def __init__(self, numbers: NDArray[Any], largest: float) -> None:
-        self._numbers, self._largest = held(numbers), largest
+        self._numbers, self._largest = as_mapped(numbers), largest
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, places: Any) -> Int64:
-        return _scaled(np.asarray(self._numbers)[places], self._largest)
+    def __getitem__(self, index: Any) -> Int64:
+        return _scale(np.asarray(self._numbers)[index], self._largest)
 
     @property
     def fingerprint(self) -> str:
@@ -133,7 +138,7 @@ class _Scaled:
         return digest(self)
 
 
-def _quantised(weights: ArrayLike) -> Int64 | _Scaled:
+def _quantised(weights: ArrayLike) -> Int64 | _ScaledWeights:
     """Return weights as integers whose sum fits int64."""
     array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
@@ -142,17 +147,17 @@ def _quantised(weights: ArrayLike) -> Int64 | _Scaled:
         return validate.counts("weights", array, minimum=0)
     if array.dtype.kind != "f":
         raise TypeError(f"weights must be numbers, got dtype {array.dtype}")
-    for some in pieces(len(array)):
-        bad = np.flatnonzero(~np.isfinite(array[some]) | (array[some] < 0)) + some.start
+    for chunk in slices(len(array)):
+        bad = np.flatnonzero(~np.isfinite(array[chunk]) | (array[chunk] < 0)) + chunk.start
         if bad.size:
             raise ValueError(
                 f"weights must be finite and at least 0, got {array[bad[0]]} at {bad[0]}"
             )
     largest = float(array.max()) or 1.0
-    return _Scaled(array, largest) if is_mapped(array) else _scaled(array, largest)
+    return _ScaledWeights(array, largest) if is_mapped(array) else _scale(array, largest)
 
 
-def _scaled(weights: NDArray[Any], largest: float) -> Int64:
+def _scale(weights: NDArray[Any], largest: float) -> Int64:
     """Scale numbers so that the largest becomes 2^32; none above 0 becomes 0."""
     numbers = weights.astype(np.float64)
     whole: Int64 = np.rint(numbers / largest * _SCALE).astype(np.int64)

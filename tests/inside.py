@@ -83,7 +83,7 @@ from twinfeed.loaders.support.limits import LIMITS, Limits
 from twinfeed.loaders.support.owned import MARK, mark
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.samplers.cursor import Cursor
-from twinfeed.samplers.drawing import prefix_sums as sums
+from twinfeed.samplers.drawing import prefix_sums
 from twinfeed.samplers.drawing.weighted_order import log
 
 

@@ -125,7 +125,7 @@ def test_two_classes_that_share_too_much_are_always_found(data, k: int, at_once:
         pytest.raises(ValueError, match="together have fewer") if few else nullcontext(),
         pytest.MonkeyPatch.context() as patch,
     ):
-        patch.setattr(label_lists, "_AT_ONCE", at_once)
+        patch.setattr(label_lists, "_CHUNK", at_once)
         PKBatchSampler(lists, p=2, k=k, seed=0)
 
 

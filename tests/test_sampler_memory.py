@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import sampler_cases
-from inside import sums
+from inside import prefix_sums
 
 from twinfeed.samplers import (
     BatchSampler,
@@ -149,7 +149,7 @@ def test_a_table_of_some_sums_finds_what_a_table_of_all_finds(
     arrays, make = CASES[name]
     plain = drawn(make(*arrays(1000)))
     for most in (1, 7, 300, 999):
-        monkeypatch.setattr(sums, "_MOST", most)
+        monkeypatch.setattr(prefix_sums, "_MAX_ENTRIES", most)
         assert drawn(make(*arrays(1000))) == plain
 
 

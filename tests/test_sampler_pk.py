@@ -80,7 +80,7 @@ def test_fairness_over_many_epochs_and_unequal_classes() -> None:
 def test_draws_equal_two_walks_of_the_slow_definition() -> None:
     """Classes by fair groups of P, records by fair groups of K numbered by the class's draws."""
     sampler = PKBatchSampler(LABELS, p=4, k=2, seed=5)
-    keys = sampler._draws._keys
+    keys = sampler._source.keys
     sizes = Counter(LABELS.tolist())
     order = sorted(sizes, key=lambda label: -sizes[label])  # stable: equal sizes by first record
     members = [np.flatnonzero(label == LABELS) for label in order]

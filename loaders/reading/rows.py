@@ -17,7 +17,7 @@ from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.loaders.support.progress import bar
 from twinfeed.samplers import validate
-from twinfeed.samplers.mapped import held, is_mapped
+from twinfeed.samplers.mapped import as_mapped, is_mapped
 from twinfeed.samplers.validate import counted
 
 Values = Mapping[str, Any]
@@ -316,7 +316,7 @@ def _array(name: str, values: Any) -> Array:
         raise TypeError(f"{name!r} is a dataset of its own: give one, as in Rows(data[{name!r}])")
     if not _is_array(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
-    return held(_numpy(name, values))
+    return as_mapped(_numpy(name, values))
 
 
 def _numpy(name: str, values: Any) -> Array:
@@ -378,4 +378,4 @@ def _numbers(name: str, values: Any) -> Array:
             f"column {name!r} must hold numbers, got {array.dtype}: number them, and give columns="
             f"{{{name!r}: np.unique(values, return_inverse=True)[1]}}"
         )
-    return held(array)
+    return as_mapped(array)

@@ -12,7 +12,7 @@ from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.regular import open_regular
-from twinfeed.samplers.mapped import held
+from twinfeed.samplers.mapped import as_mapped
 
 
 class SideTable:
@@ -83,4 +83,4 @@ def _mapped(path: str) -> npt.NDArray[Any]:
             path=path,
             advice="write it again with numpy.save, as a whole",
         )
-    return held(data)
+    return as_mapped(data)

@@ -1,4 +1,4 @@
-"""What P and K are at each training step."""
+"""The schedule of P and K over the training steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.int_arrays import Int64
-from twinfeed.samplers.drawing.random_words import below, root_key, words
+from twinfeed.samplers.drawing.random_words import below, random_words, root_key
 
 PerStep = SupportsIndex | Mapping[int, SupportsIndex]
 
 
 class Phase(NamedTuple):
-    """Global steps over which p and k stay the same, and the step at which this p began."""
+    """A range of global steps with constant p and k, and the step at which this p started."""
 
     start: int
     p: int
@@ -26,7 +26,7 @@ class Phase(NamedTuple):
 
 
 class BatchShape:
-    """What p and k are at each global step."""
+    """The p and k of each global step."""
 
     def __init__(
         self, p: PerStep, k: PerStep | tuple[SupportsIndex, SupportsIndex], seed: int
@@ -47,38 +47,40 @@ class BatchShape:
             for name, v in (("p", p), ("k", k))
         )
         self._starts = sorted({*ps, *ks})
-        self.stretches = []
+        self.phases = []
         p_start = k_start = 0
         for start in self._starts:
             p_start = start if start in ps else p_start
             k_start = start if start in ks else k_start
-            self.stretches.append(Phase(start, ps[p_start], ks[k_start], p_start))
+            self.phases.append(Phase(start, ps[p_start], ks[k_start], p_start))
         self.p_text = _schedule_text(ps)
         self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else _schedule_text(ks)
-        self.fixed = len(self.stretches) == 1 and not self.lowest_k
+        self.fixed = len(self.phases) == 1 and not self.lowest_k
         self._key = root_key(seed, "pk k")
-        self.largest_batch = max(stretch.p * stretch.k for stretch in self.stretches)
+        self.largest_batch = max(phase.p * phase.k for phase in self.phases)
         self.largest_p, self.largest_k = max(ps.values()), max(ks.values())
 
     def sizes(self, steps: Int64) -> Int64:
         """Return the batch sizes at consecutive global steps."""
-        return np.concatenate([s.p * self.ks(s, run) for s, run in self.runs(steps)])
+        return np.concatenate(
+            [phase.p * self.ks(phase, part) for phase, part in self.split_by_phase(steps)]
+        )
 
-    def ks(self, stretch: Phase, steps: Int64) -> Int64:
-        """Return K at each of these global steps; a range is drawn from anew at each step."""
-        low = self.lowest_k or stretch.k
-        return low + below(words(self._key, steps), stretch.k - low + 1)
+    def ks(self, phase: Phase, steps: Int64) -> Int64:
+        """Return K at each of these global steps, random if k is a range."""
+        low = self.lowest_k or phase.k
+        return low + below(random_words(self._key, steps), phase.k - low + 1)
 
-    def runs(self, steps: Int64) -> list[tuple[Phase, Int64]]:
-        """Divide consecutive global steps, at least one step, by stretch."""
+    def split_by_phase(self, steps: Int64) -> list[tuple[Phase, Int64]]:
+        """Split consecutive global steps, at least one, into (phase, the steps in it)."""
         first, last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
-        stretches = self.stretches[first - 1 : last]
+        phases = self.phases[first - 1 : last]
         cuts = np.searchsorted(steps, self._starts[first:last])
-        return list(zip(stretches, np.split(steps, cuts), strict=True))
+        return list(zip(phases, np.split(steps, cuts), strict=True))
 
 
 def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
-    """Return the ends of a range that K is drawn from."""
+    """Return the lowest and the highest K of a range."""
     ends = [validate.integer("k", end, minimum=1) for end in k]
     if len(ends) != 2 or ends[0] > ends[1]:
         raise ValueError(f"k must be a range (low, high) with low at most high, got {k!r}")
@@ -86,12 +88,14 @@ def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
 
 
 def text_until(text: str, step: int) -> str:
-    """Leave out of a schedule's text the changes at this global step and later.
+    """Remove from the text of a schedule the changes at this global step and later.
 
     >>> text_until("2, 3 from step 7, 4 from step 9", 9)
     '2, 3 from step 7'
     """
-    return re.sub(r", \d+ from step (\d{1,19})", lambda part: part[0] * (int(part[1]) < step), text)
+    return re.sub(
+        r", \d+ from step (\d{1,19})", lambda match: match[0] * (int(match[1]) < step), text
+    )
 
 
 def _schedule_text(values: dict[int, int]) -> str:

@@ -1,4 +1,4 @@
-"""Batches in which no record comes twice, though a record is of several classes."""
+"""Replacement of records that come twice in a batch, because a record may have several labels."""
 
 from __future__ import annotations
 
@@ -7,39 +7,45 @@ from collections.abc import Callable, Iterable
 from twinfeed.samplers.drawing.int_arrays import Int64
 
 
-def mend(batch: Int64, order: Int64, later: Callable[[int], Iterable[int]]) -> int | None:
-    """Give other records to classes of a batch until none comes twice; change int64[p, k] in place.
+def replace_duplicates(
+    batch: Int64, order: Int64, candidates: Callable[[int], Iterable[int]]
+) -> int | None:
+    """Replace records that come twice in a batch of P x K records, int64[p, k], in place.
 
-    Classes keep their records in this order. A class that lost records takes the next free records
-    that `later` gives for it. If no such record is free, it takes a record from a class that finds
-    another record itself (augmenting paths: Kuhn, "The Hungarian method for the assignment
-    problem", 1955). So this fails only if no assignment exists.
+    Of two classes (rows) with the same record, the class that is earlier in `order` keeps it. The
+    other class takes the first of its `candidates(row)` that is free. If none is free, it takes the
+    record of another class, which finds a replacement in turn: an augmenting path of a bipartite
+    matching (Kuhn, "The Hungarian method for the assignment problem", 1955). So this fails only if
+    there is no assignment at all.
 
     Returns:
-        The class that cannot be served, or None.
+        The row for which there is no record, or None.
     """
-    owner: dict[int, tuple[int, int]] = {}
-    lacking: list[tuple[int, int]] = []
+    owner: dict[int, tuple[int, int]] = {}  # the cell of each record
+    duplicates: list[tuple[int, int]] = []
     for row in order.tolist():
-        for place, record in enumerate(batch[row].tolist()):
-            if owner.setdefault(record, (row, place)) != (row, place):
-                lacking.append((row, place))
+        for column, record in enumerate(batch[row].tolist()):
+            if owner.setdefault(record, (row, column)) != (row, column):
+                duplicates.append((row, column))
 
-    for slot in lacking:
-        path, seen, records = [(slot, iter(later(slot[0])))], set[int](), list[int]()
-        while (found := next((r for r in later(path[-1][0][0]) if r not in owner), None)) is None:
+    for cell in duplicates:
+        # A depth-first search: cells of the path, each with the candidates that are still untried.
+        path, seen, records = [(cell, iter(candidates(cell[0])))], set[int](), list[int]()
+        while (
+            found := next((r for r in candidates(path[-1][0][0]) if r not in owner), None)
+        ) is None:
             while found is None:
-                (row, _), others = path[-1]
-                found = next((r for r in others if owner[r][0] != row and r not in seen), None)
+                (row, _), untried = path[-1]
+                found = next((r for r in untried if owner[r][0] != row and r not in seen), None)
                 if found is None:
                     path.pop()
                     if not path:
-                        return slot[0]
+                        return cell[0]
                     records.pop()
             seen.add(found)
             records.append(found)
-            path.append((owner[found], iter(later(owner[found][0]))))
-        for (taker, _), record in zip(path, [*records, found], strict=True):
-            owner[record] = taker
-            batch[taker] = record
+            path.append((owner[found], iter(candidates(owner[found][0]))))
+        for (receiver, _), record in zip(path, [*records, found], strict=True):
+            owner[record] = receiver
+            batch[receiver] = record
     return None

@@ -1,4 +1,4 @@
-"""Recent results of a function, for the neighbouring steps that use them too."""
+"""A cache of the last results of a function, for neighbouring steps, which use the same tables."""
 
 from __future__ import annotations
 
@@ -8,21 +8,24 @@ from typing import Generic, TypeVar
 T = TypeVar("T")
 
 
-class Recent(Generic[T]):
-    """Keep the last `size` results made; a copy in another process begins empty."""
+class FifoCache(Generic[T]):
+    """Cache of the last `size` results; the oldest is evicted first. Thread-safe.
+
+    A copy in another process starts empty.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._kept: dict[Hashable, T] = {}
+        self._results: dict[Hashable, T] = {}
 
-    def get(self, key: Hashable, make: Callable[[], T]) -> T:
-        """Return the result of this key, which is made where none is kept."""
-        kept = self._kept  # replaced, never changed: safe to read from several threads
-        if key not in kept:
-            newest = list(kept.items())[max(0, len(kept) - self._size + 1) :]
-            kept = self._kept = {**dict(newest), key: make()}
-        return kept[key]
+    def get(self, key: Hashable, compute: Callable[[], T]) -> T:
+        """Return the cached result of this key, or compute and cache it."""
+        results = self._results  # replaced, never changed: safe to read from several threads
+        if key not in results:
+            newest = list(results.items())[max(0, len(results) - self._size + 1) :]
+            results = self._results = {**dict(newest), key: compute()}
+        return results[key]
 
-    def __reduce__(self) -> tuple[type[Recent[T]], tuple[int]]:
+    def __reduce__(self) -> tuple[type[FifoCache[T]], tuple[int]]:
         """Pickle without the results."""
         return type(self), (self._size,)

@@ -1,4 +1,4 @@
-"""Small functions over integer arrays, and the arrays' types."""
+"""Small functions over integer arrays, and the types of these arrays."""
 
 from __future__ import annotations
 
@@ -11,23 +11,30 @@ UInt64 = NDArray[np.uint64]
 Int64 = NDArray[np.int64]
 
 
-def spread(counts: Int64) -> tuple[Int64, Int64]:
-    """Return, for each of `sum(counts)` entries, its owner and its place within the owner."""
+def owners_of(counts: Int64) -> tuple[Int64, Int64]:
+    """Number the `sum(counts)` members of groups: return each member's group and its rank in it.
+
+    >>> [array.tolist() for array in owners_of(np.array([2, 0, 3]))]
+    [[0, 0, 2, 2, 2], [0, 1, 0, 1, 2]]
+    """
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def ranges(lows: Int64, highs: Int64) -> Int64:
-    """Return `[*range(lows[0], highs[0]), *range(lows[1], highs[1]), …]`."""
-    if len(lows) and (lows[1:] == highs[:-1]).all():
-        return np.arange(lows[0], highs[-1])
-    owner, place = spread(highs - lows)
-    made: Int64 = lows[owner] + place
-    return made
+def ranges(starts: Int64, stops: Int64) -> Int64:
+    """Return `[*range(starts[0], stops[0]), *range(starts[1], stops[1]), …]`."""
+    if len(starts) and (starts[1:] == stops[:-1]).all():
+        return np.arange(starts[0], stops[-1])
+    owner, rank = owners_of(stops - starts)
+    numbers: Int64 = starts[owner] + rank
+    return numbers
 
 
 def distinct_pairs(first: NDArray[Any], second: NDArray[Any]) -> tuple[Int64, Int64]:
-    """Return a row of each distinct pair, sorted, and the number of the pair of each row."""
+    """Return the row of each distinct pair, sorted by pair, and the pair's number of each row.
+
+    As `np.unique((first, second), axis=1, return_index=True, return_inverse=True)`, but faster.
+    """
     order = np.lexsort((second, first))
     change = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
     number = np.empty(len(order), np.int64)

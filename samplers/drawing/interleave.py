@@ -8,86 +8,93 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.fifo_cache import Recent
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, spread
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
+from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, owners_of
 from twinfeed.samplers.drawing.permutation import SMALL, permute, sorted_rows
-from twinfeed.samplers.drawing.random_words import words
+from twinfeed.samplers.drawing.random_words import random_words
 
-_PERIODS = 1 << 20  # turns of the periods that are made at once, unless one period is longer
+_BUFFER = 1 << 20  # turns of the periods that are computed at once, unless one period is longer
 
 Small = NDArray[np.unsignedinteger[Any]]
 
 
-class Pattern:
-    """Give stream i `weights[i]` turns of each period, turns `k * sum(weights)` and following.
+class Interleave:
+    """A sequence of turns, each of one stream, in exact proportion to `weights`, int64[streams].
 
-    All periods have the same order, and so every `sum(weights)` consecutive turns are in
-    proportion. With `renew` each period has an order of its own.
+    `sum(weights)` consecutive turns are a *period*, a random permutation in which stream i has
+    `weights[i]` turns. By default all periods are the same permutation, so that any
+    `sum(weights)` consecutive turns are in proportion, wherever they start. With `renew` each
+    period is a permutation of its own.
     """
 
     def __init__(self, weights: Int64, key: int, *, renew: bool = False) -> None:
         self._weights, self._key, self._renew = weights, key, renew
         self._length = int(weights.sum())
-        slots, places = spread(weights) if len(weights) > 1 else (np.empty(0, np.int64),) * 2
-        self._slots = slots.astype(np.min_scalar_type(len(weights)))
-        self._places = places.astype(np.min_scalar_type(int(weights.max())))
-        self._recent: Recent[tuple[Small, Small]] = Recent(4)
+        # A period before it is permuted: the stream of each turn, and the stream's turns before.
+        streams, counts = owners_of(weights) if len(weights) > 1 else (np.empty(0, np.int64),) * 2
+        self._streams = streams.astype(np.min_scalar_type(len(weights)))
+        self._counts = counts.astype(np.min_scalar_type(int(weights.max())))
+        self._cache: FifoCache[tuple[Small, Small]] = FifoCache(4)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle without the tables, which are made again."""
+        """Pickle without the tables, which are computed again."""
         return partial(type(self), renew=self._renew), (self._weights, self._key)
 
-    def turns(self, number: Int64) -> tuple[Int64, Int64]:
-        """Return the stream of each turn, and how many turns that stream had before."""
+    def streams_at(self, turns: Int64) -> tuple[Int64, Int64]:
+        """Return the stream of each turn, and the number of earlier turns of that stream."""
         if len(self._weights) == 1:
-            return np.zeros_like(number), number.copy()
-        lap, slot = np.divmod(number, self._length)
-        stream, place = np.empty_like(number), np.empty_like(number)
-        laps, row = np.unique(lap if self._renew else 0 * lap, return_inverse=True)
-        most = max(1, _PERIODS // self._length)
-        for first in range(0, len(laps), most):
-            mine = slice(None) if most >= len(laps) else (first <= row) & (row < first + most)
-            streams, places = self._periods(laps[first : first + most])
-            stream[mine] = streams[row[mine] - first, slot[mine]]
-            place[mine] = places[row[mine] - first, slot[mine]]
-        return stream, lap * self._weights[stream] + place
+            return np.zeros_like(turns), turns.copy()
+        period, offset = np.divmod(turns, self._length)
+        stream, count = np.empty_like(turns), np.empty_like(turns)
+        periods, row = np.unique(period if self._renew else 0 * period, return_inverse=True)
+        chunk = max(1, _BUFFER // self._length)
+        for first in range(0, len(periods), chunk):
+            every = chunk >= len(periods)
+            mask = slice(None) if every else (first <= row) & (row < first + chunk)
+            streams, counts = self._periods(periods[first : first + chunk])
+            stream[mask] = streams[row[mask] - first, offset[mask]]
+            count[mask] = counts[row[mask] - first, offset[mask]]
+        return stream, period * self._weights[stream] + count
 
-    def given(self, number: int) -> Int64:
-        """Return how many of the first `number` turns each stream has, int64[streams]."""
+    def counts_before(self, turn: int) -> Int64:
+        """Return the number of turns of each stream before this turn, int64[streams]."""
         if len(self._weights) == 1:
-            return np.array([number])
-        lap, rest = divmod(number, self._length)
-        given = lap * self._weights
+            return np.array([turn])
+        period, rest = divmod(turn, self._length)
+        counts = period * self._weights
         if rest:
-            streams, _ = self._periods(np.array([lap]))
-            given = given + np.bincount(streams[0, :rest], minlength=len(given))
-        return given
+            streams, _ = self._periods(np.array([period]))
+            counts = counts + np.bincount(streams[0, :rest], minlength=len(counts))
+        return counts
 
-    def turn(self, stream: int, count: int) -> int:
-        """Return the turn before which a stream has had this many turns."""
+    def turn_of(self, stream: int, count: int) -> int:
+        """Return the turn of a stream that has had so many turns before."""
         if len(self._weights) == 1:
             return count
-        lap, place = divmod(count, int(self._weights[stream]))
-        streams, _ = self._periods(np.array([lap]))
-        return lap * self._length + int(np.flatnonzero(streams[0] == stream)[place])
+        period, rest = divmod(count, int(self._weights[stream]))
+        streams, _ = self._periods(np.array([period]))
+        return period * self._length + int(np.flatnonzero(streams[0] == stream)[rest])
 
-    def _periods(self, laps: Int64) -> tuple[Small, Small]:
-        """Return the streams of these periods, and how many turns each had before in its period."""
+    def _periods(self, periods: Int64) -> tuple[Small, Small]:
+        """Return the stream of each turn of these periods, and its earlier turns in the period."""
         if not self._renew:
-            return self._recent.get(0, lambda: self._made(np.array([self._key], np.uint64)))
-        if len(laps) == 1:  # a long period serves many batches
-            return self._recent.get(int(laps[0]), lambda: self._made(words(self._key, laps)))
-        return self._made(words(self._key, laps))
+            return self._cache.get(0, lambda: self._permuted(np.array([self._key], np.uint64)))
+        if len(periods) == 1:  # a long period serves many batches
+            return self._cache.get(
+                int(periods[0]), lambda: self._permuted(random_words(self._key, periods))
+            )
+        return self._permuted(random_words(self._key, periods))
 
-    def _made(self, keys: UInt64) -> tuple[Small, Small]:
+    def _permuted(self, keys: UInt64) -> tuple[Small, Small]:
+        """Return what `_periods` returns, for the periods of these keys."""
         length = self._length
         if length <= SMALL:
-            streams = self._slots[sorted_rows(keys, length)]
+            streams = self._streams[sorted_rows(keys, length)]
         else:
             streams = np.stack(
-                [self._slots[permute(length, int(k), np.arange(length))] for k in keys]
+                [self._streams[permute(length, int(k), np.arange(length))] for k in keys]
             )
-        places = np.empty(streams.shape, self._places.dtype)
+        counts = np.empty(streams.shape, self._counts.dtype)
         order = np.argsort(streams, axis=1, kind="stable")
-        np.put_along_axis(places, order, np.broadcast_to(self._places, streams.shape), axis=1)
-        return streams, places
+        np.put_along_axis(counts, order, np.broadcast_to(self._counts, streams.shape), axis=1)
+        return streams, counts

@@ -1,7 +1,9 @@
-"""Lanes: a sequence cut into W stretches that are emitted side by side, exact and seekable.
+"""Lanes: a sequence cut into W consecutive segments, which are read side by side.
 
-A round emits the next entry of every lane that has one left. So at most W places of the sequence
-are open at a time, and any output is found by arithmetic over a table of W rows.
+A *lane* is one such segment. A *round* takes the next entry of every lane that has one left; the
+outputs of a round are its *slots*. So at most W places of the sequence are open at a time, as in an
+interleave of W files (tf.data's `cycle_length=W`), and any output is found by arithmetic over a
+table of W rows.
 """
 
 from __future__ import annotations
@@ -13,98 +15,101 @@ from math import gcd
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
-from twinfeed.samplers.drawing.random_words import words
+from twinfeed.samplers.drawing.random_words import random_words
 
-_ORDER_WORDS = 1 << 12  # words of lane orders that are sorted at once
+_ORDER_WORDS = 1 << 12  # random words that are sorted at once, for the orders of lanes
 MAX_LANES = 1 << 24  # a lane's number is the lower bits of its word in the order of a round
-_FEWEST_ARCS = 16  # with fewer lanes, a lane that ends early would be missed
+_MIN_LANES_FOR_SHORT_LANE = 16  # with fewer lanes, a lane that ends early would be noticed
 
 
 class Rounds:
-    """Find outputs in the rounds of lanes of these lengths, int64[W]."""
+    """The rounds of lanes of these lengths, int64[W]: which round and slot an output is in."""
 
     def __init__(self, lengths: Int64) -> None:
-        # Rounds between two neighbouring lengths have the same lanes: one linear piece each.
+        # The number of lanes with entries left changes only at a length of a lane. Between two such
+        # rounds, the position is a linear function of round and slot.
         distinct, times = np.unique(lengths, return_counts=True)
-        self._first = np.append(0, distinct)
+        self._first_round = np.append(0, distinct)
         self._active = len(lengths) - np.append(0, np.cumsum(times))
-        self._outputs = np.append(0, np.cumsum(np.diff(self._first) * self._active[:-1]))
+        outputs = np.cumsum(np.diff(self._first_round) * self._active[:-1])
+        self._first_output = np.append(0, outputs)
 
-    def of(self, positions: Int64) -> tuple[Int64, Int64]:
-        """Return the round of each output, and the output's place in the round."""
-        piece = np.searchsorted(self._outputs, positions, side="right") - 1
-        turn, slot = np.divmod(positions - self._outputs[piece], self._active[piece])
-        return turn + self._first[piece], slot
+    def locate(self, positions: Int64) -> tuple[Int64, Int64]:
+        """Return the round of each output, and its slot in the round."""
+        piece = np.searchsorted(self._first_output, positions, side="right") - 1
+        later, slot = np.divmod(positions - self._first_output[piece], self._active[piece])
+        return self._first_round[piece] + later, slot
 
 
-class Arcs:
-    """Emit lanes in one order for all rounds, the longer lanes first.
+class ConstantLanes:
+    """Lanes in the same order in every round, the longer lanes first.
 
     Any W consecutive outputs, the first and the last too, come from W different lanes, or from
-    W - 1 if one lane is much shorter. `bounds` is int64[W + 1] from 0. `keys` has one order for
-    each of several equal sequences.
+    W - 1 if one lane is much shorter. `bounds` is int64[W + 1] from 0. There may be several
+    sequences of this length; each has an order of its own, by its key in `keys`.
     """
 
     def __init__(self, bounds: Int64, keys: UInt64) -> None:
         lengths = np.diff(bounds)
         self._rounds = Rounds(lengths)
-        drawn = words(keys[:, None], np.arange(len(lengths)))
+        drawn = random_words(keys[:, None], np.arange(len(lengths)))
         order = np.lexsort((drawn, np.broadcast_to(-lengths, drawn.shape)), axis=1)
-        self._begins = bounds[order]
+        self._starts = bounds[order]
 
-    def places(self, sequence: int | Int64, positions: Int64) -> Int64:
-        """Return the places of these outputs, each of one of the sequences."""
-        turn, slot = self._rounds.of(positions)
-        places: Int64 = self._begins[sequence, slot] + turn
-        return places
+    def entries(self, sequence: int | Int64, positions: Int64) -> Int64:
+        """Return the index in its sequence of each of these outputs."""
+        round_, slot = self._rounds.locate(positions)
+        entries: Int64 = self._starts[sequence, slot] + round_
+        return entries
 
     def slots(self, positions: Int64) -> Int64:
-        """Return the lane of each of these outputs, as its number in the order of emission."""
-        return self._rounds.of(positions)[1]
+        """Return the lane of each of these outputs, numbered in the order within a round."""
+        return self._rounds.locate(positions)[1]
 
 
 class StaggeredLanes:
-    """Emit lanes in another order in every round.
+    """Lanes in another random order in every round.
 
-    A lane begins its stretch in round `starts` (int64[W]), cyclically. Then the same places are
-    open when the epoch begins and when the epoch ends.
+    A lane is read cyclically: in round `first_rounds[lane]` (int64[W]) it is at its first entry, in
+    round 0 it is in its middle. Then the same entries are open when the epoch starts and when it
+    ends.
     """
 
-    def __init__(self, bounds: Int64, starts: Int64, *, key: int) -> None:
-        self._begins, self._lengths = bounds[:-1], np.diff(bounds)
-        self._starts, self._key = starts, key
+    def __init__(self, bounds: Int64, first_rounds: Int64, *, key: int) -> None:
+        self._starts, self._lengths = bounds[:-1], np.diff(bounds)
+        self._first_rounds, self._key = first_rounds, key
         self._rounds = Rounds(self._lengths)
-        self._recent: Recent[NDArray[np.int32]] = Recent(2)
+        self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
-    def places(self, positions: Int64) -> Int64:
-        """Return the places of the sequence that these outputs take, int64 as `positions`."""
-        turn, slot = self._rounds.of(positions)
-        lane = self._lanes(turn, slot)
-        offset = (turn - self._starts[lane]) % self._lengths[lane]
-        return self._begins[lane] + offset
+    def entries(self, positions: Int64) -> Int64:
+        """Return the index in the sequence of each of these outputs, int64 as `positions`."""
+        round_, slot = self._rounds.locate(positions)
+        lane = self._lanes(round_, slot)
+        offset = (round_ - self._first_rounds[lane]) % self._lengths[lane]
+        return self._starts[lane] + offset
 
-    def _lanes(self, turn: Int64, slot: Int64) -> Int64:
+    def _lanes(self, round_: Int64, slot: Int64) -> Int64:
         """Return the lane of each slot of a round."""
-        rounds, row = np.unique(turn, return_inverse=True)
-        block = max(1, _ORDER_WORDS // len(self._lengths))
+        rounds, row = np.unique(round_, return_inverse=True)
+        chunk = max(1, _ORDER_WORDS // len(self._lengths))  # rounds that are sorted at once
         order = np.argsort(row, kind="stable")
-        cuts = np.searchsorted(row[order], np.arange(0, len(rounds) + block, block)).tolist()
-        lane = np.empty(turn.shape, np.int64)
-        for number, (a, b) in enumerate(pairwise(cuts)):
-            mine, first = order[a:b], number * block
-            some = rounds[first : first + block]
-            make = partial(self._lane_order, some)
-            # A long round serves many batches: each batch would sort the round anew.
-            lanes = self._recent.get(int(some[0]), make) if block == 1 else make()
-            lane[mine] = lanes[row[mine] - first, slot[mine]]
+        cuts = np.searchsorted(row[order], np.arange(0, len(rounds) + chunk, chunk)).tolist()
+        lane = np.empty(round_.shape, np.int64)
+        for number, (low, high) in enumerate(pairwise(cuts)):
+            outputs, first = order[low:high], number * chunk
+            chunk_rounds = rounds[first : first + chunk]
+            compute = partial(self._lane_order, chunk_rounds)
+            # A long round serves many batches: without a cache, each batch would sort it again.
+            lanes = self._cache.get(int(chunk_rounds[0]), compute) if chunk == 1 else compute()
+            lane[outputs] = lanes[row[outputs] - first, slot[outputs]]
         return lane
 
     def _lane_order(self, rounds: Int64) -> NDArray[np.int32]:
-        """Return the lanes of each round in their order of emission; empty lanes come last."""
+        """Return the lanes of each round in random order; lanes without an entry come last."""
         lane = np.arange(len(self._lengths))
-        packed = words(words(self._key, rounds)[:, None], lane) >> np.uint64(1)
+        packed = random_words(random_words(self._key, rounds)[:, None], lane) >> np.uint64(1)
         packed &= ~np.uint64(MAX_LANES - 1)
         packed |= lane.astype(np.uint64)
         packed[rounds[:, None] >= self._lengths] |= np.uint64(1 << 63)
@@ -120,20 +125,21 @@ def equal_bounds(size: int, lanes: int) -> Int64:
     return lane * share + np.maximum(lane - (lanes - longer), 0)
 
 
-def arc_bounds(size: int, lanes: int, block: int) -> Int64:
-    """Return the bounds of lanes that change blocks of this size one after the other.
+def desynchronized_bounds(size: int, lanes: int, block: int) -> Int64:
+    """Return the bounds of lanes that reach the end of a block at different times.
 
-    A lane is a number of blocks divided by the number of lanes, which have no common divisor: so
-    no two lanes begin at the same place of a block. Only the last lane is shorter, by half at most.
-    Where that cannot be, lengths differ by one.
+    If all lanes changed blocks in the same round, the stream would show it. The length of a lane,
+    in blocks, is a fraction with the number of lanes as its denominator, in lowest terms. So no two
+    lanes start at the same offset within a block. Only the last lane is shorter, by half at most.
+    Where this is impossible, and for few lanes, lengths differ by at most one.
     """
     blocks = -(-size // block)
     while gcd(blocks, lanes) > 1:
         blocks += 1
-    cut = blocks * block
-    if lanes < _FEWEST_ARCS or 2 * lanes * (cut - size) > size:
-        cut = size
-    share, rest = divmod(cut, lanes)
+    rounded = blocks * block
+    if lanes < _MIN_LANES_FOR_SHORT_LANE or 2 * lanes * (rounded - size) > size:
+        rounded = size
+    share, rest = divmod(rounded, lanes)
     lane = np.arange(lanes + 1)
     bounds: Int64 = np.minimum(lane * share + lane * rest // lanes, size)
     return bounds

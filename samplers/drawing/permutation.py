@@ -1,15 +1,16 @@
-"""Keyed permutations of `range(n)`: whole tables, and single entries by arithmetic.
+"""Keyed random permutations of `range(n)`: by a sorted table, or by a Feistel network.
 
-A table is a sort of keyed words, which is uniform. Arithmetic is a Feistel network over
-`a * b >= n` cells with cycle walking (Black and Rogaway, "Ciphers with arbitrary finite domains",
-2002), which gives any position in constant time and memory. Fewer cells need more rounds: over 81
-cells six rounds leave a bias that twelve rounds do not have.
+A table is the argsort of random words, which is uniform. A Feistel network computes any entry in
+constant time and memory. It encrypts numbers below `a * b >= n`, and *cycle walking* (encrypting
+again until the result is below n) makes that a permutation of `range(n)` (Black and Rogaway,
+"Ciphers with arbitrary finite domains", 2002). Small n need more rounds: of 81 items, six rounds
+leave a bias that twelve rounds do not have.
 
 ====================  =====================  =====================
 items                 one permutation        a permutation a row
 ====================  =====================  =====================
-up to 64              sorted words           sorted words
-up to 2^15            sorted words           12 rounds, 32 bits
+up to 64              sorted table           sorted table
+up to 2^15            sorted table           12 rounds, 32 bits
 more                  6 rounds, 64 bits      6 rounds, 64 bits
 ====================  =====================  =====================
 """
@@ -24,16 +25,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, distinct_pairs
-from twinfeed.samplers.drawing.random_words import words
+from twinfeed.samplers.drawing.random_words import random_words
 
 Table = NDArray[np.uint16]
 Unsigned = NDArray[np.unsignedinteger[Any]]
 
-SORTED = 64
-SMALL = 1 << 15
-_LOW = np.uint64(0xFFFF)  # the bits of a sorted word that carry its index
-_BLOCK = 1 << 13  # ids per inner call: the temporaries of one block stay in the L2 cache
-_TABLE_WORDS = 1 << 19  # words sorted at once while tables are made: 4 MB
+SORTED = 64  # items up to which each row of several has a sorted table
+SMALL = 1 << 15  # items up to which a single permutation is a sorted table
+_INDEX_BITS = np.uint64(0xFFFF)  # the bits of a sorted word that carry its index
+_CHUNK = 1 << 13  # positions per inner call, whose temporaries then stay in the L2 cache
+_TABLE_WORDS = 1 << 19  # random words that are sorted at once: 4 MB
 _ROUNDS, _NARROW_ROUNDS = 6, 12
 _HALF = np.uint64(32)
 _ODD = np.uint64(0xD6E8FEB86659FD93)
@@ -47,9 +48,9 @@ def permute(n: int, key: int, positions: Int64) -> Int64:
         return entries.astype(np.int64)
     flat = positions.reshape(-1)
     out = np.empty(flat.shape, np.int64)
-    for start in range(0, len(flat), _BLOCK):
-        some = slice(start, start + _BLOCK)
-        out[some] = feistel(n, key, flat[some])
+    for start in range(0, len(flat), _CHUNK):
+        chunk = slice(start, start + _CHUNK)
+        out[chunk] = feistel(n, key, flat[chunk])
     return out.reshape(positions.shape)
 
 
@@ -69,30 +70,31 @@ def permute_rows(n: Int64, keys: UInt64, positions: Int64) -> Int64:
     kind = (n > SORTED) + (n > SMALL).astype(np.int8)
     out = np.empty(positions.shape, np.int64)
     for number, entries in enumerate((_sorted_entries, _narrow_entries, _wide_entries)):
-        mine = kind == number
-        if mine.all():
+        rows = kind == number
+        if rows.all():
             return entries(n, keys, positions)
-        if mine.any():
-            out[mine] = entries(n[mine], keys[mine], positions[mine])
+        if rows.any():
+            out[rows] = entries(n[rows], keys[rows], positions[rows])
     return out
 
 
 def _sorted_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
-    """Make each distinct table once and look the positions up."""
+    """Return entries of permutations of at most 64 items: sort each distinct table once."""
     if not len(n):
         return np.empty(positions.shape, np.int64)
     first, row = distinct_pairs(keys, n)
     n, keys = n[first], keys[first]
-    # Sizes rounded up, by a quarter at most, to four widths an octave: these sort together.
+    # Tables are sorted together if their rounded sizes are equal. Rounded up by a quarter at most:
+    # four sizes between two powers of 2.
     step = np.left_shift(1, np.maximum(np.frexp(n.astype(np.float64))[1] - 3, 0))
     widths = -(-n // step) * step
     base = np.cumsum(widths) - widths
     tables = np.empty(int(widths.sum()), np.uint16)
     for width in np.flatnonzero(np.bincount(widths)).tolist():  # np.unique would import numpy.ma
         rows = np.flatnonzero(widths == width)
-        for some in np.array_split(rows, -(-len(rows) * width // _TABLE_WORDS)):
-            made = sorted_rows(keys[some], width, n[some])
-            tables[base[some][:, None] + np.arange(width)] = made
+        for chunk in np.array_split(rows, -(-len(rows) * width // _TABLE_WORDS)):
+            permutations = sorted_rows(keys[chunk], width, n[chunk])
+            tables[base[chunk][:, None] + np.arange(width)] = permutations
     entries: NDArray[np.uint16] = tables[base[row][:, None] + positions]
     return entries.astype(np.int64)
 
@@ -100,12 +102,12 @@ def _sorted_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
 def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[np.uint16]:
     """Return one permutation a row, uint16[keys, n]; of `range(lengths[row])` if given.
 
-    Each word keeps its upper 48 bits and carries its index below them, so one plain sort is a
-    stable argsort. Columns after a row's length are sorted to the end of the row.
+    Each random word keeps its upper 48 bits and carries its index below them, so that a plain sort
+    is a stable argsort. Columns after a row's length are sorted to the end of the row.
     """
     index = np.arange(n, dtype=np.uint64)
-    packed = words(keys[:, None], index[None, :])
-    packed &= ~_LOW
+    packed = random_words(keys[:, None], index[None, :])
+    packed &= ~_INDEX_BITS
     packed |= index
     if lengths is not None:
         packed[np.arange(n) >= lengths[:, None]] = np.uint64(0xFFFFFFFFFFFFFFFF)
@@ -114,16 +116,16 @@ def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[n
 
 
 def _narrow_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
-    """Return entries of permutations of at most 2^15 items, by arithmetic in 32 bits."""
-    pairs = words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
+    """Return entries of permutations of at most 2^15 items, by Feistel networks of 32 bits."""
+    pairs = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
     rounds = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)
     rounds[0::2], rounds[1::2] = pairs & np.uint64(0xFFFFFFFF), pairs >> _HALF
     sizes = n.astype(np.uint32)
     if positions.shape[1] > len(n):
         x = positions.astype(np.uint32, order="C")
-        return _walk(sizes[:, None], rounds[..., None], x, _narrow_hash).astype(np.int64)
+        return _cycle_walk(sizes[:, None], rounds[..., None], x, _narrow_hash).astype(np.int64)
     x = positions.T.astype(np.uint32, order="C")  # numpy is slow over short rows
-    return _walk(sizes, rounds, x, _narrow_hash).T.astype(np.int64, order="C")
+    return _cycle_walk(sizes, rounds, x, _narrow_hash).T.astype(np.int64, order="C")
 
 
 def _wide_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
@@ -131,51 +133,65 @@ def _wide_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
 
 
 def feistel(n: int | Int64, key: int | UInt64, positions: Int64) -> Int64:
-    """Return the entries at `positions` of the permutations for n > 2^15, all broadcast."""
+    """Return the entries at `positions` of permutations of n > 2^15 items, all broadcast."""
     # Arrays, also of one number: numpy 1 adds a scalar of 64 bits to a Python int as floats.
     sizes, keys = np.atleast_1d(np.asarray(n, np.uint64)), np.atleast_1d(np.asarray(key, np.uint64))
-    rounds = words(keys[None], np.arange(_ROUNDS).reshape(-1, *[1] * keys.ndim))
-    return _walk(sizes, rounds, positions.astype(np.uint64), _hash).view(np.int64)
+    rounds = random_words(keys[None], np.arange(_ROUNDS).reshape(-1, *[1] * keys.ndim))
+    return _cycle_walk(sizes, rounds, positions.astype(np.uint64), _hash).view(np.int64)
 
 
-def turns_of(n: int, key: int, entries: Int64) -> Int64:
-    """Return where the permutation of `range(n)` under `key` has these entries.
+def inverse_permute(n: int, key: int, entries: Int64) -> Int64:
+    """Return the positions of these entries in the permutation of `range(n)` under `key`.
 
-    >>> turns_of(10**6, 3, permute(10**6, 3, np.array([7, 0, 999_999]))).tolist()
+    >>> inverse_permute(10**6, 3, permute(10**6, 3, np.array([7, 0, 999_999]))).tolist()
     [7, 0, 999999]
     """
     if n <= SMALL:
         return np.argsort(_shared_table(n, key))[entries]
-    rounds = words(key, np.arange(_ROUNDS)[::-1, None])
+    rounds = random_words(key, np.arange(_ROUNDS)[::-1, None])
     sizes = np.array([n], np.uint64)
-    return _walk(sizes, rounds, entries.astype(np.uint64), _hash, _decrypt).view(np.int64)
+    return _cycle_walk(sizes, rounds, entries.astype(np.uint64), _hash, _inverse_rounds).view(
+        np.int64
+    )
 
 
-Hash = Callable[[Any, Any, Any], Any]
+RoundFunction = Callable[[Any, Any, Any], Any]
 
 
-def _walk(
-    n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash, step: Callable[..., Any] | None = None
+def _cycle_walk(
+    n: Unsigned,
+    rounds: Unsigned,
+    x: Unsigned,
+    round_function: RoundFunction,
+    step: Callable[..., Any] | None = None,
 ) -> Unsigned:
-    """Encrypt numbers below n until the results are below n, all of one type and broadcast."""
-    step = step or _encrypt
-    x = step(n, rounds, x, hashed)
-    at = np.nonzero(x >= n)  # rare: fewer than 1 cell in sqrt(n) lies outside
-    while at[0].size:
-        inner = np.broadcast_to(n, x.shape)[at]
-        keys = np.stack([np.broadcast_to(key, x.shape)[at] for key in rounds])
-        x[at] = moved = step(inner, keys, x[at], hashed)
-        at = tuple(axis[moved >= inner] for axis in at)
+    """Encrypt numbers below n, and again where a result is not below n; all broadcast.
+
+    `step` encrypts once (by default `_feistel_rounds`); `rounds` are its round keys.
+    """
+    step = step or _feistel_rounds
+    x = step(n, rounds, x, round_function)
+    outside = np.nonzero(x >= n)  # rare: fewer than 1 number in sqrt(n)
+    while outside[0].size:
+        sizes = np.broadcast_to(n, x.shape)[outside]
+        keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in rounds])
+        x[outside] = encrypted = step(sizes, keys, x[outside], round_function)
+        outside = tuple(axis[encrypted >= sizes] for axis in outside)
     return x
 
 
-def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Unsigned:
-    """Walk once through a grid of `a * b` cells, each half moved by a hash of the other."""
+def _feistel_rounds(
+    n: Unsigned, rounds: Unsigned, x: Unsigned, round_function: RoundFunction
+) -> Unsigned:
+    """Encrypt once by a Feistel network; the halves of x are `x // a` and `x % a`.
+
+    Each round adds a hash of the right half to the left half, modulo its size, and swaps them.
+    """
     a = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
     right = x // a
     left, left_size, right_size = x - right * a, a, (n + a - 1) // a
     for key in rounds:
-        moved = hashed(right, key, left_size)
+        moved = round_function(right, key, left_size)
         moved += left
         np.subtract(moved, left_size, out=left)
         np.minimum(moved, left, out=left)  # modulo: a difference below 0 is huge
@@ -184,21 +200,26 @@ def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Unsign
     return left
 
 
-def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned, hashed: Hash) -> Any:
-    """Walk once backwards; `rounds` come from the last to the first."""
+def _inverse_rounds(
+    n: Unsigned, rounds: Unsigned, x: Unsigned, round_function: RoundFunction
+) -> Any:
+    """Decrypt once: the inverse of `_feistel_rounds`; the last round key comes first."""
     a = np.ceil(np.sqrt(n)).astype(n.dtype)
     right = x // a
     left, left_size, right_size = x - right * a, a, (n + a - 1) // a
     for key in rounds:
         left, right, left_size, right_size = right, left, right_size, left_size
-        left = left + left_size - hashed(right, key, left_size)
+        left = left + left_size - round_function(right, key, left_size)
         np.minimum(left, left - left_size, out=left)  # modulo: a difference below 0 is huge
     left += right * left_size
     return left
 
 
 def _hash(x: UInt64, key: UInt64, size: UInt64) -> UInt64:
-    """Hash a half of fewer than 2^32 values to `[0, size)`."""
+    """Round function: hash a half below 2^32 to `[0, size)`.
+
+    A multiply-xorshift hash, scaled by multiply-high.
+    """
     h = x + key
     h *= _ODD
     h ^= h >> _HALF
@@ -210,7 +231,7 @@ def _hash(x: UInt64, key: UInt64, size: UInt64) -> UInt64:
 
 
 def _narrow_hash(x: NDArray[np.uint32], key: Unsigned, size: Unsigned) -> NDArray[np.uint32]:
-    """Hash a half of fewer than 2^8 values to `[0, size)`."""
+    """Round function of 32 bits: hash a half below 2^8 to `[0, size)`, as `_hash`."""
     h = x + key
     h *= _NARROW_ODD[0]
     h ^= h >> 15

@@ -1,4 +1,4 @@
-"""Running sums of very many counts, by a table that does not grow with them."""
+"""Prefix sums of very many counts, by a table whose size does not grow with them."""
 
 from __future__ import annotations
 
@@ -8,34 +8,36 @@ from typing import Any, Protocol
 import numpy as np
 
 from twinfeed.samplers.drawing.int_arrays import Int64
-from twinfeed.samplers.mapped import pieces
+from twinfeed.samplers.mapped import slices
 
-_MOST = 1 << 20  # entries of the table: 8 MB
-_AT_ONCE = 1 << 18  # counts that are added up at once
+_MAX_ENTRIES = 1 << 20  # of the table: 8 MB
+_CHUNK = 1 << 18  # counts that are summed at once
 
 
 class Counts(Protocol):
-    """Integers by place: an array, or what calculates them."""
+    """An array of integers, or an object that computes the integers at an index."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, places: Any, /) -> Any: ...
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
-class RunningSums:
-    """Add up counts, and find the count that a place of all counts end to end lies in.
+class PrefixSums:
+    """Prefix sums of `counts`, and the search for the entry that contains a position.
 
-    Up to `most` counts each have an entry in the table. If there are more counts, each run of equal
-    length has an entry, and the counts within a run are added up when they are needed.
+    With counts 2, 0, 3 laid end to end, positions 0 and 1 lie in entry 0, positions 2 to 4 in entry
+    2. Up to `max_entries` counts each have an entry in the table. If there are more, each *run* of
+    consecutive counts has an entry (all runs are equally long), and the counts within a run are
+    summed when they are needed.
     """
 
-    def __init__(self, counts: Counts, most: int = _MOST) -> None:
-        self._counts, self._most = counts, most
-        self._run = max(1, -(-len(counts) // most))
+    def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
+        self._counts, self._max_entries = counts, max_entries
+        self._run = max(1, -(-len(counts) // max_entries))  # counts of a run
         self._table: Int64 | None = None
 
-    def __reduce__(self) -> tuple[type[RunningSums], tuple[Counts, int]]:
-        """Pickle without the table, which is made again at the first use."""
-        return type(self), (self._counts, self._most)
+    def __reduce__(self) -> tuple[type[PrefixSums], tuple[Counts, int]]:
+        """Pickle without the table, which is computed again at the first use."""
+        return type(self), (self._counts, self._max_entries)
 
     @property
     def _bounds(self) -> Int64:
@@ -43,11 +45,11 @@ class RunningSums:
         if self._table is None:
             run, count = self._run, len(self._counts)
             table = np.zeros(-(-count // run) + 1, np.int64)
-            for some in pieces(count, max(1, _AT_ONCE // run) * run):
-                sums = self._at(some)
+            for chunk in slices(count, max(1, _CHUNK // run) * run):
+                sums = self._counts_at(chunk)
                 if run > 1:
                     sums = np.add.reduceat(sums, np.arange(0, len(sums), run))
-                table[some.start // run + 1 :][: len(sums)] = sums
+                table[chunk.start // run + 1 :][: len(sums)] = sums
             self._table = np.cumsum(table, out=table)
         return self._table
 
@@ -58,48 +60,48 @@ class RunningSums:
 
     def before(self, entries: Int64) -> Int64:
         """Return the sum of the counts before each entry, int64[entries]."""
-        run, rest = np.divmod(entries, self._run)
+        run, offset = np.divmod(entries, self._run)
         sums: Int64 = self._bounds[run]
-        for mine, row, starts, _ in self._starts(run):
-            sums[mine] = starts[row, rest[mine]]
+        for queries, row, starts, _ in self._sums_in_runs(run):
+            sums[queries] = starts[row, offset[queries]]
         return sums
 
-    def find(self, places: Int64) -> Int64:
-        """Return the entry that each place lies in, int64[places]."""
-        return self.locate(places)[0]
+    def find(self, positions: Int64) -> Int64:
+        """Return the entry that contains each position, int64[positions]."""
+        return self.locate(positions)[0]
 
-    def locate(self, places: Int64) -> tuple[Int64, Int64]:
-        """Return the entry that each place lies in, and the sum of the counts before the entry."""
-        run = np.searchsorted(self._bounds, places, side="right") - 1
+    def locate(self, positions: Int64) -> tuple[Int64, Int64]:
+        """Return the entry that contains each position, and the sum of the counts before it."""
+        run = np.searchsorted(self._bounds, positions, side="right") - 1
         entry: Int64 = run * self._run
         sums: Int64 = self._bounds[run]
-        for mine, _, starts, runs in self._starts(run):
-            at = np.searchsorted(starts.reshape(-1), places[mine], side="right") - 1
-            row, number = np.divmod(at, self._run)
-            entry[mine] = runs[row] * self._run + number
-            sums[mine] = starts[row, number]
+        for queries, _, starts, runs in self._sums_in_runs(run):
+            index = np.searchsorted(starts.reshape(-1), positions[queries], side="right") - 1
+            row, offset = np.divmod(index, self._run)
+            entry[queries] = runs[row] * self._run + offset
+            sums[queries] = starts[row, offset]
         return entry, sums
 
-    def _starts(self, run: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
-        """Yield the sums before each count of the distinct runs, some runs at a time.
+    def _sums_in_runs(self, run: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
+        """Yield the sums before each count of the distinct runs, a chunk of runs at a time.
 
-        With them come the requests in these runs, the row of each request, and the runs. Nothing
-        comes if the table has all that is needed.
+        A chunk is (indices of the queries in these runs, the row of each query, the sums
+        int64[rows, run], the run of each row). Nothing is yielded if the table has every count.
         """
         if self._run == 1:
             return
         runs, row = np.unique(run, return_inverse=True)
-        for some in pieces(len(runs), max(1, _AT_ONCE // self._run)):
-            mine = np.flatnonzero((some.start <= row) & (row < some.stop))
-            counts = self._of(runs[some])
-            starts = self._bounds[runs[some], None] + np.cumsum(counts, axis=1) - counts
-            yield mine, row[mine] - some.start, starts, runs[some]
+        for chunk in slices(len(runs), max(1, _CHUNK // self._run)):
+            queries = np.flatnonzero((chunk.start <= row) & (row < chunk.stop))
+            counts = self._counts_of_runs(runs[chunk])
+            starts = self._bounds[runs[chunk], None] + np.cumsum(counts, axis=1) - counts
+            yield queries, row[queries] - chunk.start, starts, runs[chunk]
 
-    def _of(self, run: Int64) -> Int64:
-        """Return the counts of runs, int64[runs, run length]; zeros after the last count."""
-        place = run[:, None] * self._run + np.arange(self._run)
+    def _counts_of_runs(self, runs: Int64) -> Int64:
+        """Return the counts of runs, int64[runs, run]; zeros after the last count."""
+        index = runs[:, None] * self._run + np.arange(self._run)
         last = len(self._counts) - 1
-        return np.where(place <= last, self._at(np.minimum(place, last)), 0)
+        return np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
 
-    def _at(self, places: Any) -> Int64:
-        return np.asarray(self._counts[places]).astype(np.int64, copy=False)
+    def _counts_at(self, index: Any) -> Int64:
+        return np.asarray(self._counts[index]).astype(np.int64, copy=False)

@@ -1,8 +1,9 @@
-"""Keyed 64-bit words: the only source of randomness, the same on every machine and numpy.
+"""Keyed random words of 64 bits: the only source of randomness, the same on every machine.
 
-A word is splitmix64's output function over `key + counter * golden ratio` (Steele, Lea and Flood,
-"Fast splittable pseudorandom number generators", 2014). A key is a word too. So streams are
-derived, never offset: seed 1 epoch 2 has nothing in common with seed 2 epoch 1.
+A random word is the output function of splitmix64 over `key + counter * golden ratio` (Steele, Lea
+and Flood, "Fast splittable pseudorandom number generators", 2014): a counter-based generator, so
+word number n costs as much as word 0. A key is a random word too. Streams are derived by hashing,
+never by adding an offset to a seed: seed 1 epoch 2 has nothing in common with seed 2 epoch 1.
 """
 
 from __future__ import annotations
@@ -14,46 +15,51 @@ import numpy as np
 from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_FIRST = np.uint64(0xBF58476D1CE4E5B9)
-_SECOND = np.uint64(0x94D049BB133111EB)
+_MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 
 
-def words(key: int | UInt64, counter: Int64 | UInt64) -> UInt64:
-    """Return the word number `counter` of the stream of `key`, broadcast, at least 1-d."""
+def random_words(key: int | UInt64, counter: Int64 | UInt64) -> UInt64:
+    """Return random word number `counter` of the stream of `key`, broadcast, at least 1-d."""
     x = np.atleast_1d(np.asarray(counter)).astype(np.uint64)  # always a copy: updated in place
     x += np.uint64(1)
     x *= _GOLDEN
     x = x + np.asarray(key, dtype=np.uint64)
     x ^= x >> np.uint64(30)
-    x *= _FIRST
+    x *= _MULTIPLIER_1
     x ^= x >> np.uint64(27)
-    x *= _SECOND
+    x *= _MULTIPLIER_2
     x ^= x >> np.uint64(31)
     return x
 
 
 def root_key(seed: int, purpose: str) -> int:
-    """Return the key of one purpose (a stream's name) under a seed."""
+    """Return the key of the stream of one purpose, such as "random order", under a seed."""
     digest = hashlib.blake2b(f"twinfeed 1 {purpose} {seed}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
 def derive(key: int, *path: int) -> int:
-    """Return the key found by following `path` (epoch, pass, …) down from `key`.
+    """Return the key of a substream, such as `derive(key, epoch, step)`: a hash of key and path.
 
-    Each step is `words(key, step)` in plain integers: numpy takes ten times as long for one word.
+    Each number n of the path replaces the key by `random_words(key, n)`, here in plain integers:
+    numpy takes ten times as long for a single word.
     """
-    for step in path:
-        x = (key + (int(step) + 1) * int(_GOLDEN)) & _MASK
-        x = (x ^ x >> 30) * int(_FIRST) & _MASK
-        x = (x ^ x >> 27) * int(_SECOND) & _MASK
+    for number in path:
+        x = (key + (int(number) + 1) * int(_GOLDEN)) & _MASK
+        x = (x ^ x >> 30) * int(_MULTIPLIER_1) & _MASK
+        x = (x ^ x >> 27) * int(_MULTIPLIER_2) & _MASK
         key = x ^ x >> 31
     return key
 
 
 def below(word: UInt64, bound: int | Int64) -> Int64:
-    """Scale words to `[0, bound)` for any bound up to 2^63: the upper half of the product."""
+    """Scale random words to `[0, bound)`, for any bound up to 2^63, by multiply-high.
+
+    The result is the upper half of the 128-bit product of word and bound (Lemire, "Fast random
+    integer generation in an interval", 2019), here from products of 32-bit halves.
+    """
     wide = np.asarray(bound, dtype=np.uint64)
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     cross = (word >> half) * (wide & low) >> half

@@ -1,11 +1,12 @@
-"""Records without replacement, in the order of exponential waiting times, sorted in pieces.
+"""Weighted random order without replacement: the exponential race.
 
-A record of weight w waits an exponential time of rate w (Efraimidis and Spirakis, "Weighted random
-sampling with a reservoir", 2006). Sorting the waits of all records at once would stop a training
-loop for seconds at the start of each epoch. Here two things are spread over the draws:
+Record r gets the key `-log(u) / weight`, an exponential variate of rate weight ("waiting time"),
+and the records come in ascending order of their keys (Efraimidis and Spirakis, "Weighted random
+sampling with a reservoir", 2006). Sorting the keys of all records at once would stop a training
+loop for seconds at the start of each epoch. So the sort is spread over the epoch, as a bucket sort:
 
-* Blocks of records are divided into pieces by their waits, while the epoch before is drawn.
-* A piece is sorted when a draw comes to it.
+* While an epoch is drawn, the records of the next epoch are divided into buckets by their keys.
+* A bucket is sorted when a draw reaches it.
 """
 
 from __future__ import annotations
@@ -13,73 +14,73 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.fifo_cache import Recent
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.prefix_sums import Counts
-from twinfeed.samplers.drawing.random_words import words
+from twinfeed.samplers.drawing.random_words import random_words
 
 Float64 = NDArray[np.float64]
-_BLOCK = 1 << 14  # records of which the waits are computed at once
-_PIECE = 1 << 15  # records that are sorted at once, about
-_SAMPLE = 1 << 12  # waits that say where pieces begin, about
-_AHEAD = 1.25  # how much faster the next epoch is prepared than this epoch is drawn
+_BLOCK = 1 << 14  # records whose keys are computed at once
+_BUCKET = 1 << 15  # approximate size of a bucket, which is sorted at once
+_SAMPLE = 1 << 12  # approximate number of keys from which the bounds of buckets are estimated
+_HEAD_START = 1.25  # the next epoch is divided faster than this epoch is drawn, by this factor
 
 
-class Waiting:
-    """The records of one epoch in the order of their waits."""
+class WeightedPermutation:
+    """The records of one epoch in a weighted random order, sorted bucket by bucket."""
 
     def __init__(self, weights: Counts, key: int) -> None:
         self._weights, self._key = weights, key
         count = len(weights)
         self._blocks = [slice(a, min(a + _BLOCK, count)) for a in range(0, count, _BLOCK)]
-        waits = np.sort(self._waits(np.arange(0, count, max(1, count // _SAMPLE))))
-        pieces = min(count // _PIECE + 1, 1 << 15)
-        # The bounds of pieces decide how many records are sorted at once, never the order.
-        self._edges = waits[np.arange(1, pieces) * len(waits) // pieces]
-        # Threads may divide the same block: they write the same pieces.
-        self._piece_of = np.empty(count, np.uint16)
-        self._divided = 0  # this many blocks, from the first on
-        self._bounds: Int64 | None = None  # bounds of pieces, once all blocks are divided
-        self._sorted: Recent[Int64] = Recent(2)
+        sample = np.sort(self._waiting_times(np.arange(0, count, max(1, count // _SAMPLE))))
+        buckets = min(count // _BUCKET + 1, 1 << 15)
+        # The quantiles decide how many records are sorted at once, never the order.
+        self._quantiles = sample[np.arange(1, buckets) * len(sample) // buckets]
+        # Threads may divide the same block: they write the same values.
+        self._bucket_of = np.empty(count, np.uint16)
+        self._blocks_done = 0
+        self._starts: Int64 | None = None  # of buckets, in the order; once all blocks are divided
+        self._sorted: FifoCache[Int64] = FifoCache(2)
 
-    def prepare(self, share: float) -> None:
-        """Divide this share of the blocks, and a little more."""
-        goal = min(len(self._blocks), int(len(self._blocks) * share * _AHEAD))
-        for number in range(self._divided, goal):
+    def prepare(self, fraction: float) -> None:
+        """Divide this fraction of the records into buckets, and a little more."""
+        goal = min(len(self._blocks), int(len(self._blocks) * fraction * _HEAD_START))
+        for number in range(self._blocks_done, goal):
             block = self._blocks[number]
-            waits = self._waits(np.arange(block.start, block.stop))
-            self._piece_of[block] = np.searchsorted(self._edges, waits, side="right")
-            self._divided = number + 1
+            times = self._waiting_times(np.arange(block.start, block.stop))
+            self._bucket_of[block] = np.searchsorted(self._quantiles, times, side="right")
+            self._blocks_done = number + 1
 
     def records(self, positions: Int64) -> Int64:
-        """Return the records at these places of the order, int64 as `positions`."""
-        bounds = self._bounds
-        if bounds is None:
+        """Return the records at these positions of the order, int64 as `positions`."""
+        starts = self._starts
+        if starts is None:
             self.prepare(1)
-            pieces = len(self._edges) + 1
-            counts = sum(np.bincount(self._piece_of[b], minlength=pieces) for b in self._blocks)
-            bounds = self._bounds = np.append(0, np.cumsum(counts))
-        piece = np.searchsorted(bounds, positions, side="right") - 1
+            size = len(self._quantiles) + 1
+            counts = sum(np.bincount(self._bucket_of[b], minlength=size) for b in self._blocks)
+            starts = self._starts = np.append(0, np.cumsum(counts))
+        bucket = np.searchsorted(starts, positions, side="right") - 1
         out = np.empty(positions.shape, np.int64)
-        for number in np.unique(piece).tolist():
-            mine = piece == number
-            members = self._sorted.get(number, lambda: self._piece(number))  # noqa: B023
-            out[mine] = members[positions[mine] - bounds[number]]
+        for number in np.unique(bucket).tolist():
+            mask = bucket == number
+            members = self._sorted.get(number, lambda: self._sort_bucket(number))  # noqa: B023
+            out[mask] = members[positions[mask] - starts[number]]
         return out
 
-    def _piece(self, number: int) -> Int64:
-        """Return the records of a piece by their waits; equal waits stay in stored order."""
-        records = np.flatnonzero(self._piece_of == number)
-        return records[np.argsort(self._waits(records), kind="stable")]
+    def _sort_bucket(self, number: int) -> Int64:
+        """Return the records of a bucket by their keys; equal keys stay in stored order."""
+        records = np.flatnonzero(self._bucket_of == number)
+        return records[np.argsort(self._waiting_times(records), kind="stable")]
 
-    def _waits(self, records: Int64) -> Float64:
-        """Return exponential waiting times of rate weight; infinite for a weight of 0."""
-        word = words(self._key, records) >> np.uint64(11)
-        uniform = (word.astype(np.float64) + 0.5) * 2.0**-53
+    def _waiting_times(self, records: Int64) -> Float64:
+        """Return exponential variates of rate weight; infinite for a weight of 0."""
+        bits = random_words(self._key, records) >> np.uint64(11)
+        uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
         weights: Int64 = np.asarray(self._weights[records])
-        waits = -log(uniform) / np.maximum(weights, 1)
-        waits[weights == 0] = np.inf
-        return waits
+        times = -log(uniform) / np.maximum(weights, 1)
+        times[weights == 0] = np.inf
+        return times
 
 
 def log(x: Float64) -> Float64:

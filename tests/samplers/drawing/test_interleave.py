@@ -6,13 +6,15 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinfeed.samplers.drawing.interleave import Pattern
+from twinfeed.samplers.drawing.interleave import Interleave
 
 
 @given(weights=st.lists(st.integers(1, 9), min_size=1, max_size=6), start=st.integers(0, 100))
-def test_patterns_are_exact_in_every_window(weights: list[int], start: int) -> None:
+def test_interleaves_are_exact_in_every_window(weights: list[int], start: int) -> None:
     """Any sum(weights) consecutive turns hold each stream by its weight; counts follow."""
-    pattern, period = Pattern(np.array(weights), 4), sum(weights)
-    stream, before = pattern.turns(np.arange(start, start + period))
+    interleave, period = Interleave(np.array(weights), 4), sum(weights)
+    stream, before = interleave.streams_at(np.arange(start, start + period))
     assert np.bincount(stream, minlength=len(weights)).tolist() == weights
-    assert [int(pattern.given(start + i)[s]) for i, s in enumerate(stream)] == before.tolist()
+    assert [
+        int(interleave.counts_before(start + i)[s]) for i, s in enumerate(stream)
+    ] == before.tolist()

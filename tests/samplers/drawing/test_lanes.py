@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 
 from twinfeed.samplers import BatchSampler, ReuseSampler, ShardShuffleSampler, diagnose
 from twinfeed.samplers.drawing import blocks
-from twinfeed.samplers.drawing.lanes import Arcs, StaggeredLanes, arc_bounds, equal_bounds
+from twinfeed.samplers.drawing.lanes import (
+    ConstantLanes,
+    StaggeredLanes,
+    desynchronized_bounds,
+    equal_bounds,
+)
 
 LENGTHS = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
 
@@ -35,10 +40,10 @@ def test_lanes_emit_every_place_round_by_round(lengths: list[int], data: st.Data
     starts = np.array([data.draw(st.integers(0, n - 1)) for n in lengths])
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(sum(lengths))
-    arcs, keys = Arcs(bounds, np.array([8, 9], np.uint64)), np.ones_like(positions)
+    constant, keys = ConstantLanes(bounds, np.array([8, 9], np.uint64)), np.ones_like(positions)
     for start, found in (
-        (starts, StaggeredLanes(bounds, starts, key=9).places(positions).tolist()),
-        (np.zeros_like(starts), arcs.places(keys, positions).tolist()),
+        (starts, StaggeredLanes(bounds, starts, key=9).entries(positions).tolist()),
+        (np.zeros_like(starts), constant.entries(keys, positions).tolist()),
     ):
         for turn in range(max(lengths)):
             expected = {
@@ -54,12 +59,12 @@ def test_lanes_emit_every_place_round_by_round(lengths: list[int], data: st.Data
 @given(
     blocks=st.integers(1, 600), lanes=st.integers(1, 70), block=st.integers(1, 9), data=st.data()
 )
-def test_arcs_end_together_and_change_blocks_one_by_one(
+def test_constant_lanes_end_together_and_change_blocks_one_by_one(
     blocks: int, lanes: int, block: int, data: st.DataObject
 ) -> None:
     """Lengths differ by at most 1, or one of 16 lanes is shorter, and all begin elsewhere."""
     size = blocks * block - data.draw(st.integers(0, block - 1))
-    bounds = arc_bounds(size, lanes, block)
+    bounds = desynchronized_bounds(size, lanes, block)
     lengths = np.diff(bounds)
     assert bounds[0] == 0
     assert bounds[-1] == size
@@ -296,7 +301,7 @@ def test_very_many_blocks_are_found_by_arithmetic(
     tabled = ShardShuffleSampler(lengths, **options)
     ids = [_whole(tabled, epoch) for epoch in (0, 1)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(blocks, "_MOST", most)
+        patch.setattr(blocks, "_MAX_ENTRIES", most)
         order = ShardShuffleSampler(lengths, **options)
         for epoch in (0, 1):
             assert np.array_equal(_whole(order, epoch), ids[epoch])

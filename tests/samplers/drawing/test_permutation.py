@@ -15,21 +15,21 @@ from hypothesis import strategies as st
 from twinfeed.samplers import RandomSampler
 from twinfeed.samplers.drawing.permutation import (
     SMALL,
+    inverse_permute,
     permute,
     permute_rows,
     sorted_rows,
-    turns_of,
 )
-from twinfeed.samplers.drawing.random_words import below, derive, root_key, words
+from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
 
-KEYS = words(2026, np.arange(1000))
+KEYS = random_words(2026, np.arange(1000))
 LARGE = [2**20 - 1, 2**20 + 1, 10**12]
 
 
 @given(key=st.integers(0, 2**64 - 1), counter=st.integers(0, 2**63 - 1))
 def test_words_are_splitmix64(key: int, counter: int) -> None:
     """The vectorised word equals the definition in Python integers, and keys are words."""
-    assert int(words(key, np.array([counter]))[0]) == slow.word(key, counter)
+    assert int(random_words(key, np.array([counter]))[0]) == slow.word(key, counter)
     assert derive(key, counter, 3) == slow.word(slow.word(key, counter), 3)
 
 
@@ -105,7 +105,7 @@ def test_permutations_hit_everything_once(n: int) -> None:
 def test_turns_are_the_inverse(n: int) -> None:
     at = np.unique(np.linspace(0, n - 1, 999).astype(np.int64))
     for key in (0, 7, 2**64 - 1):
-        assert np.array_equal(turns_of(n, key, permute(n, key, at)), at)
+        assert np.array_equal(inverse_permute(n, key, permute(n, key, at)), at)
 
 
 def test_random_access_needs_no_memory_that_grows() -> None:
@@ -123,7 +123,7 @@ def test_random_access_needs_no_memory_that_grows() -> None:
 def test_all_permutations_of_few_items_are_equally_likely(n: int) -> None:
     """Law 10: a chi-square over all n! permutations."""
     kinds = list(permutations(range(n)))
-    rows = sorted_rows(words(99, np.arange(60 * len(kinds))), n)
+    rows = sorted_rows(random_words(99, np.arange(60 * len(kinds))), n)
     _, counts = np.unique(rows, axis=0, return_counts=True)
     assert len(counts) == len(kinds)
     if n > 1:

@@ -21,11 +21,10 @@ from twinfeed.samplers import (
     ViewSampler,
     WeightedSampler,
 )
-from twinfeed.samplers.drawing import lanes
-from twinfeed.samplers.drawing import weighted_order as _waits
+from twinfeed.samplers.drawing import lanes, weighted_order
 from twinfeed.samplers.drawing.fair_groups import FairGroups
-from twinfeed.samplers.drawing.lanes import Arcs, StaggeredLanes
-from twinfeed.samplers.drawing.random_words import derive, root_key, words
+from twinfeed.samplers.drawing.lanes import ConstantLanes, StaggeredLanes
+from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.drawing.weighted_order import log
 
 
@@ -76,7 +75,9 @@ def test_a_rank_visits_the_parts_of_its_slice_alone(monkeypatch: pytest.MonkeyPa
     """Where ranks divide the sections, and where a slice lies in three."""
     order = ShardShuffleSampler([10**4] * 20, seed=0, block=100, window=64, sections=32)
     stream = BatchSampler(order, batch_size=320)
-    visited = counting(monkeypatch, Arcs, "places", lambda self, section, positions: positions.size)
+    visited = counting(
+        monkeypatch, ConstantLanes, "entries", lambda self, section, positions: positions.size
+    )
     stream.shard(3, 32).batch(0, 5)
     assert visited == [10]
     visited.clear()
@@ -131,7 +132,7 @@ def test_a_round_of_many_lanes_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -
     """Reuse with many live records: a round serves many batches."""
     live = 50_000
     stream = BatchSampler(ReuseSampler(live * 2, reuse=4, live=live, seed=0), batch_size=100)
-    made = counting(monkeypatch, lanes, "words", lambda key, counter: np.size(counter))
+    made = counting(monkeypatch, lanes, "random_words", lambda key, counter: np.size(counter))
     tables = counting(monkeypatch, StaggeredLanes, "__init__", lambda *given: 1)
     for step in range(1000):
         stream.batch(0, step)
@@ -142,7 +143,7 @@ def test_a_round_of_many_lanes_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -
 def sorted_at_once(sampler: WeightedSampler, weights: np.ndarray, epoch: int) -> np.ndarray:
     """Return the records of an epoch by one sort of all waits."""
     records = np.flatnonzero(weights)
-    word = words(derive(root_key(0, "weighted"), epoch), records) >> np.uint64(11)
+    word = random_words(derive(root_key(0, "weighted"), epoch), records) >> np.uint64(11)
     waits = -log((word + 0.5) * 2.0**-53) / weights[records]
     return records[np.argsort(waits, kind="stable")[: len(sampler)]]
 
@@ -153,8 +154,8 @@ def test_draws_without_replacement_in_pieces_are_those_of_one_sort(
     samples: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any order, and while the next epoch is prepared."""
-    monkeypatch.setattr(_waits, "_PIECE", piece)
-    monkeypatch.setattr(_waits, "_BLOCK", 128)
+    monkeypatch.setattr(weighted_order, "_BUCKET", piece)
+    monkeypatch.setattr(weighted_order, "_BLOCK", 128)
     weights = np.random.default_rng(0).integers(0, 9, 6000)
     assert np.count_nonzero(weights) > samples
     order = WeightedSampler(weights, num_samples=samples, replacement=False, seed=0)
@@ -170,17 +171,19 @@ def test_no_draw_without_replacement_sorts_or_hashes_an_epoch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """After the first draw, each draw does its share, also at the beginning of an epoch."""
-    monkeypatch.setattr(_waits, "_PIECE", 4096)
+    monkeypatch.setattr(weighted_order, "_BUCKET", 4096)
     records, batch = 200_000, 500
     order = WeightedSampler(np.arange(1, records + 1), replacement=False, seed=0)
     stream = BatchSampler(order, batch_size=batch)
     stream.batch(0, 0)
-    made = counting(monkeypatch, _waits, "words", lambda key, counter: np.size(counter))
+    made = counting(
+        monkeypatch, weighted_order, "random_words", lambda key, counter: np.size(counter)
+    )
     for epoch in range(3):
         for step in range(len(stream)):
             made.clear()
             stream.batch(epoch, step)
-            assert sum(made) <= _waits._BLOCK + 3 * 4096 + _waits._SAMPLE
+            assert sum(made) <= weighted_order._BLOCK + 3 * 4096 + weighted_order._SAMPLE
     stream.batch(3, 0)
     made.clear()
     stream.batches(2, len(stream) - 2, len(stream))
