@@ -17,7 +17,7 @@ from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.reading.prefetch.ranges import gap_of
 from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import Spans, most_open
+from twinfeed.loaders.reading.prefetch.spans import Spans, most_open, reads_spans
 from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
 from twinfeed.samplers.validate import counted
@@ -150,7 +150,7 @@ def _opened(schedule: Schedule, steps: int, each: float) -> tuple[int, float]:
     """Return how many samples the first steps have, and the most bytes that are open at once."""
     sampler, drawn = schedule.sampler, schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in drawn)
-    if not sampler.traits.reads_blocks and sampler.traits.max_cached is None:
+    if not reads_spans(sampler):
         return samples, each * max(map(len, drawn), default=0)
     spans = Spans(schedule, 0)
     opened = spans.opened_before(steps)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans
+from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans, reads_spans
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.chunks import IDS
@@ -46,9 +46,7 @@ class NextUses:
     ) -> None:
         self._schedule, sampler = schedule, schedule.sampler
         self._chunks_of = chunks_of
-        traits = sampler.traits
-        whole = traits.reads_blocks or traits.max_cached is not None
-        self._whole_spans = prefetched and whole
+        self._whole_spans = prefetched and reads_spans(sampler)
         epoch = len(sampler) * sampler.batch_size
         samples = min(_SAMPLES, max(_LEAST, _EPOCHS * epoch))
         self._span = max(1, -(-samples // sampler.batch_size))  # steps of the window
@@ -77,9 +75,7 @@ class NextUses:
     def _upcoming(self) -> tuple[Int64s, Int64s]:
         """Return the records that the coming steps read, and the step of each."""
         if self._whole_spans:
-            opened = Spans(self._schedule, self._begin).opened_before(self._end)
-            first, stop, step = np.array(opened, np.int64).reshape(-1, 3).T
-            return ranges(first, stop), np.repeat(step, stop - first)
+            return Spans(self._schedule, self._begin).records_before(self._end)[:2]
         return self._schedule.records(self._begin, self._end)
 
     def _keys_of(self, records: Int64s, at: Int64s) -> Int64s:

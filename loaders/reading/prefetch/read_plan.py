@@ -13,10 +13,9 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import large
 from twinfeed.loaders.reading.prefetch.ranges import NO_SPAN, Extents, extents_of, gap_of, outside
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import Spans
+from twinfeed.loaders.reading.prefetch.spans import Spans, reads_spans
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.chunks import IDS
-from twinfeed.samplers.drawing.int_arrays import ranges
 
 LIMIT = 1 << 26
 """Bytes that are fetched before their batches need them, unless a loader says how many."""
@@ -74,8 +73,7 @@ class ReadPlan:
         self._index, self._gap = index, gap_of(index)
         self._sampler, self._steps = schedule.sampler, max(1, len(schedule.sampler))
         self._probes = limit is None and not index.remote and not large(index)
-        whole = self._sampler.traits.reads_blocks or self._sampler.traits.max_cached is not None
-        self._spans = Spans(schedule, start) if whole else None
+        self._spans = Spans(schedule, start) if reads_spans(self._sampler) else None
         # An image is read once, and only remote ranges are kept for the samples that come later.
         self._keeps_spans = index.remote and self._sampler.traits.max_cached is None
         self.next, self._together = start, 1  # the next step to fetch, and how many at once
@@ -140,14 +138,12 @@ class ReadPlan:
 
     def _extents(self, stop: int) -> Extents:
         """Return the ranges that these batches read, and no earlier batch reads."""
+        spans: Int64s | int = NO_SPAN
         if self._spans is None:
             records, steps = self.schedule.records(self.next, stop)
-            return extents_of_records(self._index, self.fields, records, steps, gap=self._gap)
-        opened = self._spans.opened_before(stop)
-        first, end, step = np.array(opened, np.int64).reshape(-1, 3).T
-        records, sizes = ranges(first, end), end - first
-        spans = np.repeat(first, sizes) if self._keeps_spans else NO_SPAN
-        steps = np.repeat(step, sizes)
+        else:
+            records, steps, firsts = self._spans.records_before(stop)
+            spans = firsts if self._keeps_spans else NO_SPAN
         return extents_of_records(self._index, self.fields, records, steps, spans, gap=self._gap)
 
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.samplers import BatchStream
+from twinfeed.samplers.drawing.int_arrays import ranges
 
 _SAMPLES, _FIRST = 1 << 13, 1 << 8
 """Samples that are looked at together, at most and at first."""
@@ -60,6 +62,11 @@ class Spans:
         while self._opened and self._opened[0].step < stop:
             found.append(self._opened.popleft())
         return found
+
+    def records_before(self, stop: int, /) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the records of the same, and of each the step and its span's first record."""
+        first, end, step = np.array(self.opened_before(stop), np.int64).reshape(-1, 3).T
+        return ranges(first, end), np.repeat(step, end - first), np.repeat(first, end - first)
 
     def closed_before(self, stop: int, /) -> list[tuple[int, int]]:
         """Return the first record and the last step of closed spans, each once.
@@ -115,6 +122,11 @@ class Spans:
     def _close(self, first: int) -> None:
         span, last, _ = self._open.pop(first)
         heappush(self._closed, (span.step, first, last))
+
+
+def reads_spans(sampler: BatchStream, /) -> bool:
+    """Return whether the samples of a span are read together, where they are read ahead."""
+    return sampler.traits.reads_blocks or sampler.traits.max_cached is not None
 
 
 def most_open(opened: Int64s, closed: Int64s, sizes: Array, /) -> int:
