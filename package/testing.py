@@ -79,7 +79,7 @@ def _check_pure(stream: BatchStream, whole: list[list[Ids]]) -> None:
             )
     _law(_global_random() == before, "drawing a batch changes numpy's global random state")
     copies: dict[str, Callable[[BatchStream], BatchStream]] = {
-        "a pickled copy": lambda one: pickle.loads(pickle.dumps(one)),
+        "a pickled copy": lambda stream: pickle.loads(pickle.dumps(stream)),
         "a deep copy": copy.deepcopy,
     }
     for name, copied in copies.items():
@@ -95,8 +95,8 @@ def _check_states(stream: BatchStream, whole: list[list[Ids]]) -> None:
         other.load_state_dict(state)
         _law(other.state_dict() == state, f"the state of step {step} changes when it is loaded")
         after = whole[0][step:] or whole[0 if stream.evaluation else 1]
-        left = [ids for _, _, ids in other.passes()]
-        _law(_same(left, after), f"the state of step {step} does not give what is left")
+        rest = [ids for _, _, ids in other.passes()]
+        _law(_same(rest, after), f"the state of step {step} does not give what is left")
 
 
 def _check_ranks(stream: BatchStream, whole: list[list[Ids]], world_size: int) -> None:
@@ -116,10 +116,10 @@ def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
         kept: set[int] = set()
         for ids in batches:
             records, views = stream.records(ids), stream.views(ids)
-            for name, made in {"batch": ids, "records": records, "views": views}.items():
+            for name, array in {"batch": ids, "records": records, "views": views}.items():
                 _law(
-                    made.dtype == np.int64 and made.shape == (len(ids),),
-                    f"{name} must give int64[{len(ids)}], got {made.dtype}{list(made.shape)}",
+                    array.dtype == np.int64 and array.shape == (len(ids),),
+                    f"{name} must give int64[{len(ids)}], got {array.dtype}{list(array.shape)}",
                 )
             real = records[ids >= 0]
             _law(len(real) == len(ids) or traits.padded, "a batch has padding, and padded is False")
@@ -128,8 +128,8 @@ def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
             plain = traits.num_ids is not None or _same([real], [ids[ids >= 0]])
             _law(plain, "ids are no record ids, and num_ids is not declared")
             if traits.record_ids is not None:
-                known = bool(np.isin(real, traits.record_ids).all())
-                _law(known, "a record is drawn that record_ids lacks")
+                listed = bool(np.isin(real, traits.record_ids).all())
+                _law(listed, "a record is drawn that record_ids lacks")
             if not traits.repeats:
                 _law(len(np.unique(real)) == len(real), "a record repeats, and repeats is False")
             if traits.max_cached is not None:
@@ -153,15 +153,15 @@ def _check_spans(stream: BatchStream, whole: list[list[Ids]]) -> None:
         f"reads_blocks is {stream.traits.reads_blocks}, and spans says the opposite",
     )
     for epoch in (None, 0):
-        begin, end = stream.spans(records, epoch)
+        low, high = stream.spans(records, epoch)
         _law(
-            bool(((first <= begin) & (begin <= records) & (records < end) & (end <= stop)).all()),
+            bool(((first <= low) & (low <= records) & (records < high) & (high <= stop)).all()),
             "a span does not hold its record, or is longer in an epoch",
         )
-        inside = begin.min(initial=0) >= 0 and end.max(initial=0) <= stream.num_records
+        inside = low.min(initial=0) >= 0 and high.max(initial=0) <= stream.num_records
         _law(bool(inside), "a span has more records than there are")
-        again = stream.spans(end - 1, epoch)
-        _law(_same(list(again), [begin, end]), "records of one span have different spans")
+        again = stream.spans(high - 1, epoch)
+        _law(_same(list(again), [low, high]), "records of one span have different spans")
 
 
 def check_source(source: Any, /) -> None:
@@ -191,8 +191,8 @@ def check_source(source: Any, /) -> None:
     fields = list(source.fields)
     ids = np.unique(np.linspace(0, len(source) - 1, _RECORDS).astype(np.int64))
     for record in ids.tolist():
-        said = source.describe(record)
-        _law(isinstance(said, str) and "\n" not in said, f"describe({record}) must be one line")
+        text = source.describe(record)
+        _law(isinstance(text, str) and "\n" not in text, f"describe({record}) must be one line")
 
     def read(reader: Any, order: Ids) -> list[tuple[int, list[bytes]]]:
         found = reader.read(order.copy(), fields)
@@ -208,7 +208,7 @@ def check_source(source: Any, /) -> None:
             not taken or not np.may_share_memory(first, again),
             f"fresh is True, and read gives the memory of {name!r} twice",
         )
-    known = dict(read(reader, ids)) if fields else {}
+    expected = dict(read(reader, ids)) if fields else {}
     ways: dict[str, tuple[Any, list[Ids]]] = {
         "in another order": (reader, [ids[::-1]]),
         "alone": (reader, [ids[at : at + 1] for at in range(len(ids))]),
@@ -216,10 +216,10 @@ def check_source(source: Any, /) -> None:
         "in a pickled copy": (sources.reader_of(pickle.loads(pickle.dumps(source))), [ids]),
         "in several threads": (reader, [ids[at:] for at in range(len(ids))] * _TIMES),
     }
-    for way, (of, orders) in ways.items() if known else ():
+    for way, (of, orders) in ways.items() if expected else ():
         with ThreadPoolExecutor(4 if "threads" in way else 1) as pool:
             read_rows = [row for rows in pool.map(read, repeat(of), orders) for row in rows]
-        strays = [record for record, row in read_rows if row != known[record]]
+        strays = [record for record, row in read_rows if row != expected[record]]
         _law(not strays, f"record {strays[:1]} has other values {way}")
         of.close()
 
@@ -229,12 +229,12 @@ def _content(value: Any) -> bytes:
     if isinstance(value, (bytes, str)):
         return pickle.dumps(value)
     array = np.asarray(value)
-    known = array.tolist() if array.dtype == object else array.tobytes()
-    return pickle.dumps((array.dtype.str, array.shape, known))
+    content = array.tolist() if array.dtype == object else array.tobytes()
+    return pickle.dumps((array.dtype.str, array.shape, content))
 
 
-def _same(left: Sequence[Ids], right: Sequence[Ids]) -> bool:
-    return len(left) == len(right) and all(map(np.array_equal, left, right))
+def _same(first: Sequence[Ids], second: Sequence[Ids]) -> bool:
+    return len(first) == len(second) and all(map(np.array_equal, first, second))
 
 
 def _global_random() -> bytes:

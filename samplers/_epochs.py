@@ -72,9 +72,10 @@ class Epochs(Samples):
         theirs = state["fingerprint"]
         if not isinstance(theirs, Mapping):
             raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
-        at = epoch * len(self) + step
+        global_step = epoch * len(self) + step
         compare(
-            self._relevant_fingerprint(theirs, at), self._relevant_fingerprint(self.fingerprint, at)
+            self._relevant_fingerprint(theirs, global_step),
+            self._relevant_fingerprint(self.fingerprint, global_step),
         )
         validate.integer("epoch of the state", epoch, minimum=0, below=self.max_epochs)
         if step >= max(1, len(self)):

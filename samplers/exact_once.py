@@ -15,7 +15,7 @@ _SOME = "ExactOnceBatchSampler(len(index), records=ids, …)"
 
 
 class ExactOnceBatchSampler(BatchSampler):
-    """Give the ids `0 … n - 1` in stored order, each exactly once over all ranks and steps.
+    """The ids `0 … n - 1` in stored order, each exactly once over all ranks and steps.
 
     Nothing is repeated and nothing is dropped. Every rank has the same number of steps, so that
     no collective waits without end. Zero records are zero steps.
@@ -72,6 +72,6 @@ class ExactOnceBatchSampler(BatchSampler):
         self.num_samples = len(order)  # records that are evaluated
 
     def __repr__(self) -> str:
-        some = "" if self.num_samples == self.num_records else f"{self.num_samples:,} of "
-        records = some + validate.counted(self.num_records, "record")
+        subset = "" if self.num_samples == self.num_records else f"{self.num_samples:,} of "
+        records = subset + validate.counted(self.num_records, "record")
         return f"ExactOnceBatchSampler({records} once, {self._counts}, final={self._final!r})"

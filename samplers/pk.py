@@ -247,10 +247,10 @@ class PKBatchSampler(BatchStream):
         shape = self._shape
         most = "" if shape.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        some = "" if self._chosen is None else f"{len(self._chosen):,} of "
+        subset = "" if self._chosen is None else f"{len(self._chosen):,} of "
         counted = validate.counted
         return (
-            f"PKBatchSampler({some}{counted(self.num_records, 'record')}, "
+            f"PKBatchSampler({subset}{counted(self.num_records, 'record')}, "
             f"{counted(self.num_classes, 'class')}, {counted(len(self), 'batch')} of "
             f"p={shape.p_text} x k={shape.k_text}, "
             f"{most}{counted(self._largest, 'id')}{coverage})"

@@ -17,7 +17,7 @@ from twinfeed.samplers.traits import SamplerTraits
 
 
 class ReuseSampler(Sampler):
-    """Use every record `reuse` times an epoch while it is live, never twice in a batch.
+    """Every record `reuse` times an epoch, while it is in the cache, never twice in a batch.
 
     A cache that drops a record after its use number `reuse - 1` keeps at most `live` records. The
     cache decodes at most `n + live - 1` records in an epoch: up to `live - 1` are used at both ends

@@ -21,7 +21,7 @@ from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler, c
 
 
 class SubsetSampler(InnerSampler):
-    """Give some records, in the order that another sampler gives the places of a table.
+    """Some of the records (a table of ids), in the order of another sampler over the table.
 
     Records that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
     as the path. Other records are copied.

@@ -17,7 +17,7 @@ from twinfeed.samplers.orders import InnerSampler, Sampler, checked_draw
 
 
 class ViewSampler(InnerSampler):
-    """Give samples that are (record, view) pairs, numbered record by record.
+    """Samples that are (record, view) pairs, numbered record by record.
 
     Numbers that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
     as the path. Other numbers are copied.

@@ -73,9 +73,9 @@ class WeightedSampler(Sampler):
         drawable = sum(np.count_nonzero(whole[chunk]) for chunk in slices(len(whole)))
         if not drawable:
             raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
-        most = len(whole) if self.traits.repeats else drawable
-        wanted = most if num_samples is None else num_samples
-        self._samples = validate.integer("num_samples", wanted, minimum=0)
+        if num_samples is None:
+            num_samples = len(whole) if self.traits.repeats else drawable
+        self._samples = validate.integer("num_samples", num_samples, minimum=0)
         if self._samples > drawable and not self.traits.repeats:
             raise ValueError(
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
