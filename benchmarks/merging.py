@@ -18,8 +18,8 @@ import numpy as np
 
 from twinfeed.loaders import open_index
 from twinfeed.loaders.building._merge import write_index
-from twinfeed.loaders.building._part_stats import Survey
-from twinfeed.loaders.building._parts import FieldFacts, ShardPart, load_part, new_part
+from twinfeed.loaders.building._part_stats import IndexStats
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, load_part, new_part
 from twinfeed.loaders.index.arrays import row_type
 from twinfeed.loaders.index.options import IndexOptions
 
@@ -35,7 +35,7 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     file = folder / f"{shard:032x}.part"
     part = ShardPart(options, name, 0, records=records, labels={"names": name}, file=file)
     part.names = [f"class {n}" for n in range(CLASSES)]
-    part.fields = {"image": FieldFacts("bytes", BLOCK, 100)}
+    part.fields = {"image": FieldStats("bytes", BLOCK, 100)}
     part.strings = {"keys": (records, 8 * records)}
     rows = np.zeros(BLOCK, row_type(0, 0, whole_files=False))
     with new_part(file) as out:
@@ -58,10 +58,10 @@ def merged(folder: Path, limit: int) -> None:
     data = next(int(words[1]) * 1024 for words in held if words[0] == "VmData:")
     resource.setrlimit(resource.RLIMIT_DATA, (data + limit, data + limit))
     start = time.perf_counter()
-    survey = Survey(map(load_part, sorted(folder.glob("*.part"))), None)
-    write_index(folder / "x.index", survey, classes=None)
+    stats = IndexStats(map(load_part, sorted(folder.glob("*.part"))), None)
+    write_index(folder / "x.index", stats, classes=None)
     seconds = time.perf_counter() - start
-    print(f"merged {survey.records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")
+    print(f"merged {stats.records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")
 
 
 def opening(path: Path) -> None:

@@ -16,8 +16,8 @@ from twinfeed.loaders.building import (
     writer,
 )
 from twinfeed.loaders.building._merge import write_index
-from twinfeed.loaders.building._part_stats import Survey
-from twinfeed.loaders.building._parts import FieldFacts, ShardPart, load_part, new_part
+from twinfeed.loaders.building._part_stats import IndexStats
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, load_part, new_part
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
 from twinfeed.loaders.building.plan import BuildPlan
 from twinfeed.loaders.building.shards import expand
@@ -43,7 +43,7 @@ from twinfeed.loaders.index.arrays import StringColumn, row_type, unsigned
 from twinfeed.loaders.index.index import SHARD
 from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest
 from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
-from twinfeed.loaders.index.paths import PLACING
+from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.trial import tried
 from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shard_writer

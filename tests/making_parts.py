@@ -8,9 +8,9 @@ from typing import Any, Unpack
 
 from inside import (
     BuildPlan,
+    IndexStats,
     Reading,
     ReadingOptions,
-    Survey,
     build,
     find_source,
     load_part,
@@ -32,5 +32,5 @@ def made_parts(
 
 def merged(files: Iterable[Path], path: Path) -> Index:
     """The index of parts."""
-    write_index(path, Survey(map(load_part, files), None), classes=None)
+    write_index(path, IndexStats(map(load_part, files), None), classes=None)
     return open_index(path)

@@ -525,9 +525,9 @@ def test_the_same_content_has_the_same_digests_in_every_container(tmp_path: Path
     assert digests("tfrecord", changed)["image"] != one["image"]
     assert digests("tfrecord", changed)["label"] == one["label"]
     assert digests("tar", [*samples[1:], samples[0]])["image"] != one["image"]
-    lacking = [{name: v for name, v in samples[0].items() if name != "image"}, *samples[1:]]
-    assert digests("tar", lacking)["image"] != digests("tfrecord", samples)["image"]
-    assert digests("tar", lacking)["image"] == digests("tfrecord", lacking)["image"]
+    missing_error = [{name: v for name, v in samples[0].items() if name != "image"}, *samples[1:]]
+    assert digests("tar", missing_error)["image"] != digests("tfrecord", samples)["image"]
+    assert digests("tar", missing_error)["image"] == digests("tfrecord", missing_error)["image"]
     assert digests("tar", samples[:6])["label"] != one["label"]
 
 
@@ -844,7 +844,7 @@ REFUSED: Refused = [
     (of(TAR, classes=[1, 2]), TypeError, r"classes must be a list of names, got \[1, 2\]"),
     (of(TAR, classes=["a", "b", "a"]), ValueError, r"classes must be different .* got \['a'\]"),
     (of(TAR, classes=["a", ""]), ValueError, r"not empty, got \[''\]"),
-    (of(TAR, classes=["a"]), ValueError, "the index has no labels: say with label= where"),
+    (of(TAR, classes=["a"]), ValueError, "the index has no labels: name the source"),
     (of(RECORDS, label="label", classes=["a"]), ValueError, r"outside \[0, 1\) of .*first: \[1,"),
     (of(classed("dog", "cat"), label="cls", classes=["dog"]), ValueError, r"not among .*\['cat'"),
     # Bad records
@@ -1006,12 +1006,12 @@ REFUSED: Refused = [
         )
         for partial in (False, True)
     ),
-    (given(matched, "k1,a\nk2,b\nk1,c\n"), ValueError, r"keys are there twice \(1: \['k1'\]"),
+    (given(matched, "k1,a\nk2,b\nk1,c\n"), ValueError, r"keys occur twice \(1: \['k1'\]"),
     (given(matched, "k1,a\nk2\n"), ValueError, r"rows lack a column \(1, first: row 2\)"),
     (given(matched, "a,nan\n"), ValueError, r"not a name or an integer \(first: \('a', nan\)"),
     (given(matched, "a,fat,cat\n"), ValueError, r"has 3 columns: .* first line, got \['a', 'fat'"),
-    (given(matched, "a," + "x" * 200_000), ValueError, "given is no table"),
-    (given(matched, "a,caf\udce9\n"), ValueError, "given is no table"),
+    (given(matched, "a," + "x" * 200_000), ValueError, "given is not a table"),
+    (given(matched, "a,caf\udce9\n"), ValueError, "given is not a table"),
 ]
 
 

@@ -607,7 +607,7 @@ def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) ->
         facts = whole.read("facts.json")
     with ZipFile(part, "w") as changed:
         changed.writestr("facts.json", facts)
-        for name in json.loads(facts)["held"][0][1]:
+        for name in json.loads(facts)["block_arrays"][0][1]:
             with changed.open(f"0/{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, bomb)
     with pytest.raises(ValueError, match="missing or damaged"):

@@ -155,7 +155,7 @@ def test_an_index_pickles_as_its_path(tmp_path: Path) -> None:
     again = pickle.loads(data)
     assert again.fingerprint == index.fingerprint
     build_index(tmp_path / "*.tar", tmp_path / "x.index")
-    with pytest.raises(StaleIndexError, match="built anew while it was in use"):
+    with pytest.raises(StaleIndexError, match="rebuilt while it was in use"):
         pickle.loads(data)
 
 

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from inside import (
     Entry,
-    FieldFacts,
+    FieldStats,
     IndexOptions,
     ShardPart,
     TFRecordWriter,
@@ -60,7 +60,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     part = ShardPart(options, "a.tar", 0, file=file)
     part.labels, part.names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
     part.strings = {"keys": (records, 8 * records)}
-    part.fields = {"x": FieldFacts("bytes", offset, length)}
+    part.fields = {"x": FieldStats("bytes", offset, length)}
     with new_part(file) as out:
         for start in range(0, records, 1000):
             rows = np.zeros(1000, row_type(offset, length, whole_files=False))
@@ -271,4 +271,4 @@ def test_an_index_that_another_process_finishes_meanwhile_is_no_other_file(
     path = build_index(tars(tmp_path), tmp_path / "x.index").path
     answers = [False, False, True]
     monkeypatch.setattr(_writer, "is_index", lambda folder: answers.pop(0))
-    assert _writer.own_folder(path) == path
+    assert _writer.check_own_folder(path) == path

@@ -18,7 +18,7 @@ import pytest
 from inside import (
     MANIFEST,
     MARK,
-    PLACING,
+    PUBLISHING,
     StringColumn,
     atomic,
     build,
@@ -155,11 +155,11 @@ def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) 
 
 
 def test_a_folder_where_new_files_wait_is_a_packer_s_or_in_the_way(tmp_path: Path) -> None:
-    (tmp_path / PLACING).mkdir()
-    (tmp_path / PLACING / "x.index").write_text("mine")
+    (tmp_path / PUBLISHING).mkdir()
+    (tmp_path / PUBLISHING / "x.index").write_text("mine")
     with pytest.raises(FileExistsError, match="no packer made this"):
         pack(numbered(0, 4), tmp_path)
-    assert (tmp_path / PLACING / "x.index").read_text() == "mine"
+    assert (tmp_path / PUBLISHING / "x.index").read_text() == "mine"
 
 
 def test_files_of_others_in_the_folder_of_an_index_stay(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Classes: labels as numbers, and the records of an index sorted by class.
 
-Labels are all integers or all names. Each name gets a number when it first comes, and a record
-without a label has the number of None. The classes are numbered later, when all names are known.
+Labels are all integers or all names. While shards are scanned, names are numbered by first
+occurrence, with None for a record without a label. Classes are numbered when all names are known.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from twinfeed.samplers.class_order import by_size
 from twinfeed.samplers.state import digest
 
 SORTED = 1 << 23
-"""The number of records sorted at a time. All labels are read once for each such piece."""
+"""The number of records sorted at a time. All labels are read for each such chunk."""
 
 
 class Numbering:
-    """Number names in the order in which they first come."""
+    """A numbering of names by first occurrence."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)
 
     def of(self, names: Sequence[Label | None], /) -> Int64s:
-        """Return the number of each name."""
+        """Return the number of each name; new names get the next numbers."""
         return np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
 
     @property
@@ -50,10 +50,10 @@ def class_numbers(
     background: Label | None,
     from_text: bool,
 ) -> tuple[Int64s, list[str]]:
-    """Return the number of each name, and the names of the classes. None means the background.
+    """Return the class number of each name, and the names of the classes. None is the background.
 
-    With `from_text`, names that are all whole numbers, written as text, count as numbers. They stay
-    names if `classes` lists all of them.
+    With `from_text`, names that are all integers written as text become integers, unless `classes`
+    lists all of them.
     """
     texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
     if texts and None in names and isinstance(background, int):
@@ -69,19 +69,19 @@ def class_numbers(
             unknown = sorted(known - set(classes))
             raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
         classes = sorted(known)
-    place = {name: n for n, name in enumerate(classes)}
-    return np.array([place[name] for name in filled], np.int64), list(classes)
+    numbers = {name: n for n, name in enumerate(classes)}
+    return np.array([numbers[name] for name in filled], np.int64), list(classes)
 
 
 def whole_background(background: Label | None, /) -> int:
-    """Return the background of labels that are integers."""
+    """Return the background label as an integer, for integer labels."""
     if isinstance(background, str) and not _is_integer(background):
         raise ValueError(f"background={background!r} is a name, and labels are integers")
     return int(background or 0)
 
 
 def check_classes(classes: Sequence[str] | None, /) -> None:
-    """Raise TypeError or ValueError for `classes` that are no list of different names."""
+    """Raise TypeError or ValueError unless `classes` is a list of different names."""
     counts = Counter(checks.names("classes", () if classes is None else classes))
     bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
     if bad:
@@ -89,9 +89,9 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
 
 
 def check_range(labels: Array, classes: Sequence[str], /) -> None:
-    """Raise ValueError for labels that are no numbers of `classes`."""
-    pieces = (labels[start : start + READ] for start in range(0, len(labels), READ))
-    outside = [piece[(piece < 0) | (piece >= len(classes))] for piece in pieces]
+    """Raise ValueError for integer labels outside the range of `classes`."""
+    chunks = (labels[start : start + READ] for start in range(0, len(labels), READ))
+    outside = [chunk[(chunk < 0) | (chunk >= len(classes))] for chunk in chunks]
     bad = sum(map(len, outside))
     if bad:
         first = np.concatenate(outside)[:5].tolist()
@@ -101,7 +101,7 @@ def check_range(labels: Array, classes: Sequence[str], /) -> None:
 
 
 def _is_integer(name: str) -> bool:
-    """Return whether text is an integer as Python writes it."""
+    """Whether text is an int64 in Python's notation."""
     try:
         return str(int(name)) == name and -(2**63) <= int(name) < 2**63
     except ValueError:
@@ -121,10 +121,10 @@ def write_class_order(store: IndexWriter, labels: Int64s, /) -> str:
     while low < len(values):
         start = int(ends[low] - sizes[low])
         high = max(low + 1, int(np.searchsorted(ends, start + SORTED, side="right")))
-        pieces = list(_between(labels, values[low], values[high - 1])) if high > low + 1 else []
-        if pieces:
-            ids, held = (np.concatenate(arrays) for arrays in zip(*pieces, strict=True))
-            records.add(ids[ClassOrder(held).records])
+        chunks = list(_between(labels, values[low], values[high - 1])) if high > low + 1 else []
+        if chunks:
+            ids, chunk_labels = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
+            records.add(ids[ClassOrder(chunk_labels).records])
         else:  # a single class is in order already, however large it is
             for ids, _ in _between(labels, values[low], values[low]):
                 records.add(ids)
@@ -137,21 +137,21 @@ def write_class_order(store: IndexWriter, labels: Int64s, /) -> str:
 def _between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield ids of records whose labels lie in [low, high], with these labels."""
     for start in range(0, len(labels), READ):
-        piece = labels[start : start + READ]
-        found = np.flatnonzero((piece >= low) & (piece <= high))
-        yield found + start, piece[found]
+        chunk = labels[start : start + READ]
+        found = np.flatnonzero((chunk >= low) & (chunk <= high))
+        yield found + start, chunk[found]
 
 
 def _census(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
-    """Return the labels that occur, sorted; how many records each has; and its first record."""
+    """Return the distinct labels, sorted, with the count and the first record of each."""
     values, sizes, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for start in range(0, len(labels), READ):
-        new, place, count = np.unique(
+        new, first_new, count = np.unique(
             labels[start : start + READ], return_index=True, return_counts=True
         )
-        both, where = np.unique(np.concatenate([values, new]), return_inverse=True)
+        both, inverse = np.unique(np.concatenate([values, new]), return_inverse=True)
         counts, least = np.zeros(len(both), np.int64), np.full(len(both), len(labels))
-        np.add.at(counts, where, np.concatenate([sizes, count]))
-        np.minimum.at(least, where, np.concatenate([first, place + start]))
+        np.add.at(counts, inverse, np.concatenate([sizes, count]))
+        np.minimum.at(least, inverse, np.concatenate([first, first_new + start]))
         values, sizes, first = both, counts, least
     return values, sizes, first

@@ -1,4 +1,4 @@
-"""Merge the parts of all shards into one index: first their facts, then their arrays, in blocks.
+"""Merge the parts of all shards into one index, in two passes: totals, then arrays by blocks.
 
 Memory grows with the number of shards, fields and classes, not with the number of records. Only a
 table of labels and its keys are held in memory as a whole.
@@ -20,7 +20,7 @@ from twinfeed.loaders.building._classes import (
     whole_background,
     write_class_order,
 )
-from twinfeed.loaders.building._part_stats import Survey
+from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import Block, ShardPart, damaged_part, load_part
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
@@ -29,32 +29,32 @@ from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import room_for
 
 
-def write_index(path: Path, survey: Survey, /, *, classes: Sequence[str] | None) -> None:
-    """Write the index of the surveyed parts, in their order, to the folder `path`."""
-    survey.check()
+def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | None) -> None:
+    """Write the index of the parts of `stats`, in their order, to the folder `path`."""
+    stats.check()
     with index_writer(path) as store:
-        merge = _Merge(store, survey, classes)
-        store.add(survey.arrays())
+        merge = _Merge(store, stats, classes)
+        store.add(stats.arrays())
         with room_for(path):
-            for file in survey.parts:
+            for file in stats.parts:
                 try:
                     merge.add(load_part(file, check=False))
                 except (IndexError, KeyError) as error:
                     raise damaged_part(file) from error
-            facts = merge.finish()
+            entries = merge.finish()
             options = replace(
-                survey.options,
+                stats.options,
                 classes_given=bool(classes),
-                left_out=survey.left_out,
-                broken=survey.broken,
+                left_out=stats.left_out,
+                broken=stats.broken,
             )
-            store.finish(facts, vars(options))
+            store.finish(entries, vars(options))
 
 
-class _Out:
-    """Write a table or a column, and take the digest of contents (see docs/index-format.md).
+class _ColumnWriter:
+    """The writer of a table or column, with its content digest (see docs/index-format.md).
 
-    Lists have no digest and no `kind`, since each container stores lists in its own way. `missing`
+    Lists have no digest and no `kind`, since containers encode lists differently. `missing`
     counts the records without the field.
     """
 
@@ -63,17 +63,17 @@ class _Out:
         self.digest = hashlib.sha256(f"{kind} {list(file.shape)}\n".encode())
         self.missing = 0
 
-    def write(self, piece: Array) -> None:
+    def write(self, rows: Array) -> None:
         """Add the next records."""
-        self.file.add(piece)
+        self.file.add(rows)
         if self.kind == "crc32c":
-            piece = np.where(piece["length"] < 0, -1, piece["crc"].astype(np.int64))
+            rows = np.where(rows["length"] < 0, -1, rows["crc"].astype(np.int64))
         if self.kind is not None:
-            self.digest.update(piece.astype("<f8" if self.kind == "<f8" else "<i8").tobytes())
+            self.digest.update(rows.astype("<f8" if self.kind == "<f8" else "<i8").tobytes())
 
 
-class _Strings:
-    """Write a column of strings."""
+class _StringWriter:
+    """The writer of a column of strings."""
 
     def __init__(self, store: IndexWriter, name: str, strings: int, size: int) -> None:
         self.name, self.size = name, 0
@@ -89,58 +89,60 @@ class _Strings:
 
 
 class _Merge:
-    """Write the arrays of an index, part after part."""
+    """The merge: writes the arrays of an index, part by part."""
 
-    def __init__(self, store: IndexWriter, survey: Survey, classes: Sequence[str] | None) -> None:
-        self.store, self.survey, self.classes = store, survey, classes
-        self.fields: dict[str, _Out] = {}
-        self.columns: dict[str, _Out] = {}
-        for name, found in sorted(survey.fields.items()):
-            width = found.width(survey.filled)
+    def __init__(
+        self, store: IndexWriter, stats: IndexStats, classes: Sequence[str] | None
+    ) -> None:
+        self.store, self.stats, self.classes = store, stats, classes
+        self.fields: dict[str, _ColumnWriter] = {}
+        self.columns: dict[str, _ColumnWriter] = {}
+        for name, found in sorted(stats.fields.items()):
+            width = found.width(stats.filled)
             if width:
                 self.new_column(name, "<f4" if found.kind == "float_list" else "<i8", width)
             else:
-                where = survey.files or found.offset
-                rows = row_type(where, found.length, whole_files=survey.files > 0)
-                file = store.new(f"field-{len(self.fields)}", rows, (survey.records,))
-                self.fields[name] = _Out(file, "crc32c" if found.kind == "bytes" else None)
-        self.strings = [_Strings(store, name, *sizes) for name, sizes in survey.strings.items()]
+                where = stats.files or found.offset
+                rows = row_type(where, found.length, whole_files=stats.files > 0)
+                file = store.new(f"field-{len(self.fields)}", rows, (stats.records,))
+                self.fields[name] = _ColumnWriter(file, "crc32c" if found.kind == "bytes" else None)
+        self.strings = [_StringWriter(store, name, *sizes) for name, sizes in stats.strings.items()]
         self.files_before = 0
         self.names = list(classes or ())
-        self.numbers = np.zeros(0, np.int64)  # the class of each name, as the survey numbers names
-        if survey.options.label_from:
+        self.numbers = np.zeros(0, np.int64)  # the class of each name of `stats.numbering`
+        if stats.options.label_from:
             self.new_column("label", "<i8", 1)
-            if survey.table is None:
+            if stats.table is None:
                 self.number_classes()
 
     def new_column(self, name: str, dtype: Literal["<i8", "<f4"], width: int) -> None:
-        """Begin a column with `width` numbers per record."""
-        records = self.survey.records
+        """Create a column with `width` values per record."""
+        records = self.stats.records
         shape = (records,) if width == 1 else (records, width)
         file = self.store.new(f"column-{len(self.columns)}", dtype, shape)
-        self.columns[name] = _Out(file, "<i8" if dtype == "<i8" else "<f8")
+        self.columns[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
     def number_classes(self) -> None:
-        """Number the classes, once all names of labels are known."""
-        survey, background = self.survey, self.survey.options.background
-        names = survey.numbering.names
-        if survey.whole:
-            whole = [whole_background(background) if name is None else name for name in names]
-            self.numbers = np.array(whole, np.int64)
+        """Number the classes; all names of labels must be known."""
+        stats, background = self.stats, self.stats.options.background
+        names = stats.numbering.names
+        if stats.integer_labels:
+            labels = [whole_background(background) if name is None else name for name in names]
+            self.numbers = np.array(labels, np.int64)
         else:
             self.numbers, self.names = class_numbers(
                 names,
                 classes=self.classes,
                 background=background,
-                from_text=survey.options.label_from in ("field", "table"),
+                from_text=stats.options.label_from in ("field", "table"),
             )
 
     def add(self, part: ShardPart) -> None:
         """Add the arrays of a part."""
-        survey = self.survey
-        labelled = survey.options.label_from is not None and survey.table is None
-        place = {name: n for n, name in enumerate(part.fields)}
-        names = self.numbers[survey.numbering.of(part.names)] if labelled else self.numbers
+        stats = self.stats
+        labelled = stats.options.label_from is not None and stats.table is None
+        numbers = {name: n for n, name in enumerate(part.fields)}
+        names = self.numbers[stats.numbering.of(part.names)] if labelled else self.numbers
         for block in part.blocks():
             for strings in self.strings:
                 if f"{strings.name}-ends" in block.arrays:
@@ -152,37 +154,37 @@ class _Merge:
                 labels = names[block.arrays["names"]] if labels is None else labels
                 self.columns["label"].write(labels)
             for name, out in self.columns.items():
-                if name in place:
-                    values = block.arrays[f"values-{place[name]}"]
+                if name in numbers:
+                    values = block.arrays[f"values-{numbers[name]}"]
                     out.write(values.reshape(block.records, *out.file.shape[1:]))
             for name, out in self.fields.items():
-                self.add_rows(out, block.arrays.get(f"rows-{place.get(name)}"), block.records)
+                self.add_rows(out, block.arrays.get(f"rows-{numbers.get(name)}"), block.records)
         self.files_before += part.files
 
-    def add_rows(self, out: _Out, rows: Array | None, records: int) -> None:
-        """Add the rows of a field; None is for a part without the field."""
+    def add_rows(self, writer: _ColumnWriter, rows: Array | None, records: int) -> None:
+        """Add rows of a field, None for a part without the field."""
         if rows is None:
-            rows = missing_rows(records, out.file.dtype)
-        rows = rows.astype(out.file.dtype)
-        held = rows["length"] >= 0
-        if self.survey.files:
-            rows["file"][held] += self.files_before
-        out.missing += records - int(held.sum())
-        out.write(rows)
+            rows = missing_rows(records, writer.file.dtype)
+        rows = rows.astype(writer.file.dtype)
+        present = rows["length"] >= 0
+        if self.stats.files:
+            rows["file"][present] += self.files_before
+        writer.missing += records - int(present.sum())
+        writer.write(rows)
 
     def join(self, table: FromTable) -> None:
         """Add the labels of a table by key, after the keys are written."""
         keys = StringColumn(self.store.finished("keys-text"), self.store.finished("keys-ends"))
-        partial = self.survey.options.background is not None
-        labels = self.survey.numbering.of(table.match(keys.tolist(), partial=partial))
+        partial = self.stats.options.background is not None
+        labels = self.stats.numbering.of(table.match(keys.tolist(), partial=partial))
         self.number_classes()
         self.columns["label"].write(self.numbers[labels])
 
     def finish(self) -> dict[str, Any]:
-        """Write the arrays that depend on all records, and return the facts of the index."""
-        survey, store = self.survey, self.store
-        if survey.table is not None:
-            self.join(survey.table)
+        """Write the arrays that depend on all records; return the entries of the manifest."""
+        stats, store = self.stats, self.store
+        if stats.table is not None:
+            self.join(stats.table)
         label, order = self.columns.get("label"), None
         if label is not None and label.kind == "<i8" and len(label.file.shape) == 1:
             values = store.finished(label.file.file.stem)
@@ -191,18 +193,18 @@ class _Merge:
             order = write_class_order(store, values)
         elif self.names:
             raise ValueError(
-                "classes= names integer labels, and the index has no labels: say with label= where "
-                "the labels are"
+                "classes= names integer labels, and the index has no labels: name the source "
+                "of the labels with label="
             )
         if self.names:
             store.add(StringColumn.of(self.names).arrays("classes"))
         outs = self.fields | self.columns
         return {
-            "container": survey.options.container,
-            "records": survey.records,
+            "container": stats.options.container,
+            "records": stats.records,
             "columns": list(self.columns),
             "fields": [
-                {"name": name, "kind": survey.fields[name].kind, "missing": out.missing}
+                {"name": name, "kind": stats.fields[name].kind, "missing": out.missing}
                 for name, out in self.fields.items()
             ],
             "digests": {n: out.digest.hexdigest() for n, out in outs.items() if out.kind},

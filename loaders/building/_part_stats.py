@@ -1,4 +1,4 @@
-"""The facts of all parts together, before the parts are merged."""
+"""Statistics over all parts, taken before the parts are merged."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering
-from twinfeed.loaders.building._parts import FieldFacts, ShardPart, check_number
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_number
 from twinfeed.loaders.building.labels import FromTable, kind_of, label_clash, refuse_mixed
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
@@ -20,32 +20,32 @@ from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
 
 
-class FieldSurvey:
-    """Sum up the facts of a field over all shards; `path` is the first shard that has the field."""
+class FieldTotals:
+    """Totals of a field over all shards; `path` is the first shard with the field."""
 
     def __init__(self, path: str) -> None:
         self.path, self.kind = path, ""
-        self.kinds, self.widths = dict[str, str](), set[int]()  # of each kind the first shard
+        self.kinds, self.widths = dict[str, str](), set[int]()  # the first shard of each kind
         self.offset = self.length = self.shards = 0
 
-    def add(self, facts: FieldFacts, path: str, records: int) -> None:
-        """Take in the facts of one shard."""
-        self.kind = facts.kind
-        self.kinds.setdefault(facts.kind, path)
-        self.offset = max(self.offset, facts.offset)
-        self.length = max(self.length, facts.length)
+    def add(self, stats: FieldStats, path: str, records: int) -> None:
+        """Add the statistics of a shard."""
+        self.kind = stats.kind
+        self.kinds.setdefault(stats.kind, path)
+        self.offset = max(self.offset, stats.offset)
+        self.length = max(self.length, stats.length)
         if records:
-            self.widths.add(facts.width)
+            self.widths.add(stats.width)
             self.shards += 1
 
     def width(self, filled: int) -> int:
-        """Return a column's numbers per record, or 0 for a table. `filled` shards have records."""
-        whole = len(self.widths) == 1 and self.shards == filled
-        return next(iter(self.widths)) if whole else 0
+        """Return the values per record of a column, or 0; `filled` shards have records."""
+        is_column = len(self.widths) == 1 and self.shards == filled
+        return next(iter(self.widths)) if is_column else 0
 
 
-class Survey:
-    """Sum up the facts of all parts. Only the paths of the parts are kept."""
+class IndexStats:
+    """Totals over all parts; the parts themselves stay on disk."""
 
     def __init__(self, parts: Iterable[ShardPart], table: FromTable | None) -> None:
         self.table = table
@@ -56,7 +56,7 @@ class Survey:
         self.sizes, self.headers, self.lengths = array("q"), array("L"), array("q")
         self.sums = bytearray()
         self.records = self.left_out = self.broken = self.filled = self.files = 0
-        self.fields: dict[str, FieldSurvey] = {}
+        self.fields: dict[str, FieldTotals] = {}
         self.strings: dict[str, tuple[int, int]] = {}
         self.numbering = Numbering()
         self.labels: dict[str, str] = {}
@@ -66,14 +66,14 @@ class Survey:
             self.add(part)
 
     def add(self, part: ShardPart) -> None:
-        """Take in the facts of one part."""
+        """Add the statistics of a part."""
         if not self.parts:
             self.options = part.options
             if self.table is not None:
                 self.options = replace(part.options, label_from="table")
         for name, (count, size) in part.strings.items():
-            before = self.strings.get(name, (0, 0))
-            self.strings[name] = (before[0] + count, before[1] + size)
+            total = self.strings.get(name, (0, 0))
+            self.strings[name] = (total[0] + count, total[1] + size)
         self.files += part.files
         self.parts.append(part.file)
         self.paths.append(part.path)
@@ -84,21 +84,21 @@ class Survey:
         self.lengths.append(part.records)
         self.tags.append(part.tag)
         self.sums += bytes.fromhex(part.sha256)
-        self.left_out += part.excluded + part.lacking
+        self.left_out += part.excluded + part.missing
         self.broken += part.broken
         self.numbering.of(part.names)
         self.labels = part.labels | self.labels
-        for name, facts in part.fields.items():
-            self.fields.setdefault(name, FieldSurvey(part.path)).add(facts, part.path, part.records)
+        for name, stats in part.fields.items():
+            self.fields.setdefault(name, FieldTotals(part.path)).add(stats, part.path, part.records)
 
     @property
-    def whole(self) -> bool:
+    def integer_labels(self) -> bool:
         """Whether labels are integers."""
         no_names = "names" not in self.labels and isinstance(self.options.background, int)
         return "integers" in self.labels or no_names
 
     def mixed(self) -> list[str]:
-        """Name the bytes features that have one value in some parts and lists in others."""
+        """Return the bytes features that are single values in some parts and lists in others."""
         clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
         for name, kinds in clashes.items():
             if kinds.keys() != {"bytes", "bytes_list"}:
@@ -110,7 +110,7 @@ class Survey:
         return sorted(clashes)
 
     def check(self) -> None:
-        """Raise ValueError if the parts make no index. Warn of shards without records."""
+        """Raise ValueError if the parts cannot be an index; warn of shards without records."""
         if not self.records:
             raise ValueError(
                 f"no records: all {len(self.paths)} shards are empty, or every record is left out, "
@@ -150,7 +150,7 @@ class Survey:
             refuse_mixed(self.labels)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays of facts about the shards."""
+        """Return the arrays with one entry for each shard."""
         stops = np.cumsum(self.lengths, dtype=np.int64)
         shards = np.array(list(zip(self.sizes, self.headers, strict=True)), SHARD)
         lengths = np.diff(stops, prepend=0)

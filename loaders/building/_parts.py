@@ -1,8 +1,8 @@
-"""Parts: what one shard adds to an index, in a file of its own.
+"""Parts: the arrays and statistics of one shard, before the merge, in a file of its own.
 
 A part is a zip. Each array of each block of records is an entry, `NUMBER/NAME.npy`. The last entry
-is the facts of the shard as JSON. No more than a block is held in memory. The zip has a CRC of each
-entry, and its directory comes last, so damage and cuts are found.
+is the statistics of the shard as JSON. At most a block is in memory. The zip has a CRC of each
+entry, and its directory comes last, so damage and truncation are found.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from twinfeed.loaders.support.atomic import beside, room_for
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 
-_FACTS = "facts.json"
+_STATS_FILE = "facts.json"
 
 
 class Block(NamedTuple):
-    """Some records of a shard: how many there are, and their arrays by name.
+    """A block of records of a shard: their number, and their arrays by name.
 
     The names are `rows-N` and `values-N` for field N, `keys-text`, `keys-ends`, `files-text`,
     `files-ends`, and `labels` or `names`.
@@ -40,10 +40,10 @@ class Block(NamedTuple):
     arrays: dict[str, Array]
 
 
-class FieldFacts(NamedTuple):
-    """Facts of a field of a shard: kind, largest offset, largest length, and `width`.
+class FieldStats(NamedTuple):
+    """Statistics of a field of a shard: kind, largest offset, largest length, and `width`.
 
-    `width` is how many numbers every record has, or 0 if the field cannot be a column.
+    `width` is the number of values of every record, or 0 if the field cannot be a column.
     """
 
     kind: str
@@ -54,10 +54,12 @@ class FieldFacts(NamedTuple):
 
 @dataclass
 class ShardPart:
-    """The facts of one shard; the arrays stay in the file.
+    """The statistics of one shard; its arrays stay in the file of the part.
 
-    - `tag` is the tag that the store gave the shard.
-    - `held` has the number of records of each block, and the names of the block's arrays.
+    - `tag` is the shard's ETag in its store.
+    - `excluded`, `missing`: the numbers of records left out by `exclude=`, and for a missing field,
+      label or key. `broken`: whether the records after some record are left out.
+    - `block_arrays` has the number of records of each block, and the names of the block's arrays.
     - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
     - `labels` says where the first label of each kind ("integers", "names") is.
     - `names` are the names that the blocks refer to by number; None stands for no label.
@@ -72,12 +74,12 @@ class ShardPart:
     sha256: str = ""
     excluded: int = 0
     broken: bool = False
-    lacking: int = 0
-    held: list[tuple[int, list[str]]] = field(default_factory=list)
+    missing: int = 0
+    block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)
     strings: dict[str, tuple[int, int]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
     names: list[str | None] = field(default_factory=list)
-    fields: dict[str, FieldFacts] = field(default_factory=dict)
+    fields: dict[str, FieldStats] = field(default_factory=dict)
     file: Path = Path()
 
     @property
@@ -87,30 +89,30 @@ class ShardPart:
 
     @classmethod
     def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:
-        """Return a part; None if the file is missing, cut short or damaged."""
+        """Load a part; return None if the file is missing, truncated or damaged."""
         try:
-            with open_file(file) as data, zipfile.ZipFile(data) as held:
-                if check and held.testzip() is not None:
+            with open_file(file) as data, zipfile.ZipFile(data) as archive:
+                if check and archive.testzip() is not None:
                     return None
-                facts = json.loads(held.read(_FACTS))
-            options = IndexOptions(**facts["options"])
-            fields = {name: FieldFacts(*found) for name, found in facts["fields"].items()}
-            return cls(**facts | {"options": options, "fields": fields, "file": file})
-        except Exception:  # whatever the damage leads to
+                stats = json.loads(archive.read(_STATS_FILE))
+            options = IndexOptions(**stats["options"])
+            fields = {name: FieldStats(*found) for name, found in stats["fields"].items()}
+            return cls(**stats | {"options": options, "fields": fields, "file": file})
+        except Exception:  # damage can raise any error
             return None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the arrays of the records, block by block."""
+        """Yield the blocks of records."""
         try:
-            with open_file(self.file) as data, zipfile.ZipFile(data) as held:
-                for number, (records, names) in enumerate(self.held):
-                    yield Block(records, {name: _array(held, number, name) for name in names})
+            with open_file(self.file) as data, zipfile.ZipFile(data) as archive:
+                for number, (records, names) in enumerate(self.block_arrays):
+                    yield Block(records, {name: _array(archive, number, name) for name in names})
         except Exception as error:
             raise damaged_part(self.file) from error
 
 
 def check_number(fields: Collection[str], /) -> None:
-    """Raise ValueError for more fields than records have."""
+    """Raise ValueError for more fields than an index may have."""
     if len(fields) > LIMITS.fields:
         raise ValueError(
             f"more than {LIMITS.fields} different fields ({', '.join(sorted(fields)[:5])}, ...): "
@@ -119,7 +121,7 @@ def check_number(fields: Collection[str], /) -> None:
 
 
 def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
-    """Return a part; raise IndexFormatError if the file is missing or damaged."""
+    """Load a part; raise IndexFormatError if the file is missing or damaged."""
     if (part := ShardPart.load(file, check=check)) is None:
         raise damaged_part(file)
     return part
@@ -135,26 +137,26 @@ def damaged_part(file: Path, /) -> IndexFormatError:
 
 
 class PartFile:
-    """Write a part. The file gets its name when the part is finished."""
+    """The writer of a part, to a temporary file that is renamed when the part is finished."""
 
     def __init__(self, file: Path, /) -> None:
         self.file = file
         self.zip = zipfile.ZipFile(file, "x")
-        self.held: list[tuple[int, list[str]]] = []
+        self.block_arrays: list[tuple[int, list[str]]] = []
 
     def add(self, records: int, arrays: Mapping[str, Array], /) -> None:
-        """Add the arrays of some records."""
+        """Add a block of records."""
         for name, array in arrays.items():
-            with self.zip.open(f"{len(self.held)}/{name}.npy", "w") as entry:
+            with self.zip.open(f"{len(self.block_arrays)}/{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
-        self.held.append((records, list(arrays)))
+        self.block_arrays.append((records, list(arrays)))
 
     def finish(self, part: ShardPart, /) -> None:
-        """Add the facts, and give the file its name."""
-        part.held = self.held
-        facts = vars(part) | {"options": vars(part.options), "file": ""}
-        with self.zip.open(_FACTS, "w") as entry:
-            entry.write(json.dumps(facts).encode())
+        """Add the statistics, and rename the file to its final name."""
+        part.block_arrays = self.block_arrays
+        stats = vars(part) | {"options": vars(part.options), "file": ""}
+        with self.zip.open(_STATS_FILE, "w") as entry:
+            entry.write(json.dumps(stats).encode())
         self.zip.close()
         os.replace(self.file, part.file)
 
@@ -172,7 +174,7 @@ def new_part(file: Path, /) -> Iterator[PartFile]:
             out.file.unlink(missing_ok=True)
 
 
-def _array(held: zipfile.ZipFile, block: int, name: str) -> Array:
+def _array(archive: zipfile.ZipFile, block: int, name: str) -> Array:
     """Return an array of a block."""
-    data = held.read(f"{block}/{name}.npy")  # checks the CRC
+    data = archive.read(f"{block}/{name}.npy")  # checks the CRC
     return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

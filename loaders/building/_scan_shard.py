@@ -1,4 +1,4 @@
-"""Scan one shard in one pass and make its part of the index."""
+"""Scan one shard, in one pass, into its part of the index."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering, whole_background
-from twinfeed.loaders.building._parts import FieldFacts, PartFile, ShardPart, check_number, new_part
+from twinfeed.loaders.building._parts import FieldStats, PartFile, ShardPart, check_number, new_part
 from twinfeed.loaders.building.labels import (
     FromJson,
     key_of,
     kind_of,
     label_clash,
     label_of,
-    lacking,
+    label_source_text,
+    missing_error,
     refuse_mixed,
-    spelled,
 )
 from twinfeed.loaders.building.plan import BuildPlan, add_header
 from twinfeed.loaders.building.sources import Job, Local, local
@@ -34,60 +34,62 @@ from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.regular import open_file
 
 WIDEST_COLUMN = 16
-"""A numeric feature is a column if all records have the same number of values, at most this."""
+"""The maximum number of values per record of a column."""
 
 CELLS = 1 << 16
-"""About how many fields of records one block of a part holds."""
+"""The approximate number of fields, over all records, of one block of a part."""
 
 _MEMO = 1 << 16
-_LACKS = (0, -1, 0)
-_DOTS = (
+_MISSING_ROW = (0, -1, 0)
+_DOTS_ADVICE = (
     "; a sample's key ends at the first dot of its members' names, and parts that lie apart are "
     "put together with --join (join=True)"
 )
-_SKIP = "or leave such records out with --missing skip (missing='skip')"
-_FIELD = (
+_SKIP_ADVICE = "or leave such records out with --missing skip (missing='skip')"
+_FIELD_ADVICE = (
     "name another (a key of a JSON field with FromJson, --label-json), let fields be empty with "
-    f"--missing empty, {_SKIP}"
+    f"--missing empty, {_SKIP_ADVICE}"
 )
-_LABEL = f"put a file into a folder for its class, have a function return a label, {_SKIP}"
-"""What to do about records that lack a field, or a label of another kind."""
+_LABEL_ADVICE = (
+    f"put a file into a folder for its class, have a function return a label, {_SKIP_ADVICE}"
+)
+"""The advice for a record with a missing field or label."""
 
 
 def build_part(plan: BuildPlan, job: Job, file: str) -> None:
-    """Scan one whole shard, check every checksum, and write the part to `file`."""
+    """Scan one shard, check every checksum, and write the part to `file`."""
     if job.entries:
         _build(plan, job, Local(str(plan.root)), Path(file))
         return
     full = join(plan.root, job.shard)
     if isinstance(plan.root, str):
         below(plan.root, job.shard)
-    with local(full) as here:
+    with local(full) as local_file:
         try:
-            _build(plan, job, here, Path(file))
+            _build(plan, job, local_file, Path(file))
         except LoaderError as error:
             error.path = str(full)
             raise
 
 
-def _build(plan: BuildPlan, job: Job, here: Local, file: Path) -> None:
-    """Write the part. Write it again if a feature turns out to be a list."""
-    size = 0 if job.entries else os.stat(here.path).st_size
+def _build(plan: BuildPlan, job: Job, local_file: Local, file: Path) -> None:
+    """Write the part; restart if a bytes feature turns out to be a list."""
+    size = 0 if job.entries else os.stat(local_file.path).st_size
     while True:
-        part = ShardPart(plan.options, job.shard, size, here.tag, file=file)
+        part = ShardPart(plan.options, job.shard, size, local_file.tag, file=file)
         with new_part(file) as out:
-            collector = _Collector(plan, part, here.path, out)
-            _scan(plan, job, here.path, collector)
-            if not collector.mixed:
-                part.sha256 = file_digest(Path(here.path)) if plan.options.digest else ""
-                collector.finish()
+            scanner = ShardScanner(plan, part, local_file.path, out)
+            _scan(plan, job, local_file.path, scanner)
+            if not scanner.mixed:
+                part.sha256 = file_digest(Path(local_file.path)) if plan.options.digest else ""
+                scanner.finish()
                 return
-        plan = plan.with_lists(collector.mixed)
+        plan = plan.with_lists(scanner.mixed)
 
 
-def _scan(plan: BuildPlan, job: Job, path: str, collector: _Collector) -> None:
-    """Give the collector every record of a shard that is not left out."""
-    part = collector.part
+def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
+    """Add every record of a shard to the scanner, except those that are excluded."""
+    part = scanner.part
     bad: set[int | None] = set()
 
     def on_bad(error: DataCorruptionError) -> None:
@@ -101,7 +103,7 @@ def _scan(plan: BuildPlan, job: Job, path: str, collector: _Collector) -> None:
             if job.without(record.number):
                 bad.add(record.number)
             else:
-                collector.add(record)
+                scanner.add(record)
     except DataCorruptionError as error:
         if job.rest is None or error.record is None or error.record < job.rest:
             raise
@@ -111,7 +113,7 @@ def _scan(plan: BuildPlan, job: Job, path: str, collector: _Collector) -> None:
 
 
 class _Column:
-    """Collect the rows of one field over the records of a shard, block by block."""
+    """The rows of one field, and its values if it can be a column, block by block."""
 
     def __init__(self, kind: str, first: int) -> None:
         self.kind = kind
@@ -122,19 +124,19 @@ class _Column:
         self.clear()
 
     def clear(self) -> None:
-        """Begin a block."""
+        """Start a block."""
         self.rows: list[tuple[int, int, int]] = []
         self.values: list[Array] = []
 
-    def add(self, place: int, piece: Range, where: int) -> None:
-        """Note the place of the field in record `place` of the block, and a column's numbers."""
-        if len(self.rows) < place:
-            self.pad(place)
-        self.rows.append((where, piece.length, crc32c(piece.data)))
-        self.offset = max(self.offset, where)
-        self.length = max(self.length, piece.length)
+    def add(self, row: int, range_: Range, offset: int) -> None:
+        """Add the field of record `row` of the block."""
+        if len(self.rows) < row:
+            self.pad(row)
+        self.rows.append((offset, range_.length, crc32c(range_.data)))
+        self.offset = max(self.offset, offset)
+        self.length = max(self.length, range_.length)
         if self.numeric:
-            value = np.asarray(self.decode(piece.data))
+            value = np.asarray(self.decode(range_.data))
             if self.count == 0:
                 self.width = len(value)
             self.count += 1
@@ -142,29 +144,29 @@ class _Column:
             self.numeric = len(value) == self.width <= WIDEST_COLUMN
 
     def pad(self, records: int) -> None:
-        """Note that the records up to this number lack the field."""
-        self.rows += [_LACKS] * (records - len(self.rows))
+        """Mark the field as missing in the following records, up to this number."""
+        self.rows += [_MISSING_ROW] * (records - len(self.rows))
 
     def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
-        """Return the field's table for a block, and its values if every record has values."""
+        """Return the rows of a block, and its values if every record has as many."""
         self.pad(records)
         dtype = row_type(self.offset, self.length, whole_files=whole_files)
-        held: dict[str, Array] = {f"rows-{number}": np.array(self.rows, dtype)}
+        block: dict[str, Array] = {f"rows-{number}": np.array(self.rows, dtype)}
         if self.numeric and len(self.values) == records:
-            held[f"values-{number}"] = np.array(self.values).reshape(records, self.width)
-        return held
+            block[f"values-{number}"] = np.array(self.values).reshape(records, self.width)
+        return block
 
-    def facts(self, records: int) -> FieldFacts:
-        """Return the facts of the field, given the number of records of the shard."""
+    def stats(self, records: int) -> FieldStats:
+        """Return the statistics of the field; the shard has this number of records."""
         width = self.width if self.numeric and self.count == records else 0
-        return FieldFacts(self.kind, self.offset, self.length, width)
+        return FieldStats(self.kind, self.offset, self.length, width)
 
 
-class _Collector:
-    """Sort the records of a shard into columns."""
+class ShardScanner:
+    """The scan of a shard: turns records into the columns of a part."""
 
     def __init__(self, plan: BuildPlan, part: ShardPart, path: str, out: PartFile) -> None:
-        self.options, self.source, self.known = plan.options, plan.label, plan.keys
+        self.options, self.source, self.wanted_keys = plan.options, plan.label, plan.keys
         self.part, self.path, self.out = part, path, out
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
@@ -173,60 +175,64 @@ class _Collector:
         self.columns: dict[str, _Column] = {}
         self.mixed: set[str] = set()
         self.numbering = Numbering()
-        self.memo: dict[bytes, Label] = {}
+        self.label_cache: dict[bytes, Label] = {}
         self.clear()
 
     def clear(self) -> None:
-        """Begin a block."""
+        """Start a block."""
         self.records = self.cells = 0
         self.keys: list[str] = []
         self.files: list[str] = []
         self.labels: list[Label | None] = []
 
     def add(self, record: Record) -> None:
-        """Add one record, or leave it out if it lacks a field or a label."""
+        """Add a record, or skip it if a field or the label is missing."""
         if self.options.key is not None:
             record = record._replace(key=key_of(self.options.key, record, self.path))
-        if self.known is not None and record.key is not None and record.key not in self.known:
-            self.part.lacking += 1
+        if (
+            self.wanted_keys is not None
+            and record.key is not None
+            and record.key not in self.wanted_keys
+        ):
+            self.part.missing += 1
             return
-        pieces = self.select(record)
-        if pieces is None or not self.add_label(record):
+        selected = self.select(record)
+        if selected is None or not self.add_label(record):
             return
         if record.key is not None:
             self.keys.append(record.key)
         base = self.part.files + len(self.files)
         self.files += record.paths
-        for name, piece in pieces:
-            self.add_field(name, piece, base, record.number)
+        for name, range_ in selected:
+            self.add_field(name, range_, base, record.number)
         self.records += 1
-        self.cells += 1 + len(pieces)
+        self.cells += 1 + len(selected)
         if self.cells >= CELLS:
             self.write()
 
     def add_label(self, record: Record) -> bool:
-        """Note the label of a record. Return False to leave the record out."""
+        """Add the label of a record; return False if the record is to be skipped."""
         source = self.source
         if source is None:
             return True
-        piece = record.fields.get(source) if isinstance(source, str) else None
-        label = None if piece is None else self.memo.get(piece.data)
+        range_ = record.fields.get(source) if isinstance(source, str) else None
+        label = None if range_ is None else self.label_cache.get(range_.data)
         if label is None:
             label = label_of(source, record, self.path)
             if label is not None:
-                self.note_kind(label, record)
-                if piece is not None and len(self.memo) < _MEMO:
-                    self.memo[piece.data] = label
+                self.check_label_kind(label, record)
+                if range_ is not None and len(self.label_cache) < _MEMO:
+                    self.label_cache[range_.data] = label
             elif self.options.background is None:
                 named = isinstance(source, str | FromJson)
-                what = f"what {spelled(source)} names" if named else "a label"
-                self.lacks(what, record, _FIELD if named else _LABEL)
+                what = f"what {label_source_text(source)} names" if named else "a label"
+                self.skip_or_refuse(what, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
                 return False
         self.labels.append(label)
         return True
 
-    def note_kind(self, label: Label, record: Record) -> None:
-        """Refuse labels of two kinds."""
+    def check_label_kind(self, label: Label, record: Record) -> None:
+        """Raise ValueError for labels of two kinds."""
         kind, labels = kind_of(label), self.part.labels
         if kind not in labels:
             where = f"{self.part.path}, record {record.number}, key {record.key!r}"
@@ -234,7 +240,7 @@ class _Collector:
             refuse_mixed(labels)
 
     def select(self, record: Record) -> list[tuple[str, Range]] | None:
-        """Return the record's fields by their names in the index; None to leave the record out."""
+        """Return the record's fields by their names in the index, or None to skip the record."""
         if self.options.fields is None:
             return [item for item in record.fields.items() if item[0] not in self.dropped]
         chosen = []
@@ -246,48 +252,48 @@ class _Collector:
                     break
             else:
                 if self.options.missing != "empty":
-                    called = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
-                    self.lacks(f"the field {name!r}{called}", record, _FIELD)
+                    names = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
+                    self.skip_or_refuse(f"the field {name!r}{names}", record, _FIELD_ADVICE)
                     return None
         return chosen
 
-    def lacks(self, what: str, record: Record, advice: str) -> None:
-        """Refuse a record that lacks something, or count the record as left out."""
+    def skip_or_refuse(self, what: str, record: Record, advice: str) -> None:
+        """Raise DataCorruptionError for a missing field or label, or count the record."""
         if self.options.missing != "skip":
-            tar = _DOTS if self.options.container == "tar" else ""
-            raise lacking(what, record, self.path, advice + tar)
-        self.part.lacking += 1
+            tar = _DOTS_ADVICE if self.options.container == "tar" else ""
+            raise missing_error(what, record, self.path, advice + tar)
+        self.part.missing += 1
 
-    def add_field(self, name: str, piece: Range, base: int, number: int) -> None:
-        """Add one field, as a list where some record has several values."""
-        if piece.kind == "bytes" and name in self.options.lists:
-            piece = self.as_list(piece)
+    def add_field(self, name: str, range_: Range, base: int, number: int) -> None:
+        """Add one field of a record, converted to a list if the index has lists of it."""
+        if range_.kind == "bytes" and name in self.options.lists:
+            range_ = self.as_list(range_)
         column = self.columns.get(name)
         if column is None:
             if name == "label" and self.source is not None:
                 raise label_clash(self.part.path)
-            column = self.columns[name] = _Column(piece.kind, number)
+            column = self.columns[name] = _Column(range_.kind, number)
             check_number(self.columns)
-        elif column.kind != piece.kind:
-            if {column.kind, piece.kind} != {"bytes", "bytes_list"}:
+        elif column.kind != range_.kind:
+            if {column.kind, range_.kind} != {"bytes", "bytes_list"}:
                 raise ValueError(
                     f"feature {name!r} of {self.part.path} is {column.kind} in record "
-                    f"{column.first} and {piece.kind} in record {number}"
+                    f"{column.first} and {range_.kind} in record {number}"
                 )
             self.mixed.add(name)
             return
-        where = base + piece.path_no if self.whole_files else piece.offset
-        column.add(self.records, piece, where)
+        offset = base + range_.path_no if self.whole_files else range_.offset
+        column.add(self.records, range_, offset)
 
-    def as_list(self, piece: Range) -> Range:
-        """Return the list message around a single bytes value of a TFRecord."""
+    def as_list(self, range_: Range) -> Range:
+        """Return the BytesList message around a single bytes value of a TFRecord."""
         with open_file(self.path) as file:
-            head = os.pread(file.fileno(), piece.head, piece.offset - piece.head)
-        start, length = piece.offset - piece.head, piece.length + piece.head
-        return Range("bytes_list", piece.path_no, start, length, head + piece.data, 0)
+            head = os.pread(file.fileno(), range_.head, range_.offset - range_.head)
+        start, length = range_.offset - range_.head, range_.length + range_.head
+        return Range("bytes_list", range_.path_no, start, length, head + range_.data, 0)
 
     def write(self) -> None:
-        """Write the records since the last block, and forget them."""
+        """Write the block, and start the next."""
         part, arrays = self.part, dict[str, Array]()
         for number, field in enumerate(self.columns.values()):
             if field.rows:
@@ -300,13 +306,13 @@ class _Collector:
                 count, size = part.strings.get(name, (0, 0))
                 part.strings[name] = (count + len(column), size + len(column.text))
         if self.source is not None:
-            arrays |= self.numbered()
+            arrays |= self.label_arrays()
         self.out.add(self.records, arrays)
         part.records += self.records
         self.clear()
 
-    def numbered(self) -> dict[str, Array]:
-        """Return the labels of the block: integers, or the numbers of names."""
+    def label_arrays(self) -> dict[str, Array]:
+        """Return the labels of the block: integers, or the numbers of their names."""
         if "integers" not in self.part.labels:
             return {"names": self.numbering.of(self.labels)}
         if None in self.labels:
@@ -315,9 +321,9 @@ class _Collector:
         return {"labels": np.array(self.labels, np.int64)}
 
     def finish(self) -> None:
-        """Write what is left, and the facts of the part."""
+        """Write the last block, and the statistics of the part."""
         self.write()
         part = self.part
         part.names = self.numbering.names
-        part.fields = {name: column.facts(part.records) for name, column in self.columns.items()}
+        part.fields = {name: column.stats(part.records) for name, column in self.columns.items()}
         self.out.finish(part)

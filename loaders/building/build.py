@@ -12,14 +12,14 @@ from typing import Unpack
 
 from twinfeed.loaders.building._classes import check_classes
 from twinfeed.loaders.building._merge import write_index
-from twinfeed.loaders.building._part_stats import Survey
+from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import ShardPart, load_part
 from twinfeed.loaders.building._scan_shard import build_part
 from twinfeed.loaders.building.bad_records import Exclude, without
 from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import BuildPlan, Fields
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, describe_jobs, find_source
-from twinfeed.loaders.building.writer import DAY, is_part, make_folder, own_folder
+from twinfeed.loaders.building.writer import DAY, check_own_folder, is_part, make_folder
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.index.open import open_index
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
@@ -99,7 +99,7 @@ def build_index(
     (('cat',), array([0]), ['0001'])
     """
     out = parse_location(path)
-    here = own_folder(to_write(out)) if isinstance(out, str) else None
+    here = check_own_folder(to_write(out)) if isinstance(out, str) else None
     if isinstance(out, Location) and out.web:
         raise read_only_error(out)
     check_classes(classes)
@@ -112,12 +112,12 @@ def build_index(
     with nullcontext(Path()) if here else temporary() as folder:
         here = here or folder / "x.index"
         with _alone(here / "parts"):
-            survey = Survey(_parts(plan, jobs, here / "parts", executor, progress), table)
-            mixed = survey.mixed()
+            stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
+            mixed = stats.mixed()
             if mixed:  # some shards have one value a record, others several: read all as lists
                 plan = plan.with_lists(mixed)
-                survey = Survey(_parts(plan, jobs, here / "parts", executor, progress), table)
-            write_index(here, survey, classes=classes)
+                stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
+            write_index(here, stats, classes=classes)
         if isinstance(out, Location):
             send_index(here, out)
     return open_index(path, root=str(source.root))

@@ -29,7 +29,7 @@ _REPAIR = (
     "repair the record, name another field or a function, such as "
     "label=lambda sample: sample['labels'][0], or leave the record out with exclude="
 )
-_FUNCTION = "mend the function, or let it return None for a record without a label"
+_FUNCTION = "correct the function, or let it return None for a record without a label"
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class FromTable:
         unknown = [] if partial else [key for key in keys if key not in self.labels]
         unused = [key for key in self.labels if key not in known]
         found: dict[str, list[Any]] = {
-            "records have the key of another": _twice(keys),
+            "records have the key of another": _repeated(keys),
             "records are not in the table": unknown,
             "rows of the table have no record": unused,
             "labels are not a name or an integer": [
@@ -158,7 +158,7 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
         if isinstance(source, str | FromJson) and isinstance(value, dict):
             advice = "it is a JSON object: name one of its keys with FromJson (--label-json)"
         raise kind(
-            f"{spelled(source)} {rule}",
+            f"{label_source_text(source)} {rule}",
             **at(record, shard),
             expected="an int64, or UTF-8 text that is not empty",
             found=reprlib.repr(value),
@@ -172,19 +172,19 @@ def key_of(name: str, record: Record, shard: str, /) -> str:
     part = record.fields.get(name)
     if part is None or part.kind != "bytes":
         what = f"the bytes feature {name!r} of key="
-        raise lacking(what, record, shard, "name another feature")
+        raise missing_error(what, record, shard, "name another feature")
     return part.data.decode("utf-8", "surrogateescape")
 
 
-def lacking(what: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
-    """Return the error of a record that lacks something."""
+def missing_error(what: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
+    """Return the error of a record with a missing field or label."""
     found = f"the fields {reprlib.repr(sorted(record.fields))}"
     where = at(record, shard)
     return DataCorruptionError(f"a record lacks {what}", **where, found=found, advice=advice)
 
 
-def spelled(source: RecordLabel, /) -> str:
-    """Name where labels come from, a JSON key also by its option of the command."""
+def label_source_text(source: RecordLabel, /) -> str:
+    """Format a source of labels for an error message, with the option of the command."""
     if isinstance(source, FromJson):
         path = f"{source.field}:{source.key}" if source.key else source.field
         return f"label={source!r} (--label-json {shlex.quote(path)})"
@@ -216,7 +216,7 @@ def label_clash(where: str, /) -> ValueError:
 
 
 def at(record: Record, shard: str, part: Range | None = None) -> dict[str, Any]:
-    """Return the place of a record, or of a part of the record, as arguments of an error."""
+    """Return the path, offset, number and key of a record (or of its field) for an error."""
     path = shard
     offset: int | None = (part or record).offset
     if record.paths:
@@ -266,8 +266,8 @@ def _of_function(function: LabelFunction, record: Record, shard: str) -> Any:
         raise DecodeError(problem, **at(record, shard), advice=_FUNCTION) from error
 
 
-def _twice(items: Iterable[str]) -> list[str]:
-    """Return the items that are there a second time."""
+def _repeated(items: Iterable[str]) -> list[str]:
+    """Return the items that occur a second time."""
     seen: set[str] = set()
     return [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
 
@@ -285,28 +285,28 @@ def _read_table(path: str) -> dict[str, Label | float]:
         lines = io.StringIO(text, newline="")
         rows = [row for row in csv.reader(lines, delimiter=delimiter) if row]
     except (csv.Error, UnicodeDecodeError) as error:
-        raise ValueError(f"{path} is no table: {error}") from None
-    places = (0, 1)
+        raise ValueError(f"{path} is not a table: {error}") from None
+    columns = (0, 1)
     names = [name.strip().lower() for name in rows[0]] if rows else []
     if {"key", "label"} <= set(names):
-        places = names.index("key"), names.index("label")
+        columns = names.index("key"), names.index("label")
         rows = rows[1:]
     elif len(names) > 2:
         raise ValueError(
             f"{path} has {len(names)} columns: call the columns of keys and labels 'key' and "
             f"'label' in the first line, got {rows[0]}"
         )
-    short = [number for number, row in enumerate(rows, 1) if len(row) <= max(places)]
+    short = [number for number, row in enumerate(rows, 1) if len(row) <= max(columns)]
     if short:
         raise ValueError(f"{path}: rows lack a column ({len(short)}, first: row {short[0]})")
-    repeated = _twice(row[places[0]] for row in rows)
+    repeated = _repeated(row[columns[0]] for row in rows)
     if repeated:
-        raise ValueError(f"{path}: keys are there twice ({len(repeated)}: {repeated[:5]})")
-    return {row[places[0]]: _cell(row[places[1]]) for row in rows}
+        raise ValueError(f"{path}: keys occur twice ({len(repeated)}: {repeated[:5]})")
+    return {row[columns[0]]: _cell(row[columns[1]]) for row in rows}
 
 
 def _cell(text: str) -> Label | float:
-    """Return the label in a cell; a number that is not whole stays a float, to be refused."""
+    """Parse a cell to a label; a fraction becomes a float, which is refused later."""
     text = text.strip()
     try:
         number = float(text)

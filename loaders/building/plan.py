@@ -1,4 +1,4 @@
-"""The plan of an index: what a worker needs to know besides its job."""
+"""The settings of a build that all workers share."""
 
 from __future__ import annotations
 
@@ -26,10 +26,7 @@ Fields = Mapping[str, str] | Iterable[str]
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """What an index will have; a worker needs to know this and its job.
-
-    Records whose key is not in `keys` are left out.
-    """
+    """The settings of a build. Records whose key is not in `keys` are skipped."""
 
     root: Root
     options: IndexOptions
@@ -48,22 +45,22 @@ class BuildPlan:
             if reading.missing == "skip" and reading.background is None:
                 keys = frozenset(label.labels)
             label = None
-        kind, name = _described(label)
-        facts = vars(reading) | {
+        kind, name = _label_source_of(label)
+        options = vars(reading) | {
             "container": source.container,
             "label_from": kind,
             "label": name,
-            "fields": _named(fields),
+            "fields": _field_aliases(fields),
             "root": str(source.root) if isinstance(source.root, Location) else None,
         }
-        return cls(source.root, IndexOptions(**facts), label, keys)
+        return cls(source.root, IndexOptions(**options), label, keys)
 
     def with_lists(self, fields: Iterable[str]) -> BuildPlan:
-        """Return the plan that reads these fields as lists too."""
+        """Return a copy that reads these fields as lists too."""
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 
     def digest(self) -> str:
-        """Return a digest of all that a part depends on besides its job and a label function."""
+        """Return a digest of all settings that a part depends on, except for a label function."""
         label = None if callable(self.label) else self.label
         keys = None if self.keys is None else sorted(map(repr, self.keys))
         text = repr([VERSION, replace(self.options, root=None), label, keys])
@@ -71,12 +68,12 @@ class BuildPlan:
 
     def scan(self, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:
         """Scan the records of a job, whose shard is at `path`."""
-        options, most = self.options, self.options.max_record_bytes
+        options, limit = self.options, self.options.max_record_bytes
         if job.entries:
-            return files.scan(str(self.root), job.entries, max_record_bytes=most, on_bad=on_bad)
+            return files.scan(str(self.root), job.entries, max_record_bytes=limit, on_bad=on_bad)
         if options.container == "tar":
-            return tar.scan(path, max_record_bytes=most, join=options.join, on_bad=on_bad)
-        return tfrecord.scan(path, example=options.example, max_record_bytes=most, on_bad=on_bad)
+            return tar.scan(path, max_record_bytes=limit, join=options.join, on_bad=on_bad)
+        return tfrecord.scan(path, example=options.example, max_record_bytes=limit, on_bad=on_bad)
 
 
 def add_header(checksum: int, record: Record) -> int:
@@ -84,8 +81,8 @@ def add_header(checksum: int, record: Record) -> int:
     return crc32c(checksum.to_bytes(4, "little") + record.header)
 
 
-def _described(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:
-    """Return the kind of source of the labels, and the name of the source."""
+def _label_source_of(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:
+    """Return the kind and the name of the source of labels, as the manifest has them."""
     if label is None or isinstance(label, str):
         return "field" if label is not None else None, label
     if isinstance(label, FromJson):
@@ -100,7 +97,7 @@ def _described(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]
     )
 
 
-def _named(fields: Fields | None) -> dict[str, str] | None:
+def _field_aliases(fields: Fields | None) -> dict[str, str] | None:
     """Return the possible names of each field in a record, with ";" between them."""
     if fields is None:
         return None

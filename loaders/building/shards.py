@@ -110,11 +110,11 @@ def check_complete(paths: Iterable[str], /) -> None:
 
 def check_distinct(names: Iterable[str], /) -> None:
     """Raise ValueError for a shard that is named twice, in any spelling or through a link."""
-    spelled: dict[str, list[str]] = {}
+    by_path: dict[str, list[str]] = {}
     for name in names:
         same = str(Location.of(name)) if is_url(name) else os.path.realpath(name)
-        spelled.setdefault(same, []).append(name)
-    twice = [" and ".join(spellings) for spellings in spelled.values() if len(spellings) > 1]
+        by_path.setdefault(same, []).append(name)
+    twice = [" and ".join(spellings) for spellings in by_path.values() if len(spellings) > 1]
     if twice:
         raise ValueError(f"shards are named twice ({len(twice)}: {', '.join(twice[:5])})")
 

@@ -1,8 +1,8 @@
-"""A folder of `.npy` arrays and a JSON manifest, switched from old to new by one rename.
+"""The writer of an index: a folder of `.npy` arrays and a JSON manifest, replaced atomically.
 
-The arrays of one state lie in a folder that is named after their content. The manifest names the
-folder. `os.replace` of the manifest is the switch: a reader sees the whole old state or the whole
-new state. No time, user or place is in the bytes. So two processes that build the same index write
+The arrays lie in a folder that is named after their content, and the manifest names the folder.
+`os.replace` of the manifest is the commit point: a reader sees the whole old state or the whole new
+state. The bytes contain no time, user or path. So two processes that build the same index write
 the same files, and the last writer changes nothing.
 """
 
@@ -44,11 +44,11 @@ from twinfeed.loaders.support.owned import (
 from twinfeed.loaders.support.regular import open_file
 
 _PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
-PART_BEGINS = b"PK\x03\x04"
+PART_MAGIC = b"PK\x03\x04"
 """The first bytes of every part, which is a zip."""
 _BUFFER = 1 << 17
 DAY = 86400.0
-"""The seconds that a build waits for another build of the same index."""
+"""The timeout, in seconds, of the lock on an index that another process builds."""
 _ELSEWHERE = (
     "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
     "the folder that holds the shards"
@@ -56,7 +56,7 @@ _ELSEWHERE = (
 
 
 class ArrayFile:
-    """Write one array of an index piece by piece, and take the SHA-256 of the file.
+    """The writer of one `.npy` file, which is written in blocks, with its SHA-256.
 
     `size` is the size of the finished file.
     """
@@ -78,28 +78,28 @@ class ArrayFile:
         self.digest.update(data)
         self.bytes += len(data)
 
-    def add(self, piece: Array, /) -> None:
-        """Write the next rows, as the type of the array."""
-        piece = np.ascontiguousarray(piece, self.dtype)  # numpy's own writing hides a full disk
-        self.write(piece.reshape(-1).view(np.uint8).data)
+    def add(self, rows: Array, /) -> None:
+        """Append rows, converted to the type of the array."""
+        rows = np.ascontiguousarray(rows, self.dtype)  # numpy's own writing hides a full disk
+        self.write(rows.reshape(-1).view(np.uint8).data)
 
     def close(self) -> None:
         """Close the file."""
         self._out.close()
 
     def entry(self) -> dict[str, Any]:
-        """End the array, and return its entry of the manifest."""
+        """Finish the file, and return its entry of the manifest."""
         self._out.flush()
         os.fsync(self._out.fileno())
         self.close()
         if self.bytes != self.size:
             raise damaged_part(self.file)
-        facts = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
-        return facts | {"sha256": self.digest.hexdigest()}
+        entry = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
+        return entry | {"sha256": self.digest.hexdigest()}
 
 
 class IndexWriter:
-    """Write the arrays of an index to a folder that no reader sees yet, and then switch to them."""
+    """The writer of an index, to a temporary folder that `finish` makes the index."""
 
     def __init__(self, path: Path, folder: Path, /) -> None:
         self.path = path
@@ -108,30 +108,30 @@ class IndexWriter:
         self._entries: dict[str, Any] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
-        """Begin an array."""
+        """Create an array, to be written in blocks."""
         add_to_mark(self.folder, f"{name}.npy")
         self.open[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
         return self.open[name]
 
     def add(self, arrays: Mapping[str, Array], /) -> None:
-        """Write arrays that are whole."""
+        """Write whole arrays."""
         for name, array in arrays.items():
             self.new(name, array.dtype, array.shape).add(array)
 
     def finished(self, name: str, /) -> Array:
-        """End an array, and return it mapped."""
+        """Finish an array, and return it memory-mapped."""
         file = self.open.pop(name)
         self._entries[name] = file.entry()
         return np.asarray(np.lib.format.open_memmap(file.file, mode="r"))
 
-    def finish(self, facts: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
-        """Switch the index to the arrays, `facts` and `options`.
+    def finish(self, content: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
+        """Replace the index by the arrays, and by a manifest with `content` and `options`.
 
-        The manifest's `fingerprint` is taken over the facts and the arrays' bytes. `options` only
-        say how the index was made, and which tags the shards then had.
+        The manifest's `fingerprint` covers `content` and the bytes of the arrays, but neither
+        `options`, which say how the index was built, nor the ETags of the shards.
         """
         entries = self._entries | {name: file.entry() for name, file in self.open.items()}
-        manifest = {"format": FORMAT, "version": VERSION, **facts}
+        manifest = {"format": FORMAT, "version": VERSION, **content}
         data = {name: entry for name, entry in entries.items() if not name.startswith("tags-")}
         manifest |= {"fingerprint": digest_of({**manifest, "arrays": data}), "arrays": entries}
         manifest["options"] = dict(options)
@@ -142,21 +142,20 @@ class IndexWriter:
         (self.folder / MANIFEST).write_bytes(text.encode())
         sync(self.folder / MANIFEST)
         final = self.path / manifest["folder"]
-        folder = _moved(self.folder, final)
-        with _given_up(self.path):
-            os.replace(folder / MANIFEST, self.path / MANIFEST)  # now the new state is the index
+        folder = _publish_arrays(self.folder, final)
+        with _old_arrays_deletable(self.path):
+            os.replace(folder / MANIFEST, self.path / MANIFEST)  # the commit point
             sync(self.path)
         (final / MARK).unlink(missing_ok=True)
-        for left in self.path.iterdir():
-            if left != final and COLUMNS.fullmatch(left.name.removeprefix(".")):
-                delete_marked(left)
+        for folder in self.path.iterdir():
+            if folder != final and COLUMNS.fullmatch(folder.name.removeprefix(".")):
+                delete_marked(folder)
 
 
 @contextmanager
-def _given_up(path: Path) -> Iterator[None]:
-    """Mark the arrays that the manifest names while another manifest takes its place.
-
-    If this build is killed before it deletes them, the next build can.
+def _old_arrays_deletable(path: Path) -> Iterator[None]:
+    """Mark the old arrays deletable while the manifest is replaced, so that the next build can
+    remove them if this one is killed.
     """
     try:
         manifest = read_manifest(path)
@@ -174,8 +173,8 @@ def _given_up(path: Path) -> Iterator[None]:
 
 @contextmanager
 def index_writer(path: Path) -> Iterator[IndexWriter]:
-    """Give a writer of the index at `path` to one process at a time; remove what is unfinished."""
-    own_folder(path)
+    """Yield a writer of the index at `path`, under a lock; remove temporary files at the end."""
+    check_own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
         store = IndexWriter(path, beside(path / "columns"))
         store.folder.mkdir()
@@ -186,23 +185,23 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
             for file in store.open.values():
                 with suppress(OSError):  # a full disk was reported already
                     file.close()
-            with suppress(OSError):  # it is the index's now
+            with suppress(OSError):  # renamed to the folder of the index
                 delete_whole(store.folder)
 
 
 def make_folder(path: Path) -> Path:
-    """Make a folder to write in, or say where to write instead."""
+    """Create a folder to write in; an error advises where to write instead."""
     with writable(path, _ELSEWHERE):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
 
-def own_folder(path: Path) -> Path:
-    """Return `path` if an index may be there: the path is new, an empty folder or an index."""
+def check_own_folder(path: Path) -> Path:
+    """Return `path` if an index may be written there: it is new, an empty folder or an index."""
     if path.is_file():
         problem, name = "a file", path.with_suffix(".index")
     else:
-        found = others_in(path) if path.exists() and not is_index(path) else []
+        found = foreign_files(path) if path.exists() and not is_index(path) else []
         others = [each for each in found if "/." not in f"/{each}"]  # hidden files may stay
         if not others or is_index(path):  # another process may have finished it meanwhile
             return path
@@ -213,8 +212,8 @@ def own_folder(path: Path) -> Path:
     )
 
 
-def others_in(path: Path, /) -> list[str]:
-    """Return what lies in the folder of an index, and is neither its own nor left by a build."""
+def foreign_files(path: Path, /) -> list[str]:
+    """Return the files in the folder of an index that no build has written."""
     own = {MANIFEST} if is_index(path) else set()
     with suppress(LoaderError, OSError, TypeError):
         manifest = read_manifest(path)
@@ -225,39 +224,44 @@ def others_in(path: Path, /) -> list[str]:
             found += [each.name] if each.name != LOCK else []
         else:
             files = marked(each)
-            left = [LOCK] if files is None else [LOCK, MARK, *files]
-            others = [one for one in each.iterdir() if one.name not in left and not is_part(one)]
-            found += [f"{each.name}/{one.name}" for one in others]
+            known = [LOCK] if files is None else [LOCK, MARK, *files]
+            others = [
+                path for path in each.iterdir() if path.name not in known and not is_part(path)
+            ]
+            found += [f"{each.name}/{path.name}" for path in others]
     return sorted(set(found) - own)
 
 
 def is_part(path: Path) -> bool:
-    """Return whether a file is a part, or was to become a part when its process was killed."""
+    """Whether a file is a part, or the temporary file of one."""
     if not _PART.fullmatch(path.name):
         return False
     with suppress(LoaderError, FileNotFoundError), open_file(path) as file:
-        return PART_BEGINS.startswith(file.read(len(PART_BEGINS)))
+        return PART_MAGIC.startswith(file.read(len(PART_MAGIC)))
     return False
 
 
-def _moved(temporary: Path, final: Path) -> Path:
-    """Rename the folder, or put its arrays in the folder of this name; return where the rest is."""
+def _publish_arrays(temporary: Path, final: Path) -> Path:
+    """Rename the temporary folder to `final`, or move its arrays there if it exists.
+
+    Return the folder with the manifest.
+    """
     sync(temporary)
-    if _named(final.parent) != final:
-        delete_marked(final)  # the build that was to use it, or to delete it, was killed
+    if _current_arrays(final.parent) != final:
+        delete_marked(final)  # of a killed build
     try:
         os.rename(temporary, final)
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        for file in temporary.glob("*.npy"):  # same bytes, or damaged bytes replaced
+        for file in temporary.glob("*.npy"):  # equal, or replaces damaged bytes
             os.replace(file, final / file.name)
         return temporary
     return final
 
 
-def _named(path: Path) -> Path | None:
-    """Return the folder that the manifest of an index names; None for no index."""
+def _current_arrays(path: Path) -> Path | None:
+    """Return the folder of arrays that the manifest names, or None if there is no index."""
     with suppress(LoaderError, OSError):
         return path / str(read_manifest(path)["folder"])
     return None

@@ -34,7 +34,7 @@ from twinfeed.loaders.feed.shuffling import shuffled
 from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.index import load_index
-from twinfeed.loaders.index.open import open_unseen
+from twinfeed.loaders.index.open import open_without_checks
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import index_at_url
 from twinfeed.loaders.index.sizes import field_bytes
@@ -296,7 +296,7 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
 
     The index alone says how long records and shards are, so the shards need not be here.
     """
-    index = open_unseen(options.index, options.root)
+    index = open_without_checks(options.index, options.root)
     if len(index) == 0:
         raise ValueError("the index holds no records")
     blocks = shuffled(index, seed=options.seed)

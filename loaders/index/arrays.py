@@ -1,6 +1,6 @@
-"""The arrays of an index: rows that say where a field lies, strings, and the arrays that are open.
+"""The arrays of an index: rows with the location of a field, strings, and memory-mapped arrays.
 
-Rows are narrow in files, and of one type in memory.
+Rows have narrow types in files, and one type in memory.
 
 - A small array is read and checked when the index is opened. It is not mapped, since each mapping
   keeps a file descriptor.
@@ -34,27 +34,27 @@ READ_WHOLE = 1 << 18
 """Files of up to this many bytes are read, and longer files are mapped."""
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
-"""Where a field of one record lies; a `length` of -1 says that the record lacks the field."""
+"""The location of a field of a record; a `length` of -1 marks a missing field."""
 
 
-_STRINGS, _SHOWN = 1 << 14, 100  # strings that are decoded at once, and that are written out
+_STRINGS, _SHOWN = 1 << 14, 100  # strings decoded at a time, and shown in a repr
 
 
-def row_type(where: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
-    """Return the type of a table's rows, by the largest place and the largest length in the table.
+def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
+    """Return the narrowest type of a table's rows for its largest location and largest length.
 
-    The place is an offset in a shard, or with `whole_files` the number of a file.
+    A location is an offset in a shard, or with `whole_files` the number of a file.
     """
-    place = "file" if whole_files else "offset"
+    name = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"
-    return np.dtype([(place, unsigned(where)), ("length", lengths), ("crc", "<u4")])
+    return np.dtype([(name, unsigned(location)), ("length", lengths), ("crc", "<u4")])
 
 
 def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
-    """Return every type that rows of a table can have."""
+    """Return all types that the rows of a table can have."""
     return {
-        row_type(where, length, whole_files=whole_files)
-        for where in (0, 1 << 32)
+        row_type(location, length, whole_files=whole_files)
+        for location in (0, 1 << 32)
         for length in (0, 1 << 31)
     }
 
@@ -119,17 +119,17 @@ class StringColumn(Sequence[str]):
             return tuple(map(self.__getitem__, range(*place.indices(len(self)))))
         place = range(len(self))[place]
         start = self.ends[place - 1] if place else 0
-        held = self.text[start : self.ends[place]].tobytes().decode("utf-8", "surrogateescape")
-        return held if self._spelling is None else self._spelling(held)
+        string = self.text[start : self.ends[place]].tobytes().decode("utf-8", "surrogateescape")
+        return string if self._spelling is None else self._spelling(string)
 
     def __iter__(self) -> Iterator[str]:
-        for begin in range(0, len(self), _STRINGS):  # string by string takes ten times as long
-            ends = self.ends[begin : begin + _STRINGS].tolist()
-            first = int(self.ends[begin - 1]) if begin else 0
+        for low in range(0, len(self), _STRINGS):  # string by string takes ten times as long
+            ends = self.ends[low : low + _STRINGS].tolist()
+            first = int(self.ends[low - 1]) if low else 0
             text = self.text[first : ends[-1]].tobytes()
             for start, end in pairwise([first, *ends]):
-                held = text[start - first : end - first].decode("utf-8", "surrogateescape")
-                yield held if self._spelling is None else self._spelling(held)
+                string = text[start - first : end - first].decode("utf-8", "surrogateescape")
+                yield string if self._spelling is None else self._spelling(string)
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) or not isinstance(other, Sequence):
@@ -179,10 +179,10 @@ class Arrays:
         return np.asarray(self.mapped(name))
 
     def mapped(self, name: str) -> Array:
-        """Return a checked array. A mapped array stays numpy's memmap, which knows its file."""
+        """Return a checked array; a mapped array as `np.memmap`, which has its file name."""
         array = self._arrays[name]
         if isinstance(array, np.memmap) and name not in self.checked:
-            self._compare(name, _mapped_digest(array.base))
+            self._check_digest(name, _mapped_digest(array.base))
             self.checked.add(name)
         return array
 
@@ -207,10 +207,10 @@ class Arrays:
         except (MemoryError, RecursionError, TypeError, ValueError) as error:
             problem = f"damaged index: {name}.npy cannot be read"
             raise self._error(problem, found=error) from error
-        self._compare(name, hashlib.sha256(data).hexdigest())
+        self._check_digest(name, hashlib.sha256(data).hexdigest())
         return array
 
-    def _compare(self, name: str, found: str) -> None:
+    def _check_digest(self, name: str, found: str) -> None:
         """Raise IndexFormatError unless an array has the digest of the manifest."""
         expected = self._entries[name]["sha256"]
         if found != expected:
@@ -220,7 +220,7 @@ class Arrays:
 
 
 class Columns(Mapping[str, Array]):
-    """Give the columns of an index by name, each checked at its first use."""
+    """The columns of an index by name, each checked at its first use."""
 
     def __init__(self, arrays: Arrays, names: Mapping[str, str]) -> None:
         self._arrays = arrays
@@ -244,12 +244,12 @@ class Columns(Mapping[str, Array]):
 
 
 def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
-    """Return where the values of a `.npy` file begin. The manifest's shape must say the same."""
+    """Return the offset of the values in a `.npy` file, which must be `start` (by the manifest)."""
     if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
-        raise ValueError("no .npy file of format 1.0, or one of objects")
+        raise ValueError("not a .npy file of format 1.0, or one of Python objects")
     found = _MAGIC + int.from_bytes(head[8:_MAGIC], "little")
     if found != start:
-        raise ValueError(f"its values begin at byte {found}, and by its shape at {start}")
+        raise ValueError(f"its values start at byte {found}, and by its shape at {start}")
     return start
 
 

@@ -1,4 +1,4 @@
-"""The stored order of the records by class, checked."""
+"""Validation of the stored class order of an index."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from twinfeed.loaders.support.array_types import Array
 
 
 def check_class_order(*, records: Array, starts: Array, sizes: Array, num_records: int) -> None:
-    """Raise ValueError unless each record is in one class, and the classes lie side by side."""
+    """Raise ValueError unless each record is in exactly one class, and classes do not overlap."""
     if any(array.ndim != 1 or array.dtype.kind != "i" for array in (records, starts, sizes)):
         raise ValueError("its arrays are not of integers in one dimension")
     if len(records) != num_records or len(starts) != len(sizes):
@@ -25,15 +25,15 @@ def check_class_order(*, records: Array, starts: Array, sizes: Array, num_record
     for low in range(0, num_records, SEEN):
         seen = np.zeros(min(SEEN, num_records - low), np.bool_)
         for start in range(0, num_records, READ):
-            held = records[start : start + READ]
-            seen[held[(held >= low) & (held < low + len(seen))] - low] = True
+            chunk = records[start : start + READ]
+            seen[chunk[(chunk >= low) & (chunk < low + len(seen))] - low] = True
         if not seen.all():
             raise ValueError(f"record {low + int(seen.argmin())} is in no class")
 
 
 READ = 1 << 20
-"""The number of labels read at a time."""
+"""The number of records (or labels) read at a time."""
 
 
 SEEN = 1 << 28
-"""The number of records that are looked for at a time: so many bytes."""
+"""The number of records that are checked at a time, with one byte each."""

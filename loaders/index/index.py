@@ -1,7 +1,7 @@
-"""The open index: where each record and its fields lie, with labels and small numbers.
+"""The class `Index`: the location of each record and field, with labels and numeric columns.
 
-The table of a field has one row per record: the place of the field's bytes, how many bytes there
-are, and their CRC-32C.
+The table of a field has one row per record: the offset and the length of the field's bytes, and
+their CRC-32C.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.features import WIRES
 from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
 from twinfeed.loaders.index.class_arrays import check_class_order
-from twinfeed.loaders.index.manifest import CLASS_ORDER, digest_of, impossible, read_manifest
+from twinfeed.loaders.index.manifest import CLASS_ORDER, digest_of, invalid_manifest, read_manifest
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.paths import refuse_unfinished
 from twinfeed.loaders.index.remote_index import download_index
@@ -49,7 +49,7 @@ SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 
 
 class Field(NamedTuple):
-    """How a field is read ("bytes", or a list of an Example), and how many records lack it.
+    """The kind of a field ("bytes", or a list of an Example), and the records that lack it.
 
     >>> Field("bytes", 0).kind
     'bytes'
@@ -60,7 +60,7 @@ class Field(NamedTuple):
 
 
 class Index:
-    """What is known of all records of a set of shards.
+    """An index of the records of a set of shards: locations, labels, keys and checksums.
 
     `build_index`, `pack` and `open_index` return an index. An index pickles as its path.
 
@@ -139,7 +139,7 @@ class Index:
         return isinstance(self.shards_at, Location)
 
     def _check_arrays(self) -> None:
-        """Raise IndexFormatError unless all arrays are there, of the right type and length."""
+        """Raise IndexFormatError unless all arrays exist, with the right types and lengths."""
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
         fields, columns = range(len(self.fields)), range(len(self.manifest["columns"]))
         rows: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
@@ -185,8 +185,8 @@ class Index:
     @property
     def shard_sums(self) -> npt.NDArray[np.uint8]:
         """The SHA-256 of each shard, uint8[S, 32], or no rows if the index was built without."""
-        held = "shardsums" in self._arrays
-        return self._arrays.check("shardsums") if held else np.zeros((0, 32), np.uint8)
+        stored = "shardsums" in self._arrays
+        return self._arrays.check("shardsums") if stored else np.zeros((0, 32), np.uint8)
 
     @property
     def shard_paths(self) -> StringColumn:
@@ -215,9 +215,9 @@ class Index:
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
 
     def tag(self, number: int, /) -> str | None:
-        """Return the tag that its store gave a shard when the shard was indexed, or None.
+        """Return the ETag of a shard when it was indexed, or None.
 
-        There is no tag for shards that are now read from another place.
+        None too if the shards are now read from another root, since copies have other ETags.
         """
         if "tags-ends" not in self._arrays or self.root != self.options.root:
             return None
@@ -251,8 +251,8 @@ class Index:
 
     def __reduce__(self) -> tuple[Any, ...]:
         checked = self._arrays.checked
-        facts = self.fingerprint, checked, self.cache, self.where
-        return _reopen, (str(self.path), self.shards_at, *facts)
+        state = self.fingerprint, checked, self.cache, self.where
+        return _reopen, (str(self.path), self.shards_at, *state)
 
     @property
     def has_keys(self) -> bool:
@@ -294,7 +294,7 @@ class Index:
             try:
                 check_class_order(**arrays, num_records=len(self))
             except ValueError as error:
-                problem = "damaged index: its class order is none"
+                problem = "damaged index: the class order is not a permutation of the records"
                 raise IndexFormatError(problem, path=self.where, found=error) from None
             self._arrays.checked.add("class order")
         return ClassOrder.from_arrays(**arrays, digest=self.manifest["class_order"])
@@ -323,9 +323,9 @@ class Index:
             rows["file"] = self.shard_stops.searchsorted(ids, "right")
         for row, field in zip(rows, fields, strict=True):
             dtype = self.table(field).dtype
-            held = np.ndarray(len(ids), dtype, self._bytes[field].take(ids))
+            stored = np.ndarray(len(ids), dtype, self._bytes[field].take(ids))
             for name in dtype.names or ():
-                row[name] = held[name]
+                row[name] = stored[name]
         return rows.T.reshape(-1)
 
     def place(self, record: int, /) -> tuple[str, int]:
@@ -348,13 +348,13 @@ class Index:
         return ["{}#{}".format(*self.place(record)) for record in ids]
 
     def describe(self, record: int, /) -> str:
-        """Say in one line where a record lies, for messages."""
+        """Describe a record in one line, for messages: its shard, number and key."""
         record = int(checks.check_ids([record], len(self))[0])
         key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
         shard, number = self.place(record)
         tables = self._tables.values() if self.container == "files" else ()
-        held = [table[record] for table in tables if table["length"][record] >= 0]
-        where = self.files[int(held[0]["file"])] if held else f"{shard}, number {number}"
+        rows = [table[record] for table in tables if table["length"][record] >= 0]
+        where = self.files[int(rows[0]["file"])] if rows else f"{shard}, number {number}"
         return f"record {record} ({where}{key})"
 
 
@@ -365,45 +365,45 @@ def load_index(
     /,
 ) -> Index:
     """Open the index folder at `path`, a path or a URL, without checking its shards."""
-    given = parse_location(path)
+    location = parse_location(path)
     beside: Root
-    if isinstance(given, Location):
-        folder, temporary = download_index(given, cache)
-        where, beside = str(given), given.parent
+    if isinstance(location, Location):
+        folder, temporary = download_index(location, cache)
+        where, beside = str(location), location.parent
     else:
-        folder, temporary = Path(os.path.abspath(given)), None
+        folder, temporary = Path(os.path.abspath(location)), None
         where, beside = str(folder), str(folder.parent)
         refuse_unfinished(beside, folder.name)
     if root is not None:
         beside = root if isinstance(root, Location) else parse_location(root)
     try:
-        index = _loaded(folder, where, beside, cache)
+        index = _load_arrays(folder, where, beside, cache)
     except IndexFormatError as error:
         if temporary is not None:
-            error.path = where  # the copy may be gone by now
+            error.path = where  # the copy is temporary
         raise
     if temporary is not None:
         weakref.finalize(index, remove_temporary, temporary)
     return index
 
 
-def _loaded(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
-    """Open the arrays of the manifest, once more if a build has replaced both meanwhile."""
-    manifest, before = read_manifest(folder, where), None
-    while manifest != before:
+def _load_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
+    """Open the arrays of the manifest; retry if a build replaces the index meanwhile."""
+    manifest, previous = read_manifest(folder, where), None
+    while manifest != previous:
         try:
             return Index(folder, where, root, manifest, cache)
         except FileNotFoundError:
-            before, manifest = manifest, read_manifest(folder, where)
+            previous, manifest = manifest, read_manifest(folder, where)
         except LoaderError:
             raise
         except (LookupError, AttributeError, OverflowError, TypeError, ValueError) as error:
-            raise impossible(where, error) from None
+            raise invalid_manifest(where, error) from None
     raise IndexFormatError("incomplete index: an array is missing", path=where)
 
 
 def check_index(index: Index) -> None:
-    """Raise TypeError for anything but an open index."""
+    """Raise TypeError for anything but an `Index`."""
     if not isinstance(index, Index):
         raise TypeError(
             f"index must be an Index, got a {type(index).__name__}: open_index(path) gives one"
@@ -416,7 +416,7 @@ def _reopen(
     fingerprint: str,
     checked: set[str],
     cache: DiskCache | None,
-    place: str,
+    where: str,
 ) -> Index:
     """Open a pickled index in another process; raise StaleIndexError if the index has changed.
 
@@ -425,12 +425,12 @@ def _reopen(
     index = load_index(path, root, cache)
     if index.fingerprint != fingerprint:
         raise StaleIndexError(
-            "the index was built anew while it was in use",
-            path=place,
+            "the index was rebuilt while it was in use",
+            path=where,
             expected=f"fingerprint {fingerprint}",
             found=index.fingerprint,
             advice="start again with the new index",
         )
-    index.where = place
+    index.where = where
     index._arrays.checked |= checked
     return index

@@ -1,4 +1,4 @@
-"""The manifest of an index: read, and checked."""
+"""The manifest of an index: reading and validation."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ VERSION = 3
 CHUNK = 1 << 24
 
 
-def read_manifest(path: Path, place: object = None) -> dict[str, Any]:
-    """Read and check the manifest under `path`, which may be a copy of an index at `place`."""
-    file, place = path / MANIFEST, place or path
-    error = partial(IndexFormatError, path=place)
+def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
+    """Read and validate the manifest in the folder `path`, which may be a copy of `source`."""
+    file, source = path / MANIFEST, source or path
+    error = partial(IndexFormatError, path=source)
     try:
         text = read_file(file, LIMITS.manifest_bytes)
     except (FileNotFoundError, NotADirectoryError):
@@ -56,34 +56,36 @@ def read_manifest(path: Path, place: object = None) -> dict[str, Any]:
     try:
         check(manifest)
     except (KeyError, TypeError, ValueError) as wrong:
-        raise impossible(place, wrong) from None
+        raise invalid_manifest(source, wrong) from None
     return manifest
 
 
-def impossible(place: object, wrong: Exception, /) -> IndexFormatError:
-    """Return the error of a manifest that no build writes, though its checksum is right."""
+def invalid_manifest(source: object, wrong: Exception, /) -> IndexFormatError:
+    """Return the error of a manifest with a correct checksum and an impossible value."""
     found = f"{type(wrong).__name__}: {wrong}"
-    problem = "damaged index: its manifest tells what cannot be"
-    return IndexFormatError(problem, path=place, found=found)
+    problem = "damaged index: the manifest contains an impossible value"
+    return IndexFormatError(problem, path=source, found=found)
 
 
 def _no_index(path: Path) -> str:
-    """Return the error of a path that is no index, with what is there."""
+    """Return the message for a path without an index: the indexes nearby, or how to build one."""
     if path.is_file():
         return f"a file, not an index; index it: {_command(path, path.with_suffix('.index'))}"
-    held = sorted(each.parent.name for each in path.glob(f"[!.]*/{MANIFEST}"))
+    inside = sorted(each.parent.name for each in path.glob(f"[!.]*/{MANIFEST}"))
     new = path / "train.index" if path.is_dir() and any(path.iterdir()) else path
     found = [] if path.exists() else path.parent.glob(f"[!.]*.index/{MANIFEST}")
-    return no_index(held, sorted(each.parent.name for each in found), new)
+    return no_index(inside, sorted(each.parent.name for each in found), new)
 
 
-def no_index(held: Sequence[str], beside: Sequence[str], new: object, /) -> str:
-    """Say which indexes are in a place, or else beside it, and how to build an index at `new`."""
-    if held:
-        return f"no index here, but in it: {', '.join(held[:5])}; open one of those"
-    near = f", but beside it: {', '.join(beside[:5])}" if beside else f" (no {MANIFEST})"
+def no_index(inside: Sequence[str], beside: Sequence[str], new: object, /) -> str:
+    """Return the message for a missing index: indexes in the folder, or beside it, and a command
+    that builds one at `new`.
+    """
+    if inside:
+        return f"no index here, but in it: {', '.join(inside[:5])}; open one of those"
+    beside = f", but beside it: {', '.join(beside[:5])}" if beside else f" (no {MANIFEST})"
     command = _command("SHARDS", str(new))
-    return f"no index here{near}; check the name, or build one: {command}"
+    return f"no index here{beside}; check the name, or build one: {command}"
 
 
 def _command(shards: Path | str, out: Path | str) -> str:
@@ -109,51 +111,53 @@ ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 
 
 CLASS_ORDER = {f"classorder-{name}": name for name in ("records", "starts", "sizes")}
-"""The arrays of the records' order by class, and what each is to a `ClassOrder`."""
+"""The arrays of the class order, and the argument of `ClassOrder` that each is."""
 
 
 COLUMNS = re.compile(r"columns-[0-9a-f]{16}")
 
 
 def check(manifest: Mapping[str, Any], /) -> None:
-    """Raise ValueError or KeyError for values of a manifest that no build writes."""
-    _need("folder", COLUMNS.fullmatch(str(manifest["folder"])))
+    """Raise ValueError or KeyError for an impossible value in a manifest."""
+    _require("folder", COLUMNS.fullmatch(str(manifest["folder"])))
     arrays, fields, options = manifest["arrays"], manifest["fields"], manifest["options"]
-    _need("arrays", isinstance(arrays, dict) and len(arrays) <= LIMITS.arrays)
+    _require("arrays", isinstance(arrays, dict) and len(arrays) <= LIMITS.arrays)
     for name, entry in arrays.items():
-        _need(name, ARRAY_NAME.fullmatch(name) and isinstance(entry, dict))
-        _need(name, _whole(entry["bytes"]) and isinstance(entry["sha256"], str))
+        _require(name, ARRAY_NAME.fullmatch(name) and isinstance(entry, dict))
+        _require(name, _is_natural(entry["bytes"]) and isinstance(entry["sha256"], str))
         shape = entry["shape"]
-        _need(name, isinstance(shape, list) and 0 < len(shape) < 3 and all(map(_whole, shape)))
-    _need("container", manifest["container"] in CONTAINERS)
-    _need("records", _whole(manifest["records"]))
-    _need("fields", isinstance(fields, list) and all(isinstance(each, dict) for each in fields))
+        _require(
+            name, isinstance(shape, list) and 0 < len(shape) < 3 and all(map(_is_natural, shape))
+        )
+    _require("container", manifest["container"] in CONTAINERS)
+    _require("records", _is_natural(manifest["records"]))
+    _require("fields", isinstance(fields, list) and all(isinstance(each, dict) for each in fields))
     _names("fields", [field["name"] for field in fields])
-    _need("fields", all(_whole(field["missing"]) for field in fields))
+    _require("fields", all(_is_natural(field["missing"]) for field in fields))
     _names("columns", manifest["columns"])
     order = manifest["class_order"]
-    _need("class_order", isinstance(order, str | None))
-    _need("class_order", order is None or arrays.keys() >= CLASS_ORDER.keys())
-    _need("fingerprint", isinstance(manifest["fingerprint"], str))
+    _require("class_order", isinstance(order, str | None))
+    _require("class_order", order is None or arrays.keys() >= CLASS_ORDER.keys())
+    _require("fingerprint", isinstance(manifest["fingerprint"], str))
     digests = manifest["digests"]
-    _need("digests", isinstance(digests, dict) and _strings(digests.values()))
-    _need("options", isinstance(options, dict))
-    _need("root", isinstance(options["root"], str | None))
+    _require("digests", isinstance(digests, dict) and _strings(digests.values()))
+    _require("options", isinstance(options, dict))
+    _require("root", isinstance(options["root"], str | None))
 
 
-def _need(what: str, right: object) -> None:
-    if not right:
+def _require(what: str, valid: object) -> None:
+    if not valid:
         raise ValueError(f"bad {what[:40]}")
 
 
 def _names(what: str, values: Sequence[object]) -> None:
-    right = isinstance(values, list) and _strings(values) and len(set(values)) == len(values)
-    _need(what, right)
+    valid = isinstance(values, list) and _strings(values) and len(set(values)) == len(values)
+    _require(what, valid)
 
 
 def _strings(values: Any) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _whole(value: object) -> bool:
+def _is_natural(value: object) -> bool:
     return type(value) is int and 0 <= value < 1 << 63

@@ -1,4 +1,4 @@
-"""Open an index with its shards: where they lie, and whether they are there."""
+"""`open_index`: finds the shards of an index, and checks that they exist."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from twinfeed.loaders.storage.retries import RefusedError
 from twinfeed.loaders.storage.url import ROOTS, Location, Root, allowed, is_url
 from twinfeed.loaders.support.misnamed import counterparts
 
-_LOOKED_AT, _OF_MANY = 1000, 16
-"""Of at most the first number of shards, opening looks at all; of more, at the second number."""
+_STAT_ALL, _STAT_SAMPLE = 1000, 16
+"""All of up to `_STAT_ALL` shards are checked at opening, and `_STAT_SAMPLE` of more."""
 
 
 @counterparts()
@@ -69,7 +69,7 @@ def open_index(
     """
     if not isinstance(cache, DiskCache | None):
         raise TypeError(f"cache must be a DiskCache, got {cache!r}")
-    index = open_unseen(path, root, cache)
+    index = open_without_checks(path, root, cache)
     if isinstance(index.shards_at, Location):
         store_of(index.shards_at).forget()
     if digest is not None and index.digest != digest:
@@ -80,17 +80,17 @@ def open_index(
             found=index.digest,
             advice="get the index again from where the digest comes from",
         )
-    _look_at_shards(index)
+    _stat_shards(index)
     return index
 
 
-def open_unseen(
+def open_without_checks(
     path: str | os.PathLike[str],
     root: str | os.PathLike[str] | None,
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open an index as `open_index` does, whose shards need not be there."""
+    """Open an index as `open_index` does, without checking that its shards exist."""
     if cache is None and is_url(os.fspath(path)):
         cache = cache_of_environment()
     index = load_index(path, root, cache)
@@ -102,37 +102,37 @@ def open_unseen(
 
 
 def find_shards(index: Index) -> None:
-    """Set the root to the place that the index was built with, unless shards are beside the index.
+    """Set the root to the URL that the index was built with, unless the shards lie beside it.
 
     Raises:
-        UnsafeContentError: the place is not allowed: an index may come from anybody.
+        UnsafeContentError: the URL is not allowed, since an index may be from an untrusted source.
     """
-    near, place = index.shards_at, index.built_at
-    if place is None or place == near or _is_beside(index):
+    beside, location = index.shards_at, index.built_at
+    if location is None or location == beside or _is_beside(index):
         return
-    here = isinstance(near, Location) and place.shares_host(near)
-    if not here and not allowed(place):
+    same_host = isinstance(beside, Location) and location.shares_host(beside)
+    if not same_host and not allowed(location):
         raise UnsafeContentError(
-            "the shards of this index lie elsewhere, and an index does not choose where that is",
+            "the shards of this index lie elsewhere, at a URL that an index may not choose",
             path=index.where,
-            expected=f"shards beside the index, below {near}",
-            found=f"shards at {place}",
-            advice=f"if you trust this place, open the index with root={str(place)!r} (in a "
-            f"terminal --root {shlex.quote(str(place))}), or set {ROOTS} to it",
+            expected=f"shards beside the index, below {beside}",
+            found=f"shards at {location}",
+            advice=f"if you trust this URL, open the index with root={str(location)!r} (in a "
+            f"terminal --root {shlex.quote(str(location))}), or set {ROOTS} to it",
         )
-    index.shards_at = place
+    index.shards_at = location
 
 
 def _is_beside(index: Index) -> bool:
-    """Return whether the first shard, or the first file, lies beside the index."""
-    held = "files" if index.container == "files" else "shardpaths"
-    with suppress(RefusedError, UnsafeContentError):  # stores may refuse, too
-        return is_there(index.shards_at, index._strings(held, checked=False)[0])
+    """Whether the first shard, or the first file, lies beside the index."""
+    paths = "files" if index.container == "files" else "shardpaths"
+    with suppress(RefusedError, UnsafeContentError):  # a store may refuse the request
+        return is_there(index.shards_at, index._strings(paths, checked=False)[0])
     return False
 
 
 def is_there(root: Root, name: str, /) -> bool:
-    """Return whether a shard or a file lies below a root."""
+    """Whether a shard or a file exists below a root."""
     if isinstance(root, str):
         return os.path.exists(join(root, name))
     try:
@@ -142,17 +142,17 @@ def is_there(root: Root, name: str, /) -> bool:
     return True
 
 
-def _look_at_shards(index: Index) -> None:
-    """Compare the sizes of all shards, or of a few spread over many, with the index.
+def _stat_shards(index: Index) -> None:
+    """Compare the sizes of all shards, or of an evenly spread sample, with the index.
 
-    Of loose files, one of a few must be there.
+    Of loose files, at least one of the sample must exist.
     """
     loose = index.container == "files"
     paths = index._strings("files" if loose else "shardpaths", checked=False)
-    n, most = len(paths), _OF_MANY if loose else _LOOKED_AT
-    chosen = np.linspace(0, n - 1, n if n <= most else _OF_MANY).astype(np.int64)
+    n, most = len(paths), _STAT_SAMPLE if loose else _STAT_ALL
+    chosen = np.linspace(0, n - 1, n if n <= most else _STAT_SAMPLE).astype(np.int64)
     try:
-        names = [paths[place] for place in chosen.tolist()]
+        names = [paths[number] for number in chosen.tolist()]
         if not loose:
             sizes = index._arrays["shards"]["bytes"][chosen].tolist()
             check_shards(index.shards_at, names, sizes)

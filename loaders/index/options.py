@@ -1,4 +1,4 @@
-"""How shards are read, what an index will hold, and how an index was built."""
+"""The options of reading shards, and of building an index."""
 
 from __future__ import annotations
 
@@ -131,13 +131,15 @@ class IndexOptions(Reading):
 
 
 def reading_of(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
-    """Return how records are read; TypeError for an option that `function` does not have."""
+    """Return the reading options; raise TypeError for one that `function` does not have."""
     known = ReadingOptions.__annotations__
     for name in options:
         if name not in known:
             parameters = signature(function).parameters.values()
-            names = [one.name for one in parameters if one.kind is one.KEYWORD_ONLY] + [*known]
-            raise TypeError(f"{function.__name__} takes no {name}=: {alike(name, names)}")
+            keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
+            raise TypeError(
+                f"{function.__name__} takes no {name}=: {alike(name, [*keywords, *known])}"
+            )
     return Reading(**options)
 
 
@@ -145,11 +147,11 @@ Label = int | str
 
 
 def is_label(value: object, /) -> bool:
-    """Return whether `value` is a label: an int64, or a name in UTF-8 that is not empty."""
+    """Whether `value` is a label: an int64, or a non-empty name in UTF-8."""
     if isinstance(value, str):
         try:
             return len(value.encode()) > 0
         except UnicodeEncodeError:  # a lone surrogate
             return False
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return whole and -(2**63) <= value < 2**63  # type: ignore[operator]
+    is_int = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_int and -(2**63) <= value < 2**63  # type: ignore[operator]

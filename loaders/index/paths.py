@@ -22,19 +22,21 @@ from twinfeed.loaders.storage.url import Location, Root, is_url, masked
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:(//)?")
 
-PLACING = ".twinfeed-placing"
-"""A packer moves its new files into place through this folder, inside the folder that it writes to.
-For each index NAME the folder holds a file `NAME.placing`.
+PUBLISHING = ".twinfeed-placing"
+"""The folder through which a packer publishes its files, inside the folder that it writes to.
+For each index NAME it has a file `NAME.placing`.
 """
 
 
 def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
-    """Raise IndexFormatError if an unfinished pack has mixed old and new shards in `folder`.
+    """Raise IndexFormatError if an unfinished pack has left old and new shards in `folder`.
 
     With `index`, only the index of this name counts.
     """
-    placing = os.path.join(folder, PLACING)
-    if os.path.exists(placing if index is None else os.path.join(placing, f"{index}.placing")):
+    publishing = os.path.join(folder, PUBLISHING)
+    if os.path.exists(
+        publishing if index is None else os.path.join(publishing, f"{index}.placing")
+    ):
         raise IndexFormatError(
             "old shards and new ones are mixed here: a pack is still putting its files in place, "
             "or was killed before the end",
@@ -55,7 +57,7 @@ def to_write(path: str | os.PathLike[str]) -> Path:
 def inside(path: str, *, key: bool = False) -> str:
     """Return `path` if it is relative and stays below its root; raise UnsafeContentError if not.
 
-    The key of an object may begin as a scheme does.
+    The key of an object may start like a scheme.
     """
     parts = path.split("/")
     scheme = not key and _SCHEME.match(path)
@@ -73,7 +75,7 @@ def join(root: str, path: str) -> str: ...
 @overload
 def join(root: Location, path: str) -> Location: ...
 def join(root: Root, path: str) -> Root:
-    """Return the full path or place of `path`, which must stay below `root`."""
+    """Join a root and a path, which must stay below the root."""
     if isinstance(root, Location):
         return root / inside(path, key=True)
     return posixpath.join(root, inside(path))
@@ -88,9 +90,9 @@ def relative_to(root: Root, path: Root) -> str:
     """Return `path` relative to `root`, with "/"; raise ValueError for a path outside `root`."""
     if isinstance(root, Location) or isinstance(path, Location):
         both = isinstance(root, Location) and isinstance(path, Location)
-        held = path.below(root) if both else None  # type: ignore[union-attr, arg-type]
-        if held is not None:
-            return inside(held, key=True)
+        below_root = path.below(root) if both else None  # type: ignore[union-attr, arg-type]
+        if below_root is not None:
+            return inside(below_root, key=True)
     else:
         relative = os.path.relpath(path, root).replace(os.sep, "/")
         if not relative.startswith("../"):

@@ -1,4 +1,4 @@
-"""An index at a URL: copied here once, and written there so that no reader sees half of it."""
+"""Indexes at URLs: cached downloads, and atomic uploads."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ _IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
 
 
 def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
-    """Return a local folder with the index at `url`, and the temporary folder to remove, or None.
+    """Download the index at `url`; return its folder, and the temporary folder to remove, or None.
 
-    In a cache the copy stays. Its folder is named after the URL and the manifest.
+    In a cache the copy stays, in a folder that is named after the URL and the manifest.
     """
     if cache is not None:
         try:
@@ -53,7 +53,7 @@ def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Pat
 
 
 def _downloaded(url: Location, base: Path) -> Path:
-    """Bring the index at `url` to a folder below `base` if it is not there; return the folder."""
+    """Download the index at `url` to a folder below `base`, unless it exists; return the folder."""
     for _ in range(_ATTEMPTS):
         if (folder := _download_once(url, base)) is not None:
             return folder
@@ -65,7 +65,7 @@ def _downloaded(url: Location, base: Path) -> Path:
 
 
 def _download_once(url: Location, base: Path) -> Path | None:
-    """Bring an index, or return None if it was replaced meanwhile."""
+    """Download an index; return None if it was replaced meanwhile."""
     fresh = base / f".{secrets.token_hex(8)}"
     fresh.mkdir()
     try:
@@ -76,14 +76,14 @@ def _download_once(url: Location, base: Path) -> Path | None:
             return final
         try:
             _download_arrays(url, manifest, fresh)
-        except FileNotFoundError:  # was it replaced by a new build meanwhile?
+        except FileNotFoundError:  # if the manifest is new, a build has replaced the index
             if _manifest(url, fresh) == manifest:
                 raise
             return None
         final.parent.mkdir(exist_ok=True)
         try:
             os.rename(fresh, final)
-        except OSError:  # another process was first, or a copy was damaged
+        except OSError:  # another process has created it, or it is damaged
             if not _is_whole(final, manifest):
                 if final.is_dir() and not final.is_symlink():
                     shutil.rmtree(final)
@@ -96,26 +96,26 @@ def _download_once(url: Location, base: Path) -> Path | None:
 
 
 def send_index(path: Path, url: Location, /) -> None:
-    """Write the index in a local folder to `url`: its arrays, then the manifest that names them."""
+    """Upload an index to `url`: its arrays, then the manifest (the commit point)."""
     store, manifest = store_of(url), read_manifest(path)
     folder = manifest["folder"]
     arrays = [f"{folder}/{name}.npy" for name in manifest["arrays"]]
-    sent = [
+    uploads = [
         request_pool().submit(partial(store.write, name, path / name), (path / name).stat().st_size)
         for name in arrays
     ]
-    wait(sent)
-    for one in sent:
-        one.result()
+    wait(uploads)
+    for upload in uploads:
+        upload.result()
     old = _arrays_at(url, path)
-    store.write(MANIFEST, path / MANIFEST)  # now the new state is the index
+    store.write(MANIFEST, path / MANIFEST)  # the commit point
     for name in old - set(arrays):
         with suppress(FileNotFoundError):
             store.delete(name)
 
 
 def _arrays_at(url: Location, path: Path) -> set[str]:
-    """Return the files of the arrays of the index at a URL; none if it is missing or damaged."""
+    """Return the array files of the index at a URL; none if it is missing or damaged."""
     before = path / "before"
     before.mkdir()
     with suppress(LoaderError, FileNotFoundError):
@@ -125,7 +125,7 @@ def _arrays_at(url: Location, path: Path) -> set[str]:
 
 
 def _manifest(url: Location, folder: Path) -> dict[str, Any]:
-    """Copy the manifest of an index here, and return its content."""
+    """Download the manifest of an index, and return its content."""
     try:
         download(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
     except FileNotFoundError:
@@ -138,20 +138,20 @@ def _manifest(url: Location, folder: Path) -> dict[str, Any]:
 
 
 def _download_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Copy all arrays here, at the same time."""
+    """Download all arrays, in parallel."""
     (folder / manifest["folder"]).mkdir()
     store = store_of(url)
 
-    def one(name: str) -> None:
+    def fetch(name: str) -> None:
         file = f"{manifest['folder']}/{name}.npy"
         download(store, file, folder / file, int(manifest["arrays"][name]["bytes"]))
 
     with ThreadPoolExecutor(NETWORK.requests) as pool:
-        list(pool.map(one, manifest["arrays"]))
+        list(pool.map(fetch, manifest["arrays"]))
 
 
 def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
-    """Return whether a copy has all arrays of a manifest, each of the right size."""
+    """Whether a copy has all arrays of a manifest, each of the right size."""
     try:
         return (path / MANIFEST).exists() and all(
             (path / manifest["folder"] / f"{name}.npy").stat().st_size == entry["bytes"]
@@ -170,7 +170,7 @@ def _indexes(cache: DiskCache, url: Location) -> Path:
 
 
 def index_at_url(path: str | os.PathLike[str], /) -> bool:
-    """Return whether a path is a URL that leads to an index."""
+    """Whether a path is the URL of an index."""
     text = os.fspath(path)
     if not is_url(text):
         return False

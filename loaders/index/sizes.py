@@ -1,4 +1,4 @@
-"""How large the records of an index are, and whether they fit in memory."""
+"""The sizes of the records of an index, and whether they fit in memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.support import system
 
-# Records that are looked at for the mean length of a record.
+# The sample size for the mean length of a record.
 _SAMPLE = 1 << 10
 
 

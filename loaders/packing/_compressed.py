@@ -23,8 +23,8 @@ from twinfeed.loaders.building.labels import (
     key_of,
     label_clash,
     label_of,
-    lacking,
-    spelled,
+    label_source_text,
+    missing_error,
 )
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import head_of, local
@@ -201,5 +201,5 @@ def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, An
             raise label_clash(path)
         sample["label"] = label_of(label, record, path)
         if sample["label"] is None:
-            raise lacking(f"a label: {spelled(label)}", record, path, _LABEL)
+            raise missing_error(f"a label: {label_source_text(label)}", record, path, _LABEL)
     return sample

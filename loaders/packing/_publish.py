@@ -11,11 +11,11 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
-from twinfeed.loaders.building.writer import others_in
+from twinfeed.loaders.building.writer import foreign_files
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.manifest import read_manifest
-from twinfeed.loaders.index.paths import PLACING
+from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.support.atomic import beside, locked, sync, writable
 from twinfeed.loaders.support.owned import delete_marked, delete_whole, is_marked, mark
 
@@ -32,7 +32,7 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
         taken += [path.name for path in (index, *shards) if path.exists()]
         others += [path.name for path in shards if path.is_dir()]
         if index.is_dir() and not index.is_symlink():
-            others += [f"{index.name}/{each}" for each in others_in(index)]
+            others += [f"{index.name}/{each}" for each in foreign_files(index)]
         elif os.path.lexists(index):
             others.append(index.name)
     if taken and not overwrite:
@@ -106,14 +106,14 @@ def put_in_place(work: Path, folder: Path, /) -> None:
     for index in list(work.glob("*.index")):
         (work / f"{index.name}.placing").touch()
     sync(work)
-    os.rename(work, folder / PLACING)
+    os.rename(work, folder / PUBLISHING)
     sync(folder)
     _finish(folder)
 
 
 def _finish(folder: Path) -> None:
     """Put finished files in place. A killed packer may have done a part of this already."""
-    placing = folder / PLACING
+    placing = folder / PUBLISHING
     if not os.path.lexists(placing):
         return
     if not is_marked(placing):
