@@ -129,12 +129,10 @@ class BucketBatchSampler(BatchStream):
 
     def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
         numbers = self._numbers(epoch)[start : start + len(lows)].tolist()
-        batches = [self._records_of_batch(epoch, number) for number in numbers]
-        return np.concatenate(
-            [b[low:high] for b, low, high in zip(batches, lows, highs, strict=True)]
-        )
+        slices = zip(numbers, lows, highs, strict=True)
+        return np.concatenate([self._batch(epoch, n)[low:high] for n, low, high in slices])
 
-    def _records_of_batch(self, epoch: int, number: int) -> Int64:
+    def _batch(self, epoch: int, number: int) -> Int64:
         """Return the records of a batch by its number in the order of costs.
 
         The records are sorted by (sum of the costs up to the record) + (random number up to the

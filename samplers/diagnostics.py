@@ -95,7 +95,7 @@ class Diagnosis:
 
     @property
     def flags(self) -> list[str]:
-        """What is far from a uniform shuffle, one phrase each; empty for a good stream."""
+        """The differences from a uniform shuffle, a phrase each; empty for a good stream."""
         displacement, correlation = self.displacement, self.rank_correlation
         missing = validate.counted(self.records - self.covered, "record")
         uniform = "in a uniform shuffle"
@@ -202,6 +202,7 @@ def diagnose(
 
 
 def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]) -> Diagnosis:
+    """Compute all statistics; `batch` is the batch of each sample, `groups` those of records."""
     samples = len(ids)
     head = -(-samples // 10)
     place = np.arange(samples)

@@ -57,19 +57,23 @@ def by_class(
 
 
 def check_pairs(order: ClassOrder, names: NDArray[Any], k: int, /) -> None:
-    """Refuse two classes that have fewer than 2 k records together; `names` are their labels."""
+    """Raise ValueError for two classes with fewer than 2 k records together.
+
+    A batch could not have k records of each. `names` are the labels of the classes.
+    """
     sizes = np.asarray(order.sizes)
     owner, records = order.class_record_pairs()
     width = int(records.max(initial=0)) + 1
-    codes = owner * width + records  # sorted
+    codes = owner * width + records  # (class, record) in one integer, sorted
     starts = np.cumsum(sizes) - sizes
     for first, second in _overlapping_pairs(owner, records, sizes, k):
         stops = starts[first] + sizes[first]
-        wanted = codes[ranges(starts[first], stops)]
-        wanted += np.repeat((second - first) * width, sizes[first])
-        index = np.searchsorted(codes, wanted).clip(max=len(codes) - 1)
+        # The records of the first class, searched in the second.
+        sought = codes[ranges(starts[first], stops)]
+        sought += np.repeat((second - first) * width, sizes[first])
+        index = np.searchsorted(codes, sought).clip(max=len(codes) - 1)
         pair_of = np.repeat(np.arange(len(first)), sizes[first])
-        num_shared = np.bincount(pair_of[codes[index] == wanted], minlength=len(first))
+        num_shared = np.bincount(pair_of[codes[index] == sought], minlength=len(first))
         too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)
         if len(too_few):
             pair = [first[too_few[0]], second[too_few[0]]]

@@ -92,6 +92,7 @@ class ReuseSampler(Sampler):
         lanes = self._cache.get(
             epoch, lambda: StaggeredLanes(self._bounds, self._first_rounds, key=derive(key, 0))
         )
+        # The sequence that the lanes cut: every record `uses` times in a row, records permuted.
         rank, use = np.divmod(lanes.entries(positions), self._uses)
         return permute(self.num_records, derive(key, 1), rank) * self._uses + use
 

@@ -74,14 +74,14 @@ class SubsetSampler(InnerSampler):
         return f"SubsetSampler({of}, {self._order!r})"
 
     def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
-        """Return the records from the first to the last of the inner sampler's range of places.
+        """Return the records from the first to the last of the inner sampler's range of the table.
 
         Where less than half of these records are in the table, a range is the record alone.
         """
         single, single_stop = super().spans(records)
         if not self.traits.reads_blocks:
             return single, single_stop
-        # Keys of another type would have numpy copy the table.
+        # With keys of another dtype, searchsorted would copy the table.
         index = np.searchsorted(self._table, single.astype(self._table.dtype))
         low, high = self._order.spans(index, epoch)
         first, stop = self._lookup(low), self._lookup(high - 1) + 1

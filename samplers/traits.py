@@ -76,7 +76,7 @@ class Samples:
 
         `records` are record ids without padding, int64[n]. The record ids of a range are `first`
         to `stop - 1`, int64[n] both. By default a range is the record alone. A range may have two
-        parts that are read apart in an `epoch`; the range is then the part.
+        parts that are read at different times in an `epoch`; the range is then the part.
         """
         records = np.array(records, dtype=np.int64)
         return records, records + 1

@@ -44,7 +44,7 @@ class WeightedPermutation:
         self._sorted: FifoCache[Int64] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
-        """Divide this fraction of the records into buckets, and a little more."""
+        """Divide this fraction of the records into buckets, and a quarter more."""
         goal = min(len(self._blocks), int(len(self._blocks) * fraction * _HEAD_START))
         for number in range(self._blocks_done, goal):
             block = self._blocks[number]
