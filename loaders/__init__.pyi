@@ -14,9 +14,9 @@ from twinfeed.loaders.errors import WorkerDiedError as WorkerDiedError
 from twinfeed.loaders.feed.collate import FieldSpec as FieldSpec
 from twinfeed.loaders.feed.collate import Pad as Pad
 from twinfeed.loaders.feed.collate import Ragged as Ragged
+from twinfeed.loaders.feed.config import Batch as Batch
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
-from twinfeed.loaders.feed.definition import Batch as Batch
 from twinfeed.loaders.feed.seeded import Seeded as Seeded
 from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.index import Index as Index

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader

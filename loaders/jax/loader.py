@@ -9,7 +9,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.collate import is_string, mode_of
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.batcher import Batcher

@@ -8,7 +8,7 @@ from contextlib import closing
 from typing import Any, TypeVar
 
 from twinfeed.loaders.feed.collate import Empty, aligned
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.making.batcher import Batcher

@@ -25,7 +25,7 @@ from twinfeed.loaders.feed.collate import (
     pieces,
     spec_of,
 )
-from twinfeed.loaders.feed.definition import Batch, Definition, check_names
+from twinfeed.loaders.feed.config import Batch, Definition, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
 from twinfeed.loaders.making.trial import tried

@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
-from twinfeed.loaders.feed.definition import Batch, Definition, Sample
+from twinfeed.loaders.feed.config import Batch, Definition, Sample
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.meter import Meter

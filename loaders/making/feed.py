@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
-from twinfeed.loaders.feed.definition import (
+from twinfeed.loaders.feed.config import (
     Batch,
     BatchTransform,
     Decode,

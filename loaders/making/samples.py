@@ -12,7 +12,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
-from twinfeed.loaders.feed.definition import GIVEN, Definition, Sample
+from twinfeed.loaders.feed.config import GIVEN, Definition, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, repeated, reused, same
 from twinfeed.loaders.index import Index

@@ -18,7 +18,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.definition import Definition, check_collated, check_free, check_names
+from twinfeed.loaders.feed.config import Definition, check_collated, check_free, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.feed.collate import Ragged, mode_of
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from twinfeed.loaders.feed.collate import aligned
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.support.array_types import Array
 
 # Streams and events have no types in torch.

@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed.collate import dtype_of, is_string, least, mode_of
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
 from twinfeed.loaders.torch._copier import each_tensor

@@ -14,7 +14,7 @@ from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader
 
 from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, pickled, sendable
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed

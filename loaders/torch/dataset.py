@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.feed.definition import Batch, Sample
+from twinfeed.loaders.feed.config import Batch, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batcher import Batcher

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.definition import Batch
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import MakingLoader

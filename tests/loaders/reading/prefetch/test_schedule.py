@@ -211,7 +211,7 @@ def test_a_look_at_one_batch_draws_few(index: Index, drawn: list[int]) -> None:
 DRAWING = re.compile(r"(sampler|stream)s?\)?\.(batch|batches|_batches|_chunks|_draw)\(")
 MAY = {
     "reading/prefetch/schedule.py": "it is the one",
-    "feed/definition.py": "the definition shares nothing",
+    "feed/config.py": "the definition shares nothing",
     "feed/request.py": "one request by hand, and a check that draws nothing",
     "keras/_fit_arguments.py": "only where a label is to be found that the model lacks",
     "pictures.py": "draws streams without data",
