@@ -1,7 +1,7 @@
 """Making batches: feed.py has `Feed`, and batcher.py turns its requests into batches for one pass.
 
-_absent.py says what a field that a record lacks becomes. samples.py reads, decodes and transforms,
-with _calls.py, _decoded.py and _shared.py. trial.py tries the callables first. batch_function.py
-calls the function of a batch. concurrency.py says how far ahead of the loop, prefetch.py has the
-threads, and meter.py measures the times.
+samples.py reads, decodes and transforms, with _calls.py, _decoded.py and _shared.py.
+spec_inference.py tries the callables first. batch_function.py calls the function of a batch.
+concurrency.py says how far ahead of the loop, prefetch.py has the threads, and meter.py measures
+the times.
 """

@@ -28,7 +28,7 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.config import Batch, Definition, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
-from twinfeed.loaders.making.trial import tried
+from twinfeed.loaders.making.spec_inference import tried
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
 

@@ -17,7 +17,7 @@ from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
-from twinfeed.loaders.making.trial import first_of, tried
+from twinfeed.loaders.making.spec_inference import first_of, tried
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Reads, reader_of, reading, start_pass

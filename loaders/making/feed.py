@@ -19,11 +19,11 @@ from twinfeed.loaders.feed.config import (
     check_collated,
     check_names,
 )
+from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making._absent import MissingValues, check_missing
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.trial import tried
+from twinfeed.loaders.making.spec_inference import tried
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks

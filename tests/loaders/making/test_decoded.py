@@ -14,7 +14,7 @@ from running import started_threads
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, pack
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making._decoded import Decoded, DecodedCache
-from twinfeed.loaders.making.trial import tried
+from twinfeed.loaders.making.spec_inference import tried
 from twinfeed.samplers import BatchSampler, ReuseSampler
 
 N = 21
