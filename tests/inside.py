@@ -45,7 +45,6 @@ from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest
 from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
 from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.spec_inference import tried
 from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shard_writer
 from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local

@@ -11,7 +11,6 @@ import own_source
 import pytest
 import torch
 from batches import expected, received
-from inside import tried
 from own_source import LABELS, WORDS, Words
 from plain import batches
 from twin_help import both, brighter
@@ -177,7 +176,7 @@ def test_nothing_runs_beside_a_transform_that_sets_global_states(
 
     index = packed["tar"]
     feed = Feed(index, samplers(index)["random"], decode=both, transform=Seeded(noting))
-    assert tried(feed)
+    assert feed.spec
     called_by.clear()
     with make(feed, prefetch=4, threads=3) as loader:
         next(iter(loader))

@@ -24,11 +24,11 @@ Decode = Callable[[Sample], Mapping[str, Any]]
 BatchTransform = Callable[[Batch, int], Mapping[str, Any]]
 """What makes a batch of a batch and its seed: `batch_transform=`."""
 
-GIVEN = ("id", "record", "view", "seed", "seed32")
+TRANSFORM_EXTRAS = ("id", "record", "view", "seed", "seed32")
 """What a transform is given beside the fields. The batch does not hold these values."""
 
 
-class Definition:
+class FeedConfig:
     """What batches are made of. The only subclass, `Feed`, checks its arguments."""
 
     index: Source
@@ -81,7 +81,7 @@ class Definition:
         return bool(getattr(self.transform, "alone", False))
 
 
-def check_collated(feed: Definition, names: Iterable[str], /) -> None:
+def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
     """Raise ValueError if `collate` names another field."""
     unknown = set(feed.collate).difference(names) if isinstance(feed.collate, Mapping) else ()
     if unknown:
@@ -89,11 +89,13 @@ def check_collated(feed: Definition, names: Iterable[str], /) -> None:
 
 
 def check_names(
-    feed: Definition, what: str, names: Iterable[str], advice: str, /, *, beside: Iterable[str] = ()
+    feed: FeedConfig, what: str, names: Iterable[str], advice: str, /, *, beside: Iterable[str] = ()
 ) -> None:
     """Raise ValueError for a name that the batch or the transform uses for something else."""
     check_free(what, names, beside, f"the name of a side table: {advice}")
-    taken, whose = (GIVEN, "sample") if feed.transform is not None else (("id",), "batch")
+    taken, whose = (
+        (TRANSFORM_EXTRAS, "sample") if feed.transform is not None else (("id",), "batch")
+    )
     taken = ("mask", *taken) if feed.sampler.traits.padded else taken
     use = f"a name that the loader itself gives to every {whose}: {advice}"
     check_free(what, names, taken, use)

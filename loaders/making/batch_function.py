@@ -25,10 +25,10 @@ from twinfeed.loaders.feed.collate import (
     pieces,
     spec_of,
 )
-from twinfeed.loaders.feed.config import Batch, Definition, check_names
+from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
-from twinfeed.loaders.making.spec_inference import tried
+from twinfeed.loaders.making.spec_inference import infer_spec
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
 
@@ -43,7 +43,7 @@ class BatchFunction:
     """
 
     def __init__(
-        self, feed: Definition, make: Callable[[Request], Batch], first: Request, other: Request, /
+        self, feed: FeedConfig, make: Callable[[Request], Batch], first: Request, other: Request, /
     ) -> None:
         assert feed.batch_transform is not None
         self._function, self._seed = feed.batch_transform, partial(derive, feed.sampler.batch_key)
@@ -61,7 +61,7 @@ class BatchFunction:
         # An empty list does not say what it holds.
         rows = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
         spec = spec_of(rows, how)
-        for name in spec.keys() & tried(feed):
+        for name in spec.keys() & infer_spec(feed):
             if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
         self.spec, self.how = spec | feed._given_batch_spec, how

@@ -12,12 +12,12 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
-from twinfeed.loaders.feed.config import Batch, Definition, Sample
+from twinfeed.loaders.feed.config import Batch, FeedConfig, Sample
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, joined_rows, writable
-from twinfeed.loaders.making.spec_inference import first_of, tried
+from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Reads, reader_of, reading, start_pass
@@ -36,7 +36,7 @@ class Batcher(Closing):
 
     def __init__(
         self,
-        feed: Definition,
+        feed: FeedConfig,
         /,
         *,
         reader: Reads | None = None,
@@ -44,7 +44,7 @@ class Batcher(Closing):
         meter: Meter | None = None,
         empty: Empty = aligned,
     ) -> None:
-        self.spec = tried(feed)  # before threads start
+        self.spec = infer_spec(feed)  # before threads start
         self._own_reader = reader is None
         self._reader = reader_of(feed.index) if reader is None else reader
         self.meter = Meter() if meter is None else meter
@@ -158,7 +158,7 @@ class Batcher(Closing):
             self._reader.close()
 
 
-def stored_fields(feed: Definition) -> list[str]:
+def stored_fields(feed: FeedConfig) -> list[str]:
     """Return the fields that are read from the shards."""
     return [name for name in feed.fields if name not in feed.index.columns]
 
@@ -170,10 +170,12 @@ def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
     return padded
 
 
-def _function_of(feed: Definition) -> BatchFunction | None:
+def _function_of(feed: FeedConfig) -> BatchFunction | None:
     """Return the function of a feed's batches, tried on the first batch, once."""
     if feed.batch_transform is not None and "_function" not in vars(feed):
-        requests = first_of(feed, feed.sampler.batch_size)  # a rank's size, the same on each rank
+        requests = probe_requests(
+            feed, feed.sampler.batch_size
+        )  # a rank's size, the same on each rank
         plain = copy.copy(feed)
         vars(plain)["batch_transform"] = None
         with Batcher(plain) as batcher:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinfeed.loaders.feed.config import Definition
+from twinfeed.loaders.feed.config import FeedConfig
 from twinfeed.loaders.support import system
 from twinfeed.samplers import validate
 
@@ -15,7 +15,7 @@ def default_threads() -> int:
 
 
 def resolve_prefetch(
-    feed: Definition, prefetch: int | None, threads: int | None
+    feed: FeedConfig, prefetch: int | None, threads: int | None
 ) -> tuple[int, int]:
     """Return how many batches are kept ready, and how many threads make them."""
     if prefetch is None:  # to hand a batch over to another thread may take longer than to make it

@@ -15,7 +15,7 @@ from twinfeed.loaders.feed.config import (
     Batch,
     BatchTransform,
     Decode,
-    Definition,
+    FeedConfig,
     check_collated,
     check_names,
 )
@@ -23,7 +23,7 @@ from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.spec_inference import tried
+from twinfeed.loaders.making.spec_inference import infer_spec
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
@@ -33,7 +33,7 @@ from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
 
 
-class Feed(Definition):
+class Feed(FeedConfig):
     """Say what a training is fed, once, for every framework.
 
     A feed is immutable. It holds no threads, caches, open files or position. `feed[epoch, step]` is
@@ -182,7 +182,7 @@ class Feed(Definition):
     @property
     def spec(self) -> Mapping[str, FieldSpec]:
         """The shape and dtype of each field of a sample, given or read from the first sample."""
-        return MappingProxyType(tried(self))
+        return MappingProxyType(infer_spec(self))
 
     def __repr__(self) -> str:
         return f"Feed({self.index!r}, {self.sampler!r})"

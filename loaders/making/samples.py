@@ -12,7 +12,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
-from twinfeed.loaders.feed.config import GIVEN, Definition, Sample
+from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, FeedConfig, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, repeated, reused, same
 from twinfeed.loaders.index import Index
@@ -41,7 +41,7 @@ class Samples:
 
     def __init__(
         self,
-        feed: Definition,
+        feed: FeedConfig,
         reader: Reads,
         /,
         *,
@@ -80,7 +80,7 @@ class Samples:
             samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
         return self.calls.by_field(self.last, request.records, samples)
 
-    def tried(
+    def probe_sample(
         self, first: Request, other: Request, joined: Callable[[Request], Mapping[str, Array]], /
     ) -> Made:
         """Make the first sample by repeated calls that agree, also after a call for `other`."""
@@ -154,7 +154,7 @@ class Samples:
             self.cache.close()
 
     def _writable_fields(
-        self, feed: Definition, spec: Mapping[str, FieldSpec]
+        self, feed: FeedConfig, spec: Mapping[str, FieldSpec]
     ) -> dict[str, FieldSpec]:
         """Return the fields that decode can write into the batch: no later step changes them."""
         writes: Sequence[str] = getattr(self.decode, "writes", ())
@@ -212,7 +212,7 @@ class Samples:
     ) -> list[Made]:
         """Call the transform with `id`, `seed` and the like, and remove these from the result."""
         for name in samples[0] if samples else ():
-            if name in self._side or name in GIVEN:
+            if name in self._side or name in TRANSFORM_EXTRAS:
                 whose = "the name of a side table" if name in self._side else _LOADERS_OWN
                 raise ValueError(f"field {name!r} has {whose}: give it another name in decode")
         seeds = np.zeros(0, np.uint64) if request.seeds is None else request.seeds
@@ -228,11 +228,14 @@ class Samples:
         whole = [{**own(one), **row} for one, row in zip(samples, _samples(rows), strict=True)]
         made = self.calls.each("transform", self._call, request.records, whole, samples)
         for sample, given, record in zip(made, whole, request.records, strict=True):
-            for name in GIVEN:
+            for name in TRANSFORM_EXTRAS:
                 if name in sample and sample[name] is not given[name]:
                     where = self.index.describe(record)
                     raise DecodeError(f"{where}: transform gave {name!r} another value: rename it")
-        return [{name: sample[name] for name in sample if name not in GIVEN} for sample in made]
+        return [
+            {name: sample[name] for name in sample if name not in TRANSFORM_EXTRAS}
+            for sample in made
+        ]
 
     def _call(self, whole: Sample, sample: Made) -> Made:
         """Call the transform, and check that shared arrays have not changed."""

@@ -18,7 +18,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.config import Definition, check_collated, check_free, check_names
+from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_free, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
@@ -28,7 +28,7 @@ from twinfeed.loaders.reading.source import reader_of
 _STEPS = 32  # that are searched for a sample of another record
 
 
-def tried(feed: Definition, /) -> dict[str, FieldSpec]:
+def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
     """Return the spec of a feed, given or read from the first sample; a feed is tried once.
 
     Decode and transform are called repeatedly, under different global random states.
@@ -54,7 +54,7 @@ def tried(feed: Definition, /) -> dict[str, FieldSpec]:
     return spec
 
 
-def first_of(feed: Definition, rows: int = 1) -> tuple[Request, Request]:
+def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
     """Return the first samples of the stream, the same for every rank, and as many others.
 
     Record 0 without samples. If the first steps have no other records, order and seeds differ.
@@ -73,19 +73,19 @@ def first_of(feed: Definition, rows: int = 1) -> tuple[Request, Request]:
     return first, Request.plain(first.records[::-1])
 
 
-def _first_sample(feed: Definition) -> Mapping[str, Any]:
+def _first_sample(feed: FeedConfig) -> Mapping[str, Any]:
     """Make the first sample by repeated calls that must agree."""
     with closing(reader_of(feed.index)) as reader:
         joined = partial(joined_rows, feed.index, feed.side)
-        return Samples(feed, reader).tried(*first_of(feed), joined)
+        return Samples(feed, reader).probe_sample(*probe_requests(feed), joined)
 
 
-def _read(feed: Definition) -> dict[str, FieldSpec]:
+def _read(feed: FeedConfig) -> dict[str, FieldSpec]:
     try:
         sample = _first_sample(feed)
         spec = spec_of(sample, feed.collate)
     except MisfitError as error:
-        where = feed.index.describe(int(first_of(feed)[0].records[0]))
+        where = feed.index.describe(int(probe_requests(feed)[0].records[0]))
         raise DecodeError(f"{where}: {error}") from error
     kinds = feed.index.fields if isinstance(feed.index, Index) else {}
     for name in kinds.keys() & spec.keys():  # an empty list does not say what it holds
@@ -95,7 +95,7 @@ def _read(feed: Definition) -> dict[str, FieldSpec]:
     return spec
 
 
-def _checked(feed: Definition, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+def _checked(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
     """Return a spec; raise TypeError or ValueError if its names or collation do not fit."""
     for name in spec:
         if not isinstance(name, str):
