@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, pack, shuffled
-from twinfeed.loaders.making.batcher import Batcher, stored_fields
+from twinfeed.loaders.feed.config import stored_fields
+from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import compile_feed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
@@ -80,7 +82,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
         lambda: drained(reader.read(request.records, feed.fields) for request in requests), batches
     )
     meter = Meter()
-    batcher = Batcher(feed, reader=reader, meter=meter)
+    batcher = Batcher(compile_feed(feed), reader=reader, meter=meter)
     found["read and collate"] = microseconds(lambda: drained(map(batcher, requests)), batches)
     report = meter.report()
     found["of these collation"] = 1e6 * report.collating / (ROUNDS * batches)

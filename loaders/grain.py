@@ -10,7 +10,7 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.extras import needing
 from twinfeed.samplers import StateMismatchError, validate
@@ -70,7 +70,7 @@ class _Batches(grain.MapDataset[Any]):
         super().__init__()
         self._feed, self._epochs, self._arrange = feed, epochs, arrange
         reader = reader_of(feed.index, checksums=validate.flag("checksums", checksums))
-        self._batcher = Batcher(feed, reader=reader)
+        self._batcher = Batcher(compile_feed(feed), reader=reader)
 
     def __len__(self) -> int:
         return self._epochs * len(self._feed)

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from inside import Batcher, Schedule, extents_of_records, fetch_ahead, gap_of
+from inside import Schedule, batcher_of, extents_of_records, fetch_ahead, gap_of
 from plain import batches as plain
 
 from twinfeed.loaders import Feed, Index, Ragged, Reader
@@ -33,7 +33,7 @@ def made(
     feed: Feed, epoch: int = 0, start: int = 0, *, ahead: int | None = None
 ) -> Iterator[dict[str, Any]]:
     """The batches of an epoch, made as all loaders make them."""
-    with Batcher(feed) as batcher:
+    with batcher_of(feed) as batcher:
         most = readahead if ahead is None else ahead
         batcher.start_pass(Schedule(feed.sampler), epoch, start, readahead=most)
         yield from map(batcher, feed.requests(epoch, start))

@@ -45,6 +45,7 @@ from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest
 from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
 from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.making.feed import Feed, compile_feed
 from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shard_writer
 from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local
@@ -84,6 +85,11 @@ from twinfeed.loaders.support.pool import Pool
 from twinfeed.samplers.cursor import Cursor
 from twinfeed.samplers.drawing import prefix_sums
 from twinfeed.samplers.drawing.weighted_order import log
+
+
+def batcher_of(feed: Feed, **options: Any) -> Batcher:
+    """Return what makes the batches of a feed."""
+    return Batcher(compile_feed(feed), **options)
 
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:

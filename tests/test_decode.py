@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import LIMITS, Batcher, Request, TarWriter, encode
+from inside import LIMITS, Request, TarWriter, batcher_of, encode
 from PIL import Image, UnidentifiedImageError
 
 from twinfeed.loaders import (
@@ -45,7 +45,7 @@ def encoded(pixels: np.ndarray, kind: str, **options: Any) -> bytes:
 
 def batch(index: Index, decode: Any, n: int, **options: Any) -> dict[str, Any]:
     sampler = ExactOnceBatchSampler(n, batch_size=n)
-    return Batcher(Feed(index, sampler, decode=decode, **options))(Request.of(sampler, 0, 0))
+    return batcher_of(Feed(index, sampler, decode=decode, **options))(Request.of(sampler, 0, 0))
 
 
 # Images
@@ -361,7 +361,7 @@ def test_a_batch_is_made_where_the_caller_says(tmp_path: Path, decode: Any) -> N
         made.append(np.empty(shape, dtype))
         return made[-1]
 
-    feed = Batcher(Feed(index, sampler, decode=decode), empty=empty)
+    feed = batcher_of(Feed(index, sampler, decode=decode), empty=empty)
     image = feed(Request.of(sampler, 0, 0))["image"]
     assert [one.__array_interface__["data"] for one in made] == [image.__array_interface__["data"]]
 
@@ -369,7 +369,7 @@ def test_a_batch_is_made_where_the_caller_says(tmp_path: Path, decode: Any) -> N
 def test_batches_do_not_share_memory(tmp_path: Path) -> None:
     index = pack([{"image": encoded(PIXELS, "jpeg")}] * 4, tmp_path)["data"]
     sampler = ExactOnceBatchSampler(4, batch_size=2)
-    feed = Batcher(Feed(index, sampler, decode=DecodeImage()))
+    feed = batcher_of(Feed(index, sampler, decode=DecodeImage()))
     first, second = (feed(Request.of(sampler, 0, step))["image"] for step in range(2))
     second[:] = 0
     assert first.any()
@@ -381,10 +381,10 @@ def test_an_image_is_cast_to_the_dtype_that_spec_names(tmp_path: Path, kind: str
     sampler = ExactOnceBatchSampler(2, batch_size=2)
     spec = {"image": FieldSpec(PIXELS.shape, np.dtype(np.float32))}
     request = Request.of(sampler, 0, 0)
-    image = Batcher(Feed(index, sampler, decode=DecodeImage(), spec=spec))(request)["image"]
+    image = batcher_of(Feed(index, sampler, decode=DecodeImage(), spec=spec))(request)["image"]
     assert image.dtype == np.float32
     np.testing.assert_array_equal(
-        image, Batcher(Feed(index, sampler, decode=DecodeImage()))(request)["image"]
+        image, batcher_of(Feed(index, sampler, decode=DecodeImage()))(request)["image"]
     )
 
 
@@ -392,7 +392,7 @@ def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
     data = [encoded(np.roll(PIXELS, n, 0), "png") for n in range(3)]
     index = pack([{"image": one} for one in data], tmp_path)["data"]
     sampler = ExactOnceBatchSampler(3, batch_size=4, final="pad")
-    feed = Batcher(Feed(index, sampler, decode=DecodeImage()))
+    feed = batcher_of(Feed(index, sampler, decode=DecodeImage()))
     padded = feed(Request.of(sampler, 0, 0))["image"]
     assert not padded[3].any()
     np.testing.assert_array_equal(padded[2], np.roll(PIXELS, 2, 0))

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import made
-from inside import Batcher, Request
+from inside import Request, batcher_of
 from PIL import Image
 
 from twinfeed.loaders import (
@@ -68,7 +68,7 @@ def requested(*ids: int, views: tuple[int, ...] | None = None) -> Request:
 
 def batch_of(feed: Feed, request: Request, threads: int = 0) -> dict[str, Any]:
     """The batch of a request, by a batcher of its own."""
-    with Batcher(feed, threads=threads) as batcher:
+    with batcher_of(feed, threads=threads) as batcher:
         return batcher(request)
 
 
@@ -124,7 +124,7 @@ def test_the_threads_that_decode_serve_every_batch(
     feed = Feed(index, sampler, decode=decode)
     assert feed.spec
     seen.clear()
-    with Batcher(feed, threads=2) as batcher:
+    with batcher_of(feed, threads=2) as batcher:
         for _ in range(5):
             batcher(requested(0, 1, 2, 3))
     assert 1 <= len(seen) <= 2
@@ -208,7 +208,7 @@ def test_it_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
     feed = Feed(index, sampler, decode=measure)
     request = Request.of(sampler, 0, 0)
     assert batch_of(pickle.loads(pickle.dumps(feed)), request)["size"].tolist() == [2, 2, 2, 3]
-    with Batcher(feed, threads=2) as batcher:
+    with batcher_of(feed, threads=2) as batcher:
         assert batcher(request)["size"].tolist() == [2, 2, 2, 3]
         assert pickle.loads(pickle.dumps(batcher))(request)["size"].tolist() == [2, 2, 2, 3]
 
@@ -218,8 +218,8 @@ def test_a_batcher_pickles_without_the_sampler(tmp_path: Path) -> None:
     many = pack([{"x": bytes(1), "label": n % 9} for n in range(3)], tmp_path)
     few = Feed(many["data"], BatchSampler(RandomSampler(3, seed=0), batch_size=1))
     sampler = BatchSampler(WeightedSampler(np.arange(1, 4), seed=0), batch_size=1)
-    sizes = [len(pickle.dumps(Batcher(feed))) for feed in (few, Feed(many["data"], sampler))]
-    assert b"samplers" not in pickle.dumps(Batcher(few))
+    sizes = [len(pickle.dumps(batcher_of(feed))) for feed in (few, Feed(many["data"], sampler))]
+    assert b"samplers" not in pickle.dumps(batcher_of(few))
     assert abs(sizes[0] - sizes[1]) < 200
 
 
@@ -274,7 +274,7 @@ def test_a_reuse_sampler_decodes_each_record_once_while_it_is_live(
     index = pack([{"number": bytes([number])} for number in range(n)], tmp_path)["data"]
     sampler = BatchSampler(ReuseSampler(n, reuse=reuse, live=live, seed=0), batch_size=4)
     feed = Feed(index, sampler, decode=lambda sample: {"number": sample["number"][0]})
-    batcher = Batcher(feed)
+    batcher = batcher_of(feed)
     cache = batcher.samples.cache
     assert cache is not None
     for epoch in range(3):
@@ -692,6 +692,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         AttributeError,
         "does not change: make another Feed",
     ),
+    (lambda i: delattr(feed()(i), "sampler"), AttributeError, "field 'sampler'"),
     (plan, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
     (feed(fields=["zz"]), KeyError, "no field 'zz'"),
     (feed(fields="word"), TypeError, "fields must be a list of names, got 'word'"),

@@ -26,7 +26,16 @@ import fsspec
 import numpy as np
 import pytest
 from batches import read_ahead
-from inside import Batcher, Schedule, advice, buffered, chunk_cache, request_pool, retries, store_of
+from inside import (
+    Schedule,
+    advice,
+    batcher_of,
+    buffered,
+    chunk_cache,
+    request_pool,
+    retries,
+    store_of,
+)
 from range_server import RangeServer
 
 from twinfeed.loaders import (
@@ -242,7 +251,7 @@ def test_an_error_of_a_batch_releases_its_step(folder: Path) -> None:
 
     feed = Feed(index, STREAMS["uniform"](index), fields=["x"], decode=decode)
     failing = -1
-    with Reader(index) as reader, Batcher(feed, reader=reader) as batcher:
+    with Reader(index) as reader, batcher_of(feed, reader=reader) as batcher:
         schedule = Schedule(feed.sampler)
         batcher.start_pass(schedule, 0, 0, readahead=15 * RECORD)
         failing = len(calls) + 9

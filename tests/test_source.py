@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 from batches import noted
-from inside import Batcher, Request
+from inside import Request, batcher_of
 from own_source import LABELS, WORDS, Words, noisy, samplers, size
 from plain import batches
 
@@ -180,7 +180,7 @@ def test_a_source_without_digests_says_so_when_a_state_is_loaded() -> None:
 def test_a_batcher_closes_what_it_opened() -> None:
     source = Words()
     sampler = next(samplers())
-    with Batcher(Feed(source, sampler)) as batcher:
+    with batcher_of(Feed(source, sampler)) as batcher:
         before = source.closed
         batcher(Request.of(sampler, 0, 0))
     assert source.closed == before + 1

@@ -1,16 +1,21 @@
-"""What batches are made of: a feed as the code that makes batches sees it."""
+"""What a feed is made of: its arguments, checked, which do not change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.feed.collate import Collate, FieldSpec
-from twinfeed.loaders.reading.source import Source
-from twinfeed.samplers import BatchStream
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.source import Source, check_source
+from twinfeed.loaders.support import checks
+from twinfeed.samplers import BatchStream, validate
+from twinfeed.samplers.validate import counted
 
 Sample = dict[str, Any]
 """A record's fields by name, as decode and transform take them."""
@@ -28,8 +33,9 @@ TRANSFORM_EXTRAS = ("id", "record", "view", "seed", "seed32")
 """What a transform is given beside the fields. The batch does not hold these values."""
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class FeedConfig:
-    """What batches are made of. The only subclass, `Feed`, checks its arguments."""
+    """What batches are made of, as the code that makes batches sees a feed."""
 
     index: Source
     sampler: BatchStream
@@ -38,10 +44,30 @@ class FeedConfig:
     transform: Decode | None
     batch_transform: BatchTransform | None
     _collate: Collate
-    _given_spec: dict[str, FieldSpec] | None
-    _given_batch_spec: dict[str, FieldSpec]
-    _missing: dict[str, Any]
     _side: dict[str, npt.NDArray[Any]]
+    _missing: dict[str, Any]
+    declared_spec: dict[str, FieldSpec] | None
+    declared_batch_spec: dict[str, FieldSpec]
+
+    def __post_init__(self) -> None:
+        for name in ("decode", "transform", "batch_transform"):
+            function = getattr(self, name)
+            if function is not None and (not callable(function) or _is_class(function)):
+                what = "a batch and its seed" if name == "batch_transform" else "a sample"
+                raise TypeError(f"{name} must be a function of {what}, got {function!r}")
+        if self.declared_batch_spec and self.batch_transform is None:
+            raise ValueError("batch_spec is of what batch_transform returns: take spec= without it")
+        self._check_fields()
+        columns = self.index.columns
+        check_names(self, "column", columns, "build the index with fields= that leave it out")
+        check_names(self, "side table", self.side, "give it another name")
+        for name, rows in self.side.items():
+            self._check_side(name, rows)
+        if self.decode is None and self.transform is None:
+            self._check_plain()
+        if self.decode is None:
+            advice = "leave it out with fields=, or give it another name in decode"
+            check_names(self, "field", self.fields, advice, beside=self.side)
 
     @property
     def collate(self) -> Collate:
@@ -80,6 +106,47 @@ class FeedConfig:
         """Whether the transform must run alone, since it sets global states."""
         return bool(getattr(self.transform, "alone", False))
 
+    def _check_fields(self) -> None:
+        """Raise KeyError for fields that the index, or the sample for decode, does not have."""
+        known, columns = list(self.index.fields), list(self.index.columns)
+        for name in self.fields:
+            if name not in known and name not in columns:
+                raise KeyError(f"no field {name!r}: the fields are {known}, the columns {columns}")
+        for name in getattr(self.decode, "reads", ()):
+            if name not in self.fields:
+                raise KeyError(
+                    f"decode reads the field {name!r}, and the feed has {list(self.fields)}: name "
+                    f"one of these, as in DecodeImage('jpg')"
+                )
+
+    def _check_plain(self) -> None:
+        """Raise ValueError if the fields make no batch as they are stored."""
+        kinds = self.index.fields if isinstance(self.index, Index) else {}
+        for name in [name for name in stored_fields(self) if name in kinds]:
+            if kinds[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
+                raise ValueError(
+                    f"field {name!r} holds lists of byte strings: collate it with 'ragged', or "
+                    f"leave it out with fields="
+                )
+        check_collated(self, self.fields)
+        if self.declared_spec is not None and self.declared_spec.keys() != set(self.fields):
+            raise ValueError(f"spec names {list(self.declared_spec)}, fields {list(self.fields)}")
+
+    def _check_side(self, name: str, rows: Any) -> None:
+        """Raise ValueError or TypeError for a side table that cannot be joined by sample id."""
+        if name in self.index.columns:
+            raise ValueError(f"side table {name!r} has the name of a column of the index")
+        if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
+            got = type(rows).__name__
+            raise TypeError(f"side table {name!r} must be an array of numbers, got {got}")
+        if isinstance(rows, np.ndarray):
+            validate.unmasked(f"side table {name!r}", rows)
+        if len(rows) != self.sampler.num_ids:
+            raise ValueError(
+                f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
+                f"{counted(self.sampler.num_ids, 'sample id')}: give it a row for each of these"
+            )
+
 
 def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
     """Raise ValueError if `collate` names another field."""
@@ -93,9 +160,7 @@ def check_names(
 ) -> None:
     """Raise ValueError for a name that the batch or the transform uses for something else."""
     check_free(what, names, beside, f"the name of a side table: {advice}")
-    taken, whose = (
-        (TRANSFORM_EXTRAS, "sample") if feed.transform is not None else (("id",), "batch")
-    )
+    taken, whose = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
     taken = ("mask", *taken) if feed.sampler.traits.padded else taken
     use = f"a name that the loader itself gives to every {whose}: {advice}"
     check_free(what, names, taken, use)
@@ -106,3 +171,45 @@ def check_free(what: str, names: Iterable[str], taken: Iterable[str], use: str, 
     both = set(names).intersection(taken)
     if both:
         raise ValueError(f"{what} {min(both)!r} has {use}")
+
+
+def stored_fields(feed: FeedConfig, /) -> list[str]:
+    """Return the fields that are read from the shards."""
+    return [name for name in feed.fields if name not in feed.index.columns]
+
+
+def check_fit(index: Source, sampler: BatchStream, /) -> None:
+    """Raise TypeError or ValueError if `sampler` cannot draw from `index`."""
+    check_source(index)
+    if not isinstance(sampler, BatchStream):
+        raise TypeError(
+            f"sampler must give batches, got a {type(sampler).__name__}: "
+            f"BatchSampler(sampler, batch_size=…) cuts a sampler into batches"
+        )
+    if sampler.num_records != len(index):
+        raise ValueError(
+            f"the sampler was made for {counted(sampler.num_records, 'record')}, "
+            f"the index has {len(index):,}: make it with index.labels or len(index), and give a "
+            f"part of the records by records=, or by SubsetSampler(ids, of={len(index)})"
+        )
+
+
+def check_spec(argument: str, spec: Mapping[str, FieldSpec] | None, /) -> dict[str, FieldSpec]:
+    """Return the specs of fields; raise TypeError unless each is a shape and a dtype."""
+    return {name: _field(name, field) for name, field in checks.mapping(argument, spec).items()}
+
+
+def _field(name: str, given: object) -> FieldSpec:
+    """Return the spec of a field; raise TypeError unless it is a shape and a dtype."""
+    try:
+        shape, wanted = cast(tuple[Any, Any], given)
+        dtype = None if wanted is None or wanted is bytes else np.dtype(wanted)
+        return FieldSpec(tuple(shape), dtype)
+    except (TypeError, ValueError) as error:
+        example = "FieldSpec((224, 224, 3), np.uint8)"
+        raise TypeError(f"spec of {name!r} must be as in {example}, got {given!r}") from error
+
+
+def _is_class(function: object) -> bool:
+    """Whether the caller passed a class, as DecodeImage in place of DecodeImage()."""
+    return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)

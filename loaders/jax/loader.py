@@ -12,8 +12,7 @@ from twinfeed.loaders.feed.collate import is_string, mode_of
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
@@ -92,8 +91,7 @@ class JaxLoader(MakingLoader[B]):
 
     def _check_lengths(self) -> None:
         """Raise ValueError for a field that each process would pad to another length."""
-        with Batcher(self.feed, reader=self.reader) as batcher:
-            spec, how = batcher.shapes
+        spec, how = compile_feed(self.feed).shapes
         for name, field in spec.items():
             mode = mode_of(how, name)
             free = field.shape if mode == "pad" else mode == "stack" and None in field.shape

@@ -13,7 +13,7 @@ from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import resolve_prefetch
-from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
@@ -108,7 +108,8 @@ class MakingLoader(FeedLoader[B]):
         # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
         in_turn = feed.sampler.traits.max_cached is not None
         shared, whole = (self.threads, 0) if in_turn else (0, self.threads)
-        with Batcher(feed, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
+        own = compile_feed(feed)
+        with Batcher(own, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
             batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
             coming = requests(schedule, epoch, start, seeds=feed.seeded)
             with closing(in_order(lambda one: then(batcher(one)), coming, threads=whole)) as made:

@@ -2,6 +2,7 @@
 
 samples.py reads, decodes and transforms, with _calls.py, _decoded.py and _shared.py.
 spec_inference.py tries the callables first. batch_function.py calls the function of a batch.
+compiled.py has what both find out, which a batcher takes.
 concurrency.py says how far ahead of the loop, prefetch.py has the threads, and meter.py measures
 the times.
 """

@@ -16,6 +16,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.collate import (
+    FieldSpec,
     MisfitError,
     Mode,
     Ragged,
@@ -28,9 +29,10 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import repeated
-from twinfeed.loaders.making.spec_inference import infer_spec
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
+
+Make = Callable[[Request], Batch]
 
 
 class BatchFunction:
@@ -43,10 +45,11 @@ class BatchFunction:
     """
 
     def __init__(
-        self, feed: FeedConfig, make: Callable[[Request], Batch], first: Request, other: Request, /
+        self, feed: FeedConfig, samples: Mapping[str, FieldSpec], make: Make, /, *requests: Request
     ) -> None:
         assert feed.batch_transform is not None
         self._function, self._seed = feed.batch_transform, partial(derive, feed.sampler.batch_key)
+        first, other = requests
         batch = make(first)
 
         def call(request: Request) -> dict[str, Any]:
@@ -61,10 +64,10 @@ class BatchFunction:
         # An empty list does not say what it holds.
         rows = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
         spec = spec_of(rows, how)
-        for name in spec.keys() & infer_spec(feed):
+        for name in spec.keys() & samples.keys():
             if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
-        self.spec, self.how = spec | feed._given_batch_spec, how
+        self.spec, self.how = spec | feed.declared_batch_spec, how
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return what the batch of a request will hold; `batch` has the rows without padding."""

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
-from twinfeed.loaders.feed.config import Batch, FeedConfig, Sample
+from twinfeed.loaders.feed.config import Batch, Sample, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.making.batch_function import BatchFunction
+from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.making.samples import Samples, joined_rows, writable
-from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
+from twinfeed.loaders.making.samples import Samples, Values, joined_rows, writable
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Reads, reader_of, reading, start_pass
@@ -36,7 +32,7 @@ class Batcher(Closing):
 
     def __init__(
         self,
-        feed: FeedConfig,
+        compiled: CompiledFeed,
         /,
         *,
         reader: Reads | None = None,
@@ -44,21 +40,14 @@ class Batcher(Closing):
         meter: Meter | None = None,
         empty: Empty = aligned,
     ) -> None:
-        self.spec = infer_spec(feed)  # before threads start
+        feed, self.spec, self._function = compiled.config, compiled.spec, compiled.function
         self._own_reader = reader is None
         self._reader = reader_of(feed.index) if reader is None else reader
-        self.meter = Meter() if meter is None else meter
-        self.samples = Samples(
-            feed, self._reader, threads=threads, spec=self.spec, meter=self.meter, empty=empty
-        )
-        self._index = feed.index
+        self.samples = Samples(compiled, self._reader, threads=threads, meter=meter, empty=empty)
+        self._index, self.meter = feed.index, self.samples.meter
         self._side = dict(feed.side)
         self._how = check_collate(feed.collate)
         self._empty = empty
-        self._function = _function_of(feed)
-        made = self._function
-        # The spec and the collation of a batch's fields, as a framework must know them.
-        self.shapes = (self.spec, self._how) if made is None else (made.spec, made.how)
         self._masked = feed.sampler.traits.padded
         self._size = max(1, feed.sampler.batch_size)
         self._steps = max(1, len(feed.sampler))
@@ -93,11 +82,7 @@ class Batcher(Closing):
         return batch
 
     def _collated(
-        self,
-        request: Request,
-        kept: Request,
-        joined: dict[str, Array],
-        values: Mapping[str, Sequence[Any]],
+        self, request: Request, kept: Request, joined: dict[str, Array], values: Values
     ) -> Batch:
         if not len(kept.ids):  # no values tell the fields
             values = dict.fromkeys(self.spec, ())
@@ -158,26 +143,8 @@ class Batcher(Closing):
             self._reader.close()
 
 
-def stored_fields(feed: FeedConfig) -> list[str]:
-    """Return the fields that are read from the shards."""
-    return [name for name in feed.fields if name not in feed.index.columns]
-
-
 def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
     """Return `rows` at the places without padding, and zeros at the others."""
     padded = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
     padded[held] = rows
     return padded
-
-
-def _function_of(feed: FeedConfig) -> BatchFunction | None:
-    """Return the function of a feed's batches, tried on the first batch, once."""
-    if feed.batch_transform is not None and "_function" not in vars(feed):
-        requests = probe_requests(
-            feed, feed.sampler.batch_size
-        )  # a rank's size, the same on each rank
-        plain = copy.copy(feed)
-        vars(plain)["batch_transform"] = None
-        with Batcher(plain) as batcher:
-            vars(feed)["_function"] = BatchFunction(feed, batcher, *requests)
-    return vars(feed).get("_function")

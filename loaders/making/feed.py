@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
-from typing import Any, cast
+from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
-from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate, mode_of
+from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.feed.config import (
     Batch,
     BatchTransform,
     Decode,
     FeedConfig,
-    check_collated,
-    check_names,
+    check_fit,
+    check_spec,
 )
 from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.spec_inference import infer_spec
+from twinfeed.loaders.making.compiled import CompiledFeed
+from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.source import Source, check_source
+from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.counterparts import OF_A_FEED
 from twinfeed.loaders.support.misnamed import counterparts
-from twinfeed.samplers import BatchStream, validate
-from twinfeed.samplers.validate import counted
+from twinfeed.samplers import BatchStream
 
 
 class Feed(FeedConfig):
@@ -120,41 +121,17 @@ class Feed(FeedConfig):
         batch_spec: Mapping[str, FieldSpec] | None = None,
         missing: MissingValues = "error",
     ) -> None:
-        _check_fit(index, sampler)
-        given = {"decode": decode, "transform": transform, "batch_transform": batch_transform}
-        for name, function in given.items():
-            if function is not None and (not callable(function) or _not_made(function)):
-                what = "a batch and its seed" if name == "batch_transform" else "a sample"
-                raise TypeError(f"{name} must be a function of {what}, got {function!r}")
-        if batch_spec is not None and batch_transform is None:
-            raise ValueError("batch_spec is of what batch_transform returns: take spec= without it")
-        self.index = index
-        self.sampler = sampler
-        self.fields = tuple(index.fields) if fields is None else checks.names("fields", fields)
-        self.decode = decode
-        self.transform = transform
-        self.batch_transform = batch_transform
-        self._collate = check_collate(collate)
-        self._side = checks.mapping("side", side)
-        self._given_spec = None if spec is None else _fields("spec", spec)
-        self._given_batch_spec = _fields("batch_spec", batch_spec)
-        self._check_fields()
-        self._missing = check_missing(index, self.fields, missing)
-        self._unchangeable = True
-        check_names(self, "column", index.columns, "build the index with fields= that leave it out")
-        check_names(self, "side table", self._side, "give it another name")
-        for name, rows in self._side.items():
-            self._check_side(name, rows)
-        if decode is None and transform is None:
-            self._check_plain()
-        if decode is None:
-            advice = "leave it out with fields=, or give it another name in decode"
-            check_names(self, "field", self.fields, advice, beside=self._side)
+        check_fit(index, sampler)
+        names = tuple(index.fields) if fields is None else checks.names("fields", fields)
+        how, tables = check_collate(collate), checks.mapping("side", side)
+        values = check_missing(index, names, missing)
+        sample = None if spec is None else check_spec("spec", spec)
+        batch = check_spec("batch_spec", batch_spec)
+        functions = decode, transform, batch_transform
+        super().__init__(index, sampler, names, *functions, how, tables, values, sample, batch)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if hasattr(self, "_unchangeable"):
-            raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
-        super().__setattr__(name, value)
+        raise AttributeError(f"a Feed does not change: make another Feed to set {name!r}")
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
@@ -176,13 +153,25 @@ class Feed(FeedConfig):
                 f"the feed; a DataLoader of your own takes RecordDataset(feed)"
             )
         request = Request.of(self.sampler, *position, seeds=self.seeded)
-        with Batcher(self) as batcher:
+        with Batcher(compile_feed(self)) as batcher:
             return batcher(request)
 
     @property
     def spec(self) -> Mapping[str, FieldSpec]:
         """The shape and dtype of each field of a sample, given or read from the first sample."""
-        return MappingProxyType(infer_spec(self))
+        return MappingProxyType(self._spec)
+
+    @cached_property
+    def _spec(self) -> dict[str, FieldSpec]:
+        return infer_spec(self)
+
+    @cached_property
+    def _function(self) -> BatchFunction | None:
+        if self.batch_transform is None:
+            return None
+        requests = probe_requests(self, self.sampler.batch_size)  # a rank's size, on every rank
+        with Batcher(CompiledFeed(self, self._spec)) as batcher:
+            return BatchFunction(self, self._spec, batcher, *requests)
 
     def __repr__(self) -> str:
         return f"Feed({self.index!r}, {self.sampler!r})"
@@ -194,70 +183,13 @@ class Feed(FeedConfig):
     def shard(self, rank: int, world_size: int) -> Feed:
         """Return the feed of one rank: the sampler's `shard`, all else the same."""
         other = copy.copy(self)
-        other.__dict__["sampler"] = self.sampler.shard(rank, world_size)
+        object.__setattr__(other, "sampler", self.sampler.shard(rank, world_size))
         return other
 
-    def _check_fields(self) -> None:
-        """Raise KeyError for fields that the index, or the sample for decode, does not have."""
-        known, columns = list(self.index.fields), list(self.index.columns)
-        for name in self.fields:
-            if name not in known and name not in columns:
-                raise KeyError(f"no field {name!r}: the fields are {known}, the columns {columns}")
-        for name in getattr(self.decode, "reads", ()):
-            if name not in self.fields:
-                raise KeyError(
-                    f"decode reads the field {name!r}, and the feed has {list(self.fields)}: name "
-                    f"one of these, as in DecodeImage('jpg')"
-                )
 
-    def _check_plain(self) -> None:
-        """Raise ValueError if the fields make no batch as they are stored."""
-        for name in self.fields:
-            if name in self.index.columns or mode_of(self._collate, name) == "ragged":
-                continue
-            if isinstance(self.index, Index) and self.index.fields[name].kind == "bytes_list":
-                raise ValueError(
-                    f"field {name!r} holds lists of byte strings: collate it with 'ragged', or "
-                    f"leave it out with fields="
-                )
-        check_collated(self, self.fields)
-        if self._given_spec is not None and self._given_spec.keys() != set(self.fields):
-            raise ValueError(f"spec names {list(self._given_spec)}, fields {list(self.fields)}")
-
-    def _check_side(self, name: str, rows: Any) -> None:
-        """Raise ValueError or TypeError for a side table that cannot be joined by sample id."""
-        if name in self.index.columns:
-            raise ValueError(f"side table {name!r} has the name of a column of the index")
-        if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
-            got = type(rows).__name__
-            raise TypeError(f"side table {name!r} must be an array of numbers, got {got}")
-        if isinstance(rows, np.ndarray):
-            validate.unmasked(f"side table {name!r}", rows)
-        if len(rows) != self.sampler.num_ids:
-            raise ValueError(
-                f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
-                f"{counted(self.sampler.num_ids, 'sample id')}: give it a row for each of these"
-            )
-
-
-def _fields(argument: str, given: Mapping[str, FieldSpec] | None) -> dict[str, FieldSpec]:
-    return {name: _field(name, one) for name, one in checks.mapping(argument, given).items()}
-
-
-def _field(name: str, given: object) -> FieldSpec:
-    """Return the spec of a field; raise TypeError unless it is a shape and a dtype."""
-    try:
-        shape, wanted = cast(tuple[Any, Any], given)
-        dtype = None if wanted is None or wanted is bytes else np.dtype(wanted)
-        return FieldSpec(tuple(shape), dtype)
-    except (TypeError, ValueError) as error:
-        example = "FieldSpec((224, 224, 3), np.uint8)"
-        raise TypeError(f"spec of {name!r} must be as in {example}, got {given!r}") from error
-
-
-def _not_made(function: object) -> bool:
-    """Whether the caller passed a class, as DecodeImage in place of DecodeImage()."""
-    return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)
+def compile_feed(feed: Feed, /) -> CompiledFeed:
+    """Return what a `Batcher` takes. The callables of a feed are tried once."""
+    return CompiledFeed(feed, feed._spec, feed._function)
 
 
 def index_of(feed: object, what: str, /) -> Index:
@@ -273,19 +205,3 @@ def check_feed(feed: object, /) -> Feed:
     if not isinstance(feed, Feed):
         raise TypeError(f"feed must be Feed(index, sampler), got {type(feed).__name__}")
     return feed
-
-
-def _check_fit(index: Source, sampler: BatchStream) -> None:
-    """Raise TypeError or ValueError if `sampler` cannot draw from `index`."""
-    check_source(index)
-    if not isinstance(sampler, BatchStream):
-        raise TypeError(
-            f"sampler must give batches, got a {type(sampler).__name__}: "
-            f"BatchSampler(sampler, batch_size=…) cuts a sampler into batches"
-        )
-    if sampler.num_records != len(index):
-        raise ValueError(
-            f"the sampler was made for {counted(sampler.num_records, 'record')}, "
-            f"the index has {len(index):,}: make it with index.labels or len(index), and give a "
-            f"part of the records by records=, or by SubsetSampler(ids, of={len(index)})"
-        )

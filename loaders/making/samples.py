@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -12,16 +12,20 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
-from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, FeedConfig, Sample
+from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, repeated, reused, same
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._calls import Calls, Made, call, check_values
 from twinfeed.loaders.making._decoded import DecodedCache
 from twinfeed.loaders.making._shared import lent, unchanged, with_read_only_arrays
+from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.source import Reads, Source, values_of
 from twinfeed.loaders.support.array_types import Array, Int64s
+
+Values = Mapping[str, Sequence[Any]]
+"""The values of each field by name, a value for each sample."""
 
 _LOADERS_OWN = "a name that the loader itself gives to every sample"
 
@@ -35,24 +39,23 @@ _READS = 8
 class Samples:
     """Read, decode and transform the samples of requests, for one pass.
 
-    The decoding threads and the cache of decoded images belong to the pass. With `spec`, decode may
-    write into the arrays of the batch, which `empty` makes.
+    The decoding threads and the cache of decoded images belong to the pass. Where the spec says the
+    shape, decode may write into the arrays of the batch, which `empty` makes.
     """
 
     def __init__(
         self,
-        feed: FeedConfig,
+        compiled: CompiledFeed,
         reader: Reads,
         /,
         *,
         threads: int = 0,
-        spec: Mapping[str, FieldSpec] | None = None,
         meter: Meter | None = None,
         empty: Empty = aligned,
     ) -> None:
         self.meter = Meter() if meter is None else meter
         self._empty = empty
-        sampler = feed.sampler
+        feed, traits = compiled.config, compiled.config.sampler.traits
         self.index = feed.index
         self.reader = reader
         self.fields = feed.fields
@@ -61,15 +64,14 @@ class Samples:
         self.transform = feed.transform
         self._side = frozenset(feed.side)
         self.calls = Calls(feed.index, threads=threads)
-        traits = sampler.traits
         self.cache = None if traits.max_cached is None else DecodedCache(traits.uses, self._decode)
         self._shares = feed.shares_arrays
         self._unchecked = _CHECKED
-        self._slots = self._writable_fields(feed, spec or {})
+        self._slots = self._writable_fields(compiled)
 
     def values(
         self, request: Request, joined: Mapping[str, Array], /, *, cached: bool = True
-    ) -> Mapping[str, Sequence[Any]]:
+    ) -> Values:
         """Return each field's values, a value for each sample; `joined` has the rows of columns."""
         if self.decode is None and self.transform is None:
             return self._read(request.records)
@@ -80,9 +82,7 @@ class Samples:
             samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
         return self.calls.by_field(self.last, request.records, samples)
 
-    def probe_sample(
-        self, first: Request, other: Request, joined: Callable[[Request], Mapping[str, Array]], /
-    ) -> Made:
+    def probe_sample(self, first: Request, other: Request, side: Mapping[str, Array], /) -> Made:
         """Make the first sample by repeated calls that agree, also after a call for `other`."""
         self._unchecked = 1  # checking one call is enough, since all calls must agree
         records = first.records, other.records
@@ -102,7 +102,8 @@ class Samples:
         def transformed(request: Request) -> Made:
             given = sample if request is first else decoded(request.records)
             given = given if self._shares else _copied(given)
-            return self._transformed([given], request, joined(request))[0]
+            rows = joined_rows(self.index, side, request)
+            return self._transformed([given], request, rows)[0]
 
         made = sample
         if self.transform is not None:
@@ -153,15 +154,14 @@ class Samples:
         if self.cache is not None:
             self.cache.close()
 
-    def _writable_fields(
-        self, feed: FeedConfig, spec: Mapping[str, FieldSpec]
-    ) -> dict[str, FieldSpec]:
+    def _writable_fields(self, compiled: CompiledFeed) -> dict[str, FieldSpec]:
         """Return the fields that decode can write into the batch: no later step changes them."""
+        spec, how = compiled.spec, compiled.config.collate
         writes: Sequence[str] = getattr(self.decode, "writes", ())
         if self.transform is not None or self.cache is not None:
             return {}
         stacked = all(
-            name in spec and mode_of(feed.collate, name) == "stack" and None not in spec[name].shape
+            name in spec and mode_of(how, name) == "stack" and None not in spec[name].shape
             for name in writes
         )
         return {name: spec[name] for name in writes} if stacked else {}
@@ -200,7 +200,7 @@ class Samples:
             samples = self.meter.timed("decoding", each, "decode", self.decode, records, samples)
         return [with_read_only_arrays(one) for one in samples] if self._shares else samples
 
-    def _read(self, records: Int64s) -> Mapping[str, Sequence[Any]]:
+    def _read(self, records: Int64s) -> Values:
         given = self.reader, records, self.fields, self._missing
         return self.meter.timed("reading", values_of, *given)
 

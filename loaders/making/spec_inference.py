@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import closing
-from functools import partial
+from contextlib import closing, suppress
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,8 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_free, check_names
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making.samples import Samples, joined_rows, known_to_repeat
+from twinfeed.loaders.making.compiled import CompiledFeed
+from twinfeed.loaders.making.samples import Samples, known_to_repeat
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 
@@ -29,29 +29,22 @@ _STEPS = 32  # that are searched for a sample of another record
 
 
 def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
-    """Return the spec of a feed, given or read from the first sample; a feed is tried once.
+    """Return the spec of a feed: the declared one, or that of the first sample.
 
     Decode and transform are called repeatedly, under different global random states.
 
     Raises:
         ValueError: two calls give two results. Errors of decode and transform are raised too.
     """
-    known: dict[str, FieldSpec] | None = vars(feed).get("_spec")
-    if known is not None:
-        return known
-    given = feed._given_spec
-    if given is None:
-        spec = _checked(feed, _read(feed))
-    else:
-        spec = _checked(feed, given)
-        try:
-            repeats = isinstance(feed.index, Index) and known_to_repeat(feed.decode)
-            if feed.transform is not None or not repeats:
-                _first_sample(feed)
-        except (LoaderError, OSError):  # it may be damaged, and never drawn by a pass that resumes
-            return spec
-    vars(feed)["_spec"] = spec
-    return spec
+    declared = feed.declared_spec
+    if declared is None:
+        return _checked(feed, _read(feed))
+    _checked(feed, declared)
+    repeats = isinstance(feed.index, Index) and known_to_repeat(feed.decode)
+    if feed.transform is not None or not repeats:
+        with suppress(LoaderError, OSError):  # damaged, and perhaps never drawn
+            _first_sample(feed)
+    return declared
 
 
 def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
@@ -76,8 +69,8 @@ def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
 def _first_sample(feed: FeedConfig) -> Mapping[str, Any]:
     """Make the first sample by repeated calls that must agree."""
     with closing(reader_of(feed.index)) as reader:
-        joined = partial(joined_rows, feed.index, feed.side)
-        return Samples(feed, reader).probe_sample(*probe_requests(feed), joined)
+        samples = Samples(CompiledFeed(feed, {}), reader)
+        return samples.probe_sample(*probe_requests(feed), feed.side)
 
 
 def _read(feed: FeedConfig) -> dict[str, FieldSpec]:
@@ -105,12 +98,12 @@ def _checked(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, FieldSpe
     check_names(feed, "field", spec, f"give it another name in {last}", beside=beside)
     check_collated(feed, spec)
     every = {"field": spec, "column": feed.index.columns, "side table": feed.side}
-    for name, field in spec.items():  # a Pad must fit its field
+    for name, field in spec.items():
+        if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
+            raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
+        # A Pad must fit its field.
         added = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
         use = f"the name of what 'pad' adds to {name!r}: give one another name in {last}"
         for what, names in every.items():
             check_free(what, names, added, use)
-    for name, field in spec.items():
-        if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
-            raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
     return spec

@@ -12,7 +12,8 @@ from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.making.compiled import CompiledFeed
+from twinfeed.loaders.making.feed import Feed, compile_feed
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support.array_types import Array
 
@@ -25,15 +26,15 @@ class Layout:
 
     def __init__(self, feed: Feed, batch: int | None, reader: Reads) -> None:
         self.batch = batch
-        batcher = Batcher(feed, reader=reader)
-        empty = batcher(Request.plain(np.zeros(0, np.int64)))
+        compiled = compile_feed(feed)
+        empty = Batcher(compiled, reader=reader)(Request.plain(np.zeros(0, np.int64)))
         self.specs = {
-            name: [_tensor_spec(part, batch, _rest(batcher, name, part)) for part in _parts(value)]
+            name: [_tensor_spec(part, batch, _rest(compiled, name, part)) for part in _parts(value)]
             for name, value in empty.items()
         }
         for name, value in empty.items():
             if isinstance(value, Ragged):  # only the lengths have an entry for each sample
-                rest = batcher.shapes[0][name].shape[1:]
+                rest = compiled.shapes[0][name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, rest)
 
     @property
@@ -63,9 +64,9 @@ def _tensor_spec(part: Array, batch: int | None, rest: Sequence[int | None]) -> 
     return tf.TensorSpec([batch, *rest], dtype)
 
 
-def _rest(batcher: Batcher, name: str, part: Array) -> Sequence[int | None]:
+def _rest(compiled: CompiledFeed, name: str, part: Array) -> Sequence[int | None]:
     """The static shape of one sample in an array of a batch."""
-    spec, how = batcher.shapes
+    spec, how = compiled.shapes
     if mode_of(how, name) == "pad":
         return [None] * (part.ndim - 1)
     known = spec.get(name)

@@ -17,7 +17,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import default_threads
-from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.making.feed import Feed, compile_feed
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
@@ -89,7 +89,7 @@ class Server(PassServer):
     def _serving(self, number: int, epoch: int, start: int) -> Iterator[int]:
         """Make the batchers of a pass; yield the number of calls of `read_together`."""
         batchers = [
-            Batcher(one, reader=self.reader, threads=self._shared, meter=self.meter)
+            Batcher(compile_feed(one), reader=self.reader, threads=self._shared, meter=self.meter)
             for one in self.feeds
         ]
         self._passes[number] = batchers, (calls := self.calls(start))

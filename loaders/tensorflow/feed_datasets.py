@@ -13,7 +13,7 @@ import tensorflow as tf
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -80,7 +80,8 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
                 f"got {feed.sampler!r}: take TensorFlowLoader(feed), which serves every feed"
             )
         reader = reader_of(feed.index)
-        self._batcher, self._layout = Batcher(feed, reader=reader), Layout(feed, None, reader)
+        self._batcher = Batcher(compile_feed(feed), reader=reader)
+        self._layout = Layout(feed, None, reader)
         self._ids, self._seeded = Schedule(feed.sampler), feed.seeded
         self._count, self.groups = groups[0], Schedule(groups[1])
         self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()

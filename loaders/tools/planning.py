@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from twinfeed.loaders.feed.config import stored_fields
 from twinfeed.loaders.feed.shuffling import block_of
 from twinfeed.loaders.index.sizes import large, record_bytes
-from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.reading.prefetch.ranges import gap_of

@@ -17,7 +17,7 @@ from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, pickled, sendab
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.making.feed import Feed, compile_feed
 from twinfeed.loaders.making.meter import Meter, Spent
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support.array_types import Int64s
@@ -107,7 +107,7 @@ class CatchingDataset(RecordDataset):
     def __init__(self, feed: Feed, reader: Reads, /, *, threads: int) -> None:
         self._records = len(feed.index)
         self._reader = reader
-        self._batcher = Batcher(feed, reader=reader, threads=threads)
+        self._batcher = Batcher(compile_feed(feed), reader=reader, threads=threads)
 
     def __getitems__(self, wanted: Any, /) -> Any:
         """Read the batch of one request."""

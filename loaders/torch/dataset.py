@@ -16,7 +16,7 @@ from twinfeed.loaders.feed.config import Batch, Sample
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.fork import end_with_parent
@@ -130,7 +130,7 @@ class RecordDataset(Dataset[Any]):
         # once.
         threads = validate.integer("threads", threads, minimum=0)
         reader = reader_of(feed.index, checksums=checksums)
-        self._batcher = Batcher(feed, reader=reader, threads=threads)
+        self._batcher = Batcher(compile_feed(feed), reader=reader, threads=threads)
 
     def __len__(self) -> int:
         return self._records

@@ -12,12 +12,11 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.config import Batch
+from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.batcher import stored_fields
 from twinfeed.loaders.making.concurrency import PREFETCH
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
