@@ -26,7 +26,7 @@ from twinfeed.loaders.command_line._printing import (
     built_with,
     explain,
     one_line,
-    say,
+    print_lines,
     show_warning,
 )
 from twinfeed.loaders.errors import LoaderError, ShardWarning, WorkerDiedError
@@ -68,7 +68,7 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 def run_pack(options: argparse.Namespace) -> None:
     source: str | list[str] | Index = _one_or_all(options.source)
     if options.root is not None:
-        if not isinstance(source, str) or not _holds_index(source):
+        if not isinstance(source, str) or not _is_index_path(source):
             raise ValueError("--root is the root of an index, and the source is not an index")
         source = open_index(source, root=options.root)
     how = {name: getattr(options, name) for name in ("label", "key", "example")}
@@ -77,7 +77,7 @@ def run_pack(options: argparse.Namespace) -> None:
         CompressedShards(options.source, **how) if chosen else source,
         options.out,
         container=options.container,
-        split=_once("--split", options.split),
+        split=_unique_names("--split", options.split),
         seed=options.seed,
         shards=options.shards,
         shard_bytes=options.shard_bytes,
@@ -86,7 +86,7 @@ def run_pack(options: argparse.Namespace) -> None:
         progress=not options.quiet,
     )
     for index in packed.values():
-        say(f"{index.path}: {_summary(index)}")
+        print_lines(f"{index.path}: {_summary(index)}")
 
 
 @contextmanager
@@ -111,14 +111,14 @@ def run_index(options: argparse.Namespace) -> None:
             options.out,
             label=options.label if table is None else FromTable(table),
             classes=_classes(options.classes),
-            fields=_once("--field", options.field),
+            fields=_unique_names("--field", options.field),
             **_reading(options),
             exclude=options.exclude,
             root=options.root,
             executor=executor,
             progress=not options.quiet,
         )
-    say(f"{options.out if is_url(options.out) else index.path}: {_summary(index)}")
+    print_lines(f"{options.out if is_url(options.out) else index.path}: {_summary(index)}")
 
 
 def run_verify(options: argparse.Namespace) -> int:
@@ -126,7 +126,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
     A warning ends with the status of bad data.
     """
-    indexes = [path for path in options.target if _holds_index(path)]
+    indexes = [path for path in options.target if _is_index_path(path)]
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
@@ -143,10 +143,10 @@ def run_verify(options: argparse.Namespace) -> int:
     with workers(options.jobs) as executor:
         bad = [one for target in targets for one in _verify(target, options, executor, warned)]
     if any(one and one.record < 0 and one.offset is None for one in bad):  # no half sample
-        say(_RESTORE)
+        print_lines(_RESTORE)
     elif any(one and one.record >= 0 for one in bad):
         listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))
-        say(listed or _LEAVE_OUT)
+        print_lines(listed or _LEAVE_OUT)
     return 1 if bad or warned else 0
 
 
@@ -168,20 +168,20 @@ def _verify(
             progress=not options.quiet,
         )
     except (LoaderError, OSError) as error:
-        say(f"twinfeed: error: {explain(error)}", error=True)
+        print_lines(f"twinfeed: error: {explain(error)}", error=True)
         return [None]
     for bad in report.bad[:_SHOWN]:
         where = "" if bad.record < 0 else f", record {bad.record}"
         where += " and all after it" if bad.rest else ""
-        say(f"{bad.shard}{where}: {one_line(bad.problem)}")
+        print_lines(f"{bad.shard}{where}: {one_line(bad.problem)}")
     if len(report.bad) > _SHOWN:
-        say(f"... and {len(report.bad) - _SHOWN} more")
+        print_lines(f"... and {len(report.bad) - _SHOWN} more")
     what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
     found = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
     new = len(warned) - before
     wrong = [f"{len(report.bad)} bad"] * (not report.ok)
     wrong += [counted(new, "warning")] * (new > 0)
-    say(f"{what}{found}: {', '.join(wrong) or 'all is well'}")
+    print_lines(f"{what}{found}: {', '.join(wrong) or 'all is well'}")
     return [*report.bad]
 
 
@@ -202,7 +202,7 @@ def run_info(options: argparse.Namespace) -> None:
     lines = json.dumps(facts, indent=1).splitlines()
     if not options.json:
         lines = [f"{name}: {_shown(value)}" for name, value in facts.items()]
-    say(*lines)
+    print_lines(*lines)
     open_index(options.index, root=options.root)
 
 
@@ -252,7 +252,9 @@ def run_cat(options: argparse.Namespace) -> None:
                 sys.stdout.buffer.write(data)
                 sys.stdout.buffer.flush()
                 continue
-            say(index.describe(record), *(f"  {line}" for line in preview(index, reader, record)))
+            print_lines(
+                index.describe(record), *(f"  {line}" for line in preview(index, reader, record))
+            )
 
 
 def run_compare(options: argparse.Namespace) -> int:
@@ -261,7 +263,7 @@ def run_compare(options: argparse.Namespace) -> int:
     image = None if options.size is None else image_field(index, options.field)
     feed = feed_of(options, index, sampler, image)
     found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
-    say(*str(found).splitlines())
+    print_lines(*str(found).splitlines())
     return 0 if found.equal else 1
 
 
@@ -288,7 +290,7 @@ def run_plan(options: argparse.Namespace) -> None:
     for name, stream in reversed(streams.items()):  # the shuffle to take comes last
         # A decode of nothing: what a batch could hold does not matter, since nothing is read.
         found = plan(Feed(index, stream, decode=dict, missing="late"))
-        say(*f"{name}: {found}".splitlines())
+        print_lines(*f"{name}: {found}".splitlines())
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
@@ -320,7 +322,7 @@ def _draw(figure: Any, path: str) -> None:
     if Path(path).suffix[1:].lower() not in endings:
         raise ValueError(f"--out must end in one of {', '.join(endings)}, got {path}")
     figure.savefig(path, dpi=100)
-    say(path)
+    print_lines(path)
 
 
 def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
@@ -353,7 +355,7 @@ def _numbered(index: Index, number: str) -> int:
     return int(number) % n
 
 
-def _holds_index(path: str) -> bool:
+def _is_index_path(path: str) -> bool:
     """Whether a path or a URL leads to an index."""
     return is_index(Path(path)) or index_at_url(path)
 
@@ -362,7 +364,7 @@ def _classes(path: str | None) -> list[str] | None:
     """Return the class names that a file or an index has."""
     if path is None:
         return None
-    if _holds_index(path):
+    if _is_index_path(path):
         return list(load_index(path, None).classes)
     return read_file(path, LIMITS.table_bytes).decode().splitlines()
 
@@ -389,7 +391,7 @@ def _shown(value: Any) -> str:
     return str(value)
 
 
-def _once(option: str, given: list[tuple[str, Any]]) -> dict[str, Any] | None:
+def _unique_names(option: str, given: list[tuple[str, Any]]) -> dict[str, Any] | None:
     """Return what an option gives by name, None for nothing; refuse a name that is given twice."""
     names = [name for name, _ in given]
     for name in names:

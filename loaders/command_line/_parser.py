@@ -15,7 +15,7 @@ from typing import Any, get_args
 from twinfeed.loaders.building.labels import FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._feeds import USUAL_K
-from twinfeed.loaders.command_line._printing import explain, say, show_warning
+from twinfeed.loaders.command_line._printing import explain, print_lines, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.index.options import Missing
@@ -61,16 +61,16 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
             warnings.showwarning = show_warning
             return run(options) or 0
     except KeyboardInterrupt:
-        say(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", error=True)
+        print_lines(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", error=True)
         return 130
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (LoaderError, OSError, EOFError) as error:
-        say(f"twinfeed: error: {explain(error)}", error=True)
+        print_lines(f"twinfeed: error: {explain(error)}", error=True)
         return 1
     except (ValueError, TypeError, LookupError, ImportError) as error:
-        say(f"twinfeed: error: {explain(error)}", error=True)
+        print_lines(f"twinfeed: error: {explain(error)}", error=True)
         return 2
 
 

@@ -17,7 +17,7 @@ _LABELS: dict[str | None, tuple[str, ...]] = {
 }
 
 
-def say(*lines: str, error: bool = False) -> None:
+def print_lines(*lines: str, error: bool = False) -> None:
     """Print lines, with everything escaped that is not printable."""
     # Names, keys, classes and texts may hold commands for a terminal. Nothing else prints them.
     for line in lines:
@@ -52,7 +52,7 @@ def built_with(options: IndexOptions, index: str, /) -> str:
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     """Print a warning in one line."""
-    say(f"twinfeed: warning: {one_line(message)}", error=True)
+    print_lines(f"twinfeed: warning: {one_line(message)}", error=True)
 
 
 def explain(error: Exception) -> str:

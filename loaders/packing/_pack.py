@@ -32,7 +32,7 @@ from twinfeed.loaders.packing._inputs import (
     size_of,
     taken,
 )
-from twinfeed.loaders.packing._publish import check_free, put_in_place, workplace
+from twinfeed.loaders.packing._publish import check_free, publish, staging
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
     Kinds,
@@ -126,10 +126,10 @@ def pack(
         validate.integer("shard_records", shard_records, minimum=1)
     if split is not None:
         check_split(split, seed)
-    opened = _opened(source)
+    records = _open_source(source)
     folder = to_write(out)
-    with workplace(folder) as work, room_for(folder):
-        source = samples_of(opened, work) if isinstance(opened, CompressedShards) else opened
+    with staging(folder) as work, room_for(folder):
+        source = samples_of(records, work) if isinstance(records, CompressedShards) else records
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
         samples = _samples(source, work if random_access else None)
@@ -147,15 +147,15 @@ def pack(
         with locked(folder):
             # Another packer may have written here meanwhile.
             check_free(folder, [each.name for each in splits], overwrite)
-            put_in_place(work, folder)
+            publish(work, folder)
             # Without the lock, the next packer may be replacing these files already.
             return {each.name: open_index(folder / f"{each.name}.index") for each in splits}
 
 
-def _opened(source: Any) -> Records:
-    """Return a source of samples. What is named by a path is opened."""
+def _open_source(source: Any) -> Records:
+    """Return the source of samples; open it if it is a path."""
     if isinstance(source, (list, tuple)) and source:
-        if all(isinstance(one, (str, os.PathLike)) for one in source):
+        if all(isinstance(path, (str, os.PathLike)) for path in source):
             return CompressedShards(source)
     elif isinstance(source, (str, os.PathLike)):
         if is_index(Path(source)) or index_at_url(source):
@@ -181,10 +181,10 @@ def _samples(
     if spool is None:
         return source
     if isinstance(source, Index) and source.remote and source.cache is None:
-        near = copy.copy(source)
+        cached = copy.copy(source)
         stored = field_bytes(source) + int(source.shards["bytes"].sum())
-        near.cache = DiskCache(spool / "cache", bytes=stored + _SPARE)
-        return near
+        cached.cache = DiskCache(spool / "cache", bytes=stored + _SPARE)
+        return cached
     if isinstance(source, _IN_ANY_ORDER):
         return source
     spool = spool / "spool"

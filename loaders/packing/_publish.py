@@ -1,4 +1,4 @@
-"""The folder where shards are written. Shards are put in place when they are whole."""
+"""The staging folder of a packer, and the two-phase publish of its finished files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Refuse to replace files; with `overwrite`, refuse only files that no packer wrote."""
+    """Raise FileExistsError if files would be replaced; with `overwrite`, only files of others."""
     taken, others = [], []
     for name in split:
         index, shards = folder / f"{name}.index", _shards(folder, name)
@@ -48,44 +48,44 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
 
 
 @contextmanager
-def workplace(folder: Path, /) -> Iterator[Path]:
-    """Give a hidden folder within `folder` to write in, locked while in use.
+def staging(folder: Path, /) -> Iterator[Path]:
+    """Yield a hidden staging folder inside `folder`, locked while in use.
 
-    The work of killed packers is finished or removed. If `folder` was made here and nothing was
-    packed, `folder` is removed again.
+    The publish of a killed packer is completed, and its staging folder removed. If `folder` was
+    created here and nothing was packed, it is removed again.
     """
-    there = folder.exists()
+    existed = folder.exists()
     work = beside(folder / _WORK)
-    own = _begin(folder, work)
+    lock_fd = _start(folder, work)
     try:
         yield work
     finally:
-        with locked(folder), suppress(FileNotFoundError):  # the work was put in place
+        with locked(folder), suppress(FileNotFoundError):  # it was published
             delete_whole(work)
-        os.close(own)
-        if not there:
-            with suppress(OSError):  # it is not empty
+        os.close(lock_fd)
+        if not existed:
+            with suppress(OSError):  # not empty
                 folder.rmdir()
 
 
-def _begin(folder: Path, work: Path) -> int:
-    """Make and lock the folder `work`. First finish or remove what killed packers have left."""
+def _start(folder: Path, work: Path) -> int:
+    """Create and lock the staging folder `work`, after cleaning up after killed packers."""
     make = partial(Path.mkdir, parents=True, exist_ok=True)
     with writable(folder, _ELSEWHERE), locked(folder, make=make):
-        _finish(folder)
-        for left in folder.glob(f".{_WORK}-*"):
-            if _OWN_WORK.fullmatch(left.name):
-                (_remove_unheld if is_marked(left) else delete_marked)(left)
+        _complete_publish(folder)
+        for old in folder.glob(f".{_WORK}-*"):
+            if _OWN_WORK.fullmatch(old.name):
+                (_remove_unlocked if is_marked(old) else delete_marked)(old)
         work.mkdir(mode=0o700)  # else another user could open and lock the folder
         mark(work)
-        own = os.open(work, os.O_RDONLY)
+        lock_fd = os.open(work, os.O_RDONLY)
         with suppress(OSError):  # the file system has no locks
-            fcntl.flock(own, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return own
+            fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        return lock_fd
 
 
-def _remove_unheld(work: Path) -> None:
-    """Remove a packer's folder that nobody locks: the packer was killed, and lost the lock."""
+def _remove_unlocked(work: Path) -> None:
+    """Remove the staging folder of a killed packer: it is not locked any more."""
     with suppress(OSError):  # a link, another user's, or in use
         fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -95,57 +95,56 @@ def _remove_unheld(work: Path) -> None:
             os.close(fd)
 
 
-def put_in_place(work: Path, folder: Path, /) -> None:
-    """Put the shards and indexes of all splits in place.
+def publish(work: Path, folder: Path, /) -> None:
+    """Publish the shards and indexes of all splits, in two phases.
 
-    One rename of `work` is the switch: before that rename, the folder holds the old state. After
-    it, everybody refuses the folder until the last file is in place. Whoever packs here next
-    finishes what a killed packer has left.
+    Renaming `work` to `PUBLISHING` is the commit point. Then the files are moved to `folder`.
+    Readers refuse the folder in between, and the next packer completes an interrupted publish.
     """
-    _finish(folder)  # another packer may have been killed meanwhile
+    _complete_publish(folder)  # another packer may have been killed meanwhile
     for index in list(work.glob("*.index")):
         (work / f"{index.name}.placing").touch()
     sync(work)
     os.rename(work, folder / PUBLISHING)
     sync(folder)
-    _finish(folder)
+    _complete_publish(folder)
 
 
-def _finish(folder: Path) -> None:
-    """Put finished files in place. A killed packer may have done a part of this already."""
-    placing = folder / PUBLISHING
-    if not os.path.lexists(placing):
+def _complete_publish(folder: Path) -> None:
+    """Move the committed files to `folder`; continues an interrupted publish."""
+    publishing = folder / PUBLISHING
+    if not os.path.lexists(publishing):
         return
-    if not is_marked(placing):
+    if not is_marked(publishing):
         raise FileExistsError(
-            errno.EEXIST, "no packer made this, and it is in the way: move it", str(placing)
+            errno.EEXIST, "no packer made this, and it is in the way: move it", str(publishing)
         )
-    for index in sorted(placing.glob("*.index")):
-        _place(placing, folder, index.name)
+    for index in sorted(publishing.glob("*.index")):
+        _publish_index(publishing, folder, index.name)
     sync(folder)
     done = beside(folder / _WORK)
-    os.rename(placing, done)
+    os.rename(publishing, done)
     delete_whole(done)
 
 
-def _place(placing: Path, folder: Path, name: str) -> None:
-    """Put the shards of one index in place of the old shards, then the index."""
-    # The old index goes last, because it tells which shards are left over.
+def _publish_index(publishing: Path, folder: Path, name: str) -> None:
+    """Replace the shards of one index, then the index."""
+    # The old index is replaced last, since it lists the shards to delete.
     old = _own_shards(folder / name)
-    new = _own_shards(placing / name)
-    new |= {shard.name for shard in _shards(placing, name.removesuffix(".index"))}
+    new = _own_shards(publishing / name)
+    new |= {shard.name for shard in _shards(publishing, name.removesuffix(".index"))}
     for shard in sorted(old - new):
         (folder / shard).unlink(missing_ok=True)
     for shard in sorted(new):
-        with suppress(FileNotFoundError):  # it is in place already
-            os.replace(placing / shard, folder / shard)
+        with suppress(FileNotFoundError):  # moved already
+            os.replace(publishing / shard, folder / shard)
     if (folder / name).exists():
-        os.rename(folder / name, placing / f"{name}.old")
-    os.rename(placing / name, folder / name)
+        os.rename(folder / name, publishing / f"{name}.old")
+    os.rename(publishing / name, folder / name)
 
 
 def _own_shards(index: Path) -> set[str]:
-    """Return the shards of an index whose names a packer gives; an unreadable index has none."""
+    """Return the shards of an index with names of a packer; none if the index is unreadable."""
     with suppress(LoaderError, OSError):
         named = Index(
             index, str(index), str(index.parent), read_manifest(index)
@@ -155,7 +154,7 @@ def _own_shards(index: Path) -> set[str]:
 
 
 def _shards(folder: Path, name: str) -> list[Path]:
-    """Return the shards of one split that lie in a folder."""
+    """Return the shards of a split in a folder."""
     pattern = _pattern(name)
     return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
 
