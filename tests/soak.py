@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 from inside import replace_file
 
-from twinfeed.loaders import Feed, Index, NumpyLoader, open_index, pack
-from twinfeed.samplers import BatchSampler, RandomSampler, SequentialSampler
+from twinfeed.loaders import Feed, Index, NumpyLoader, open_index, pack, shuffled
+from twinfeed.samplers import BatchSampler, RandomSampler
 
 RECORDS, BATCH, EPOCHS, EVERY = 120, 8, 4, 4
 STEPS = RECORDS // BATCH
@@ -52,8 +52,8 @@ class Notes:
 
 
 def feed_of(index: Index, route: str) -> Feed:
-    """What a route is fed; sequential readers of files serve stored order alone."""
-    order = SequentialSampler(RECORDS) if "choose" in route else RandomSampler(RECORDS, seed=1)
+    """What a route is fed: datasets of a feed are lanes of a shard-aware shuffle."""
+    order = shuffled(index, seed=1) if "choose" in route else RandomSampler(RECORDS, seed=1)
     return Feed(index, BatchSampler(order, batch_size=BATCH))
 
 

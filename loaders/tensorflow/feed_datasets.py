@@ -31,7 +31,7 @@ _Row = tuple[Request, int]
 """A sample: a place in the request of its batch."""
 
 
-def source_datasets(feed: Feed, /) -> SourceDatasets:
+def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
     """Make a dataset of each class, set or lane of a feed's sampler.
 
     `choose(sampler, source_datasets(feed))` gives the batches of `TensorFlowLoader(feed)`, of any
