@@ -3,6 +3,7 @@
 import io
 import itertools
 import struct
+import warnings
 import zlib
 from typing import Any
 
@@ -20,7 +21,8 @@ PHOTO = (np.indices((32, 24)).sum(0) * 4).astype(np.uint8)[..., None].repeat(3, 
 
 def saved(image: Image.Image, kind: str, **options: Any) -> bytes:
     file = io.BytesIO()
-    image.save(file, kind, **options)
+    with warnings.catch_warnings(action="ignore"):  # some modes are on their way out
+        image.save(file, kind, **options)
     return file.getvalue()
 
 

@@ -57,7 +57,6 @@ class FeedConfig:
                 raise TypeError(f"{name} must be a function of {what}, got {function!r}")
         if self.declared_batch_spec and self.batch_transform is None:
             raise ValueError("batch_spec is of what batch_transform returns: take spec= without it")
-        self._check_fields()
         columns = self.index.columns
         check_names(self, "column", columns, "build the index with fields= that leave it out")
         check_names(self, "side table", self.side, "give it another name")
@@ -105,19 +104,6 @@ class FeedConfig:
     def alone(self) -> bool:
         """Whether the transform must run alone, since it sets global states."""
         return bool(getattr(self.transform, "alone", False))
-
-    def _check_fields(self) -> None:
-        """Raise KeyError for fields that the index, or the sample for decode, does not have."""
-        known, columns = list(self.index.fields), list(self.index.columns)
-        for name in self.fields:
-            if name not in known and name not in columns:
-                raise KeyError(f"no field {name!r}: the fields are {known}, the columns {columns}")
-        for name in getattr(self.decode, "reads", ()):
-            if name not in self.fields:
-                raise KeyError(
-                    f"decode reads the field {name!r}, and the feed has {list(self.fields)}: name "
-                    f"one of these, as in DecodeImage('jpg')"
-                )
 
     def _check_plain(self) -> None:
         """Raise ValueError if the fields make no batch as they are stored."""
@@ -176,6 +162,20 @@ def check_free(what: str, names: Iterable[str], taken: Iterable[str], use: str, 
 def stored_fields(feed: FeedConfig, /) -> list[str]:
     """Return the fields that are read from the shards."""
     return [name for name in feed.fields if name not in feed.index.columns]
+
+
+def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /) -> None:
+    """Raise KeyError for fields that the index, or the sample for decode, does not have."""
+    known, columns = list(index.fields), list(index.columns)
+    for name in fields:
+        if name not in known and name not in columns:
+            raise KeyError(f"no field {name!r}: the fields are {known}, the columns {columns}")
+    for name in getattr(decode, "reads", ()):
+        if name not in fields:
+            raise KeyError(
+                f"decode reads the field {name!r}, and the feed has {list(fields)}: name one of "
+                f"these, as in DecodeImage('jpg')"
+            )
 
 
 def check_fit(index: Source, sampler: BatchStream, /) -> None:

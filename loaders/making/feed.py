@@ -16,6 +16,7 @@ from twinfeed.loaders.feed.config import (
     BatchTransform,
     Decode,
     FeedConfig,
+    check_fields,
     check_fit,
     check_spec,
 )
@@ -123,6 +124,7 @@ class Feed(FeedConfig):
     ) -> None:
         check_fit(index, sampler)
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
+        check_fields(index, names, decode)
         how, tables = check_collate(collate), checks.mapping("side", side)
         values = check_missing(index, names, missing)
         sample = None if spec is None else check_spec("spec", spec)

@@ -7,6 +7,7 @@ import ssl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from http.client import InvalidURL
 from urllib.parse import urljoin, urlsplit
 
 from urllib3 import BaseHTTPResponse, HTTPConnectionPool, Retry
@@ -227,7 +228,7 @@ def _translated_errors(url: str) -> Iterator[None]:
                 found=cause.verify_message,
                 advice="check the URL; SSL_CERT_FILE names the certificates to trust",
             ) from None
-        if isinstance(error, ValueError):
+        if isinstance(error, ValueError) or isinstance(cause, InvalidURL):
             raise LoaderError(
                 "the URL, or one that its server redirects to, is malformed",
                 path=url,
