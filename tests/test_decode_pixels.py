@@ -30,11 +30,13 @@ def decoded(data: bytes, **options: Any) -> np.ndarray:
     return DecodeImage(**options)({"image": data})["image"]
 
 
-def png(pixels: np.ndarray, colour: int, key: tuple[int, ...] = ()) -> bytes:
-    """A PNG with 16 bits a channel, which Pillow cannot write for several channels."""
+def png(pixels: np.ndarray, colour: int, key: tuple[int, ...] = (), depth: int = 16) -> bytes:
+    """A PNG with 16 bits a channel, or with bytes of several pixels: Pillow writes neither."""
     height, width = pixels.shape[:2]
-    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
-    header = struct.pack(">IIBBBBB", width, height, 16, colour, 0, 0, 0)
+    kind = ">u2" if depth == 16 else "u1"
+    rows = b"".join(b"\0" + row.astype(kind).tobytes() for row in pixels)
+    across = width if depth == 16 else width * 8 // depth
+    header = struct.pack(">IIBBBBB", across, height, depth, colour, 0, 0, 0)
     trns = [(b"tRNS", struct.pack(f">{len(key)}H", *key))] if key else []
     chunks = ((b"IHDR", header), *trns, (b"IDAT", zlib.compress(rows)), (b"IEND", b""))
     return b"\x89PNG\r\n\x1a\n" + b"".join(
@@ -255,7 +257,7 @@ def test_a_background_is_composed_below_transparent_pixels() -> None:
 def test_a_transparent_grey_of_16_bits_has_no_background() -> None:
     data = saved(Image.fromarray(WIDE), "png", transparency=256)
     assert decoded(data, mode="L").tolist() == UPPER
-    grey = saved(Image.fromarray(np.array([[0, 16]], np.uint8)), "png", bits=4, transparency=3)
+    grey = png(np.array([[0x3F]]), 0, key=(3,), depth=4)
     for transparent in (data, png(np.resize(WIDE, (2, 3, 3)), 2, key=(0, 255, 256)), grey):
         with pytest.raises(ValueError, match="leave out background="):
             decoded(transparent, background=(0, 0, 0))
