@@ -322,14 +322,15 @@ def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
     array = array_of(name, value, place)
     if array.dtype == field.dtype:
         return array
-    exact = array.dtype.kind not in "iu" or _survives(array, field.dtype)
-    if exact and np.can_cast(array.dtype, field.dtype):  # numpy rounds integers to float64
+    # numpy calls it safe to cast 64-bit integers to float64, which rounds the large ones.
+    rounds = array.dtype.char in "lLqQ" and field.dtype.kind in "fc"
+    if np.can_cast(array.dtype, field.dtype) and not (rounds and not _survives(array, field.dtype)):
         return array
     if not hasattr(value, "dtype"):
         fractions = field.dtype.kind in "fc" or field.dtype.name == "bfloat16"
         if not array.size or (array.dtype.kind == "f" and fractions):
             return array
-        if array.dtype.kind in "bi" and exact:
+        if array.dtype.kind in "bi" and _survives(array, field.dtype):
             return array
     found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
     raise _other_dtype(name, found, str(field.dtype), place)

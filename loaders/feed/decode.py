@@ -186,7 +186,7 @@ class DecodeImage:
             system.give_back_memory()
         if self.mode == "RGB" and array.ndim == 2:
             array = np.repeat(array[..., None], 3, axis=2)
-        return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+        return array
 
     def _orientation(self, data: bytes) -> int:
         """Return how the image is turned: a number of EXIF, 1 for not at all."""
