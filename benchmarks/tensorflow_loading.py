@@ -120,7 +120,7 @@ def reading(options: argparse.Namespace, folder: Path) -> None:
 
         def lanes(index: Index = index, block: int = block) -> BatchSampler:
             order = ShardShuffleSampler(index.shard_lengths, seed=0, block=block, window=8)
-            return BatchSampler(order, batch_size=BATCH, final="drop")
+            return BatchSampler(order, batch_size=BATCH, last_batch="drop")
 
         def chosen(index: Index = index, lanes: Any = lanes) -> tf.data.Dataset:
             feed = Feed(index, lanes())
@@ -130,7 +130,7 @@ def reading(options: argparse.Namespace, folder: Path) -> None:
             return lambda: dataset(index, sampler(), **more)
 
         def uniform(count: int = count) -> BatchSampler:
-            return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, final="drop")
+            return BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH, last_batch="drop")
 
         compare(
             f"records of {size:,} bytes, {count:,} of them",
@@ -150,7 +150,9 @@ def stages(options: argparse.Namespace, folder: Path) -> None:
     """Print the microseconds of a batch, with one stage of the loader after the other added."""
     for size in options.record_bytes:
         index = packed(folder / "stages", size, options.megabytes * 1_000_000)
-        sampler = BatchSampler(RandomSampler(len(index), seed=0), batch_size=BATCH, final="drop")
+        sampler = BatchSampler(
+            RandomSampler(len(index), seed=0), batch_size=BATCH, last_batch="drop"
+        )
         print(f"\nrecords of {size:,} bytes, microseconds of a batch: by the clock (processor)")
         server = dataset(index, sampler).twinfeed_engine.server
         with closing(server.passes()) as passes:

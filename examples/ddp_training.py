@@ -29,7 +29,9 @@ BATCH = 40
 
 def train(model: torch.nn.Module, index: Index, rank: int, world_size: int) -> None:
     """Train for two epochs; each rank has its slice of every batch."""
-    sampler = BatchSampler(RandomSampler(len(index), seed=SEED), batch_size=BATCH, final="drop")
+    sampler = BatchSampler(
+        RandomSampler(len(index), seed=SEED), batch_size=BATCH, last_batch="drop"
+    )
     optimiser = torch.optim.SGD(model.parameters(), 0.5)
     with TorchLoader(Feed(index, sampler.shard(rank, world_size), decode=decode)) as loader:
         for _ in range(2):

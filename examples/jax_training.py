@@ -82,7 +82,7 @@ def train(loader: JaxLoader, weights: Weights, saves: Any, kill_after: int) -> W
 
 def recall_at_1(weights: Weights, index: Index, rows: NamedSharding) -> float:
     """Return for how many images the nearest other image is of the same class."""
-    sampler = ExactOnceBatchSampler(len(index), batch_size=64, final="pad")
+    sampler = ExactOnceBatchSampler(len(index), batch_size=64, last_batch="pad")
     collect = Collect(len(index))
     for batch in JaxLoader(Feed(index, sampler, decode=decode), sharding=rows):
         collect.add(batch["id"], point=embed(weights, batch["pixels"]))

@@ -35,7 +35,7 @@ def main() -> None:
     optimizer = keras.optimizers.Adam(1e-2)
     optimizer.build(model.trainable_variables)
     shuffle = ShardShuffleSampler(train.shard_lengths, block=64, window=8, seed=SEED)
-    sampler = BatchSampler(shuffle, batch_size=BATCH, final="drop")
+    sampler = BatchSampler(shuffle, batch_size=BATCH, last_batch="drop")
     loader = TensorFlowLoader(Feed(train, sampler, decode=decode))
     checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer, loader=loader)
     manager = tf.train.CheckpointManager(checkpoint, str(options.out / "saved"), max_to_keep=1)

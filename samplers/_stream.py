@@ -69,7 +69,7 @@ class BatchStream(Epochs, ABC):
             number = validate.counted(self.num_records, "record")
             raise ValueError(
                 f"an epoch must have a batch, got none of {number}: mend the records, the batch "
-                f"size or final=, or take ExactOnceBatchSampler, whose epoch may be empty"
+                f"size or last_batch=, or take ExactOnceBatchSampler, whose epoch may be empty"
             )
         super().__init__(num_steps=num_steps, size=size, seed=seed)
         self._largest = batch_size  # the ids of the largest global batch
@@ -120,7 +120,7 @@ class BatchStream(Epochs, ABC):
         if self.evaluation or not self._even:
             raise TypeError(
                 f"sharing out the batches of {self!r} would lose or repeat records: take "
-                f"final='drop', or a DataLoader of sampler.shard(rank, world_size), unprepared"
+                f"last_batch='drop', or a DataLoader of sampler.shard(rank, world_size), unprepared"
             )
         if self._steps % processes:
             raise TypeError(
@@ -323,8 +323,8 @@ class BatchStream(Epochs, ABC):
         as `-`.
 
         >>> from twinfeed.samplers import ExactOnceBatchSampler
-        >>> print(ExactOnceBatchSampler(5, batch_size=4, final="pad").explain(world_size=2))
-        ExactOnceBatchSampler(5 records once, 2 batches of 4, final='pad')
+        >>> print(ExactOnceBatchSampler(5, batch_size=4, last_batch="pad").explain(world_size=2))
+        ExactOnceBatchSampler(5 records once, 2 batches of 4, last_batch='pad')
         step   rank 0   rank 1
         0      0 1      2 3
         1      4 -      - -

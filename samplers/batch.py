@@ -20,10 +20,10 @@ class BatchSampler(BatchStream):
     Args:
         order: the sampler to cut.
         batch_size: ids of a global batch.
-        final: what happens if `batch_size` does not divide the sampler's length. `"smaller"`: the
-            last batch is smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last
-            batch is filled with -1, and loaders give a mask. `"drop"`: the last batch is left out,
-            and its records are not visited in that epoch.
+        last_batch: what happens if `batch_size` does not divide the sampler's length. `"smaller"`:
+            the last batch is smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the
+            last batch is filled with -1, and loaders give a mask. `"drop"`: the last batch is left
+            out, and its records are not visited in that epoch.
         batches_per_epoch: cuts the endless stream of these batches into epochs of another length:
             epoch k is batches `k * n` to `(k + 1) * n`. The sampler is repeated endlessly, so an
             epoch may end in the middle of a round, which is one epoch of the sampler. By default
@@ -31,8 +31,9 @@ class BatchSampler(BatchStream):
 
     Raises:
         ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
-            `batch_size`, for reuse a `live` that is no multiple of `batch_size`, or `final="drop"`,
-            or there is no batch, as of fewer records than `batch_size` with `final="drop"`.
+            `batch_size`, for reuse a `live` that is no multiple of `batch_size`, or
+            `last_batch="drop"`, or there is no batch, as of fewer records than `batch_size` with
+            `last_batch="drop"`.
 
     Seven records, batches of three; over two ranks the longer slices take turns::
 
@@ -45,9 +46,9 @@ class BatchSampler(BatchStream):
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3)
     >>> [ids.tolist() for ids in stream.shard(1, 2)]
     [[2], [4, 5], []]
-    >>> BatchSampler(SequentialSampler(4), batch_size=3, final="pad").batch(0, 1).tolist()
+    >>> BatchSampler(SequentialSampler(4), batch_size=3, last_batch="pad").batch(0, 1).tolist()
     [3, -1, -1]
-    >>> len(BatchSampler(SequentialSampler(7), batch_size=3, final="drop"))
+    >>> len(BatchSampler(SequentialSampler(7), batch_size=3, last_batch="drop"))
     2
     >>> stream = BatchSampler(SequentialSampler(7), batch_size=3, batches_per_epoch=2)
     >>> [[ids.tolist() for ids in stream.batches(epoch, 0, 2)] for epoch in range(2)]
@@ -60,26 +61,26 @@ class BatchSampler(BatchStream):
         /,
         *,
         batch_size: SupportsIndex,
-        final: Literal["smaller", "pad", "drop"] = "smaller",
+        last_batch: Literal["smaller", "pad", "drop"] = "smaller",
         batches_per_epoch: SupportsIndex | None = None,
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
-        self._final = validate.choice("final", final, ("smaller", "pad", "drop"))
+        self._last_batch = validate.choice("last_batch", last_batch, ("smaller", "pad", "drop"))
         order = self._order = check_order(order).for_batches(batch_size)
-        if order.traits.max_cached is not None and final == "drop":
+        if order.traits.max_cached is not None and last_batch == "drop":
             raise ValueError(
-                "final must be 'smaller' or 'pad' for a sampler that reuses records, so that each "
-                "record has all its uses, got 'drop'"
+                "last_batch must be 'smaller' or 'pad' for a sampler that reuses records, so that "
+                "each record has all its uses, got 'drop'"
             )
         self.num_records = order.num_records
-        self.traits = replace(order.traits, padded=final == "pad")
+        self.traits = replace(order.traits, padded=last_batch == "pad")
         extra = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
-        self._round_ids = len(order) + extra[final]
+        self._round_ids = len(order) + extra[last_batch]
         largest = min(batch_size, self._round_ids) or batch_size
         steps, size = -(-self._round_ids // largest), self._round_ids
         self._round_steps = steps
         self._even = self._round_ids % largest == 0
-        self.parameters = {"batch_size": largest, "final": final, "order": order}
+        self.parameters = {"batch_size": largest, "final": last_batch, "order": order}
         if batches_per_epoch is not None and steps:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
             self.parameters["batches_per_epoch"] = steps
@@ -87,8 +88,8 @@ class BatchSampler(BatchStream):
         super().__init__(num_steps=steps, size=size, batch_size=largest, seed=order.seed)
 
     def __repr__(self) -> str:
-        final = "" if self._final == "smaller" else f", final={self._final!r}"
-        return f"{type(self).__name__}({self._order!r}, {self._counts}{final})"
+        last_batch = "" if self._last_batch == "smaller" else f", last_batch={self._last_batch!r}"
+        return f"{type(self).__name__}({self._order!r}, {self._counts}{last_batch})"
 
     @property
     def _counts(self) -> str:

@@ -29,7 +29,7 @@ class ExactOnceBatchSampler(BatchSampler):
     Args:
         n: number of records.
         batch_size: ids of a global batch.
-        final: what happens if `batch_size` does not divide n. `"smaller"`: the last batch is
+        last_batch: what happens if `batch_size` does not divide n. `"smaller"`: the last batch is
             smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last batch is filled
             with -1, and loaders give a mask.
         records: the ids of some of the n records (int64, in any order), such as one side of
@@ -45,7 +45,7 @@ class ExactOnceBatchSampler(BatchSampler):
 
     >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=4).shard(1, 2)]
     [[2, 3], []]
-    >>> ExactOnceBatchSampler(5, batch_size=4, final="pad").batch(0, 1).tolist()
+    >>> ExactOnceBatchSampler(5, batch_size=4, last_batch="pad").batch(0, 1).tolist()
     [4, -1, -1, -1]
     >>> [ids.tolist() for ids in ExactOnceBatchSampler(5, batch_size=2, records=[4, 1, 2])]
     [[1, 2], [4]]
@@ -59,19 +59,20 @@ class ExactOnceBatchSampler(BatchSampler):
         /,
         *,
         batch_size: SupportsIndex,
-        final: Literal["smaller", "pad"] = "smaller",
+        last_batch: Literal["smaller", "pad"] = "smaller",
         records: ArrayLike | None = None,
         seed: SupportsIndex = 0,
     ) -> None:
-        validate.choice("final", final, ("smaller", "pad"))
+        validate.choice("last_batch", last_batch, ("smaller", "pad"))
         order: Sampler = SequentialSampler(validate.size(n, ids=_SOME))
         if records is not None:
             order = SubsetSampler(validate.records(records, len(order)), of=n)
         order.seed = validate.seed(seed)
-        super().__init__(order, batch_size=batch_size, final=final)
+        super().__init__(order, batch_size=batch_size, last_batch=last_batch)
         self.num_samples = len(order)  # records that are evaluated
 
     def __repr__(self) -> str:
         subset = "" if self.num_samples == self.num_records else f"{self.num_samples:,} of "
         records = subset + validate.counted(self.num_records, "record")
-        return f"ExactOnceBatchSampler({records} once, {self._counts}, final={self._final!r})"
+        last_batch = f"last_batch={self._last_batch!r}"
+        return f"ExactOnceBatchSampler({records} once, {self._counts}, {last_batch})"

@@ -28,8 +28,8 @@ def numbers(batch: Any) -> dict[str, torch.Tensor]:
 def evaluate(accelerator: Accelerator, index: Index) -> None:
     """Gather an evaluation whose last batches differ by rank: with padding, and by `Collect`."""
 
-    def batches(final: Literal["pad", "smaller"]) -> TorchLoader:
-        sampler = ExactOnceBatchSampler(RECORDS, batch_size=10, final=final)
+    def batches(last_batch: Literal["pad", "smaller"]) -> TorchLoader:
+        sampler = ExactOnceBatchSampler(RECORDS, batch_size=10, last_batch=last_batch)
         ranks = accelerator.process_index, accelerator.num_processes
         feed = Feed(index, sampler.shard(*ranks), decode=lengths)
         return accelerator.prepare(TorchLoader(feed, device="cpu"))  # type: ignore[no-any-return]

@@ -42,8 +42,8 @@ def _mixture() -> Sampler:
 
 SAMPLERS: dict[str, Callable[[], BatchStream]] = {
     "sequential": _batches(SequentialSampler(RECORDS)),
-    "random": _batches(RandomSampler(RECORDS, seed=1), final="drop"),
-    "random, padded": _batches(RandomSampler(RECORDS, seed=1), final="pad"),
+    "random": _batches(RandomSampler(RECORDS, seed=1), last_batch="drop"),
+    "random, padded": _batches(RandomSampler(RECORDS, seed=1), last_batch="pad"),
     "weighted": _batches(WeightedSampler(LABELS + 1.0, num_samples=30, seed=2)),
     "subset": _batches(SubsetSampler(np.arange(0, RECORDS, 3), of=RECORDS), batch_size=5),
     "shards": _batches(ShardShuffleSampler([20, 0, 28], block=5, window=3, seed=3)),
@@ -60,7 +60,7 @@ SAMPLERS: dict[str, Callable[[], BatchStream]] = {
     "P x K, all": lambda: PKBatchSampler(LABELS, p=4, k=2, coverage="all", seed=5),
     "P x K, stored": lambda: PKBatchSampler(LABELS, p=2, k=4, order_within="stored", seed=5),
     "exact once": lambda: ExactOnceBatchSampler(RECORDS, batch_size=9),
-    "exact once, padded": lambda: ExactOnceBatchSampler(RECORDS, batch_size=9, final="pad"),
+    "exact once, padded": lambda: ExactOnceBatchSampler(RECORDS, batch_size=9, last_batch="pad"),
     "a rank": lambda: ExactOnceBatchSampler(RECORDS, batch_size=20).shard(1, 3),
 }
 

@@ -14,7 +14,7 @@ from twinfeed.loaders.grain import as_map_dataset
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
 
 index = open_index(sys.argv[1])
-feed = Feed(index, BatchSampler(RandomSampler(len(index), seed=0), batch_size=8, final="drop"))
+feed = Feed(index, BatchSampler(RandomSampler(len(index), seed=0), batch_size=8, last_batch="drop"))
 options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
 
 

@@ -86,7 +86,7 @@ index = open_index(index_path)
 classes = np.arange(len(index)) % 10
 samplers = [
     BatchSampler(RandomSampler(len(index), seed=0), batch_size=8),
-    ExactOnceBatchSampler(len(index), batch_size=16, final="pad"),
+    ExactOnceBatchSampler(len(index), batch_size=16, last_batch="pad"),
     PKBatchSampler(classes, p=8, k={0: 1, 2: 2}, seed=0, batches_per_epoch=4),
 ]
 for sampler in samplers:

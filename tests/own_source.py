@@ -49,5 +49,5 @@ def noisy(sample: dict[str, Any]) -> dict[str, Any]:
 
 def samplers() -> Iterator[Any]:
     yield BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=5)
-    yield ExactOnceBatchSampler(RECORDS, batch_size=7, final="pad").shard(1, 2)
+    yield ExactOnceBatchSampler(RECORDS, batch_size=7, last_batch="pad").shard(1, 2)
     yield PKBatchSampler(LABELS, p=2, k=3, seed=1, batches_per_epoch=4)

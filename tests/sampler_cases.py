@@ -70,13 +70,13 @@ def _mixture() -> Sampler:
 
 CASES: list[Case] = [
     ("sequential", _plain(lambda: SequentialSampler(83))),
-    ("sequential-drop-last", _plain(lambda: SequentialSampler(83), final="drop")),
+    ("sequential-drop-last", _plain(lambda: SequentialSampler(83), last_batch="drop")),
     ("random", _plain(lambda: RandomSampler(83, seed=1))),
-    ("random-pad", _plain(lambda: RandomSampler(83, seed=1), final="pad")),
+    ("random-pad", _plain(lambda: RandomSampler(83, seed=1), last_batch="pad")),
     ("random-short-epochs", _plain(lambda: RandomSampler(83, seed=1), batches_per_epoch=4)),
     (
         "random-pad-long-epochs",
-        _plain(lambda: RandomSampler(21, seed=1), final="pad", batches_per_epoch=8),
+        _plain(lambda: RandomSampler(21, seed=1), last_batch="pad", batches_per_epoch=8),
     ),
     ("random-feistel", _plain(lambda: RandomSampler(40_000, seed=1), batch_size=500)),
     (
@@ -116,7 +116,7 @@ CASES: list[Case] = [
     ),
     ("mixture", _plain(_mixture, batch_size=7)),
     ("exact-once", lambda: ExactOnceBatchSampler(83, batch_size=8)),
-    ("exact-once-pad", lambda: ExactOnceBatchSampler(83, batch_size=8, final="pad")),
+    ("exact-once-pad", lambda: ExactOnceBatchSampler(83, batch_size=8, last_batch="pad")),
     ("exact-once-few", lambda: ExactOnceBatchSampler(3, batch_size=8)),
     (
         "exact-once-records",
@@ -126,7 +126,7 @@ CASES: list[Case] = [
     ("reuse", _plain(lambda: ReuseSampler(25, reuse=3, live=12, seed=7), batch_size=4)),
     (
         "reuse-pad",
-        _plain(lambda: ReuseSampler(25, reuse=3, live=12, seed=7), batch_size=4, final="pad"),
+        _plain(lambda: ReuseSampler(25, reuse=3, live=12, seed=7), batch_size=4, last_batch="pad"),
     ),
     ("reuse-one-round", _plain(lambda: ReuseSampler(24, reuse=6, live=8, seed=7))),
     ("bucket", lambda: BucketBatchSampler(COSTS, budget=60, seed=9)),

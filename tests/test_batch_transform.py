@@ -76,8 +76,8 @@ def by_hand(feed: Feed, epoch: int) -> Iterator[dict[str, Any]]:
 STREAMS: dict[str, Callable[[Index], BatchStream]] = {
     "random": lambda index: BatchSampler(RandomSampler(N, seed=3), batch_size=4),
     "P×K": lambda index: PKBatchSampler(index.labels, p=3, k=2, seed=3),
-    "padded": lambda index: ExactOnceBatchSampler(N, batch_size=5, final="pad"),
-    "a rank": lambda index: ExactOnceBatchSampler(N, batch_size=8, final="pad").shard(3, 4),
+    "padded": lambda index: ExactOnceBatchSampler(N, batch_size=5, last_batch="pad"),
+    "a rank": lambda index: ExactOnceBatchSampler(N, batch_size=8, last_batch="pad").shard(3, 4),
     "a rank without rows": lambda index: ExactOnceBatchSampler(N, batch_size=21).shard(2, 3),
 }
 HERE: list[Callable[[Feed], Any]] = [NumpyLoader, TorchLoader, TensorFlowLoader]
@@ -167,7 +167,7 @@ def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
 
     for sampler, loaders in (
         (BatchSampler(RandomSampler(N, seed=3), batch_size=4), HERE),
-        (ExactOnceBatchSampler(N, batch_size=5, final="pad"), LOADERS),
+        (ExactOnceBatchSampler(N, batch_size=5, last_batch="pad"), LOADERS),
     ):
         how = {"list": "ragged"}
         feed = Feed(index, sampler, decode=ragged, collate=how, batch_transform=function)
@@ -224,7 +224,7 @@ def test_arrays_of_any_kind_are_taken(index: Index) -> None:
             "list": [[1, 2]] * len(batch["id"]),
         }
 
-    sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4, final="drop")
+    sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4, last_batch="drop")
     feed = Feed(index, sampler, decode=decoded, batch_transform=function)
     found = []
     for make in HERE:
@@ -337,7 +337,7 @@ def test_later_batches_hold_what_the_first_holds(index: Index) -> None:
 
 
 def test_single_records_have_no_batch_to_transform(index: Index) -> None:
-    padded = ExactOnceBatchSampler(N, batch_size=5, final="pad")
+    padded = ExactOnceBatchSampler(N, batch_size=5, last_batch="pad")
     dataset = RecordDataset(Feed(index, padded, batch_transform=lambda b, s: b))
     with pytest.raises(ValueError, match=r"whole batches.*RequestSampler"):
         dataset[3]
@@ -356,7 +356,7 @@ def test_a_state_of_other_ranks_warns(index: Index, tmp_path: Path) -> None:
 
 
 def test_a_value_to_pad_with_is_the_same_everywhere(index: Index) -> None:
-    sampler = ExactOnceBatchSampler(N, batch_size=5, final="pad")
+    sampler = ExactOnceBatchSampler(N, batch_size=5, last_batch="pad")
     feed = Feed(index, sampler, decode=ragged, collate={"list": Pad(value=-1, multiple=4)})
     found = []
     for make in HERE:

@@ -38,7 +38,7 @@ def gather_of(ranks: list[Collect]):
 def test_the_table_is_in_the_order_of_the_records(
     n: int, world: int, batch: int, pad: bool
 ) -> None:
-    sampler = ExactOnceBatchSampler(n, batch_size=batch, final="pad" if pad else "smaller")
+    sampler = ExactOnceBatchSampler(n, batch_size=batch, last_batch="pad" if pad else "smaller")
     ranks = collected(sampler, world, n)
     for rank in ranks:
         table = rank.merged(gather_of(ranks))
@@ -99,7 +99,7 @@ def test_figures_are_those_of_one_rank(world: int) -> None:
     embedding, label = rng.normal(size=(61, 8)), rng.integers(0, 5, 61)
     ranks = [Collect(61) for _ in range(world)]
     for rank, collect in enumerate(ranks):
-        sampler = ExactOnceBatchSampler(61, batch_size=16, final="pad").shard(rank, world)
+        sampler = ExactOnceBatchSampler(61, batch_size=16, last_batch="pad").shard(rank, world)
         for _, _, ids in sampler.passes():
             collect.add(ids, embedding=embedding[ids], label=label[ids])
     table = ranks[-1].merged(gather_of(ranks))
@@ -256,7 +256,7 @@ def test_results_of_several_lengths_come_back_in_order(data: st.DataObject) -> N
     words = [np.array([f"{i}"] * length, "U") for i, length in enumerate(lengths)]
     ranks = [Collect(n) for _ in range(world)]
     for rank, collect in enumerate(ranks):
-        sampler = ExactOnceBatchSampler(n, batch_size=3, final="pad").shard(rank, world)
+        sampler = ExactOnceBatchSampler(n, batch_size=3, last_batch="pad").shard(rank, world)
         for _, _, ids in sampler.passes():
             rows = [boxes[i] for i in ids]
             whole = Ragged(

@@ -45,7 +45,7 @@ LOADERS = {
     "batch_size": r"BatchSampler\(order, batch_size=…\)",
     "shuffle": r"BatchSampler\(RandomSampler\(n, seed=0\), batch_size=…\)",
     "collate_fn": "collate= says how fields become a batch",
-    "drop_last": "final='drop'",
+    "drop_last": "last_batch='drop'",
     "pin_memory": "leave it out",
     "sampler": r"Feed\(index, sampler\)",
 }

@@ -391,7 +391,7 @@ def test_an_image_is_cast_to_the_dtype_that_spec_names(tmp_path: Path, kind: str
 def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
     data = [encoded(np.roll(PIXELS, n, 0), "png") for n in range(3)]
     index = pack([{"image": one} for one in data], tmp_path)["data"]
-    sampler = ExactOnceBatchSampler(3, batch_size=4, final="pad")
+    sampler = ExactOnceBatchSampler(3, batch_size=4, last_batch="pad")
     feed = batcher_of(Feed(index, sampler, decode=DecodeImage()))
     padded = feed(Request.of(sampler, 0, 0))["image"]
     assert not padded[3].any()

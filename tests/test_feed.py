@@ -176,7 +176,7 @@ def test_an_empty_batch_has_every_field(
 
 @pytest.mark.parametrize("decode", [None, measure])
 def test_padding_is_masked_and_never_read(index: Index, decode: Any) -> None:
-    sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
+    sampler = ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")
     batch = batch_of(Feed(index, sampler, decode=decode), Request.of(sampler, 0, 1))
     assert batch["id"].tolist() == [4, 5, -1, -1]
     assert batch["mask"].tolist() == [True, True, False, False]
@@ -307,7 +307,7 @@ def test_passes_over_one_reuse_feed_share_no_cache(index: Index) -> None:
 
 
 def test_padding_keeps_its_id_where_a_transform_returns_all_it_was_given(index: Index) -> None:
-    sampler = ExactOnceBatchSampler(6, batch_size=4, final="pad")
+    sampler = ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")
     feed = Feed(index, sampler, transform=lambda sample: sample)
     assert batch_of(feed, Request.of(sampler, 0, 1))["id"].tolist() == [4, 5, -1, -1]
 
@@ -679,7 +679,7 @@ def shuffling(**options: Any) -> Callable[[Index], object]:
 GIVEN = ["id", "record", "view", "seed", "seed32"]
 TABLE = {"word": np.arange(6)}
 TAKEN = "has the name of a side table"
-NAMES = {"id": SAMPLER, "mask": ExactOnceBatchSampler(6, batch_size=4, final="pad")}
+NAMES = {"id": SAMPLER, "mask": ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")}
 OF_BATCH = "has a name that the loader itself gives to every batch"
 ARRAY = "side table 'w' must be an array of numbers"
 

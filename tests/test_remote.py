@@ -325,7 +325,7 @@ def test_every_kind_of_stream_is_the_local_one(
         "stored": SequentialSampler(70),
     }
     sampler: Any = {
-        "once": ExactOnceBatchSampler(70, batch_size=16, final="pad"),
+        "once": ExactOnceBatchSampler(70, batch_size=16, last_batch="pad"),
         "pk": PKBatchSampler(index.class_order, p=4, k=2, seed=1),
     }.get(kind) or BatchSampler(orders[kind], batch_size=16)
     for rank in range(2):

@@ -48,7 +48,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 def samplers(labels: Any) -> list[Any]:
     return [
         BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=5),
-        ExactOnceBatchSampler(RECORDS, batch_size=7, final="pad").shard(1, 2),
+        ExactOnceBatchSampler(RECORDS, batch_size=7, last_batch="pad").shard(1, 2),
         PKBatchSampler(labels, p=2, k=3, seed=1, batches_per_epoch=4),
     ]
 

@@ -147,7 +147,7 @@ def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
     assert stored.rank_correlation == pytest.approx(1)
     assert stored.displacement.value == 0
     assert stored.distinct["blocks"].value == 1
-    padded = diagnose(ExactOnceBatchSampler(11, batch_size=4, final="pad"))
+    padded = diagnose(ExactOnceBatchSampler(11, batch_size=4, last_batch="pad"))
     assert (padded.samples, padded.covered) == (11, 11)
     assert diagnose([4, 4], batch_size=1).rank_correlation == 0
     reused = diagnose(BatchSampler(ReuseSampler(40, reuse=3, live=8, seed=0), batch_size=4))

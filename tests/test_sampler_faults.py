@@ -94,10 +94,10 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     *(
         (partial(BatchSampler, *given, batch_size=8, **options), ValueError, "got none of")
         for given, options in [
-            ([SequentialSampler(7)], {"final": "drop"}),
-            ([SequentialSampler(7)], {"final": "drop", "batches_per_epoch": 3}),
+            ([SequentialSampler(7)], {"last_batch": "drop"}),
+            ([SequentialSampler(7)], {"last_batch": "drop", "batches_per_epoch": 3}),
             ([SequentialSampler(0)], {}),
-            ([ShardShuffleSampler([], seed=0, block=1, window=1)], {"final": "pad"}),
+            ([ShardShuffleSampler([], seed=0, block=1, window=1)], {"last_batch": "pad"}),
             ([WeightedSampler([1, 2], num_samples=0, seed=0)], {}),
             ([SubsetSampler([], of=9)], {"batches_per_epoch": 3}),
         ]
@@ -118,11 +118,11 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (lambda: BatchSampler(pk()(), batch_size=1), TypeError, "order must be a Sampler such as"),
     (
-        lambda: BatchSampler(SequentialSampler(3), batch_size=1, final=True),
+        lambda: BatchSampler(SequentialSampler(3), batch_size=1, last_batch=True),
         ValueError,
-        "final must be one of 'smaller', 'pad', 'drop', got True",
+        "last_batch must be one of 'smaller', 'pad', 'drop', got True",
     ),
-    (lambda: ExactOnceBatchSampler(3, batch_size=1, final="wrap"), ValueError, "got 'wrap'"),
+    (lambda: ExactOnceBatchSampler(3, batch_size=1, last_batch="wrap"), ValueError, "got 'wrap'"),
     (pk(p=5), ValueError, "p must be at most the number of classes in the data, 4"),
     (pk(k=4), ValueError, "2 of 4 classes have fewer than k=4 records (the smallest has 1): pass"),
     (pk(k=4), ValueError, "small='drop' or min_class_size=4"),
@@ -213,9 +213,11 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
     (reuse(live=12), ValueError, "live must be at most n, got live=12, n=10"),
     (reuse(reuse=2**60), ValueError, "samples of an epoch must be below"),
     (
-        lambda: BatchSampler(ReuseSampler(4, reuse=3, live=4, seed=0), batch_size=4, final="drop"),
+        lambda: BatchSampler(
+            ReuseSampler(4, reuse=3, live=4, seed=0), batch_size=4, last_batch="drop"
+        ),
         ValueError,
-        "final must be 'smaller' or 'pad' for a sampler that reuses records",
+        "last_batch must be 'smaller' or 'pad' for a sampler that reuses records",
     ),
     (reuse(reuse=0), ValueError, "reuse must be at least 1"),
     (lambda: WeightedSampler([], seed=0), ValueError, "one number a record"),

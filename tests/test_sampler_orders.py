@@ -77,19 +77,19 @@ def test_orders_refuse_what_is_no_position(order: Sampler) -> None:
 
 
 @pytest.mark.parametrize("n", [0, 1, 5, 761])
-@pytest.mark.parametrize("final", ["smaller", "pad"])
+@pytest.mark.parametrize("last_batch", ["smaller", "pad"])
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8])
-def test_exact_once_covers_a_prime_over_any_ranks(n: int, final: str, world_size: int) -> None:
+def test_exact_once_covers_a_prime_over_any_ranks(n: int, last_batch: str, world_size: int) -> None:
     """Every record once, the same steps on every rank, padding only at the end, empties typed."""
-    sampler = ExactOnceBatchSampler(n, batch_size=16, final=final)
+    sampler = ExactOnceBatchSampler(n, batch_size=16, last_batch=last_batch)
     ranks = [sampler.shard(rank, world_size) for rank in range(world_size)]
     batches = [rank.batches(0, 0, len(rank)) for rank in ranks]
     assert {len(found) for found in batches} == {-(-n // 16)}
     assert all(b.dtype == np.int64 and b.ndim == 1 for found in batches for b in found)
     flat = np.concatenate([np.empty(0, np.int64), *(b for found in batches for b in found)])
     assert np.array_equal(np.sort(flat[flat >= 0]), np.arange(n))
-    assert np.count_nonzero(flat < 0) == (-n % 16 if final == "pad" else 0)
-    assert sampler.traits.padded == (final == "pad")
+    assert np.count_nonzero(flat < 0) == (-n % 16 if last_batch == "pad" else 0)
+    assert sampler.traits.padded == (last_batch == "pad")
 
 
 def test_fewer_records_than_ranks_leave_typed_empty_batches() -> None:
@@ -423,14 +423,14 @@ def test_blocks_are_the_spans_of_a_shuffle_and_of_what_is_made_of_it() -> None:
     assert spans(both, [2, 3, 12]) == [(2, 3), (3, 7), (9, 13)]
 
 
-@pytest.mark.parametrize("final", ["smaller", "pad", "drop"])
+@pytest.mark.parametrize("last_batch", ["smaller", "pad", "drop"])
 @pytest.mark.parametrize("length", [1, 3, 4, 9])
-def test_epochs_of_a_chosen_length_cut_the_endless_stream(final: Any, length: int) -> None:
+def test_epochs_of_a_chosen_length_cut_the_endless_stream(last_batch: Any, length: int) -> None:
     """Epoch k is batches k * n to (k + 1) * n; the order begins anew wherever an epoch ends."""
     order = RandomSampler(15, seed=3)
-    whole = BatchSampler(order, batch_size=4, final=final)
+    whole = BatchSampler(order, batch_size=4, last_batch=last_batch)
     endless = [ids.tolist() for lap in range(9) for ids in whole.batches(lap, 0, len(whole))]
-    cut = BatchSampler(order, batch_size=4, final=final, batches_per_epoch=length)
+    cut = BatchSampler(order, batch_size=4, last_batch=last_batch, batches_per_epoch=length)
     epochs = range(len(endless) // length)
     found = [ids.tolist() for epoch in epochs for ids in cut.batches(epoch, 0, length)]
     assert len(cut) == length

@@ -388,15 +388,15 @@ def test_the_batch_size_is_that_of_the_rank() -> None:
 def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
     """Trainers that divide batches among processes read this attribute, under torch's name."""
     mixture = MixtureSampler([SequentialSampler(3)], weights=[1], num_samples=7, seed=0)
-    for final, length in (("smaller", 3), ("pad", 3), ("drop", 2)):
-        stream = BatchSampler(mixture, batch_size=3, final=final)  # type: ignore[arg-type]
+    for last_batch, length in (("smaller", 3), ("pad", 3), ("drop", 2)):
+        stream = BatchSampler(mixture, batch_size=3, last_batch=last_batch)  # type: ignore[arg-type]
         assert len(stream) == length
-        if final == "smaller":
-            with pytest.raises(TypeError, match="final='drop'"):
+        if last_batch == "smaller":
+            with pytest.raises(TypeError, match="last_batch='drop'"):
                 _ = stream.drop_last
         else:
             assert stream.drop_last is True
-        assert stream.traits.padded is (final == "pad")
+        assert stream.traits.padded is (last_batch == "pad")
 
 
 def test_a_rank_cannot_be_sharded_again() -> None:
@@ -420,7 +420,7 @@ def test_a_rank_cannot_be_sharded_again() -> None:
 @pytest.mark.parametrize("world", [1, 2, 3, 8])
 def test_any_order_is_padded_with_minus_one(world: int) -> None:
     """Padding is the end of the last global batch, and no record, view or use."""
-    stream = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=4, final="pad")
+    stream = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=4, last_batch="pad")
     ranks = [stream.shard(rank, world).batch(0, 4) for rank in range(world)]
     ids = np.concatenate(ranks)
     assert (ids < 0).tolist() == [False, False, True, True]

@@ -142,7 +142,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
                 of_order(ViewSampler(SequentialSampler(60), [2] * 30, per_epoch="all", seed=0)),
                 "a stream of views of BatchSampler(ViewSampler",
             ),
-            (mixture(final="pad"), "padding of BatchSampler"),
+            (mixture(last_batch="pad"), "padding of BatchSampler"),
         )
     ),
     (

@@ -535,7 +535,7 @@ def chosen_sources(stream: BatchStream, **options: Any) -> Callable[[], object]:
 
 
 LANES = ShardShuffleSampler([21, 20, 20], seed=0, block=8, window=16)
-BLOCKS, PADDED = (BatchSampler(LANES, batch_size=6, final=how) for how in ("smaller", "pad"))
+BLOCKS, PADDED = (BatchSampler(LANES, batch_size=6, last_batch=how) for how in ("smaller", "pad"))
 CLASSES_ALONE = PKBatchSampler.of_classes(2, p=2, k=1, seed=0)
 PK = PKBatchSampler(np.arange(RECORDS) % CLASSES, p=4, k=4, seed=0)
 SOURCE = np.zeros(RECORDS, int)

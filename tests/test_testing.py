@@ -119,7 +119,7 @@ def test_a_sampler_that_keeps_more_than_it_declares_is_named() -> None:
 
 
 def test_a_batch_sampler_is_checked_as_it_is() -> None:
-    check_sampler(BatchSampler(Fair(12, seed=0), batch_size=5, final="pad"))
+    check_sampler(BatchSampler(Fair(12, seed=0), batch_size=5, last_batch="pad"))
     with pytest.raises(AssertionError, match="a record repeats"):
         check_sampler(BatchSampler(Repeats(12, seed=0), batch_size=2))
 

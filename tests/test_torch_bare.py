@@ -77,7 +77,7 @@ def test_an_evaluation_meets_every_record_after_a_look_and_a_sanity_check(worker
 @pytest.mark.parametrize(
     "sampler",
     [
-        ExactOnceBatchSampler(10, batch_size=4, final="pad"),
+        ExactOnceBatchSampler(10, batch_size=4, last_batch="pad"),
         BatchSampler(
             ViewSampler(RandomSampler(6, seed=0), [2] * 6, per_epoch="one", seed=0), batch_size=4
         ),

@@ -174,7 +174,7 @@ def test_a_rank_without_records_gets_empty_tensors(index: Index, how: Any) -> No
 
 
 def test_padding_has_a_mask(index: Index) -> None:
-    sampler = ExactOnceBatchSampler(RECORDS, batch_size=7, final="pad")
+    sampler = ExactOnceBatchSampler(RECORDS, batch_size=7, last_batch="pad")
     last = list(TorchLoader(Feed(index, sampler, decode=lengths)))[-1]
     assert last["mask"].tolist() == [True] * 3 + [False] * 4
     assert last["mask"].dtype == torch.bool
@@ -462,7 +462,7 @@ def test_a_state_costs_no_digest_of_the_data(index: Index, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("sampler", [
-    random(), ExactOnceBatchSampler(RECORDS, batch_size=5, final="pad"),
+    random(), ExactOnceBatchSampler(RECORDS, batch_size=5, last_batch="pad"),
     PKBatchSampler(np.arange(RECORDS) % 4, p=4, k=2, seed=1),
 ], ids=["random", "exact once", "P x K"])  # fmt: skip
 def test_ranks_may_change_on_resume(index: Index, sampler: BatchStream) -> None:

@@ -106,14 +106,14 @@ def test_it_skips_the_batches_of_a_plain_dataloader_itself(
 
 
 @pytest.mark.parametrize("some", [None, range(3, 17)])
-@pytest.mark.parametrize("final", ["smaller", "pad"])
+@pytest.mark.parametrize("last_batch", ["smaller", "pad"])
 def test_it_counts_the_records_of_an_evaluation(
-    index: Index, tmp_path: Path, some: Any, final: Any
+    index: Index, tmp_path: Path, some: Any, last_batch: Any
 ) -> None:
     """Its speed is of these, and not of batches of the size that a training has."""
     from transformers_help import Trainer, arguments
 
-    sampler = ExactOnceBatchSampler(RECORDS, batch_size=7, final=final, records=some)
+    sampler = ExactOnceBatchSampler(RECORDS, batch_size=7, last_batch=last_batch, records=some)
     evaluation = loader(index, sampler, threads=0)
     options = arguments(tmp_path, label_names=["label"])
     trainer = Trainer(None, evaluation, args=options)

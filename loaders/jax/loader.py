@@ -139,7 +139,7 @@ def _own_rows(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
     if not feed.sampler.divisible(cuts):
         raise ValueError(
             f"the sharding cuts each batch into {cuts} parts, and {feed.sampler!r} has batches "
-            f"that {cuts} does not divide: final='pad', or another batch size"
+            f"that {cuts} does not divide: last_batch='pad', or another batch size"
         )
     rows = {row for place in places if place for row in range(devices)[place[0]]}
     first, count = min(rows), len(rows)

@@ -13,8 +13,8 @@ _SAMPLER = "the feed has it: Feed(index, sampler)"
 OF_FEEDS = {
     "batch_size": f"{_BATCHES}))",
     "collate_fn": _COLLATE,
-    "drop_last": f"{_BATCHES}, final='drop'))",
-    "drop_remainder": f"{_BATCHES}, final='drop'))",
+    "drop_last": f"{_BATCHES}, last_batch='drop'))",
+    "drop_remainder": f"{_BATCHES}, last_batch='drop'))",
     "generator": _SEED,
     "shuffle": _SHUFFLE,
 }

@@ -51,8 +51,8 @@ def counterparts(**known: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 def alike(name: str, names: Iterable[str], /) -> str:
     """Say which of the names is meant, or which there are.
 
-    >>> alike("batchsize", ["batch_size", "final"]), alike("x", ["batch_size", "final"])
-    ('did you mean batch_size=?', 'its options are batch_size, final')
+    >>> alike("batchsize", ["batch_size", "last_batch"]), alike("x", ["batch_size", "last_batch"])
+    ('did you mean batch_size=?', 'its options are batch_size, last_batch')
     """
     names = list(names)
     found = get_close_matches(name, names, 1)
