@@ -1,7 +1,7 @@
 """Measure batches of one budget, several labels a record, and the results of an exact pass.
 
 A million records each: lognormal lengths for `BucketBatchSampler`, one to three of 1,000 and of
-100,000 classes for `PKBatchSampler`, and 128 numbers a record from 8 ranks for `Collect`.
+100,000 classes for `PKBatchSampler`, and 128 numbers a record from 8 ranks for `Results`.
 
     python benchmarks/budgets.py
 """
@@ -13,7 +13,7 @@ import time
 import numpy as np
 from ways import timed
 
-from twinfeed import BucketBatchSampler, Collect, ExactOnceBatchSampler, PKBatchSampler
+from twinfeed import BucketBatchSampler, ExactOnceBatchSampler, PKBatchSampler, Results
 
 N = 10**6
 
@@ -72,12 +72,12 @@ def several_labels(classes: int) -> None:
 def collect() -> None:
     """Say how long the table of 8 ranks takes."""
     sampler, rows = ExactOnceBatchSampler(N, batch_size=4096), np.ones((4096, 128), np.float32)
-    ranks = [Collect(N) for _ in range(8)]
+    ranks = [Results(N) for _ in range(8)]
     for rank, one in enumerate(ranks):
         for ids in sampler.shard(rank, 8):
             one.add(ids, embedding=rows[: len(ids)])
     parts = [one.part() for one in ranks]
-    took = [timed(lambda: ranks[0].merged(lambda _: parts))[1] for _ in range(3)]
+    took = [timed(lambda: ranks[0].gather(lambda _: parts))[1] for _ in range(3)]
     print("collect, 128 float32 a record:", *(f"{each:.2f} s" for each in took))
 
 

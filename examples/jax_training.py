@@ -23,7 +23,7 @@ import orbax.checkpoint as ocp
 from digits import SEED, decode, open_digits
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from twinfeed import Collect, ExactOnceBatchSampler, Feed, PKBatchSampler
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, Results
 from twinfeed.loaders import Index
 from twinfeed.loaders.jax import JaxLoader
 
@@ -83,10 +83,10 @@ def train(loader: JaxLoader, weights: Weights, saves: Any, kill_after: int) -> W
 def recall_at_1(weights: Weights, index: Index, rows: NamedSharding) -> float:
     """Return for how many images the nearest other image is of the same class."""
     sampler = ExactOnceBatchSampler(len(index), batch_size=64, last_batch="pad")
-    collect = Collect(len(index))
+    results = Results(len(index))
     for batch in JaxLoader(Feed(index, sampler, decode=decode), sharding=rows):
-        collect.add(batch["id"], point=embed(weights, batch["pixels"]))
-    points = collect.merged()["point"]
+        results.add(batch["id"], point=embed(weights, batch["pixels"]))
+    points = results.gather()["point"]
     near = points @ points.T
     np.fill_diagonal(near, -1)
     return float((index.labels[near.argmax(1)] == index.labels).mean())

@@ -23,7 +23,7 @@ from digits import SEED, decode, open_digits
 from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
-from twinfeed import Collect, ExactOnceBatchSampler, Feed, PKBatchSampler
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, Results
 from twinfeed.loaders.torch import TorchLoader
 
 EPOCHS, STEPS, MARGIN = 3, 20, 0.2
@@ -73,11 +73,11 @@ def everywhere(part: Any) -> list[Any]:
 @torch.no_grad()
 def embeddings(model: Any, feed: Feed, records: int) -> np.ndarray:
     """Return the embedding of every record, in order, on every rank."""
-    collect = Collect(records)
+    results = Results(records)
     with TorchLoader(feed) as loader:
         for batch in loader:
-            collect.add(batch["id"], point=normalize(model(batch["pixels"].double())))
-    return collect.merged(everywhere)["point"]
+            results.add(batch["id"], point=normalize(model(batch["pixels"].double())))
+    return results.gather(everywhere)["point"]
 
 
 def recall_at_1(points: np.ndarray, labels: np.ndarray) -> float:

@@ -37,5 +37,5 @@ from twinfeed.loaders.tools.backends import BACKENDS as BACKENDS
 from twinfeed.loaders.tools.backends import Backend as Backend
 from twinfeed.loaders.tools.compare import compare as compare
 from twinfeed.loaders.tools.planning import plan as plan
-from twinfeed.loaders.tools.results import Collect as Collect
+from twinfeed.loaders.tools.results import Results as Results
 from twinfeed.loaders.tools.verify import verify as verify

@@ -11,7 +11,7 @@ from twinfeed.loaders.reading.reader import Reader as Reader
 from twinfeed.loaders.reading.rows import Rows as Rows
 from twinfeed.loaders.tools.compare import compare as compare
 from twinfeed.loaders.tools.planning import plan as plan
-from twinfeed.loaders.tools.results import Collect as Collect
+from twinfeed.loaders.tools.results import Results as Results
 from twinfeed.loaders.tools.verify import verify as verify
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
 from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler

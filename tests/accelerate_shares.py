@@ -13,7 +13,7 @@ from accelerate import Accelerator
 from torch.utils.data import DataLoader
 from torch_help import lengths, pack_words
 
-from twinfeed.loaders import Collect, Feed, Index, open_index
+from twinfeed.loaders import Feed, Index, Results, open_index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
 
@@ -26,7 +26,7 @@ def numbers(batch: Any) -> dict[str, torch.Tensor]:
 
 
 def evaluate(accelerator: Accelerator, index: Index) -> None:
-    """Gather an evaluation whose last batches differ by rank: with padding, and by `Collect`."""
+    """Gather an evaluation whose last batches differ by rank: with padding, and by `Results`."""
 
     def batches(last_batch: Literal["pad", "smaller"]) -> TorchLoader:
         sampler = ExactOnceBatchSampler(RECORDS, batch_size=10, last_batch=last_batch)
@@ -45,12 +45,12 @@ def evaluate(accelerator: Accelerator, index: Index) -> None:
     ids = [number for ids, mask in gathered for number in ids[mask].tolist()]
     assert sorted(ids) == list(range(RECORDS)), ids
 
-    sizes, collect = [], Collect(RECORDS)
+    sizes, results = [], Results(RECORDS)
     for batch in batches("smaller"):
         sizes.append(len(batch["id"]))
-        collect.add(batch["id"], double=2 * batch["id"])
+        results.add(batch["id"], double=2 * batch["id"])
     assert len({*map(tuple, everywhere(sizes))}) == 2, "the last batches differ"
-    assert (collect.merged(everywhere)["double"] == 2 * np.arange(RECORDS)).all()
+    assert (results.gather(everywhere)["double"] == 2 * np.arange(RECORDS)).all()
 
 
 def main(folder: Path) -> None:

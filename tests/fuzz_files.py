@@ -17,7 +17,6 @@ from fuzz_help import Corpus, must_name, mutated
 from inside import FORMATS, build
 
 from twinfeed.loaders import (
-    Collect,
     DecodeImage,
     Feed,
     Index,
@@ -25,6 +24,7 @@ from twinfeed.loaders import (
     NumpyLoader,
     Ragged,
     Reader,
+    Results,
     SideTable,
     build_index,
     open_index,
@@ -185,14 +185,14 @@ def damage_zip(file: Path, draw: random.Random) -> None:
 def collected(_: Corpus, draw: random.Random) -> None:
     """Load mutated results."""
     feed = Feed(open_index("x.index"), BatchSampler(SequentialSampler(3), batch_size=1))
-    collect = Collect(6, feed=feed)
+    results = Results(feed)
     boxes = Ragged(np.ones([9, 4]), np.array([0, 1, 2, 3, 3, 0]))
-    collect.add(np.arange(6), box=boxes, point=np.ones([6, 2]), name=np.array(list("abcdef")))
-    collect.save("rank.npz")
+    results.add(np.arange(6), box=boxes, point=np.ones([6, 2]), name=np.array(list("abcdef")))
+    results.save("rank.npz")
     damage_zip(Path("rank.npz"), draw)
     with contextlib.suppress(ValueError):  # documented: results that do not fit together
         try:
-            Collect.load(["rank.npz"]).merged()
+            Results.load(["rank.npz"]).gather()
         except LoaderError as error:
             must_name(error, "rank.npz", " records ")
 
@@ -204,7 +204,7 @@ DTYPES = ("i1", "u1", "i4", "i8", "u8", "f2", "f4", "f8", "?", "c8", "U3", "S3",
 
 def results(_: Corpus, draw: random.Random) -> None:
     """Add results of all kinds in batches of several ranks: they come back as they are, or none."""
-    ranks = [Collect(6) for _ in range(draw.randrange(1, 4))]
+    ranks = [Results(6) for _ in range(draw.randrange(1, 4))]
     kinds = [draw.randrange(5) for _ in range(draw.choice((1, 1, 2)))]
     dtypes, wanted = draw.choices(DTYPES, k=draw.choice((1, 1, 2))), list[Any]()
     with contextlib.suppress(OverflowError, TypeError, ValueError):  # documented, or numpy's own
@@ -220,7 +220,7 @@ def results(_: Corpus, draw: random.Random) -> None:
             draw.choice(ranks).add(ids, x=value)
             wanted += values
         parts = [rank.part() for rank in ranks]
-        found = ranks[0].merged(lambda _: parts)["x"]
+        found = ranks[0].gather(lambda _: parts)["x"]
         if isinstance(found, Ragged):
             found = np.split(found.values, np.cumsum(found.lengths)[:-1])
         for row, value in zip(found, wanted, strict=True):

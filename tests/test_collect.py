@@ -1,4 +1,4 @@
-"""`Collect`: the results of an exact pass are whole, in order, for any number of ranks."""
+"""`Results`: the results of an exact pass are whole, in order, for any number of ranks."""
 
 import fcntl
 import zipfile
@@ -13,16 +13,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from twinfeed.loaders import Collect, Feed, Index, LoaderError, Ragged, pack
+from twinfeed.loaders import Feed, Index, LoaderError, Ragged, Results, pack
 from twinfeed.samplers import ExactOnceBatchSampler
 
 
-def collected(sampler: ExactOnceBatchSampler, world: int, n: int, **options) -> list[Collect]:
+def collected(sampler: ExactOnceBatchSampler, world: int, n: int, **options) -> list[Results]:
     """What each rank has collected: of each record its number, squared, and its parity as text."""
-    ranks = [Collect(n, **options) for _ in range(world)]
-    for rank, collect in enumerate(ranks):
+    ranks = [Results(n, **options) for _ in range(world)]
+    for rank, results in enumerate(ranks):
         for _, _, ids in sampler.shard(rank, world).passes():
-            collect.add(
+            results.add(
                 ids,
                 square=np.stack([ids**2, ids], 1),
                 parity=["even odd"[i % 2 * 5 :] for i in ids],
@@ -30,7 +30,7 @@ def collected(sampler: ExactOnceBatchSampler, world: int, n: int, **options) -> 
     return ranks
 
 
-def gather_of(ranks: list[Collect]):
+def gather_of(ranks: list[Results]):
     return lambda part: [rank.part() for rank in ranks]
 
 
@@ -41,7 +41,7 @@ def test_the_table_is_in_the_order_of_the_records(
     sampler = ExactOnceBatchSampler(n, batch_size=batch, last_batch="pad" if pad else "smaller")
     ranks = collected(sampler, world, n)
     for rank in ranks:
-        table = rank.merged(gather_of(ranks))
+        table = rank.gather(gather_of(ranks))
         assert table["square"].tolist() == [[i * i, i] for i in range(n)]
         assert table["parity"].tolist() == [["even odd", "odd"][i % 2] for i in range(n)]
 
@@ -50,12 +50,12 @@ def test_the_table_is_in_the_order_of_the_records(
 def test_what_is_lost_and_what_comes_twice_are_both_named(data: st.DataObject) -> None:
     n, world = data.draw(st.integers(3, 40)), data.draw(st.integers(1, 7))
     lost, twice = data.draw(st.permutations(range(n)))[:2]
-    ranks = [Collect(n) for _ in range(world)]
+    ranks = [Results(n) for _ in range(world)]
     for i in [i for i in range(n) if i != lost] + [twice]:
         ranks[data.draw(st.integers(0, world - 1))].add([i], value=[i])
     for rank in ranks:
         with pytest.raises(LoaderError) as raised:
-            rank.merged(gather_of(ranks))
+            rank.gather(gather_of(ranks))
         assert f"1 have no result [{lost}]" in str(raised.value)
         assert f"1 have too many results [{twice}]" in str(raised.value)
 
@@ -63,11 +63,11 @@ def test_what_is_lost_and_what_comes_twice_are_both_named(data: st.DataObject) -
 def test_a_part_of_the_records_is_in_the_order_of_only() -> None:
     chosen = np.array([7, 2, 5])
     sampler = ExactOnceBatchSampler(9, batch_size=2, records=chosen)
-    ranks = collected(sampler, 2, 9, only=chosen)
-    assert ranks[0].merged(gather_of(ranks))["square"][:, 1].tolist() == [7, 2, 5]
+    ranks = collected(sampler, 2, 9, ids=chosen)
+    assert ranks[0].gather(gather_of(ranks))["square"][:, 1].tolist() == [7, 2, 5]
     ranks[0].add([3], square=[[9, 3]], parity=["odd"])
     with pytest.raises(LoaderError, match=r"1 have too many results \[3\]"):
-        ranks[0].merged(gather_of(ranks))
+        ranks[0].gather(gather_of(ranks))
 
 
 def test_ranks_meet_over_files(tmp_path: Path) -> None:
@@ -75,20 +75,20 @@ def test_ranks_meet_over_files(tmp_path: Path) -> None:
     paths = [tmp_path / f"{rank}.npz" for rank in range(3)]
     for rank, path in zip(ranks, paths, strict=True):
         rank.save(path)
-    table = Collect.load(paths).merged()
-    assert table["square"].tolist() == ranks[0].merged(gather_of(ranks))["square"].tolist()
+    table = Results.load(paths).gather()
+    assert table["square"].tolist() == ranks[0].gather(gather_of(ranks))["square"].tolist()
     with pytest.raises(LoaderError, match="have no result"):
-        Collect.load(paths[1:]).merged()
+        Results.load(paths[1:]).gather()
     for one in (paths[1], str(paths[1])):
-        assert len(Collect.load(one).part()) == 4
-    Collect(12).save(paths[0])
+        assert len(Results.load(one).part()) == 4
+    Results(12).save(paths[0])
     with pytest.raises(LoaderError, match="other records"):
-        Collect.load(paths)
+        Results.load(paths)
     whole = paths[1].read_bytes()
     for place in range(0, len(whole), 7):
         paths[1].write_bytes(whole[:place] + b"?" + whole[place + 1 :])
         with suppress(LoaderError):
-            read = Collect.load(paths[1:])
+            read = Results.load(paths[1:])
             assert len(read.part()) == 7
 
 
@@ -97,12 +97,12 @@ def test_figures_are_those_of_one_rank(world: int) -> None:
     """Recall at 1 and the mean average precision of the table are equal for every world."""
     rng = np.random.default_rng(0)
     embedding, label = rng.normal(size=(61, 8)), rng.integers(0, 5, 61)
-    ranks = [Collect(61) for _ in range(world)]
-    for rank, collect in enumerate(ranks):
+    ranks = [Results(61) for _ in range(world)]
+    for rank, results in enumerate(ranks):
         sampler = ExactOnceBatchSampler(61, batch_size=16, last_batch="pad").shard(rank, world)
         for _, _, ids in sampler.passes():
-            collect.add(ids, embedding=embedding[ids], label=label[ids])
-    table = ranks[-1].merged(gather_of(ranks))
+            results.add(ids, embedding=embedding[ids], label=label[ids])
+    table = ranks[-1].gather(gather_of(ranks))
     assert figures(table["embedding"], table["label"]) == figures(embedding, label)
 
 
@@ -135,9 +135,9 @@ def test_tensors_of_every_framework_are_taken() -> None:
             jnp.array([2, 0, 1]),
         ],
     ):
-        collect = Collect(3)
-        collect.add(ids, row=tensor, word=tf.constant(["to", "be", "or"]))
-        table = collect.merged()
+        results = Results(3)
+        results.add(ids, row=tensor, word=tf.constant(["to", "be", "or"]))
+        table = results.gather()
         assert table["row"].tolist() == [[2, 3], [4, 5], [0, 1]]
         assert table["word"].tolist() == [b"be", b"or", b"to"]
 
@@ -146,23 +146,23 @@ def test_tensors_of_every_framework_are_taken() -> None:
 def test_bfloat16_comes_back_from_a_file(tmp_path: Path) -> None:
     import torch
 
-    collect = Collect(2)
-    collect.add([1, 0], row=torch.tensor([0.5, 3], dtype=torch.bfloat16))
-    collect.save(tmp_path / "rank.npz")
-    assert Collect.load(tmp_path / "rank.npz").merged()["row"].tolist() == [3, 0.5]
+    results = Results(2)
+    results.add([1, 0], row=torch.tensor([0.5, 3], dtype=torch.bfloat16))
+    results.save(tmp_path / "rank.npz")
+    assert Results.load(tmp_path / "rank.npz").gather()["row"].tolist() == [3, 0.5]
 
 
 def test_rows_are_the_collection_s_own() -> None:
     buffer = np.zeros(2)
-    collect = Collect(4)
+    results = Results(4)
     for step in range(2):
         buffer[:] = step
-        collect.add([2 * step, 2 * step + 1], value=buffer)
-    assert collect.merged()["value"].tolist() == [0, 0, 1, 1]
+        results.add([2 * step, 2 * step + 1], value=buffer)
+    assert results.gather()["value"].tolist() == [0, 0, 1, 1]
 
 
 @pytest.mark.parametrize(
-    ("error", "ids", "results", "word"),
+    ("error", "ids", "values", "word"),
     [
         (IndexError, [3], {"a": [0]}, "ids"),
         (IndexError, [-2], {"a": [0]}, "ids"),
@@ -201,11 +201,11 @@ def test_rows_are_the_collection_s_own() -> None:
         (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(())]}, "one dtype and shape but for"),
     ],
 )
-def test_what_does_not_fit_is_refused(error: type[Exception], ids, results, word: str) -> None:
-    collect = Collect(3)
-    collect.add([2], a=[1])
+def test_what_does_not_fit_is_refused(error: type[Exception], ids, values, word: str) -> None:
+    results = Results(3)
+    results.add([2], a=[1])
     with pytest.raises(error, match=word):
-        collect.add(ids, **results)
+        results.add(ids, **values)
 
 
 @pytest.mark.parametrize(
@@ -231,14 +231,14 @@ def test_what_does_not_fit_is_refused(error: type[Exception], ids, results, word
 def test_fault_111_values_are_those_that_were_added(first: Any, second: Any, kept: bool) -> None:
     """Whether two batches or two ranks are joined, in either order."""
     for values in ((first, second), (second, first)):
-        ranks = [Collect(2), Collect(2)]
+        ranks = [Results(2), Results(2)]
         for n, rank in enumerate(ranks):
             rank.add([n], x=values[n])
         if not kept:
             with pytest.raises(ValueError, match="which cannot hold its values"):
-                ranks[0].merged(gather_of(ranks))
+                ranks[0].gather(gather_of(ranks))
             continue
-        found = ranks[0].merged(gather_of(ranks))["x"]
+        found = ranks[0].gather(gather_of(ranks))["x"]
         rows = rows_of(found) if isinstance(found, Ragged) else found.tolist()
         assert rows == [np.asarray(value[0]).tolist() for value in values]
 
@@ -254,8 +254,8 @@ def test_results_of_several_lengths_come_back_in_order(data: st.DataObject) -> N
     lengths = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
     boxes = [np.full((length, 4), i, np.float32) for i, length in enumerate(lengths)]
     words = [np.array([f"{i}"] * length, "U") for i, length in enumerate(lengths)]
-    ranks = [Collect(n) for _ in range(world)]
-    for rank, collect in enumerate(ranks):
+    ranks = [Results(n) for _ in range(world)]
+    for rank, results in enumerate(ranks):
         sampler = ExactOnceBatchSampler(n, batch_size=3, last_batch="pad").shard(rank, world)
         for _, _, ids in sampler.passes():
             rows = [boxes[i] for i in ids]
@@ -263,12 +263,12 @@ def test_results_of_several_lengths_come_back_in_order(data: st.DataObject) -> N
                 np.concatenate([boxes[0][:0], *rows]), np.array([len(row) for row in rows], int)
             )
             listed = data.draw(st.booleans())
-            collect.add(ids, box=rows if listed else whole, word=[words[i] for i in ids], n=ids)
+            results.add(ids, box=rows if listed else whole, word=[words[i] for i in ids], n=ids)
     with TemporaryDirectory() as folder:
         paths = [Path(folder, f"{rank}.npz") for rank in range(world)]
-        for collect, path in zip(ranks, paths, strict=True):
-            collect.save(path)
-        tables = [ranks[0].merged(gather_of(ranks)), Collect.load(paths).merged()]
+        for results, path in zip(ranks, paths, strict=True):
+            results.save(path)
+        tables = [ranks[0].gather(gather_of(ranks)), Results.load(paths).gather()]
     for table in tables:
         assert table["box"].lengths.tolist() == table["word"].lengths.tolist() == lengths
         assert table["box"].values.dtype == np.float32
@@ -292,9 +292,9 @@ def test_ragged_tensors_of_every_framework_are_taken() -> None:
         [tf.constant(row, tf.float32) for row in rows],
         [jnp.array(row, jnp.float32) for row in rows],
     ):
-        collect = Collect(3)
-        collect.add([2, 1, 0], row=value)
-        found = collect.merged()["row"]
+        results = Results(3)
+        results.add([2, 1, 0], row=value)
+        found = results.gather()["row"]
         assert (rows_of(found), found.values.dtype) == (rows[::-1], np.float32)
 
 
@@ -306,22 +306,22 @@ def test_a_file_of_another_run_is_refused(tmp_path: Path) -> None:
 
     def save(rank: int, source: Index, **options: Any) -> None:
         feed = Feed(source, ExactOnceBatchSampler(4, **{"batch_size": 2, **options}))
-        collect = Collect(4, feed=feed.shard(rank, 2))
-        collect.add([2 * rank, 2 * rank + 1], x=[0, 1])
-        collect.save(paths[rank])
+        results = Results(feed.shard(rank, 2))
+        results.add([2 * rank, 2 * rank + 1], x=[0, 1])
+        results.save(paths[rank])
 
     save(0, index)
     save(1, index)
-    assert Collect.load(paths).merged()["x"].tolist() == [0, 1, 0, 1]
+    assert Results.load(paths).gather()["x"].tolist() == [0, 1, 0, 1]
     for other, options in ((index, {"batch_size": 3}), (moved, {})):
         save(1, other, **options)
         with pytest.raises(LoaderError, match=r"of another run than the first\n  path: .*1.npz"):
-            Collect.load(paths)
-    collect = Collect(4)
-    collect.add([2, 3], x=[0, 1])
-    collect.save(paths[1])
+            Results.load(paths)
+    results = Results(4)
+    results.add([2, 3], x=[0, 1])
+    results.save(paths[1])
     with pytest.raises(LoaderError, match="another run"):
-        Collect.load(paths)
+        Results.load(paths)
 
 
 def test_fault_111_no_file_takes_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
@@ -336,7 +336,7 @@ def test_fault_111_no_file_takes_more_memory_than_it_has_bytes(tmp_path: Path) -
         file.truncate(1 << 40)
     for path, word in ((bomb, "more bytes than"), (sparse, "more bytes than"), (hole, "not a zip")):
         with pytest.raises(LoaderError, match=word):
-            Collect.load(path)
+            Results.load(path)
 
 
 def test_a_save_removes_what_killed_saves_have_left(tmp_path: Path) -> None:
@@ -346,34 +346,34 @@ def test_a_save_removes_what_killed_saves_have_left(tmp_path: Path) -> None:
     (tmp_path / names[1]).write_bytes(b"")  # another process may have made it just now
     with (tmp_path / names[2]).open() as used:
         fcntl.flock(used, fcntl.LOCK_EX)
-        Collect(3).save(tmp_path / "rank.npz")
+        Results(3).save(tmp_path / "rank.npz")
     kept = {*names[1:], ".rank.npz-notes", ".other.npz-0123456789abcdef", "rank.npz"}
     assert {path.name for path in tmp_path.iterdir()} == kept
 
 
 def test_ranks_with_other_results_are_refused() -> None:
-    ranks = [Collect(2) for _ in range(3)]
+    ranks = [Results(2) for _ in range(3)]
     for n, (rank, names) in enumerate(zip(ranks, ("a", "b", ""), strict=True)):
         rank.add([n % 2], **{name: [1] for name in names})
     for other in ranks[1:]:
         with pytest.raises(ValueError, match=r"same names and shapes, got .*'a'.* and "):
-            ranks[0].merged(gather_of([ranks[0], other]))
-    alone = Collect(2)
+            ranks[0].gather(gather_of([ranks[0], other]))
+    alone = Results(2)
     alone.add([1, 0])  # to know alone that each record came once
-    assert alone.merged() == {}
-    ranks = [Collect(1), Collect(1)]
+    assert alone.gather() == {}
+    ranks = [Results(1), Results(1)]
     ranks[0].part()  # a rank without batches knows no names
     ranks[0].add([0], score=[2])
     with pytest.raises(ValueError, match="same names and shapes"):
         ranks[0].add([0], score=[[2]])
-    assert ranks[1].merged(gather_of(ranks))["score"].tolist() == [2]
+    assert ranks[1].gather(gather_of(ranks))["score"].tolist() == [2]
 
 
 def test_a_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
     """A damaged number of records would be 16 TB of counts."""
     path = tmp_path / "rank.npz"
-    collect = Collect(1 << 41, only=[0, 1 << 40])
-    collect.add([0, 1 << 39], a=[0, 1])
-    collect.save(path)
+    results = Results(1 << 41, ids=[0, 1 << 40])
+    results.add([0, 1 << 39], a=[0, 1])
+    results.save(path)
     with pytest.raises(LoaderError, match=r"of 2 records 1 have no result .* 1 have too many"):
-        Collect.load([path]).merged()
+        Results.load([path]).gather()

@@ -18,12 +18,12 @@ from making_parts import made_parts, merged
 from making_shards import tfrecords
 
 from twinfeed.loaders import (
-    Collect,
     FromTable,
     ImageFolder,
     Index,
     LoaderError,
     LooseFiles,
+    Results,
     SideTable,
     build_index,
     open_index,
@@ -104,7 +104,7 @@ def side_table(folder: Path) -> Case:
 
 
 def results(folder: Path) -> Case:
-    return folder / "rank.npz", lambda: Collect.load(folder / "rank.npz")
+    return folder / "rank.npz", lambda: Results.load(folder / "rank.npz")
 
 
 def part(folder: Path) -> Case:

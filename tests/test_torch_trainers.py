@@ -361,7 +361,7 @@ def test_a_loader_in_somebodys_workers_is_refused(index: Index) -> None:
 
 def test_processes_of_accelerate_are_refused_what_they_cannot_share_out(tmp_path: Path) -> None:
     """Nine batches of two processes: eight would arrive. What they can share, they may. An
-    evaluation whose last batches differ is gathered with padding, or by `Collect`.
+    evaluation whose last batches differ is gathered with padding, or by `Results`.
     """
     out = run(HERE / "accelerate_shares.py", "--data", str(tmp_path), ranks=2)
     assert out.count("of 2: as it must be") == 2

@@ -31,35 +31,35 @@ field of objects has the arrays of a ragged result.
 """
 
 
-class Collect:
-    """Put the results of an exact pass into the order of the records.
+class Results:
+    """The results of an exact pass, in the order of the records.
 
     Each rank adds its batches, and one call gives every rank the whole table. Rows come by their
     sample id, never by their position in a batch, so padding, the number of ranks and the order in
     which ranks answer do not matter. A record without a result, or with two, is an error.
 
     Args:
-        n: the number of sample ids: `len(index)`, or `sampler.num_ids` with views.
-        only: the ids that the pass visits, if not all (int64, in any order), such as `records=` of
-            the sampler. The rows then are in the order of `only`.
-        feed: the feed of the pass. Saved files then name its records and its stream, and `load`
-            refuses a file of another run.
+        of: the feed of the pass. Saved files then name its records and its stream, and `load`
+            refuses a file of another run. Or the number of sample ids: `len(index)`, or
+            `sampler.num_ids` with views.
+        ids: the ids that the pass visits, if not all (int64, in any order), such as `records=` of
+            the sampler. The rows then are in the order of `ids`.
 
     >>> import numpy as np
-    >>> ranks = [Collect(3), Collect(3)]
+    >>> ranks = [Results(3), Results(3)]
     >>> ranks[0].add(np.array([0, 2]), score=np.array([0.5, 0.25]))
     >>> ranks[1].add(np.array([1, -1]), score=np.array([0.75, 0.0]))
-    >>> ranks[0].merged(lambda part: [rank.part() for rank in ranks])
+    >>> ranks[0].gather(lambda part: [rank.part() for rank in ranks])
     {'score': array([0.5 , 0.75, 0.25])}
     """
 
-    def __init__(
-        self, n: SupportsIndex, /, *, only: Ids | None = None, feed: Feed | None = None
-    ) -> None:
-        self._n = validate.integer("n", n, minimum=0)
-        self._only = checks.check_ids(np.arange(self._n) if only is None else only, self._n)
-        validate.distinct("only", self._only)
-        self._run = {} if feed is None else NumpyLoader(feed).state_dict()
+    def __init__(self, of: Feed | SupportsIndex, /, *, ids: Ids | None = None) -> None:
+        if isinstance(of, Feed):
+            self._n, self._run = of.sampler.num_ids, NumpyLoader(of).state_dict()
+        else:
+            self._n, self._run = validate.integer("n", of, minimum=0), {}
+        self._ids = checks.check_ids(np.arange(self._n) if ids is None else ids, self._n)
+        validate.distinct("ids", self._ids)
         self._added: list[Part] = []
 
     def add(self, ids: Any, /, **results: Any) -> None:
@@ -95,13 +95,15 @@ class Collect:
         self._added = [_joined(self._added)]  # without the batches, which would double the memory
         return self._added[0]
 
-    def merged(self, gather: Callable[[Part], Sequence[Part]] | None = None, /) -> dict[str, Any]:
+    def gather(
+        self, all_gather: Callable[[Part], Sequence[Part]] | None = None, /
+    ) -> dict[str, Any]:
         """Return the whole table: for each result an array with one row per record, in order.
 
         Rows of different lengths come as a `Ragged`.
 
         Args:
-            gather: a function that gives the objects of all ranks for the object of this rank. All
+            all_gather: a function of one object that returns the list of all ranks' objects. All
                 ranks call it. Default: this process has added everything.
 
         Raises:
@@ -109,11 +111,11 @@ class Collect:
             ValueError: results of several ranks or batches do not fit together, such as names
                 beside numbers, or integers that floats would round.
         """
-        rows = self.part() if gather is None else _joined(gather(self.part()))
+        rows = self.part() if all_gather is None else _joined(all_gather(self.part()))
         ids, place, times = np.unique(rows["id"], return_index=True, return_counts=True)
         wrong = {
-            "no result": self._only[~np.isin(self._only, ids)],
-            "too many results": ids[(times > 1) | ~np.isin(ids, self._only)],
+            "no result": self._ids[~np.isin(self._ids, ids)],
+            "too many results": ids[(times > 1) | ~np.isin(ids, self._ids)],
         }
         found = [
             f"{len(some):,} have {what} {np.array2string(some, threshold=6, separator=', ')}"
@@ -122,16 +124,16 @@ class Collect:
         ]
         if found:
             raise LoaderError(
-                f"of {validate.counted(len(self._only), 'record')} {' and '.join(found)}",
+                f"of {validate.counted(len(self._ids), 'record')} {' and '.join(found)}",
                 advice="add every batch of one ExactOnceBatchSampler pass on each rank",
             )
-        places = place[np.searchsorted(ids, self._only)]
+        places = place[np.searchsorted(ids, self._ids)]
         return {name: _whole(rows[name][places]) for name in rows.dtype.names or () if name != "id"}
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
         rows, file = self.part(), io.BytesIO()
-        arrays: dict[str, Any] = {"n": self._n, "only": self._only, "run": json.dumps(self._run)}
+        arrays: dict[str, Any] = {"n": self._n, "only": self._ids, "run": json.dumps(self._run)}
         for name in rows.dtype.names or ():
             whole = _whole(rows[name])
             if isinstance(whole, Ragged):
@@ -141,28 +143,28 @@ class Collect:
         replace_file(Path(path), file.getvalue())
 
     @classmethod
-    def load(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /) -> Collect:
-        """Return a `Collect` with what all ranks have saved, each in a file.
+    def load(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /) -> Results:
+        """Return a `Results` with what all ranks have saved, each in a file.
 
         Raises:
             LoaderError: a file is damaged, or of other records, results or another run than the
                 first.
         """
-        whole: Collect | None = None
+        whole: Results | None = None
         for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
             with open_file(path) as file:
                 try:
                     n, only, run, results = _read(file)
                     if whole is None:
-                        whole = cls(n, only=only)
+                        whole = cls(n, ids=only)
                         whole._run = run
-                    if n != whole._n or not np.array_equal(only, whole._only):
+                    if n != whole._n or not np.array_equal(only, whole._ids):
                         raise ValueError("it is of other records than the first")
                     if run != whole._run:
                         raise ValueError("it is of another run than the first")
                     whole.add(results.pop("id"), **results)
                 except Exception as error:  # an error of zip, numpy or this class
-                    raise LoaderError(f"no results of a Collect: {error}", path=path) from error
+                    raise LoaderError(f"not a file of Results: {error}", path=path) from error
         if whole is None:
             raise ValueError("paths must name the file of each rank, got none")
         return whole
