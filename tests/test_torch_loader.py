@@ -598,7 +598,7 @@ def test_the_report_knows_threads_and_workers(index: Index, options: dict[str, A
         steps = len(list(loader))
         report = loader.report()
         assert report.batches == steps
-        assert min(report.reading, report.collating, report.ready, report.waiting) > 0
+        assert min(report.reading, report.collating, report.waiting) > 0
 
 
 def test_requests_begin_at_the_first_batch_whatever_the_sampler_has_drawn(index: Index) -> None:

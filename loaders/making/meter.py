@@ -36,8 +36,8 @@ class PassReport:
         transforming: sum over all batches.
         collating: sum over all batches.
         waiting: how long the loop waited for batches.
-        ready: the sum of how long each batch was ready, counted from when the batch before was
-            received.
+        ready: the sum of how long each batch was ready before the loop asked for the batch, counted
+            from when the batch before was received.
         waited: the fraction of steps in which waiting took more than a tenth of the step.
 
     >>> print(PassReport(batches=4, seconds=2.0, reading=0.5, decoding=1.4))
@@ -73,7 +73,8 @@ class PassReport:
             lines += [
                 f"  the loop waited {_time(self.waiting)}, at {self.waited:.0%} of the steps: "
                 f"{'data hold it back' if self.waited > 0.1 else 'data do not hold it back'}",
-                f"  the next batch stood ready for {_time(self.ready / self.batches)} on average",
+                f"  a batch was ready {_time(self.ready / self.batches)} before the loop asked for "
+                "it, on average",
             ]
         lines.append(
             f"  making them: reading {_time(self.reading)}, decoding {_time(self.decoding)}, "
@@ -154,9 +155,9 @@ class Meter:
         """Note that the loop has received a batch; the loop asked at time `asked` (ns)."""
         now = perf_counter_ns()
         with self._lock:
-            # A batch may be ready before the batch that the loop waits for: then it is of no use
-            # yet.
-            self._ready += now - max(self._made.pop(self._step, now), self._last)
+            # A batch is of no use before the loop has received the batch before it.
+            ready = max(self._made.pop(self._step, now), self._last)
+            self._ready += max(0, asked - ready)
             self._waiting += now - asked
             self._waited += 10 * (now - asked) > now - self._last
             self._step, self._batches, self._last = self._step + 1, self._batches + 1, now

@@ -40,7 +40,7 @@ class Clock:
 
 def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step waits 2 of 3 seconds. The second batch, made together with the first, is
-    ready for 5 from then on, and waits for 0.6, which is more than a tenth.
+    ready 4.4 before the loop asks for it, and comes 0.6 later, which is more than a tenth.
 
     The third is taken after 1 of 10, which is no more than a tenth.
     """
@@ -69,10 +69,25 @@ def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPat
         reading=1.5,
         collating=1.0,
         waiting=pytest.approx(3.6),
-        ready=5.5,
+        ready=pytest.approx(4.4),
         waited=pytest.approx(2 / 3),
     )
-    assert "waited 3.6 s, at 67% of the steps: data hold it back" in str(meter.report())
+    assert str(meter.report()).splitlines()[1:3] == [
+        "  the loop waited 3.6 s, at 67% of the steps: data hold it back",
+        "  a batch was ready 1.5 s before the loop asked for it, on average",
+    ]
+
+
+def test_a_batch_that_the_loop_waits_for_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was made early, and took long to be handed over."""
+    clock = Clock(monkeypatch)
+    meter = Meter()
+    meter.begin(0)
+    meter.made(0)
+    asked = clock.now
+    clock.passes(5)
+    meter.received(asked)
+    assert meter.report() == PassReport(1, 5.0, waiting=5.0, ready=0.0, waited=1.0)
 
 
 def test_an_error_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,7 +110,7 @@ def test_every_stage_of_a_pass_is_timed(index: Index, threads: int) -> None:
         list(loader)
         report = loader.report()
     stages = report.reading, report.decoding, report.transforming, report.collating
-    assert all(taken > 0 for taken in (*stages, report.waiting, report.ready, report.waited))
+    assert all(taken > 0 for taken in (*stages, report.waiting, report.waited))
 
 
 def test_images_that_are_decoded_ahead_are_timed(index: Index) -> None:
