@@ -97,8 +97,12 @@ def test_a_shallow_copy_shares_the_feed_alone(index: Index, name: str) -> None:
     got = [ids(next(batches))]
     loader.close()
     assert (loader.epoch, loader.step, other.epoch, other.step) == (0, 0, 0, 1)
+    assert (loader.global_step, other.global_step) == (0, 1)
     assert got + [ids(batch) for batch in batches] == wanted()
     assert (loader.epoch, loader.step, other.epoch, other.step) == (0, 0, 1, 0)
+    assert other.global_step == len(wanted())
+    other.load_state_dict(other.state_at(2, 1))
+    assert other.global_step == 2 * len(other) + 1
     other.close()
 
 

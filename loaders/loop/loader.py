@@ -224,6 +224,15 @@ class Loader(Closing, Generic[B]):
         """Step of the next batch that the loop receives, in `[0, len(loader))`."""
         return self._cursor.step
 
+    @property
+    def global_step(self) -> int:
+        """Number of batches before the position, over all epochs: a step for logs.
+
+        It is `epoch * len(loader) + step`. After the last batch of an epoch `step` is 0 again, and
+        `global_step` goes on. A saved state restores both.
+        """
+        return self.epoch * len(self) + self.step
+
     def set_epoch(self, epoch: int, /) -> None:
         """Begin an epoch. A state loaded for this epoch keeps its step until the first batch.
 
