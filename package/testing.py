@@ -140,8 +140,8 @@ def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
                     _law(len(kept) <= most, f"more than max_cached={most} records are used")
                     if view == traits.uses - 1:
                         kept.remove(record)
-            sizes = {len(ids), stream.constant_size or len(ids)}
-            _law(len(sizes) == 1, f"batches have {sizes} ids, and one constant_size")
+            sizes = {len(ids), stream.fixed_size or len(ids)}
+            _law(len(sizes) == 1, f"batches have {sizes} ids, and one fixed_size")
 
 
 def _check_spans(stream: BatchStream, whole: list[list[Ids]]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
 
@@ -62,7 +62,7 @@ class BatchStream(Epochs, ABC):
     world_size: int = 1
     #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
     sharded: bool = False
-    _even: bool  # whether every global batch of every epoch has the same number of ids
+    _size_divisor: int  # divides the size of every global batch of every epoch
 
     def __init__(self, *, num_steps: int, size: int, batch_size: int, seed: int) -> None:
         if not num_steps and not self.evaluation:
@@ -117,7 +117,7 @@ class BatchStream(Epochs, ABC):
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
                 f"the sampler without shard(), or take a DataLoader that it has not prepared"
             )
-        if self.evaluation or not self._even:
+        if self.evaluation or self._size_divisor != self._largest:
             raise TypeError(
                 f"sharing out the batches of {self!r} would lose or repeat records: take "
                 f"last_batch='drop', or a DataLoader of sampler.shard(rank, world_size), unprepared"
@@ -128,15 +128,17 @@ class BatchStream(Epochs, ABC):
                 f"of an epoch: set batches_per_epoch to a multiple of {processes}"
             )
 
-    def divisible(self, by: int, /) -> bool:
-        """Return whether `by` divides the size of every global batch of every epoch."""
-        return by == 1 or (self._even and self._largest % by == 0)
+    @property
+    def size_divisor(self) -> int:
+        """A number that divides the size of every global batch of every epoch."""
+        return self._size_divisor
 
     @property
-    def constant_size(self) -> int | None:
+    def fixed_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None if sizes may differ."""
-        size, rest = divmod(self._largest, self.world_size)
-        return size if self._even and self._steps and not rest else None
+        size, remainder = divmod(self._largest, self.world_size)
+        fixed = self._size_divisor == self._largest and self._steps and not remainder
+        return size if fixed else None
 
     def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
         """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
@@ -161,21 +163,9 @@ class BatchStream(Epochs, ABC):
             raise IndexError(f"start must be at most stop, got {start} and {stop}")
         return self._batches(epoch, start, stop) if start < stop else []
 
-    def cut(self, epoch: int, start: int, batches: Sequence[Int64], /) -> list[Int64]:
-        """Return this rank's slices of the global batches of the steps from `start` on.
-
-        >>> from twinfeed.samplers import BatchSampler, SequentialSampler
-        >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
-        >>> [ids.tolist() for ids in stream.shard(1, 2).cut(0, 0, stream.batches(0, 0, 3))]
-        [[2, 3], [6, 7], [9]]
-        """
-        lows, highs = self._slices(epoch, start, np.array([len(ids) for ids in batches], np.int64))
-        bounds = zip(batches, lows.tolist(), highs.tolist(), strict=True)
-        return [ids[low:high] for ids, low, high in bounds]
-
     def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
         """Return the batches of one step or more, of an epoch and steps that are valid."""
-        lows, highs = self._slices(epoch, start, self._sizes(epoch, start, stop))
+        lows, highs = self.rank_slices(epoch, start, stop)
         ids = self._draw(epoch, start, lows, highs)
         # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
         return [ids[a:b].copy() for a, b in pairwise([0, *np.cumsum(highs - lows).tolist()])]
@@ -183,13 +173,12 @@ class BatchStream(Epochs, ABC):
     def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64:
         """Return one augmentation seed for each id of `batch(epoch, step)`, uint64[batch].
 
-        A seed is a hash of (seed, epoch, step, place in the global batch). Ranks and workers
+        A seed is a hash of (seed, epoch, step, index in the global batch). Ranks and workers
         change no seed.
         """
         epoch, step = self._position(epoch, step, self._steps)
-        low, high = self._slices(epoch, step, self._sizes(epoch, step, step + 1))
-        place = np.arange(low[0], high[0])
-        return random_words(derive(self._augmentation_key, epoch, step), place)
+        (low,), (high,) = self.rank_slices(epoch, step, step + 1)
+        return random_words(derive(self._augmentation_key, epoch, step), np.arange(low, high))
 
     def batch_seed(self, epoch: SupportsIndex, step: SupportsIndex) -> int:
         """Return the seed of one step, of 64 bits: a hash of (seed, epoch, step).
@@ -221,9 +210,15 @@ class BatchStream(Epochs, ABC):
         other.rank, other.world_size, other.sharded = rank, world_size, True
         return other
 
-    def _slices(self, epoch: int, start: int, sizes: Int64) -> tuple[Int64, Int64]:
-        """Return where this rank's slice of each global batch starts and stops."""
-        world = self.world_size
+    def rank_slices(self, epoch: int, start: int, stop: int) -> tuple[Int64, Int64]:
+        """Return where this rank's slice of each global batch of these steps starts and stops.
+
+        >>> from twinfeed.samplers import BatchSampler, SequentialSampler
+        >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
+        >>> [bounds.tolist() for bounds in stream.shard(1, 2).rank_slices(0, 0, 3)]
+        [[2, 2, 1], [4, 4, 2]]
+        """
+        sizes, world = self._sizes(epoch, start, stop), self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
         # As many ids as if all ids of the stream were dealt to the ranks round-robin: so the longer
@@ -234,11 +229,6 @@ class BatchStream(Epochs, ABC):
             for rank in (self.rank, self.rank + 1)
         )
         return low, high
-
-    def own_sizes(self, epoch: int, start: int, stop: int) -> Int64:
-        """Return the sizes of this rank's batches of these steps."""
-        low, high = self._slices(epoch, start, self._sizes(epoch, start, stop))
-        return high - low
 
     def __copy__(self: _Stream) -> _Stream:
         other = object.__new__(type(self))
@@ -316,7 +306,9 @@ class BatchStream(Epochs, ABC):
         """
         self._cursor.load_state_dict(state)
 
-    def explain(self, *, steps: SupportsIndex = 4, world_size: SupportsIndex | None = None) -> str:
+    def explain(
+        self, *, num_steps: SupportsIndex = 4, world_size: SupportsIndex | None = None
+    ) -> str:
         """Return a drawing of the first steps of the current epoch, one column a rank.
 
         A sample is written as its record, with its view or use number, if any. Padding is written
@@ -332,7 +324,7 @@ class BatchStream(Epochs, ABC):
         if world_size is None:
             world_size = self.world_size
         world = validate.integer("world_size", world_size, minimum=1)
-        stop = min(validate.integer("steps", steps, minimum=1), self._steps)
+        stop = min(validate.integer("num_steps", num_steps, minimum=1), self._steps)
         whole = copy.copy(self)
         whole.rank, whole.world_size = 0, 1
         ranks = [whole.shard(rank, world) for rank in range(world)]

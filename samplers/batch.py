@@ -79,7 +79,7 @@ class BatchSampler(BatchStream):
         largest = min(batch_size, self._round_ids) or batch_size
         steps, size = -(-self._round_ids // largest), self._round_ids
         self._round_steps = steps
-        self._even = self._round_ids % largest == 0
+        self._size_divisor = 1 if self._round_ids % largest else largest
         self.parameters = {"batch_size": largest, "final": last_batch, "order": order}
         if batches_per_epoch is not None and steps:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)

@@ -89,10 +89,7 @@ class BucketBatchSampler(BatchStream):
         super().__init__(
             num_steps=len(self._counts), size=len(cost_array), batch_size=largest, seed=seed
         )
-        self._even = bool((self._counts == largest).all())
-
-    def divisible(self, by: int, /) -> bool:
-        return not (self._counts % by).any()
+        self._size_divisor = int(np.gcd.reduce(self._counts))
 
     def _cut(self, costs: Int64, window: int) -> Int64:
         """Return the bounds of batches in the order of costs, if records move up by `window`."""

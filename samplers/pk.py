@@ -104,7 +104,7 @@ class PKBatchSampler(BatchStream):
         self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
         seed = validate.seed(seed)
         shape = self._shape = BatchShape(p, k, seed)
-        self._even, self._coverage = shape.fixed, coverage
+        self._coverage = coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
         order, names = self._sort_by_class(labels, records)
         self._classes = classes = order.largest(self._num_kept(order))
@@ -131,6 +131,7 @@ class PKBatchSampler(BatchStream):
             self._check_coverage(batches_per_epoch)
             self._source = CoverageBatches(classes, shape, coverage == "once", seed)
             steps = self._source.steps
+        self._size_divisor = shape.size_divisor
         largest = shape.largest_batch
         super().__init__(num_steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
@@ -292,14 +293,6 @@ class PKBatchSampler(BatchStream):
             return fingerprint
         texts = {name: str(fingerprint.get(name, "")) for name in ("p", "k")}
         return {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
-
-    def divisible(self, by: int, /) -> bool:
-        low = self._shape.lowest_k
-        return all(
-            phase.p * k % by == 0
-            for phase in self._shape.phases
-            for k in range(low or phase.k, phase.k + 1)
-        )
 
     def _check_world(self, world_size: int) -> None:
         for p in sorted({phase.p for phase in self._shape.phases}):

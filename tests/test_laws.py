@@ -147,12 +147,12 @@ def rank_sizes_and_their_totals_stay_within_one(name: str, sampler: BatchStream)
             assert np.ptp(np.cumsum(sizes, axis=1), axis=0).max() <= 1
 
 
-def a_constant_size_is_that_of_every_batch(name: str, sampler: BatchStream) -> None:
+def a_fixed_size_is_that_of_every_batch(name: str, sampler: BatchStream) -> None:
     """And where sizes differ, or there is no batch, there is none."""
     for rank in [rank for world_size in WORLDS for rank in shards_of(sampler, world_size)]:
         epochs = range(max(4, rank.world_size) + 1)
         sizes = {len(ids) for epoch in epochs for ids in rank.batches(epoch, 0, len(rank))}
-        assert sizes == {rank.constant_size} if rank.constant_size is not None else len(sizes) != 1
+        assert sizes == {rank.fixed_size} if rank.fixed_size is not None else len(sizes) != 1
 
 
 def each_sample_comes_exactly_once_over_ranks(name: str, sampler: BatchStream) -> None:
@@ -323,7 +323,7 @@ def repr_is_one_line_and_explain_draws_ranks(name: str, sampler: BatchStream) ->
     """A user can look at what a sampler will do."""
     assert "\n" not in repr(sampler)
     assert f"{len(sampler):,} batch{'' if len(sampler) == 1 else 'es'} of" in repr(sampler)
-    drawing = sampler.explain(steps=3, world_size=2).splitlines()
+    drawing = sampler.explain(num_steps=3, world_size=2).splitlines()
     assert drawing[0] == repr(sampler)
     assert drawing[1].split() == ["step", "rank", "0", "rank", "1"]
     assert len(drawing) == 2 + min(3, len(sampler))
@@ -336,7 +336,7 @@ def trainers_find_what_they_set(name: str, sampler: BatchStream) -> None:
         "BatchSampler(ReuseSampler"
     )
     assert sampler.batch_size >= max([len(b) for b in sampler.batches(0, 0, len(sampler))] + [0])
-    if sampler.evaluation or (sampler.constant_size is None and len(sampler)):
+    if sampler.evaluation or (sampler.fixed_size is None and len(sampler)):
         with pytest.raises(TypeError, match="would lose or repeat records"):
             _ = sampler.drop_last
     else:
@@ -351,7 +351,7 @@ LAWS = (
     copies_stand_where_the_sampler_stands,
     seeds_of_ranks_are_those_of_the_global_batch,
     rank_sizes_and_their_totals_stay_within_one,
-    a_constant_size_is_that_of_every_batch,
+    a_fixed_size_is_that_of_every_batch,
     each_sample_comes_exactly_once_over_ranks,
     three_saves_in_a_row_lose_nothing,
     epochs_have_len_batches_and_resumed_ones_the_rest,

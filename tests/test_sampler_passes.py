@@ -427,7 +427,7 @@ def test_any_order_is_padded_with_minus_one(world: int) -> None:
     assert np.array_equal(stream.records(ids)[2:], [-1, -1])
     assert np.array_equal(stream.views(ids)[2:], [0, 0])
     assert stream.traits.padded
-    assert stream.constant_size == 4
+    assert stream.fixed_size == 4
 
 
 def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:

@@ -85,7 +85,7 @@ def test_every_batch_is_as_drawn(name: str) -> None:
     sources = datasets(3 if isinstance(sampler, BatchSampler) else CLASSES)
     loader = choose(sampler, sources, prefetch=len(name) % 3)
     assert len(loader.dataset) == len(loader) == len(sampler)
-    assert loader.dataset.element_spec.shape.as_list() == [sampler.constant_size]
+    assert loader.dataset.element_spec.shape.as_list() == [sampler.fixed_size]
     for epoch in range(2):
         assert loader.epoch == epoch
         assert lists(loader) == expected(sampler, epoch=epoch)

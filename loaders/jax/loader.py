@@ -136,7 +136,7 @@ def _own_rows(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
         places = sharding.addressable_devices_indices_map((devices,)).values()
     except (IndexError, ValueError) as error:
         raise ValueError(f"sharding must cut the first axis alone, got {sharding}") from error
-    if not feed.sampler.divisible(cuts):
+    if feed.sampler.size_divisor % cuts:
         raise ValueError(
             f"the sharding cuts each batch into {cuts} parts, and {feed.sampler!r} has batches "
             f"that {cuts} does not divide: last_batch='pad', or another batch size"

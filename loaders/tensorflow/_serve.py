@@ -51,7 +51,7 @@ class Server(PassServer):
         self.prefetch, self._readahead = prefetch, loader.readahead
         self.feed, self.feeds, self.reader = feeds[0], feeds, loader.reader
         self.schedules = [loader.schedules[feed.sampler] for feed in feeds]
-        sizes = {feed.sampler.constant_size for feed in feeds}
+        sizes = {feed.sampler.fixed_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, self.reader)
         self.threads = threads if threads is not None else default_threads()
         # A cache of decoded images takes batches in their order. So threads share each batch.

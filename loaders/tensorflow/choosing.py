@@ -139,7 +139,8 @@ class Numbers(PassServer):
     def sizes(self, pass_state: Int64s) -> tuple[Int64s, np.int64]:
         """Return the sizes of the batches of a pass, and what divides each of them: see `Sizes`."""
         _, epoch, start, *_ = PassState.of(pass_state)
-        each = self.sampler.own_sizes(epoch, start, self.steps)
+        lows, highs = self.sampler.rank_slices(epoch, start, self.steps)
+        each = highs - lows
         return each, max(np.int64(1), np.gcd.reduce(each))
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
@@ -157,7 +158,7 @@ class Numbers(PassServer):
         each, unit = called(self.sizes, [pass_state], [tf.int64] * 2)
         each.set_shape([None])
         unit.set_shape([])
-        return Sizes(each, unit, self.sampler.constant_size)
+        return Sizes(each, unit, self.sampler.fixed_size)
 
     def _drawn(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of all numbers of a pass, int64 scalars."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
+from math import gcd
 from typing import NamedTuple, SupportsIndex
 
 import numpy as np
@@ -58,6 +59,9 @@ class BatchShape:
         self.fixed = len(self.phases) == 1 and not self.lowest_k
         self._key = root_key(seed, "pk k")
         self.largest_batch = max(phase.p * phase.k for phase in self.phases)
+        # Two consecutive values of K have no common divisor.
+        one_k = self.lowest_k in (None, k)
+        self.size_divisor = gcd(*(phase.p * (phase.k if one_k else 1) for phase in self.phases))
         self.largest_p, self.largest_k = max(ps.values()), max(ks.values())
 
     def sizes(self, steps: Int64) -> Int64:

@@ -94,7 +94,11 @@ class Schedule:
         last = min(first + self._together, len(self.sampler))
         if self._whole is None:
             return self.sampler.batches(epoch, first, last)
-        return self.sampler.cut(epoch, first, self._whole.batches(epoch, first, last))
+        lows, highs = self.sampler.rank_slices(epoch, first, last)
+        batches = zip(
+            self._whole.batches(epoch, first, last), lows.tolist(), highs.tolist(), strict=True
+        )
+        return [ids[low:high] for ids, low, high in batches]
 
 
 class Schedules(dict[BatchStream, Schedule]):

@@ -284,7 +284,7 @@ def test_reuse_of_one_is_an_epoch_of_a_shuffle() -> None:
 def test_a_drawing_names_records_and_uses() -> None:
     """``explain`` writes record.use where a sampler has uses, and columns for ranks."""
     sampler = BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2)
-    rows = [row.split() for row in sampler.explain(steps=2, world_size=2).splitlines()[2:]]
+    rows = [row.split() for row in sampler.explain(num_steps=2, world_size=2).splitlines()[2:]]
     for step, row in enumerate(rows):
         ids = sampler.batch(0, step)
         pairs = zip(sampler.records(ids), sampler.views(ids), strict=True)
