@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 from fuzz_help import Corpus, must_name, mutated
-from inside import FORMATS, build
+from inside import IMAGES as FORMATS
+from inside import build
 
 from twinfeed.loaders import (
     DecodeImage,
@@ -99,7 +100,7 @@ def pixels(_: Corpus, draw: random.Random) -> None:
     try:
         if image.mode == "RGBA":
             image = image.convert(draw.choice(Image.MODES))
-        image.save(out, draw.choice(FORMATS), exif=exif)
+        image.save(out, draw.choice(tuple(FORMATS)), exif=exif)
     except (OSError, ValueError, KeyError):  # no such image
         return
     if draw.random() < 0.5:

@@ -19,6 +19,7 @@ from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, load_part, new_part
 from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
+from twinfeed.loaders.building.image_folder import list_images
 from twinfeed.loaders.building.plan import BuildPlan
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.building.sources import find_source
@@ -28,20 +29,19 @@ from twinfeed.loaders.command_line._feeds import sampler_of
 from twinfeed.loaders.command_line._parser import _parser
 from twinfeed.loaders.errors import REBUILD
 from twinfeed.loaders.feed.collate import collate
-from twinfeed.loaders.feed.decode import FORMATS
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats._protobuf import length_delimited, varint
 from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
-from twinfeed.loaders.formats.files import IMAGES, Entry, folder
+from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.records import Record
-from twinfeed.loaders.formats.sniff import COMPRESSED, MANIFEST
+from twinfeed.loaders.formats.sniff import COMPRESSED, IMAGES
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import arrays, manifest, paths, remote_index
 from twinfeed.loaders.index.arrays import StringColumn, row_type, unsigned
 from twinfeed.loaders.index.index import SHARD
-from twinfeed.loaders.index.manifest import VERSION, digest_of, file_digest
+from twinfeed.loaders.index.manifest import MANIFEST, VERSION, digest_of, file_digest
 from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
 from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.making.batcher import Batcher

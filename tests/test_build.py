@@ -25,7 +25,7 @@ from inside import (
     _merge,
     build,
     encode,
-    folder,
+    list_images,
     mark,
     parse,
     read_bad_records,
@@ -341,7 +341,7 @@ def test_a_loose_file_that_is_gone_is_named(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for number in range(3):
         (tmp_path / "x" / f"{number}.png").write_bytes(b"...")
-    entries = folder(tmp_path)
+    entries = list_images(tmp_path)
     (tmp_path / "x" / "1.png").unlink()
     (entry,) = verify(entries, root=tmp_path).bad
     assert entry.shard == f"{tmp_path}/x/1.png"

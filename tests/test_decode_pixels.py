@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import FORMATS
+from inside import IMAGES
 from PIL import Image, ImageOps
 
 from twinfeed.loaders import DecodeImage
@@ -148,7 +148,7 @@ def every_kind() -> dict[tuple[str, str], bytes]:
     """A file of each format and mode in which Pillow opens what it can write."""
     files: dict[tuple[str, str], bytes] = {}
     grey = Image.fromarray(PHOTO[..., 0])
-    for kind, mode in itertools.product(FORMATS, [*Image.MODES, "PA", "La", "RGBa", "I;16B"]):
+    for kind, mode in itertools.product(IMAGES, [*Image.MODES, "PA", "La", "RGBa", "I;16B"]):
         try:
             data = saved(grey.convert("RGBA").convert(mode), kind)
         except (OSError, ValueError, KeyError):  # no such conversion, or not in this format

@@ -161,7 +161,7 @@ def test_names_and_lists_longer_than_any_are_refused() -> None:
 
 
 def test_b27_the_names_of_compressed_shards_are_refused() -> None:
-    for _, extensions, _ in COMPRESSED.values():
+    for _, extensions, *_ in COMPRESSED.values():
         for extension in (*extensions, extensions[0].upper()):
             with pytest.raises(DataCorruptionError, match="cannot be read by id"):
                 shards.expand(f"a.tar.{extension}")

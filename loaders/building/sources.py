@@ -10,11 +10,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
+from twinfeed.loaders.building.image_folder import empty_classes, list_images, no_images
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.errors import LoaderError, ShardWarning
-from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
+from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.records import Container
-from twinfeed.loaders.formats.sniff import HEAD, MANIFEST, is_tar
+from twinfeed.loaders.formats.sniff import HEAD, is_tar
+from twinfeed.loaders.index.manifest import MANIFEST
 from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
 from twinfeed.loaders.storage.download import download
 from twinfeed.loaders.storage.open_store import split, store_of
@@ -151,7 +153,7 @@ def _entries(shards: Shards) -> list[Entry] | None:
     if isinstance(shards, (str, os.PathLike)):
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
             return None
-        entries = folder(shards)
+        entries = list_images(shards)
         empty = empty_classes(shards, entries)
         if empty is not None:
             warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
@@ -217,15 +219,6 @@ def _expand(shards: Any, complete: bool) -> list[str]:
             advice = "give a pattern of shards alone, such as *.tfrecord or *.tar"
             raise LoaderError(problem, path=name, advice=advice)
     return names
-
-
-def no_images(folder: PathLike, extensions: Sequence[str] = IMAGES, /) -> FileNotFoundError:
-    """Return the error of a folder without images."""
-    name = os.fspath(folder)
-    return FileNotFoundError(
-        f"no image ({', '.join(extensions)}) below the folder {name!r}: give a folder that holds "
-        f"images, or shards, such as '{name}/*.tar'"
-    )
 
 
 def _relative(root: Root, shard: str) -> str:

@@ -24,11 +24,13 @@ import numpy.typing as npt
 
 from twinfeed.loaders.building._parts import damaged_part
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST, is_index
 from twinfeed.loaders.index.manifest import (
     COLUMNS,
+    FORMAT,
+    MANIFEST,
     VERSION,
     digest_of,
+    is_index,
     read_manifest,
 )
 from twinfeed.loaders.support.array_types import Array

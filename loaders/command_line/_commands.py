@@ -31,9 +31,9 @@ from twinfeed.loaders.command_line._printing import (
 )
 from twinfeed.loaders.errors import LoaderError, ShardWarning, WorkerDiedError
 from twinfeed.loaders.feed.shuffling import shuffled
-from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.index import load_index
+from twinfeed.loaders.index.manifest import is_index
 from twinfeed.loaders.index.open import open_without_checks
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import index_at_url

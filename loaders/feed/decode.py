@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from twinfeed.loaders.formats.example import parse_sequence
+from twinfeed.loaders.formats.sniff import IMAGES
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.counterparts import OF_DECODE_IMAGE
@@ -29,9 +30,6 @@ ImageMode = Literal["RGB", "L"]
 Fit = Literal["stretch", "crop", "pad"]
 PixelType = Literal["uint8", "native"]
 
-FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "PPM", "TIFF", "GIF")
-"""The formats that Pillow may open: none that runs a program, as EPS does, and no rare ones."""
-
 # Memory of at least _LARGE bytes is kept for the next images when its image is gone. Memory of more
 # than _KEPT bytes is not kept: a single huge image would keep it for the rest of the run.
 _LARGE, _KEPT = 1 << 20, 1 << 26
@@ -46,8 +44,8 @@ _MISREAD = "the pixels of this TIFF are not as Pillow reads them: convert it"
 class DecodeImage:
     """Decode a JPEG, PNG or other image of a record to uint8[height, width, 3].
 
-    simplejpeg decodes JPEG, Pillow any other of `FORMATS`. Both come with the extra `images`. Of
-    pixels with 16 bits, the upper byte is taken.
+    simplejpeg decodes JPEG, Pillow any other of the formats that are listed as `IMAGES`. Both come
+    with the extra `images`. Of pixels with 16 bits, the upper byte is taken.
 
     Args:
         field: the name of the field.
@@ -330,7 +328,7 @@ def _opened(data: bytes, field: str) -> PIL.ImageFile.ImageFile:
     from PIL import Image, UnidentifiedImageError
 
     try:
-        return Image.open(io.BytesIO(data), formats=FORMATS)
+        return Image.open(io.BytesIO(data), formats=tuple(IMAGES))
     except UnidentifiedImageError:
         problem = f"field {field!r} is no image, it begins with {data[:16]!r}"
         raise UnidentifiedImageError(problem) from None

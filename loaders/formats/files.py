@@ -1,31 +1,21 @@
-"""Loose files as records: list the files in a fixed order, and scan them.
-
-A listing is a list of `Entry`s. Their paths are relative to one root, and written with `/`. `scan`
-reads a listing. A folder is listed in the order of the paths' code points. This order is the same
-on every machine.
-"""
+"""Loose files as records: a record is an `Entry`, which names its files."""
 
 from __future__ import annotations
 
 import os
-import warnings
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, UnsafeContentError
+from twinfeed.loaders.errors import DataCorruptionError, UnsafeContentError
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
-from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
-
-IMAGES = ("jpg", "jpeg", "png", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "pbm")
-"""The extensions of images."""
 
 
 class Entry(NamedTuple):
     """One record of loose files: key, path of each field relative to the root, and label, if known.
+
+    Paths are written with "/".
 
     >>> Entry("cat/1", {"image": "cat/1.jpg"}, "cat").label
     'cat'
@@ -34,76 +24,6 @@ class Entry(NamedTuple):
     key: str
     paths: dict[str, str]
     label: str | None = None
-
-
-def folder(root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGES) -> list[Entry]:
-    """List the images of a directory tree, one record each, labelled by their folder below `root`.
-
-    The label is the first folder of the path, as in torchvision's ImageFolder. A file of `root`
-    itself has no label. The key is the path without its extension. Where two files differ only in
-    the extension, their keys keep the extension. Hidden files, indexes and other extensions
-    (compared in lower case) are left out. Links to folders are not followed. A ShardWarning counts
-    the files that are not images, and the links within folders, unless the caller names extensions.
-
-    Raises:
-        FileNotFoundError: a missing root.
-        NotADirectoryError: a root that is a file.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as root:
-    ...     Path(root, "cat").mkdir()
-    ...     Path(root, "cat", "1.jpg").touch()
-    ...     folder(root)
-    [Entry(key='cat/1', paths={'image': 'cat/1.jpg'}, label='cat')]
-    """
-    wanted = {extension.lower().lstrip(".") for extension in extensions}
-    found = _below(root)
-    paths = [path for path in found if os.path.splitext(path)[1][1:].lower() in wanted]
-    if extensions is IMAGES and len(paths) < len(found):
-        _warn_of_others(root, set(found).difference(paths))
-    stems = [os.path.splitext(path)[0] for path in paths]
-    times = Counter(stems)
-    return [
-        Entry(
-            stem if times[stem] == 1 else path,
-            {"image": path},
-            path.partition("/")[0] if "/" in path else None,
-        )
-        for stem, path in zip(stems, paths, strict=True)
-    ]
-
-
-def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
-    """Name the folders directly below `root` that hold no entry, links to folders included.
-
-    Returns None if every folder has an entry, and if no entry lies in a folder.
-    """
-    held = {entry.label for entry in entries} - {None}
-    found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in held]
-    names = sorted(path.name for path in found if path.name[0] != "." and not is_index(path))
-    if not held or not names:
-        return None
-    return (
-        f"class folders without images below {os.fspath(root)} ({len(names)}: "
-        f"{', '.join(names[:5])}); links to folders are not followed"
-    )
-
-
-def _below(root: str | os.PathLike[str]) -> list[str]:
-    """List the files below `root`, sorted, without hidden files and indexes.
-
-    A link to a folder that lies in a folder ends in "/". It is not followed.
-    """
-    found = []
-    for place, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [
-            name for name in folders if not name.startswith(".") and not is_index(Path(place, name))
-        ]
-        inside = os.path.relpath(place, root)
-        prefix = "" if inside == "." else f"{inside}/"
-        links = [f"{name}/" for name in folders if prefix and Path(place, name).is_symlink()]
-        found += [prefix + name for name in names + links if not name.startswith(".")]
-    return sorted(found)
 
 
 def scan(
@@ -174,23 +94,3 @@ class Places:
                 advice="give a root that holds all the files, also the files that links lead to",
             )
         return full
-
-
-def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> None:
-    """Warn that files that are not images, and links to folders, are left out."""
-    kinds = Counter(
-        "link" if path.endswith("/") else os.path.splitext(path)[1].lower() or "no extension"
-        for path in sorted(others)
-    )
-    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(5))
-    warnings.warn(
-        f"files below {os.fspath(root)} are not images and are left out ({len(others)}: {counts}), "
-        f"such as {min(others)}",
-        ShardWarning,
-        stacklevel=3,
-    )
-
-
-def _raise(error: OSError) -> None:
-    """Raise the error of a folder that cannot be read."""
-    raise error

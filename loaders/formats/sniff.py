@@ -6,47 +6,67 @@ first bytes.
 
 from __future__ import annotations
 
+import bz2
+import itertools
+import lzma
 import os
 import re
+import zlib
 from codecs import getincrementaldecoder
-from contextlib import suppress
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
-from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.formats._tarnumbers import octal, sum_of_bytes
 from twinfeed.loaders.support.checksum import masked_crc32c
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import read_file
 
-MANIFEST = "manifest.json"
-FORMAT = "twinfeed index"
-"""The file that makes a folder an index, and the format that the file names."""
+
+class Compression(NamedTuple):
+    """How compressed files begin, their extensions, and who decompresses them.
+
+    That is the class of the decompressor of one stream, or else the command of a program.
+    """
+
+    magic: bytes
+    extensions: tuple[str, ...]
+    decompressor: Callable[[], Any] | None
+    command: str = ""
+
+
+_gzip = partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS)
+_xz = partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=LIMITS.record_bytes)
 
 COMPRESSED = {
-    "gzip": (rb"\x1f\x8b", ("gz", "gzip", "tgz"), ""),
-    "bzip2": (rb"BZh", ("bz2", "tbz", "tbz2"), ""),
-    "xz": (rb"\xfd7zXZ\x00", ("xz", "txz"), ""),
-    "zlib": (rb"\x78[\x01\x5e\x9c\xda]", ("zlib",), ""),
-    "zstd": (rb"\x28\xb5\x2f\xfd", ("zst", "zstd", "tzst"), "zstd -d"),
-    "lz4": (rb"\x04\x22\x4d\x18", ("lz4",), "lz4 -d"),
-    "compress": (rb"\x1f\x9d", ("z", "taz"), "gzip -d"),
-    "lzip": (rb"LZIP", ("lz",), "lzip -d"),
-    "lzma": (rb"\x5d\x00\x00(?s:..(?:\xff{8}|.{5}\x00{3}))", ("lzma",), "xz -d"),
+    "gzip": Compression(rb"\x1f\x8b", ("gz", "gzip", "tgz"), _gzip),
+    "bzip2": Compression(rb"BZh", ("bz2", "tbz", "tbz2"), bz2.BZ2Decompressor),
+    "xz": Compression(rb"\xfd7zXZ\x00", ("xz", "txz"), _xz),
+    "zlib": Compression(rb"\x78[\x01\x5e\x9c\xda]", ("zlib",), zlib.decompressobj),
+    "zstd": Compression(rb"\x28\xb5\x2f\xfd", ("zst", "zstd", "tzst"), None, "zstd -d"),
+    "lz4": Compression(rb"\x04\x22\x4d\x18", ("lz4",), None, "lz4 -d"),
+    "compress": Compression(rb"\x1f\x9d", ("z", "taz"), None, "gzip -d"),
+    "lzip": Compression(rb"LZIP", ("lz",), None, "lzip -d"),
+    "lzma": Compression(rb"\x5d\x00\x00(?s:..(?:\xff{8}|.{5}\x00{3}))", ("lzma",), None, "xz -d"),
 }
-"""How the files of each kind of compression begin, the extensions that they have, and the program
-that decompresses them where `pack` does not."""
+"""The kinds of compression. TensorFlow writes zlib where it is asked for ZLIB."""
 
 HEAD = 512
 """The number of a file's first bytes that are looked at."""
 
-_IMAGES = {
-    "jpg": ("a JPEG image", rb"\xff\xd8\xff"),
-    "png": ("a PNG image", rb"\x89PNG\r\n\x1a\n"),
-    "webp": ("a WebP image", rb"RIFF....WEBP"),
-    "gif": ("a GIF image", rb"GIF8[79]a"),
-    "bmp": ("a BMP image", rb"BM.{4}\x00{4}"),
-    "tif": ("a TIFF image", rb"II\*\x00|MM\x00\*"),
+IMAGES = {
+    "JPEG": (("jpg", "jpeg"), rb"\xff\xd8\xff"),
+    "PNG": (("png",), rb"\x89PNG\r\n\x1a\n"),
+    "WEBP": (("webp",), rb"RIFF....WEBP"),
+    "BMP": (("bmp",), rb"BM.{4}\x00{4}"),
+    "GIF": (("gif",), rb"GIF8[79]a"),
+    "TIFF": (("tif", "tiff"), rb"II\*\x00|MM\x00\*"),
+    "PPM": (("ppm", "pgm", "pbm"), rb"(?!)"),  # too much like a text file to be recognized
 }
+"""The formats of images, by Pillow's names: their extensions, and how the files begin. None runs a
+program, as EPS does."""
+
+IMAGE_EXTENSIONS = tuple(itertools.chain.from_iterable(names for names, _ in IMAGES.values()))
+
 _BLANK = rb"[\xef\xbb\xbf \t\r\n]*"
 _HTML = rb"(?i:<!doctype html|<html|<head|<body)"
 _KNOWN = {
@@ -57,7 +77,9 @@ _KNOWN = {
         ("an HTML page, probably of an error", _BLANK + _HTML),
         ("an XML page, probably of an error", _BLANK + rb"(?i:<\?xml|<error)"),
     ],
-    "loose images are indexed as they are: give the folder that holds them": _IMAGES.values(),
+    "loose images are indexed as they are: give the folder that holds them": [
+        (f"a {name} image", magic) for name, (_, magic) in IMAGES.items()
+    ],
     "open it with array_record's ArrayRecordDataSource, which loaders.Rows takes": [
         ("an ArrayRecord file", rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"),
     ],
@@ -79,19 +101,19 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 def image_extension(head: bytes, /) -> str | None:
     """Return the extension for an image's first bytes; None for no known image."""
-    found = (ext for ext, (_, magic) in _IMAGES.items() if re.match(magic, head, re.DOTALL))
-    return next(found, None)
+    matches = (names[0] for names, magic in IMAGES.values() if re.match(magic, head, re.DOTALL))
+    return next(matches, None)
 
 
 def compression_by_name(path: str, /) -> str | None:
     """Return the kind of compression that the extension of a file names; None for no such one."""
     extension = os.path.splitext(path)[1][1:].lower()
-    return next((kind for kind, (_, known, _) in COMPRESSED.items() if extension in known), None)
+    return next((kind for kind, found in COMPRESSED.items() if extension in found.extensions), None)
 
 
 def compression_advice(kind: str, /) -> str:
     """Say what to do with a shard of a kind of compression."""
-    command = COMPRESSED[kind][2]
+    command = COMPRESSED[kind].command
     return (
         f"decompress the shard with {command}, and index the result"
         if command
@@ -105,15 +127,7 @@ def compression(head: bytes, /) -> str | None:
     # A TFRecord may begin with any length, and so with the two bytes of zlib.
     if is_tar(head) or _is_tfrecord(head):
         return None
-    return next((kind for kind, (magic, *_) in COMPRESSED.items() if re.match(magic, head)), None)
-
-
-def is_index(path: Path, /) -> bool:
-    """Return whether a folder has an index."""
-    manifest = path / MANIFEST
-    with suppress(LoaderError):  # too long, or no file any more
-        return manifest.is_file() and FORMAT.encode() in read_file(manifest, LIMITS.manifest_bytes)
-    return False
+    return next((kind for kind, found in COMPRESSED.items() if re.match(found.magic, head)), None)
 
 
 def is_tar(head: bytes, /) -> bool:

@@ -8,20 +8,31 @@ import json
 import re
 import shlex
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.formats.records import CONTAINERS
-from twinfeed.loaders.formats.sniff import FORMAT, MANIFEST
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file, read_file
 
+MANIFEST = "manifest.json"
+FORMAT = "twinfeed index"
 VERSION = 3
-
+"""The file that makes a folder an index, and the format and version that the file names."""
 
 CHUNK = 1 << 24
+"""The number of bytes hashed at a time."""
+
+
+def is_index(path: Path, /) -> bool:
+    """Return whether a folder has an index."""
+    manifest = path / MANIFEST
+    with suppress(LoaderError):  # too long, or no file any more
+        return manifest.is_file() and FORMAT.encode() in read_file(manifest, LIMITS.manifest_bytes)
+    return False
 
 
 def read_manifest(path: Path, source: object = None) -> dict[str, Any]:

@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import LoaderError, StaleIndexError, check_bytes
-from twinfeed.loaders.formats.sniff import MANIFEST
-from twinfeed.loaders.index.manifest import no_index, read_manifest
+from twinfeed.loaders.index.manifest import MANIFEST, no_index, read_manifest
 from twinfeed.loaders.storage.disk import cache_error, make_cache_folder
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.storage.download import download

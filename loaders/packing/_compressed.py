@@ -6,14 +6,12 @@ record, the disk holds one shard more, and every check of a scan is made.
 
 from __future__ import annotations
 
-import bz2
 import lzma
 import os
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,21 +34,13 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Record
-from twinfeed.loaders.formats.sniff import compression, compression_advice, is_tar
+from twinfeed.loaders.formats.sniff import COMPRESSED, compression, compression_advice, is_tar
 from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.storage.url import parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
 
 Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
-
-_STREAMS: dict[str, Callable[[], Any]] = {
-    "gzip": partial(zlib.decompressobj, wbits=16 + zlib.MAX_WBITS),
-    "bzip2": bz2.BZ2Decompressor,
-    "xz": partial(lzma.LZMADecompressor, lzma.FORMAT_XZ, memlimit=LIMITS.record_bytes),
-    "zlib": zlib.decompressobj,
-}
-"""What decompresses one stream of each kind. TensorFlow writes zlib where it is asked for ZLIB."""
 
 _LABEL = "name what every record has, or leave such records out before"
 _PIECE = 1 << 16  # bytes of the compressed file; the rest of a piece is copied for each stream
@@ -126,12 +116,13 @@ def _decompressed(path: str, name: str, out: Path) -> str:
     kind = compression(head_of(path))
     if kind is None:
         return path
-    if kind not in _STREAMS:
+    decompressor = COMPRESSED[kind].decompressor
+    if decompressor is None:
         problem = f"{kind}-compressed, and pack decompresses gzip, bzip2, xz and zlib alone"
         raise DataCorruptionError(problem, path=name, advice=compression_advice(kind))
     most = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
     with open_shard(path) as file, out.open("wb") as plain:
-        for piece in _pieces(file, kind, name):
+        for piece in _pieces(file, decompressor, name):
             plain.write(piece)
             if plain.tell() > most:
                 raise DataCorruptionError(
@@ -144,11 +135,11 @@ def _decompressed(path: str, name: str, out: Path) -> str:
     return str(out)
 
 
-def _pieces(file: BinaryIO, kind: str, name: str) -> Iterator[bytes]:
+def _pieces(file: BinaryIO, decompressor: Callable[[], Any], name: str) -> Iterator[bytes]:
     """Yield what a file decompresses to: streams, one after the other, up to its end."""
     data = file.read(_PIECE)
     while data:
-        start, stream = file.tell() - len(data), _STREAMS[kind]()
+        start, stream = file.tell() - len(data), decompressor()
         while not stream.eof:
             # zlib hands back what it has not read, the others keep it.
             if not data and getattr(stream, "needs_input", True):

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building.sources import no_images
+from twinfeed.loaders.building.image_folder import empty_classes, list_images, no_images
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats.files import IMAGES, Entry, empty_classes, folder
-from twinfeed.loaders.formats.sniff import HEAD, disguise, image_extension
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.sniff import HEAD, IMAGE_EXTENSIONS, disguise, image_extension
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import below
 from twinfeed.loaders.index.sizes import field_bytes
@@ -92,7 +92,7 @@ class LooseFiles:
         sample: dict[str, Any] = {"__key__": self._keys[number], "__ext__": extensions}
         for field, path in entry.paths.items():
             sample[field] = read_file(below(str(self.root), path), LIMITS.record_bytes)
-            if extensions[field] in IMAGES:
+            if extensions[field] in IMAGE_EXTENSIONS:
                 _check_image(sample[field], path, entry.key)
         if self.classes:
             if entry.label is None:
@@ -121,10 +121,10 @@ class ImageFolder(LooseFiles):
     """
 
     def __init__(
-        self, root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGES
+        self, root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE_EXTENSIONS
     ) -> None:
         extensions = tuple(extensions)
-        entries = folder(root, extensions=extensions)
+        entries = list_images(root, extensions=extensions)
         if not entries:
             raise no_images(root, extensions)
         super().__init__(root, entries)

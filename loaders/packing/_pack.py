@@ -17,8 +17,8 @@ import numpy as np
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromJson, LabelSource
 from twinfeed.loaders.errors import ShardWarning
-from twinfeed.loaders.formats.sniff import is_index
 from twinfeed.loaders.index import Index, open_index
+from twinfeed.loaders.index.manifest import is_index
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import to_write
 from twinfeed.loaders.index.remote_index import index_at_url

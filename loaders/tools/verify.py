@@ -20,10 +20,9 @@ from twinfeed.loaders.building.bad_records import BadRecord, bad_record, write_b
 from twinfeed.loaders.building.plan import BuildPlan, add_header
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
-from twinfeed.loaders.formats.sniff import MANIFEST
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index.index import Index, load_index
-from twinfeed.loaders.index.manifest import file_digest
+from twinfeed.loaders.index.manifest import MANIFEST, file_digest
 from twinfeed.loaders.index.open import find_shards, is_there
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_write

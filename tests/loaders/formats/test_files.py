@@ -1,4 +1,4 @@
-"""Loose files: listed in one order everywhere, with their labels, and read as records."""
+"""Loose files, read as records."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from twinfeed.loaders import DataCorruptionError, ShardWarning, UnsafeContentError
-from twinfeed.loaders.formats.files import Entry, folder, scan
+from twinfeed.loaders import DataCorruptionError, UnsafeContentError
+from twinfeed.loaders.formats.files import Entry, scan
 
 
 def tree(root: Path, *names: str) -> Path:
@@ -17,51 +17,6 @@ def tree(root: Path, *names: str) -> Path:
         (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(name)
     return root
-
-
-def test_folder_is_listed_in_code_point_order_with_the_class_of_each_file(tmp_path: Path) -> None:
-    tree(tmp_path, "b/2.png", "b/10.JPG", "a/deep/1.jpg", "top.jpg", "é/1.jpg")
-    tree(tmp_path, ".hidden/1.jpg", "a/.hidden.jpg")
-    assert [(entry.paths["image"], entry.label) for entry in folder(tmp_path)] == [
-        ("a/deep/1.jpg", "a"),
-        ("b/10.JPG", "b"),
-        ("b/2.png", "b"),
-        ("top.jpg", None),
-        ("é/1.jpg", "é"),
-    ]
-
-
-def test_folder_keys_keep_the_extension_only_where_it_tells_files_apart(tmp_path: Path) -> None:
-    tree(tmp_path, "a/1.jpg", "a/1.png", "a/2.jpg")
-    assert [entry.key for entry in folder(tmp_path)] == ["a/1.jpg", "a/1.png", "a/2"]
-
-
-def test_folder_counts_the_files_that_are_no_images(tmp_path: Path) -> None:
-    tree(tmp_path, "a/1.jpg", "a/2.txt", "b/1.db", "b/3.TXT", "b/README", ".hidden.txt")
-    text = rf"files below {tmp_path} are not images .* \(4: \.txt 2, \.db 1, no extension 1\)"
-    with pytest.warns(ShardWarning, match=text) as heard:
-        assert len(folder(tmp_path)) == 1
-    assert len(heard) == 1
-
-
-def test_folder_takes_other_extensions(tmp_path: Path) -> None:
-    tree(tmp_path, "a/1.WAV", "a/1.jpg")
-    found = folder(tmp_path, extensions=[".wav"])
-    assert found == [Entry("a/1", {"image": "a/1.WAV"}, "a")]
-
-
-def test_missing_or_unreadable_root_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError):
-        folder(tmp_path / "none")
-    with pytest.raises(NotADirectoryError):
-        folder(tree(tmp_path, "file") / "file")
-
-
-def test_folder_does_not_enter_linked_folders(tmp_path: Path) -> None:
-    tree(tmp_path, "a/1.jpg")
-    (tmp_path / "a" / "loop.jpg").symlink_to(tmp_path)
-    with pytest.warns(ShardWarning, match=r"left out \(1: link 1\), such as a/loop\.jpg/"):
-        assert [entry.paths["image"] for entry in folder(tmp_path)] == ["a/1.jpg"]
 
 
 def test_scan_reads_what_the_entries_name(tmp_path: Path) -> None:
@@ -79,7 +34,7 @@ def test_scan_reads_what_the_entries_name(tmp_path: Path) -> None:
 def test_scan_of_names_that_are_not_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff.jpg")
     (tmp_path / name).write_bytes(b"abc")
-    [record] = scan(tmp_path, folder(tmp_path))
+    [record] = scan(tmp_path, [Entry("1", {"image": name})])
     assert record.header.startswith(b"\xff.jpg\0")
 
 
@@ -98,7 +53,7 @@ def test_scan_refuses_paths_that_leave_the_root(tmp_path: Path) -> None:
 def test_scan_hands_too_long_records_over(tmp_path: Path) -> None:
     tree(tmp_path, "1.jpg", "long-name.jpg")
     bad: list[DataCorruptionError] = []
-    entries = folder(tmp_path)
+    entries = [Entry(name, {"image": f"{name}.jpg"}) for name in ("1", "long-name")]
     found = list(scan(tmp_path, entries, max_record_bytes=6, on_bad=bad.append))
     assert [record.key for record in found] == ["1"]
     assert [(error.record, error.key, error.found) for error in bad] == [

@@ -1,0 +1,117 @@
+"""Images in folders of classes, listed as records in an order that is the same on every machine."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+
+from twinfeed.loaders.errors import ShardWarning
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.sniff import IMAGE_EXTENSIONS
+from twinfeed.loaders.index.manifest import is_index
+
+
+def list_images(
+    root: str | os.PathLike[str], /, *, extensions: Iterable[str] = IMAGE_EXTENSIONS
+) -> list[Entry]:
+    """List the images of a directory tree, one record each, labelled by their folder below `root`.
+
+    The label is the first folder of the path, as in torchvision's ImageFolder. A file of `root`
+    itself has no label. The key is the path without its extension. Where two files differ only in
+    the extension, their keys keep the extension. Hidden files, indexes and other extensions
+    (compared in lower case) are left out. Links to folders are not followed. A ShardWarning counts
+    the files that are not images, and the links within folders, unless the caller names extensions.
+
+    Raises:
+        FileNotFoundError: a missing root.
+        NotADirectoryError: a root that is a file.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as root:
+    ...     Path(root, "cat").mkdir()
+    ...     Path(root, "cat", "1.jpg").touch()
+    ...     list_images(root)
+    [Entry(key='cat/1', paths={'image': 'cat/1.jpg'}, label='cat')]
+    """
+    wanted = {extension.lower().lstrip(".") for extension in extensions}
+    found = _files_below(root)
+    paths = [path for path in found if os.path.splitext(path)[1][1:].lower() in wanted]
+    if extensions is IMAGE_EXTENSIONS and len(paths) < len(found):
+        _warn_of_others(root, set(found).difference(paths))
+    stems = [os.path.splitext(path)[0] for path in paths]
+    times = Counter(stems)
+    return [
+        Entry(
+            stem if times[stem] == 1 else path,
+            {"image": path},
+            path.partition("/")[0] if "/" in path else None,
+        )
+        for stem, path in zip(stems, paths, strict=True)
+    ]
+
+
+def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
+    """Name the folders directly below `root` that hold no entry, links to folders included.
+
+    Returns None if every folder has an entry, and if no entry lies in a folder.
+    """
+    held = {entry.label for entry in entries} - {None}
+    found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in held]
+    names = sorted(path.name for path in found if path.name[0] != "." and not is_index(path))
+    if not held or not names:
+        return None
+    return (
+        f"class folders without images below {os.fspath(root)} ({len(names)}: "
+        f"{', '.join(names[:5])}); links to folders are not followed"
+    )
+
+
+def no_images(
+    folder: str | os.PathLike[str], extensions: Sequence[str] = IMAGE_EXTENSIONS, /
+) -> FileNotFoundError:
+    """Return the error of a folder without images."""
+    name = os.fspath(folder)
+    return FileNotFoundError(
+        f"no image ({', '.join(extensions)}) below the folder {name!r}: give a folder that holds "
+        f"images, or shards, such as '{name}/*.tar'"
+    )
+
+
+def _files_below(root: str | os.PathLike[str]) -> list[str]:
+    """List the files below `root`, sorted, without hidden files and indexes.
+
+    A link to a folder that lies in a folder ends in "/". It is not followed.
+    """
+    found = []
+    for place, folders, names in os.walk(root, onerror=_raise):
+        folders[:] = [
+            name for name in folders if not name.startswith(".") and not is_index(Path(place, name))
+        ]
+        inside = os.path.relpath(place, root)
+        prefix = "" if inside == "." else f"{inside}/"
+        links = [f"{name}/" for name in folders if prefix and Path(place, name).is_symlink()]
+        found += [prefix + name for name in names + links if not name.startswith(".")]
+    return sorted(found)
+
+
+def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> None:
+    """Warn that files that are not images, and links to folders, are left out."""
+    kinds = Counter(
+        "link" if path.endswith("/") else os.path.splitext(path)[1].lower() or "no extension"
+        for path in sorted(others)
+    )
+    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(5))
+    warnings.warn(
+        f"files below {os.fspath(root)} are not images and are left out ({len(others)}: {counts}), "
+        f"such as {min(others)}",
+        ShardWarning,
+        stacklevel=3,
+    )
+
+
+def _raise(error: OSError) -> None:
+    """Raise the error of a folder that cannot be read."""
+    raise error

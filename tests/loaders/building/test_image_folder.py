@@ -1,0 +1,64 @@
+"""Images in folders: listed in one order everywhere, with their labels."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from twinfeed.loaders import ShardWarning
+from twinfeed.loaders.building.image_folder import list_images
+from twinfeed.loaders.formats.files import Entry
+
+
+def tree(root: Path, *names: str) -> Path:
+    """Make files that hold their own names."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
+def test_folder_is_listed_in_code_point_order_with_the_class_of_each_file(tmp_path: Path) -> None:
+    tree(tmp_path, "b/2.png", "b/10.JPG", "a/deep/1.jpg", "top.jpg", "é/1.jpg")
+    tree(tmp_path, ".hidden/1.jpg", "a/.hidden.jpg")
+    assert [(entry.paths["image"], entry.label) for entry in list_images(tmp_path)] == [
+        ("a/deep/1.jpg", "a"),
+        ("b/10.JPG", "b"),
+        ("b/2.png", "b"),
+        ("top.jpg", None),
+        ("é/1.jpg", "é"),
+    ]
+
+
+def test_folder_keys_keep_the_extension_only_where_it_tells_files_apart(tmp_path: Path) -> None:
+    tree(tmp_path, "a/1.jpg", "a/1.png", "a/2.jpg")
+    assert [entry.key for entry in list_images(tmp_path)] == ["a/1.jpg", "a/1.png", "a/2"]
+
+
+def test_folder_counts_the_files_that_are_no_images(tmp_path: Path) -> None:
+    tree(tmp_path, "a/1.jpg", "a/2.txt", "b/1.db", "b/3.TXT", "b/README", ".hidden.txt")
+    text = rf"files below {tmp_path} are not images .* \(4: \.txt 2, \.db 1, no extension 1\)"
+    with pytest.warns(ShardWarning, match=text) as heard:
+        assert len(list_images(tmp_path)) == 1
+    assert len(heard) == 1
+
+
+def test_folder_takes_other_extensions(tmp_path: Path) -> None:
+    tree(tmp_path, "a/1.WAV", "a/1.jpg")
+    found = list_images(tmp_path, extensions=[".wav"])
+    assert found == [Entry("a/1", {"image": "a/1.WAV"}, "a")]
+
+
+def test_missing_or_unreadable_root_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        list_images(tmp_path / "none")
+    with pytest.raises(NotADirectoryError):
+        list_images(tree(tmp_path, "file") / "file")
+
+
+def test_folder_does_not_enter_linked_folders(tmp_path: Path) -> None:
+    tree(tmp_path, "a/1.jpg")
+    (tmp_path / "a" / "loop.jpg").symlink_to(tmp_path)
+    with pytest.warns(ShardWarning, match=r"left out \(1: link 1\), such as a/loop\.jpg/"):
+        assert [entry.paths["image"] for entry in list_images(tmp_path)] == ["a/1.jpg"]
