@@ -14,9 +14,10 @@ from twinfeed.samplers import (
     RandomSampler,
     ReuseSampler,
     SequentialSampler,
+    ViewSampler,
 )
 
-TOLD = r"returned one buffer again: the next call changed the field '[xy]'.*buffer\.copy\(\)"
+TOLD = r"returned one buffer again: a later call changed the field '[xy]'.*buffer\.copy\(\)"
 
 
 def stream(size: int = 4, length: int = 12) -> BatchStream:
@@ -44,6 +45,40 @@ def test_a_buffer_that_is_returned_again_is_refused(role: str, kind: str) -> Non
         consumed(feed_of(role, reuse, 1, kind))
 
 
+@pytest.mark.parametrize("threads", [0, 2])
+@pytest.mark.parametrize("kind", ["array", "list"])
+@pytest.mark.parametrize("role", ["decode", "transform", "seed", "into"])
+def test_many_buffers_in_turn_are_refused_by_the_batch_that_meets_one_twice(
+    role: str, kind: str, threads: int
+) -> None:
+    """The trial calls a function less often than that."""
+    later = r"record \d+.*: (decode|transform) returned one buffer again.*changed the field '[xy]'"
+    for count in (5, 8, 11):
+        with pytest.raises(DecodeError, match=later):
+            consumed(feed_of(role, stream(12), count, kind), threads=threads)
+    feed = feed_of(role, stream(12), 40, kind)
+    check_rows(role, consumed(feed, threads=threads), feed)
+
+
+@pytest.mark.parametrize("kind", ["one a length", "later"])
+@pytest.mark.parametrize("role", ["decode", "transform"])
+def test_a_buffer_for_each_length_and_one_that_comes_later_are_refused(
+    role: str, kind: str
+) -> None:
+    buffers, calls = [np.zeros(length) for length in range(12)], iter(range(1000))
+
+    def fill(sample: dict[str, Any]) -> dict[str, Any]:
+        number = sample["n"]
+        late = kind == "later" and next(calls) < 15
+        out = np.zeros(3) if late else buffers[number % 3 + 1 if kind == "one a length" else 3]
+        out[:] = number
+        return {"x": out}
+
+    feed: Any = Feed(Rows({"n": np.arange(36)}), stream(6, 36), collate="pad", **{role: fill})  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=f"{role} returned one buffer again"):
+        consumed(feed)
+
+
 @pytest.mark.frameworks
 @pytest.mark.parametrize("role", ROLES)
 def test_every_framework_refuses_it_without_a_worker(role: str) -> None:
@@ -56,6 +91,9 @@ def test_every_framework_refuses_it_without_a_worker(role: str) -> None:
                 consumed(feed_of(role, stream(), 1, kind), make)
         with pytest.raises(ValueError, match=TOLD):
             consumed(feed_of(role, stream(), 1, kind), TorchLoader, num_workers=2)
+        if role in ("decode", "transform"):
+            with pytest.raises(DecodeError, match="returned one buffer again"):
+                consumed(feed_of(role, stream(12), 5, kind), TorchLoader)
     feed = feed_of(role, stream(), 0)
     if role != "ragged":
         check_rows(role, consumed(feed, TorchLoader), feed)
@@ -95,6 +133,12 @@ def test_constants_and_results_that_are_kept_may_be_returned_again() -> None:
         found = consumed(feed, threads=2)
         check_rows("decode", found, feed)
         assert all((batch["y"] == 1).all() for batch in found)
+    data = Rows({"n": np.arange(12)})
+    order = ViewSampler(SequentialSampler(24), np.full(12, 2), per_epoch="all", seed=0)
+    for role in ("decode", "transform"):
+        views = BatchSampler(order, batch_size=8)
+        feed = Feed(data, views, **{role: kept})  # type: ignore[arg-type]
+        check_rows("decode", consumed(feed), feed)
 
 
 def test_a_random_function_with_one_buffer_is_random() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -14,7 +14,7 @@ from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
 from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, Sample
 from twinfeed.loaders.feed.request import Request
-from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, repeated, reused, same
+from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, first_shared, repeated, reused, same
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._calls import Calls, Made, call, check_values
 from twinfeed.loaders.making._decoded import DecodedCache
@@ -177,6 +177,7 @@ class Samples:
         slots, samples = _samples(rows), self._undecoded(request.records)
         each, records = self.calls.each, request.records
         made = self.meter.timed("decoding", each, "decode", decode.into, records, samples, slots)
+        self._check_overwritten("decode", made, records, self._decode_one(records), self._slots)
         values = self.calls.by_field("decode", request.records, made)
         for name, array in rows.items():
             if all(one[name] is slot[name] for one, slot in zip(made, slots, strict=True)):
@@ -198,6 +199,7 @@ class Samples:
         if self.decode is not None:
             each = self.calls.each
             samples = self.meter.timed("decoding", each, "decode", self.decode, records, samples)
+            self._check_overwritten("decode", samples, records, self._decode_one(records))
         return [with_read_only_arrays(one) for one in samples] if self._shares else samples
 
     def _read(self, records: Int64s) -> Values:
@@ -227,6 +229,13 @@ class Samples:
         own = lent if self._shares else writable
         whole = [{**own(one), **row} for one, row in zip(samples, _samples(rows), strict=True)]
         made = self.calls.each("transform", self._call, request.records, whole, samples)
+
+        def again(place: int) -> Made:
+            single = request.where(np.arange(len(samples)) == place)
+            rows = {name: part[place : place + 1] for name, part in joined.items()}
+            return self._transformed(self._decode(single.records.tolist()), single, rows)[0]
+
+        self._check_overwritten("transform", made, request.records, again)
         for sample, given, record in zip(made, whole, request.records, strict=True):
             for name in TRANSFORM_EXTRAS:
                 if name in sample and sample[name] is not given[name]:
@@ -236,6 +245,31 @@ class Samples:
             {name: sample[name] for name in sample if name not in TRANSFORM_EXTRAS}
             for sample in made
         ]
+
+    def _decode_one(self, records: Sequence[int] | Int64s) -> Callable[[int], Made]:
+        return lambda place: self._decode([int(records[place])])[0]
+
+    def _check_overwritten(
+        self,
+        name: str,
+        samples: Sequence[Made],
+        records: Sequence[int] | Int64s,
+        again: Callable[[int], Made],
+        skip: Container[str] = (),
+    ) -> None:
+        """Raise DecodeError if a call of a function has changed what an earlier call returned.
+
+        Samples may share a constant, or a view of a cache. So the first sample that shares memory
+        is made `again`, by position, and compared.
+        """
+        for field in samples[0] if len(samples) > 1 else ():
+            values = [sample.get(field) for sample in samples]
+            place = None if field in skip else first_shared(values)
+            if place is not None:
+                before = copied(values[place])
+                if not same(before, again(place).get(field)):
+                    where = self.index.describe(int(records[place]))
+                    raise DecodeError(f"{where}: {reused(name, field)}")
 
     def _call(self, whole: Sample, sample: Made) -> Made:
         """Call the transform, and check that shared arrays have not changed."""
