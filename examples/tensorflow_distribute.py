@@ -71,7 +71,7 @@ def main() -> None:
         return strategy.reduce("SUM", strategy.run(replica, (batch,)), axis=None)
 
     for _ in range(2):
-        for batch in loader.counted(training):
+        for batch in loader.track(training):
             labels = strategy.experimental_local_results(step(batch))
     shown = [" ".join(str(label) for label in part.numpy()[::4]) for part in labels]
     print(f"the last batch: classes {', '.join(shown)}")

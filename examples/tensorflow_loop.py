@@ -58,11 +58,11 @@ def main() -> None:
 
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
     evaluator = TensorFlowLoader(Feed(evaluation, once, decode=decode))
-    # The device prefetch comes last. It takes batches ahead, so `counted` says what was received.
+    # The device prefetch comes last. It takes batches ahead, so `track` says what was received.
     training, validation = prefetch_to_device(loader.dataset), prefetch_to_device(evaluator.dataset)
     received = 0
     while loader.epoch < EPOCHS:
-        for batch in loader.counted(training):
+        for batch in loader.track(training):
             step(batch)
             received += 1
             if received == options.stop_after:

@@ -186,7 +186,7 @@ def tensorflow_route(folder: Path, index: Index, route: str) -> None:
     made = loader.dataset.map(lambda batch: {"id": batch["id"]}).prefetch(3)
 
     def over() -> Iterator[Any]:
-        return iter(loader) if random.random() < 0.5 else loader.counted(made)
+        return iter(loader) if random.random() < 0.5 else loader.track(made)
 
     loop(folder, loader, over, lambda: made)
 

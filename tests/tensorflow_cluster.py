@@ -56,7 +56,7 @@ def work(folder: Path) -> None:
     }
     # A loop over the loader shares nothing out.
     rank = TensorFlowLoader(Feed(index, samplers["rank"]))
-    found["loop"] = {"ids": [batch["id"].numpy().tolist() for batch in rank.counted(rank.dataset)]}
+    found["loop"] = {"ids": [batch["id"].numpy().tolist() for batch in rank.track(rank.dataset)]}
     task = json.loads(os.environ["TF_CONFIG"])["task"]["index"]
     (folder / f"worker-{task}.json").write_text(json.dumps(found))
 

@@ -64,7 +64,7 @@ def train(strategy: tf.distribute.Strategy, index: Index, evaluation: Index) -> 
 
     labels: list[list[list[int]]] = []
     for _ in range(2):
-        for batch in loader.counted(training):
+        for batch in loader.track(training):
             parts = strategy.experimental_local_results(step(batch))
             labels.append([part.numpy().tolist() for part in parts])
     seen: list[int] = []

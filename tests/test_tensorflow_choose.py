@@ -228,10 +228,10 @@ def test_the_dataset_moves_the_position_as_a_loaders_does() -> None:
     for epoch in range(2):
         assert lists(loader.dataset) == expected(sampler, epoch=epoch)
     assert loader.epoch == 2
-    counted = loader.counted(loader.dataset.map(lambda batch: batch + 1).prefetch(2))
-    assert next(counted).numpy().tolist() == [one + 1 for one in expected(sampler, epoch=2)[0]]
+    tracked = loader.track(loader.dataset.map(lambda batch: batch + 1).prefetch(2))
+    assert next(tracked).numpy().tolist() == [one + 1 for one in expected(sampler, epoch=2)[0]]
     assert (loader.epoch, loader.step) == (2, 1)
-    assert len(list(counted)) == 2
+    assert len(list(tracked)) == 2
     loader.set_epoch(5)
     assert lists(loader.dataset) == expected(sampler, epoch=5)
 
@@ -310,7 +310,7 @@ def test_several_replicas_share_each_batch() -> None:
     strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
     sampler = BatchSampler(mixture(), batch_size=6)
     loader = choose(sampler, datasets(3))
-    batches = loader.counted(strategy.experimental_distribute_dataset(loader.dataset))
+    batches = loader.track(strategy.experimental_distribute_dataset(loader.dataset))
     parts = map(strategy.experimental_local_results, batches)
     assert [np.concatenate(part).tolist() for part in parts] == expected(sampler)
 

@@ -203,7 +203,7 @@ def test_an_error_of_another_loader_is_not_taken_for_ones_own() -> None:
     one = loader(packed(61), once())
     dataset = one.dataset.map(lambda batch: tf.numpy_function(again, [batch["id"]], tf.int64))
     with pytest.raises(tf.errors.OpError, match="DecodeError: record 0"):
-        list(one.counted(dataset))
+        list(one.track(dataset))
     with pytest.raises(DecodeError), original_errors():
         list(failed.dataset)
 

@@ -80,8 +80,8 @@ def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
         dataset = prefetch_to_device(dataset, device="/CPU:1", prefetch=8)
     for stop in (3, 7, 8, 16):
         cut = dataset.take(stop - len(got)) if how == "take" else dataset
-        counted = one.counted(cut)
-        for batch in counted:
+        tracked = one.track(cut)
+        for batch in tracked:
             got.append(batch["id"].numpy().tolist())
             if how != "take" and len(got) == stop:
                 break
@@ -93,7 +93,7 @@ def test_a_counted_dataset_may_repeat() -> None:
     one = loader(packed(RECORDS), sampler())
     repeated = prefetch_to_device(one.dataset.repeat(2), device="/CPU:1", prefetch=8)
     got = []
-    for batch in one.counted(repeated):
+    for batch in one.track(repeated):
         got.append(batch["id"].numpy().tolist())
         assert (one.epoch, one.step) == divmod(len(got), 8)
     assert got == ids_of(sampler(), 0, 1)
@@ -104,19 +104,19 @@ def test_there_is_one_pass_at_a_time() -> None:
     one = loader(packed(RECORDS), sampler())
     for ends in (
         lambda: next(iter(one)),
-        lambda: next(one.counted(one.dataset)),
+        lambda: next(one.track(one.dataset)),
         lambda: one.set_epoch(0),
         lambda: one.load_state_dict(one.state_dict()),
         one.close,
     ):
-        batches = one.counted(one.dataset)
+        batches = one.track(one.dataset)
         next(batches)
         ends()
         with pytest.raises(RuntimeError, match="ended before its last batch"):
             next(batches)
     one.set_epoch(3)
     got = []
-    for batch in one.counted(one.dataset):
+    for batch in one.track(one.dataset):
         got.append(batch["id"].numpy().tolist())
         if one.step == 0:
             one.set_epoch(0)  # after the last batch nothing is lost
@@ -173,12 +173,12 @@ def test_an_epoch_begun_a_third_time_warns() -> None:
         next(iter(once.dataset))
 
 
-@pytest.mark.parametrize("how", ["loader", "counted", "dataset"])
+@pytest.mark.parametrize("how", ["loader", "track", "dataset"])
 def test_an_evaluation_is_whole_in_each_pass(how: str) -> None:
     one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
 
     def batches() -> Any:
-        return {"loader": one, "counted": one.counted(one.dataset), "dataset": one.dataset}[how]
+        return {"loader": one, "track": one.track(one.dataset), "dataset": one.dataset}[how]
 
     whole = ids_of(one.feed.sampler, 0)
     next(iter(batches()))
@@ -230,7 +230,7 @@ def loop(
     dataset = wrap(one.dataset)
     seen: list[list[int]] = []
     while one.epoch < 2:
-        for batch in one.counted(dataset):
+        for batch in one.track(dataset):
             seen.append(batch["id"].numpy().tolist())
             step(batch["x"], batch["label"])
             if len(seen) % 3 == 0:
@@ -378,15 +378,15 @@ def test_what_a_pass_owns_goes_with_the_pass() -> None:
 
 def test_a_loader_and_its_feed_go_when_nothing_uses_them() -> None:
     known = []
-    for how in ("loader", "dataset", "break", "counted", "take"):
+    for how in ("loader", "dataset", "break", "track", "take"):
         one = loader(packed(RECORDS), sampler(), decode=numbers)
         batches = {
             "loader": lambda one=one: one,
-            "counted": lambda one=one: one.counted(one.dataset.prefetch(1)),
+            "track": lambda one=one: one.track(one.dataset.prefetch(1)),
             "take": lambda one=one: one.dataset.take(2),
         }.get(how, lambda one=one: one.dataset)()
         for _ in batches:
-            if how in ("break", "counted"):
+            if how in ("break", "track"):
                 break
         known += [weakref.ref(one), weakref.ref(one.feed)]
         del one, batches
@@ -467,7 +467,7 @@ def test_a_distributed_loop_is_counted() -> None:
     assert int(distributed.cardinality) == 8
     got: list[list[int]] = []
     for stop in (3, 8, 16):
-        for batch in one.counted(distributed):
+        for batch in one.track(distributed):
             replicas = strategy.experimental_local_results(batch["id"])
             got.append(list(chain(*(part.numpy().tolist() for part in replicas))))
             if len(got) == stop:

@@ -108,7 +108,7 @@ def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> No
     dataset = REFUSED[name](one.dataset.map(same)).prefetch(1)
     said = f"{re.escape(name.strip())}.*position after its batches is not known.*order='mine'"
     with pytest.raises(ValueError, match=said):
-        next(one.counted(dataset))
+        next(one.track(dataset))
     assert (one.epoch, one.step, one.report().batches) == (0, 0, 0)
     assert ids(one) == ids_of(sampler(), 0)
 
@@ -129,15 +129,13 @@ KEPT: dict[str, Made] = {
 def test_an_operator_that_keeps_the_batches_keeps_the_position(name: str) -> None:
     one, got = made(), []
     dataset = KEPT[name](one.dataset).map(same)
-    for batch in one.counted(dataset):
+    for batch in one.track(dataset):
         got += ids([batch])
         assert (one.epoch, one.step) == divmod(len(got), 8)
         if len(got) == 5:
             break
     assert (one.epoch, one.step) == (0, 5)
-    assert (
-        got + ids(one.counted(dataset)) == ids_of(sampler(), 0, 1)[: 16 if name == "repeat" else 8]
-    )
+    assert got + ids(one.track(dataset)) == ids_of(sampler(), 0, 1)[: 16 if name == "repeat" else 8]
 
 
 UNKNOWN: dict[str, Callable[[TensorFlowLoader], Any]] = {
@@ -152,25 +150,25 @@ UNKNOWN: dict[str, Callable[[TensorFlowLoader], Any]] = {
 def test_a_pipeline_that_is_not_of_the_loader_is_refused(name: str) -> None:
     one = made()
     with pytest.raises(ValueError, match=r"not of this loader alone.*order='mine'"):
-        next(one.counted(UNKNOWN[name](one)))
+        next(one.track(UNKNOWN[name](one)))
     assert (one.epoch, one.step) == (0, 0)
 
 
 def test_the_user_may_answer_for_the_order() -> None:
     one = made()
     zipped = tf.data.Dataset.zip(one.dataset, tf.data.Dataset.range(8)).map(lambda b, _: b)
-    assert ids(one.counted(zipped, order="mine")) == ids_of(sampler(), 0)
+    assert ids(one.track(zipped, order="mine")) == ids_of(sampler(), 0)
     assert (one.epoch, one.step) == (1, 0)
-    again = one.counted(one.dataset.filter(kept), order="mine")
+    again = one.track(one.dataset.filter(kept), order="mine")
     assert ids(again) == ids_of(sampler(), 1)
 
 
 def test_a_numpy_iterator_is_counted() -> None:
     """It was made before the counting, and begins in it."""
     one = made()
-    assert ids(one.counted(one.dataset.map(same), order="mine")) == ids_of(sampler(), 0)
+    assert ids(one.track(one.dataset.map(same), order="mine")) == ids_of(sampler(), 0)
     numpy = one.dataset.as_numpy_iterator()
-    assert ids(one.counted(numpy, order="mine")) == ids_of(sampler(), 1)
+    assert ids(one.track(numpy, order="mine")) == ids_of(sampler(), 1)
     assert (one.epoch, one.step) == (2, 0)
 
 

@@ -58,7 +58,7 @@ class _Adapter(Adapter):
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     """Give the batches of a stream as a `tf.data.Dataset`, and count the batches received."""
 
-    _counts = "loop over loader.counted(dataset)"
+    _counts = "loop over loader.track(dataset)"
     _adapter = _Adapter
     _unshared = ("_running", "dataset", "_on_device")
 
@@ -74,12 +74,12 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         except in the first pass after `load_state_dict`. A pass begins when its first batch is
         drawn, and an abandoned pass changes nothing. When a pass has delivered its last batch, the
         loader's position is the next epoch, whoever drew the batches: give a validation a loader of
-        its own. Within `counted`, or with a `ResumeCallback`, the position is that of the batches
+        its own. Within `track`, or with a `ResumeCallback`, the position is that of the batches
         received.
 
         A `map` or `prefetch` after the dataset may draw a whole short epoch at once. A look at one
         batch is then a whole pass, and the next pass begins the next epoch. `fit` looks at a batch
-        under a strategy. So take `counted` or a `ResumeCallback` there.
+        under a strategy. So take `track` or a `ResumeCallback` there.
 
         Warns if passes begin one training epoch a third time: the same batches come again.
         """
@@ -89,7 +89,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     def _made(self) -> tf.data.Dataset:
         """Make the dataset."""
 
-    def counted(self, dataset: Iterable[Any], /, *, order: Order | None = None) -> Iterator[Any]:
+    def track(self, dataset: Iterable[Any], /, *, order: Order | None = None) -> Iterator[Any]:
         """Iterate over what was made of `dataset`, and count what the loop receives.
 
         The rules are the same as for iterating over the loader itself.

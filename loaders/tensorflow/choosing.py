@@ -63,7 +63,7 @@ def choose(
         prefetch: as of a `TensorFlowLoader`.
 
     Returns:
-        a loader, with the position, `state_dict`, `dataset` and `counted` of a `TensorFlowLoader`.
+        a loader, with the position, `state_dict`, `dataset` and `track` of a `TensorFlowLoader`.
         `ResumeCallback` takes it.
 
     Raises:

@@ -23,7 +23,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     checkpoint saves the position with `tf.train.Checkpoint(loader=loader)`.
 
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
-    `counted` for loops over what is made of either.
+    `track` for loops over what is made of either.
 
     TensorFlow cannot save iterators over Python: `tf.train.Checkpoint(iterator)` of a dataset of
     this loader fails. Save the loader itself.

@@ -18,7 +18,7 @@ def original_errors() -> AbstractContextManager[None]:
     TensorFlow turns an exception within a pipeline into an error of `tf.errors`, whose message has
     the text (shard, offset, record) between a graph node's name and a traceback. In the block, the
     original exception is raised, from TensorFlow's. A `TensorFlowLoader` does so by itself when it
-    is iterated over, and in `counted`. The block is for `fit`, and for loops over its `dataset`.
+    is iterated over, and in `track`. The block is for `fit`, and for loops over its `dataset`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import DecodeError, Feed, FieldSpec, pack
