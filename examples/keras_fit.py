@@ -77,7 +77,7 @@ def main() -> None:
 
     sampler = PKBatchSampler(train.labels, p=8, k=4, batches_per_epoch=STEPS, seed=SEED)
     loader = TensorFlowLoader(Feed(train, sampler, decode=decode))
-    resume = ResumeCallback(loader, options.out / "saved", every=5)
+    resume = ResumeCallback(loader, options.out / "saved", save_freq=5)
     stop = StopAfter(options.stop_after, loader)
     try:
         resume.fit(model, pairs, epochs=EPOCHS, verbose=0, callbacks=[stop])

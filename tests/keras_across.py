@@ -104,7 +104,7 @@ def train(framework: str, folder: Path, name: str, steps: int) -> None:
     keras.utils.set_random_seed(1)
     network = model()
     saves = folder / f"{framework}-{name}"
-    resume = ResumeCallback(loader(framework, folder), saves, every=2)
+    resume = ResumeCallback(loader(framework, folder), saves, save_freq=2)
     history = resume.fit(network, pairs, epochs=EPOCHS, verbose=0, callbacks=[Kill()])
     print(json.dumps([history.history, [each.tolist() for each in network.get_weights()]]))
     if name == "whole" and framework in ("torch", "tensorflow"):

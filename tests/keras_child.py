@@ -18,7 +18,7 @@ def run(folder: Path, *, train: bool) -> tuple[keras.Model, TensorFlowLoader]:
     one = loader(packed(61), BatchSampler(RandomSampler(61, seed=1), batch_size=8))
     network = keras.Sequential([keras.Input([1]), keras.layers.Dense(WIDTH), Mean()])
     network.compile("adam", "mse")
-    resume = ResumeCallback(one, folder, every=8, order="mine")
+    resume = ResumeCallback(one, folder, save_freq=8, order="unchecked")
     resume.restore(network)
     if train:
         network.fit(one.dataset.map(pairs), verbose=0, shuffle=False, callbacks=[resume])

@@ -64,13 +64,13 @@ def resumes(index: Index, folder: Path, expected: list[list[int]]) -> None:
 
     network, noting = model(built=False)
     one = loader(index, random())
-    resume = ResumeCallback(one, folder, every=2, order="mine")
+    resume = ResumeCallback(one, folder, save_freq=2, order="unchecked")
     with suppress(KeyboardInterrupt):
         network.fit(one.dataloader(pairs), epochs=3, verbose=0, callbacks=[resume, Break()])
     assert noting.noted[True] == expected[:8]
     network, noting = model(built=True)
     one = loader(index, random())
-    resume = ResumeCallback(one, folder, order="mine")
+    resume = ResumeCallback(one, folder, order="unchecked")
     assert resume.restore(network)
     assert (one.epoch, one.step) == (1, 2)
     network.fit(
@@ -109,7 +109,7 @@ def door(index: Index, folder: Path, expected: list[list[int]]) -> None:
         keras.utils.set_random_seed(1)
         one, (network, noting) = loader(index, random()), model(built=False)
         scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
-        resume = ResumeCallback(one, folder / name, every=2)
+        resume = ResumeCallback(one, folder / name, save_freq=2)
         with suppress(KeyboardInterrupt):
             history = resume.fit(
                 network, pairs, epochs=EPOCHS, verbose=0, callbacks=[scheduler, *callbacks]

@@ -199,7 +199,7 @@ def keras_route(folder: Path, index: Index, route: str) -> None:
     from twinfeed.loaders.tensorflow import TensorFlowLoader
 
     loader = TensorFlowLoader(feed_of(index, route))
-    resume = ResumeCallback(loader, folder / "saves", every=EVERY, order="mine")
+    resume = ResumeCallback(loader, folder / "saves", save_freq=EVERY, order="unchecked")
     noted: list[Notes] = []
 
     class Model(keras.Model):  # type: ignore[misc]

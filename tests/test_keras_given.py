@@ -90,7 +90,10 @@ def given(
 
 
 def own(
-    dataset: Callable[[tf.data.Dataset], Any], order: Any = "mine", at: str = "new", **options: Any
+    dataset: Callable[[tf.data.Dataset], Any],
+    order: Any = "unchecked",
+    at: str = "new",
+    **options: Any,
 ) -> Call:
     """Return a `model.fit` of the user's on a dataset made of the loader's."""
 
@@ -137,8 +140,16 @@ OPTIMIZERS: list[Callable[[], Any]] = [
 
 REFUSED: list[tuple[Call, type[Exception], str]] = [
     (lambda path: ResumeCallback(made().feed, path), TypeError, LOADER),  # type: ignore[arg-type]
-    (lambda path: ResumeCallback(made(), path, save_freq=5), TypeError, "save_freq=: every="),  # type: ignore[call-arg]
-    (lambda path: ResumeCallback(made(), path, every=0), ValueError, "every must be at least 1"),
+    (
+        lambda path: ResumeCallback(made(), path, order="mine"),
+        ValueError,
+        "one of None, 'unchecked'",
+    ),  # type: ignore[arg-type]
+    (
+        lambda path: ResumeCallback(made(), path, save_freq=0),
+        ValueError,
+        "save_freq must be at least 1",
+    ),
     (given(epochs="3"), TypeError, "epochs must be an int"),
     *((given(**{name: 1}), ValueError, f"takes no {name}=: ") for name in OPTIONS),
     (given(validation_split=0.2), ValueError, r"split\(…\), and give validation_data="),
@@ -156,7 +167,11 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (given(units=2), ValueError, OUTPUTS),
     (given(as_arrays, make=on_torch, units=2), ValueError, OUTPUTS),
     (given(of=lambda one: map_of(NumpyLoader(one.feed)), make=on_torch), ValueError, OTHERS),
-    (given(of=lambda one: one.dataset.cache().map(pairs)), ValueError, "has a Cache.*order='mine'"),
+    (
+        given(of=lambda one: one.dataset.cache().map(pairs)),
+        ValueError,
+        "has a Cache.*order='unchecked'",
+    ),
     (
         given(of=lambda one: one.dataset.map(pairs).repeat()),
         ValueError,
@@ -167,8 +182,12 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (own(lambda dataset: dataset.take(3)), ValueError, "got 3 steps and 8"),
     (own(lambda dataset: dataset, initial_epoch=1), ValueError, "epoch 1, .* at epoch 0: give"),
     (own(lambda _: made().dataset.map(pairs)), ValueError, OTHERS),
-    (own(lambda dataset: dataset, order=None), ValueError, r"resume\.fit\(model.* order='mine'"),
-    (own(lambda dataset: dataset, at="saved"), ValueError, "not restored.*fresh=True"),
+    (
+        own(lambda dataset: dataset, order=None),
+        ValueError,
+        r"resume\.fit\(model.* order='unchecked'",
+    ),
+    (own(lambda dataset: dataset, at="saved"), ValueError, "not restored.*restart=True"),
     (
         restored(model, seed=2),
         StateMismatchError,
@@ -383,11 +402,11 @@ class Numbers(keras.callbacks.Callback):
 
 @pytest.mark.filterwarnings("ignore:a resumed run cannot tell")
 def test_callbacks_hear_the_numbers_of_the_batches_of_the_whole_epoch(tmp_path: Path) -> None:
-    cut = ResumeCallback(made(), tmp_path, every=2)
+    cut = ResumeCallback(made(), tmp_path, save_freq=2)
     with pytest.raises(KeyboardInterrupt):
         cut.fit(model(), pairs, epochs=1, callbacks=[Interrupt(after=4)], verbose=0)
     numbers = Numbers()
-    resume = ResumeCallback(made(), tmp_path, every=2)
+    resume = ResumeCallback(made(), tmp_path, save_freq=2)
     resume.fit(model(), pairs, epochs=1, callbacks=[numbers, Interrupt(after=99)], verbose=0)
     first = numbers.noted[0][1]
     assert first > 0

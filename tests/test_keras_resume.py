@@ -96,7 +96,7 @@ def run(
 ) -> Any:
     """What a script does, from its first line to its last."""
     evaluation = made(ExactOnceBatchSampler(RECORDS, batch_size=32)).dataset.map(pairs)
-    resume = ResumeCallback(made(), folder / "saves", every=3)
+    resume = ResumeCallback(made(), folder / "saves", save_freq=3)
     return resume.fit(
         network,
         pairs,

@@ -33,7 +33,7 @@ def train(
 ) -> TensorFlowLoader:
     """Train two epochs with `model.fit`."""
     one = made()
-    resume = ResumeCallback(one, folder, order="mine", **options)
+    resume = ResumeCallback(one, folder, order="unchecked", **options)
     if restore:
         resume.restore(network)
     network.fit(
@@ -131,18 +131,18 @@ def test_what_a_killed_process_left_is_removed_and_two_saves_stay(tmp_path: Path
     mark(left)
     (left / "model.weights.h5").write_bytes(b"half")
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, model(), Interrupt(15), every=2)
+        train(tmp_path, model(), Interrupt(15), save_freq=2)
     names = sorted(path.name for path in tmp_path.iterdir())
     assert names == ["000006-epoch1-step4", "000007-epoch1-step6"]
 
 
 def test_no_position_is_saved_twice(tmp_path: Path) -> None:
-    """`every` divides the epoch, so that its end is due twice; the end of `fit` saves again.
+    """`save_freq` divides the epoch, so that its end is due twice; the end of `fit` saves again.
 
     The save of an epoch's end has what the end of the epoch brings.
     """
     for _ in range(2):
-        resume = ResumeCallback(made(), tmp_path, every=8)
+        resume = ResumeCallback(made(), tmp_path, save_freq=8)
         history = resume.fit(model(), pairs, epochs=2, verbose=0)
         resume.save()
         assert history.epoch == [0, 1]
@@ -162,7 +162,7 @@ def test_what_is_no_save_stays(tmp_path: Path) -> None:
     (tmp_path / "9-epoch0-step2").symlink_to(tmp_path / "0-epoch3-step40")
     (tmp_path / ".1-epoch0-step2-f").write_text("mine")
     before = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
-    ResumeCallback(made(), tmp_path, every=2).fit(model(), pairs, verbose=0)
+    ResumeCallback(made(), tmp_path, save_freq=2).fit(model(), pairs, verbose=0)
     after = {path: path.lstat().st_ino for path in tmp_path.rglob("*")}
     assert before.items() <= after.items()
     network, one = model(), made()
@@ -204,7 +204,7 @@ def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
         return loader(packed(61), stream, decode=numbers)
 
     one = classes(2)
-    resume = ResumeCallback(one, tmp_path, every=1)
+    resume = ResumeCallback(one, tmp_path, save_freq=1)
     with pytest.raises(KeyboardInterrupt):
         resume.fit(model(), pairs, callbacks=[Interrupt(7)], verbose=0)
     assert (one.epoch, one.step) == (0, 6)
@@ -220,7 +220,7 @@ def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
 def test_nothing_is_saved_after_a_loss_that_is_no_number(tmp_path: Path) -> None:
     """The epoch's loss is still a number at the step that spoils the weights."""
     with pytest.warns(RuntimeWarning, match="not finite at epoch 0, step 4.*000001-epoch0-step2"):
-        train(tmp_path, model(), Spoil(4), every=2)
+        train(tmp_path, model(), Spoil(4), save_freq=2)
     network, one = model(), made()
     assert ResumeCallback(one, tmp_path).restore(network)
     assert (one.epoch, one.step) == (0, 2)
@@ -238,9 +238,9 @@ def test_nothing_is_saved_while_the_loss_is_infinite(tmp_path: Path) -> None:
 
 def test_a_fresh_run_saves_beside_a_save_that_was_not_restored(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, model(), Interrupt(5), every=3)
+        train(tmp_path, model(), Interrupt(5), save_freq=3)
     with pytest.raises(KeyboardInterrupt):
-        train(tmp_path, model(), Interrupt(3), every=2, restore=False, fresh=True)
+        train(tmp_path, model(), Interrupt(3), save_freq=2, restore=False, restart=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "000001-epoch0-step3",
         "000002-epoch0-step2",
@@ -256,7 +256,7 @@ def test_the_door_begins_anew_where_it_is_said(
     """Beside an ended run, and then goes on from its own saves. Progress is shown as by `fit`."""
     ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=0)
     assert capsys.readouterr().out == ""
-    resume = ResumeCallback(made(), tmp_path, fresh=True)
+    resume = ResumeCallback(made(), tmp_path, restart=True)
     resume.fit(model(), pairs, verbose=2)
     assert "8/8" in capsys.readouterr().out
     assert resume.fit(model(), pairs, epochs=2, verbose=0).epoch == [0, 1]
@@ -368,7 +368,7 @@ def test_a_model_that_fit_would_build_is_built_before_it_is_restored(tmp_path: P
         get_state, set_state = dict, print
 
     with pytest.raises(KeyboardInterrupt):
-        ResumeCallback(made(), tmp_path / "cut", every=3).fit(
+        ResumeCallback(made(), tmp_path / "cut", save_freq=3).fit(
             create(), pairs, epochs=2, verbose=0, callbacks=[Ctrl(13)]
         )
     network = create()

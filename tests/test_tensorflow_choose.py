@@ -287,7 +287,7 @@ def test_fit_resumes_to_the_same_weights(tmp_path: Path) -> None:
                 of_classes(k={0: 2, 8: 3}, batches_per_epoch=6), datasets(), replay=True
             )
             model = network()
-            resume = ResumeCallback(loader, tmp_path / name, every=1)
+            resume = ResumeCallback(loader, tmp_path / name, save_freq=1)
             beside = [Kill(kill)] if kill else []
             with contextlib.suppress(KeyboardInterrupt):
                 resume.fit(model, pairs, epochs=3, callbacks=beside, verbose=0)

@@ -124,7 +124,7 @@ def train(
 ) -> keras.Model:
     """Train three epochs by one call of fit, from wherever the last call ended."""
     one, network = one or made(), model(**options)
-    resume = ResumeCallback(one, folder, every=3, order="mine")
+    resume = ResumeCallback(one, folder, save_freq=3, order="unchecked")
     resume.restore(network)
     fit(
         network,
@@ -181,7 +181,7 @@ class StopEarly(keras.callbacks.Callback):
 def test_who_stops_a_resumed_fit_is_heard(tmp_path: Path, first: bool) -> None:
     one, network = made(), model()
     one.load_state_dict({**one.state_dict(), "step": 5})
-    callbacks = [ResumeCallback(one, tmp_path, order="mine"), StopEarly()]
+    callbacks = [ResumeCallback(one, tmp_path, order="unchecked"), StopEarly()]
     fit(network, one.dataset.map(pairs), 3, callbacks=callbacks[:: -1 if first else 1])
     assert (one.epoch, one.step) == (1, 0)
 
@@ -189,7 +189,7 @@ def test_who_stops_a_resumed_fit_is_heard(tmp_path: Path, first: bool) -> None:
 @saves_weights
 def test_two_epochs_of_an_evaluation_are_refused_with_the_cause(tmp_path: Path) -> None:
     one = made(ExactOnceBatchSampler(RECORDS, batch_size=8))
-    resume = ResumeCallback(one, tmp_path, order="mine")
+    resume = ResumeCallback(one, tmp_path, order="unchecked")
     with pytest.raises(ValueError, match="ExactOnceBatchSampler never leaves its epoch"):
         fit(model(), one.dataset.map(pairs), 2, callbacks=[resume])
 
@@ -205,7 +205,7 @@ class Killed(keras.callbacks.Callback):
 @saves_weights
 def test_after_a_killed_fit_passes_go_on_with_what_was_not_trained_on(tmp_path: Path) -> None:
     one = made()
-    callbacks = [ResumeCallback(one, tmp_path, order="mine"), Killed()]
+    callbacks = [ResumeCallback(one, tmp_path, order="unchecked"), Killed()]
     with pytest.raises(KeyboardInterrupt):
         fit(model(), one.dataset.map(pairs), 2, callbacks=callbacks)
     assert (one.epoch, one.step) == (0, 3)
@@ -230,7 +230,12 @@ def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy)
     )
     one.load_state_dict({**one.state_dict(), "step": 5})
     places = Places(one)
-    fit(network, distributed, 2, callbacks=[ResumeCallback(one, tmp_path, order="mine"), places])
+    fit(
+        network,
+        distributed,
+        2,
+        callbacks=[ResumeCallback(one, tmp_path, order="unchecked"), places],
+    )
     assert places.seen == list(range(6, 17))
 
 
@@ -257,7 +262,7 @@ def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
             one.dataset_for(context).map(lambda batch: (batch["x"], batch["id"])).prefetch(ahead)
         )
     )
-    fit(network, distributed, 3, callbacks=[ResumeCallback(one, tmp_path, order="mine")])
+    fit(network, distributed, 3, callbacks=[ResumeCallback(one, tmp_path, order="unchecked")])
     assert (one.epoch, one.step) == (3, 0)
     assert sorted(seen) == sorted(n for ids in ids_of(sampler(records), 0, 1, 2) for n in ids)
 
@@ -273,7 +278,7 @@ def test_the_door_gives_each_replica_its_rank(
         with strategy.scope():
             network = model()
         one = made()
-        resume = ResumeCallback(one, tmp_path / folder, every=3)
+        resume = ResumeCallback(one, tmp_path / folder, save_freq=3)
         with suppress(KeyboardInterrupt):
             history = resume.fit(network, pairs, epochs=2, verbose=0, callbacks=[Interrupt(after)])
             ended.append((network.get_weights(), history.history))

@@ -106,7 +106,7 @@ def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> No
     """Before anything is read, with map and prefetch before and after it."""
     one = made()
     dataset = REFUSED[name](one.dataset.map(same)).prefetch(1)
-    said = f"{re.escape(name.strip())}.*position after its batches is not known.*order='mine'"
+    said = f"{re.escape(name.strip())}.*position after its batches is not known.*order='unchecked'"
     with pytest.raises(ValueError, match=said):
         next(one.track(dataset))
     assert (one.epoch, one.step, one.report().batches) == (0, 0, 0)
@@ -149,7 +149,7 @@ UNKNOWN: dict[str, Callable[[TensorFlowLoader], Any]] = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_pipeline_that_is_not_of_the_loader_is_refused(name: str) -> None:
     one = made()
-    with pytest.raises(ValueError, match=r"not of this loader alone.*order='mine'"):
+    with pytest.raises(ValueError, match=r"not of this loader alone.*order='unchecked'"):
         next(one.track(UNKNOWN[name](one)))
     assert (one.epoch, one.step) == (0, 0)
 
@@ -157,18 +157,18 @@ def test_a_pipeline_that_is_not_of_the_loader_is_refused(name: str) -> None:
 def test_the_user_may_answer_for_the_order() -> None:
     one = made()
     zipped = tf.data.Dataset.zip(one.dataset, tf.data.Dataset.range(8)).map(lambda b, _: b)
-    assert ids(one.track(zipped, order="mine")) == ids_of(sampler(), 0)
+    assert ids(one.track(zipped, order="unchecked")) == ids_of(sampler(), 0)
     assert (one.epoch, one.step) == (1, 0)
-    again = one.track(one.dataset.filter(kept), order="mine")
+    again = one.track(one.dataset.filter(kept), order="unchecked")
     assert ids(again) == ids_of(sampler(), 1)
 
 
 def test_a_numpy_iterator_is_counted() -> None:
     """It was made before the counting, and begins in it."""
     one = made()
-    assert ids(one.track(one.dataset.map(same), order="mine")) == ids_of(sampler(), 0)
+    assert ids(one.track(one.dataset.map(same), order="unchecked")) == ids_of(sampler(), 0)
     numpy = one.dataset.as_numpy_iterator()
-    assert ids(one.track(numpy, order="mine")) == ids_of(sampler(), 1)
+    assert ids(one.track(numpy, order="unchecked")) == ids_of(sampler(), 1)
     assert (one.epoch, one.step) == (2, 0)
 
 
@@ -303,7 +303,7 @@ def test_a_fit_of_ones_own_answers_for_the_order(tmp_path: Path) -> None:
     """The callback does not see its dataset, which here is one of many looks."""
     one, model = made(), Trained()
     dataset = one.dataset.map(with_ids)
-    resume = ResumeCallback(one, tmp_path, order="mine")
+    resume = ResumeCallback(one, tmp_path, order="unchecked")
     options: dict[str, Any] = {"shuffle": False, "verbose": 0, "validation_data": dataset}
     model.fit(dataset, epochs=2, callbacks=[resume], **options)
     assert model.seen() == flat(0, 1)
@@ -327,7 +327,7 @@ def test_the_user_may_answer_for_the_order_in_fit(tmp_path: Path) -> None:
     one = made()
     zipped = tf.data.Dataset.zip(one.dataset, tf.data.Dataset.range(8))
     dataset = zipped.map(lambda b, _: with_ids(b))
-    assert fit(ResumeCallback(one, tmp_path, order="mine"), dataset, 2) == flat(0, 1)
+    assert fit(ResumeCallback(one, tmp_path, order="unchecked"), dataset, 2) == flat(0, 1)
     assert (one.epoch, one.step) == (2, 0)
 
 
@@ -357,7 +357,7 @@ class Shows(Stateless):
 @saves_weights
 def test_a_callback_may_look_at_batches(tmp_path: Path) -> None:
     one = made()
-    resume = ResumeCallback(one, tmp_path, every=3)
+    resume = ResumeCallback(one, tmp_path, save_freq=3)
     dataset = one.dataset.map(with_ids)
     assert fit(resume, dataset, 2, callbacks=[Shows(one.dataset)]) == flat(0, 1)
     assert (one.epoch, one.step) == (2, 0)
@@ -395,7 +395,7 @@ def test_what_is_trained_was_delivered(tmp_path: Path, at_once: int) -> None:
 
     model = Trained()
     model.compile("adam", model.loss, steps_per_execution=at_once)
-    resume = ResumeCallback(one, tmp_path, every=2)
+    resume = ResumeCallback(one, tmp_path, save_freq=2)
     dataset = one.dataset.prefetch(4).map(noting)
     resume.fit(model, dataset, epochs=2, callbacks=[Compares(one, delivered)], verbose=0)
     assert model.seen() == flat(0, 1)

@@ -139,7 +139,7 @@ def _read(folder: Path) -> Save:
         if state["version"] != VERSION:
             raise ValueError(
                 f"{folder}: this save is of version {state['version']}, and this twinfeed reads "
-                f"version {VERSION}: begin anew with fresh=True"
+                f"version {VERSION}: start a new run with restart=True"
             )
         if checksums(folder) != json.loads(read_file(folder / _SUMS, LIMITS.manifest_bytes)):
             raise OSError("its bytes are not those that were saved")

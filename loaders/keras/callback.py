@@ -30,10 +30,10 @@ class ResumeCallback(keras.callbacks.Callback):
     `fit` trains from the last save on, and prints its position, unless `verbose` is 0. Run the same
     script again after an interrupt::
 
-        resume = ResumeCallback(loader, folder, every=100)
+        resume = ResumeCallback(loader, folder, save_freq=100)
         resume.fit(model, lambda batch: (batch["image"], batch["label"]), epochs=10)
 
-    A save is made at the end of each epoch, after every `every` batches if given, and when
+    A save is made at the end of each epoch, after every `save_freq` batches if given, and when
     `fit` has ended. A save has the weights, the optimizer, the states of random layers, the
     metrics of the epoch so far, the values of the other callbacks, and the position of `loader`.
     Batches are counted when they are trained on, however far the dataset has run ahead. A save is
@@ -45,7 +45,7 @@ class ResumeCallback(keras.callbacks.Callback):
     not see the dataset, so you have to know that its order is the loader's. The values of other
     callbacks are not saved::
 
-        resume = ResumeCallback(loader, folder, order="mine")
+        resume = ResumeCallback(loader, folder, order="unchecked")
         resume.restore(model)
         dataset = loader.dataset.map(inputs_and_targets)
         model.fit(dataset, initial_epoch=loader.epoch, epochs=epochs, callbacks=[resume])
@@ -58,10 +58,10 @@ class ResumeCallback(keras.callbacks.Callback):
     Args:
         loader: what gives the batches.
         folder: the folder of the saves.
-        every: a save is also made after so many batches.
-        order: `"mine"` says that each element is the next batch of the loader, if the callback
+        save_freq: a save is also made after every so many batches.
+        order: `"unchecked"` says that each element is the next batch of the loader, if the callback
             cannot know.
-        fresh: begins a new run beside the saves. Otherwise a folder that has a save is refused
+        restart: start a new run beside the saves. Otherwise a folder that has a save is refused
             unless the save is restored.
 
     Raises:
@@ -76,31 +76,34 @@ class ResumeCallback(keras.callbacks.Callback):
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, NumpyLoader, pack
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> from twinfeed.loaders.support.misnamed import counterparts
+    from twinfeed.samplers import ExactOnceBatchSampler
     >>> index = pack([{"word": b"to"}], mkdtemp())["data"]
     >>> loader = NumpyLoader(Feed(index, ExactOnceBatchSampler(1, batch_size=1)))
-    >>> ResumeCallback(loader, mkdtemp(), every=100).restore(keras.Sequential())
+    >>> ResumeCallback(loader, mkdtemp(), save_freq=100).restore(keras.Sequential())
     False
     """
 
-    @counterparts(save_freq="every= is the number of batches from save to save")
+    @counterparts()
     def __init__(
         self,
         loader: Loader[Any],
         folder: str | os.PathLike[str],
         /,
         *,
-        every: int | None = None,
+        save_freq: int | None = None,
         order: Order | None = None,
-        fresh: bool = False,
+        restart: bool = False,
     ) -> None:
         super().__init__()
         _fit_arguments.check_loader(loader)
         self.loader, self._adapter = loader, adapter_of(loader)
         self.folder = Path(folder)
-        self.order = order
-        self.every = None if every is None else validate.integer("every", every, minimum=1)
-        self.fresh = validate.flag("fresh", fresh)
+        self.order = validate.choice("order", order, (None, "unchecked"))
+        self.save_freq = (
+            None if save_freq is None else validate.integer("save_freq", save_freq, minimum=1)
+        )
+        self.restart = validate.flag("restart", restart)
         self._saves = Saves(self.folder)
         self._last: Save | None = None  # the last save that was made or restored
         self._restored: Save | None = None  # until the training continues from the save
@@ -210,16 +213,17 @@ class ResumeCallback(keras.callbacks.Callback):
             self._adapter.check_state(state["loader"])
         except (TypeError, ValueError) as error:  # StateMismatchError is a ValueError
             raise StateMismatchError(
-                f"{error}\nthe save is {save.folder}: begin anew with fresh=True of ResumeCallback"
+                f"{error}\nthe save is {save.folder}: start a new run with restart=True of "
+                "ResumeCallback"
             ) from None
         if other := _model.describe_difference(model, state["weights"]):
             raise ValueError(
-                f"{save.folder} is of another model: {other}: begin anew with fresh=True"
+                f"{save.folder} is of another model: {other}: start a new run with restart=True"
             )
         if (optimizer_name := _model.describe_optimizer(optimizer)) != state["optimizer"]:
             raise ValueError(
                 f"{save.folder} is of the optimizer {state['optimizer']}, the model has "
-                f"{optimizer_name}: begin anew with fresh=True"
+                f"{optimizer_name}: start a new run with restart=True"
             )
         if not _load(model, save):
             warnings.warn(
@@ -238,13 +242,13 @@ class ResumeCallback(keras.callbacks.Callback):
         if self._callbacks is None and self.order is None:
             raise ValueError(
                 "ResumeCallback does not see the dataset of model.fit: train by "
-                "resume.fit(model, dataset), or say order='mine'"
+                "resume.fit(model, dataset), or say order='unchecked'"
             )
-        found = None if self._last is not None or self.fresh else self._saves.last()
+        found = None if self._last is not None or self.restart else self._saves.last()
         if found is not None:
             raise ValueError(
                 f"{found.folder} is a save that was not restored: call restore(model) before fit, "
-                f"or begin anew with fresh=True"
+                f"or start a new run with restart=True"
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -271,7 +275,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._sync_position()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch; save where `every` says."""
+        """Count the batch; save where `save_freq` says."""
         first = self._step == self._start  # later on, a loop may have looked at batches
         if first and not self.loader.external_passes.started_at(self._epoch, self._start):
             raise ValueError(
@@ -285,7 +289,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._trained = True
         self.loader.external_passes.advance_to(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves what the epoch's end brings
-            due = self.every and self._step // self.every > previous // self.every
+            due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
             # The callbacks must not keep values that come from a part of an epoch.
             if due or getattr(self._model, "stop_training", False):
                 self._save(logs)
@@ -378,7 +382,7 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def _restore_into(self, model: keras.Model, arrange: Any) -> None:
         """Restore the last save, unless a new run begins."""
-        if self.fresh and self._last is None:
+        if self.restart and self._last is None:
             return
         save = self._saves.last()
         if save is None:
@@ -431,5 +435,5 @@ def _load(model: keras.Model, save: Save) -> bool:
         raise
     except Exception as error:  # of Keras or its backend, as the values have it
         raise ValueError(
-            f"{save.folder} is of another model: begin anew with fresh=True: {error}"
+            f"{save.folder} is of another model: start a new run with restart=True: {error}"
         ) from error

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
 
-Order = Literal["mine"]
+Order = Literal["unchecked"]
 """Who answers for the order of the batches: the user, where the library cannot know the order."""
 
 # Frameworks begin passes in threads of their own. All loaders share a lock, as locks do not pickle.

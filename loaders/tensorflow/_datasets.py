@@ -19,6 +19,7 @@ from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import Originals
+from twinfeed.samplers import validate
 
 
 class _Adapter(Adapter):
@@ -97,15 +98,15 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         Args:
             dataset: may be mapped, cut by `take`, repeated, prefetched, copied to a device, or
                 distributed by `tf.distribute`. Each of its elements is a batch.
-            order: `"mine"` says that each element is the next batch, although its position is not
-                known.
+            order: `"unchecked"` says that each element is the next batch, although its position is
+                not known.
 
         Raises:
             ValueError: before the first batch, the position after each element is not known: for
                 other operators, and for pipelines and iterables that the loader does not know.
         """
         check_process()
-        if order is None:
+        if validate.choice("order", order, (None, "unchecked")) is None:
             adapter_of(self).check_position(dataset)
         self._stop()
         epoch, start = self._cursor.begin()

@@ -14,7 +14,7 @@ _KEEPING = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
 
 _ADVICE = (
     "so the position after its batches is not known: take loader.dataset with map, prefetch or "
-    "take alone, or say order='mine' if each element is the loader's next batch all the same"
+    "take alone, or say order='unchecked' if each element is the loader's next batch all the same"
 )
 
 
