@@ -11,16 +11,14 @@ import pickle
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import repeat
-from typing import Any, SupportsIndex, TypeAlias
+from typing import Any, SupportsIndex
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.samplers import BatchSampler, BatchStream, Sampler
+from twinfeed.samplers.types import Int64s
 
 __all__ = ["check_sampler", "check_source"]
-
-Ids: TypeAlias = npt.NDArray[np.int64]
 
 _EPOCHS = 3
 _STEPS = 16  # steps of an epoch at which states are loaded
@@ -69,7 +67,7 @@ def check_sampler(
         _check_ranks(stream, whole, world_size)
 
 
-def _check_pure(stream: BatchStream, whole: list[list[Ids]]) -> None:
+def _check_pure(stream: BatchStream, whole: list[list[Int64s]]) -> None:
     before = _global_random()
     for epoch in reversed(range(_EPOCHS)):
         for step in reversed(range(len(stream))):
@@ -88,7 +86,7 @@ def _check_pure(stream: BatchStream, whole: list[list[Ids]]) -> None:
         _law(_same(other.batches(1, 0, len(stream)), whole[1]), f"{name} gives other batches")
 
 
-def _check_states(stream: BatchStream, whole: list[list[Ids]]) -> None:
+def _check_states(stream: BatchStream, whole: list[list[Int64s]]) -> None:
     for step in np.unique(np.linspace(0, len(stream), _STEPS).astype(int)).tolist():
         state = json.loads(json.dumps(stream.state_at(0, step)))
         other = copy.deepcopy(stream)
@@ -99,7 +97,7 @@ def _check_states(stream: BatchStream, whole: list[list[Ids]]) -> None:
         _law(_same(rest, after), f"the state of step {step} does not give what is left")
 
 
-def _check_ranks(stream: BatchStream, whole: list[list[Ids]], world_size: int) -> None:
+def _check_ranks(stream: BatchStream, whole: list[list[Int64s]], world_size: int) -> None:
     try:
         ranks = [stream.shard(rank, world_size) for rank in range(world_size)]
     except ValueError:
@@ -110,7 +108,7 @@ def _check_ranks(stream: BatchStream, whole: list[list[Ids]], world_size: int) -
         _law(_same(joined, batches), f"{world_size} ranks do not make up the batches")
 
 
-def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
+def _check_declared(stream: BatchStream, whole: list[list[Int64s]]) -> None:
     traits = stream.traits
     for batches in whole:
         kept: set[int] = set()
@@ -144,7 +142,7 @@ def _check_declared(stream: BatchStream, whole: list[list[Ids]]) -> None:
             _law(len(sizes) == 1, f"batches have {sizes} ids, and one fixed_size")
 
 
-def _check_spans(stream: BatchStream, whole: list[list[Ids]]) -> None:
+def _check_spans(stream: BatchStream, whole: list[list[Int64s]]) -> None:
     records = stream.records(np.concatenate([np.zeros(0, np.int64), *whole[0]]))
     records = records[records >= 0]
     first, stop = stream.spans(records)
@@ -194,7 +192,7 @@ def check_source(source: Any, /) -> None:
         text = source.describe(record)
         _law(isinstance(text, str) and "\n" not in text, f"describe({record}) must be one line")
 
-    def read(reader: Any, order: Ids) -> list[tuple[int, list[bytes]]]:
+    def read(reader: Any, order: Int64s) -> list[tuple[int, list[bytes]]]:
         found = reader.read(order.copy(), fields)
         rows = zip(*(map(_content, found[name]) for name in fields), strict=True)
         return list(zip(order.tolist(), map(list, rows), strict=True))
@@ -209,7 +207,7 @@ def check_source(source: Any, /) -> None:
             f"fresh is True, and read gives the memory of {name!r} twice",
         )
     expected = dict(read(reader, ids)) if fields else {}
-    ways: dict[str, tuple[Any, list[Ids]]] = {
+    ways: dict[str, tuple[Any, list[Int64s]]] = {
         "in another order": (reader, [ids[::-1]]),
         "alone": (reader, [ids[at : at + 1] for at in range(len(ids))]),
         "twice in one batch": (reader, [np.repeat(ids, 2)]),
@@ -233,7 +231,7 @@ def _content(value: Any) -> bytes:
     return pickle.dumps((array.dtype.str, array.shape, content))
 
 
-def _same(first: Sequence[Ids], second: Sequence[Ids]) -> bool:
+def _same(first: Sequence[Int64s], second: Sequence[Int64s]) -> bool:
     return len(first) == len(second) and all(map(np.array_equal, first, second))
 
 

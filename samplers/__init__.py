@@ -28,8 +28,8 @@ weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what the
 they declare of their ids is in traits.py. _stream.py and _epochs.py have what all of them share,
 cursor.py the passes, state.py the states, class_order.py the records by class, label_lists.py
 several labels a record, and mapped.py arrays in files. _fair_batches.py and _coverage.py draw P x
-K batches. validate.py checks arguments, processes.py counts the processes of a framework, and
-batch_table.py and diagnostics.py show a stream.
+K batches. types.py has the types of arrays, validate.py checks arguments, processes.py counts the
+processes of a framework, and batch_table.py and diagnostics.py show a stream.
 """
 
 try:

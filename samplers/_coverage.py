@@ -10,9 +10,9 @@ from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape
 from twinfeed.samplers.drawing.fair_groups import FairGroups
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute, permute_rows
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
+from twinfeed.samplers.types import Int64s
 
 
 class CoverageBatches:
@@ -35,9 +35,9 @@ class CoverageBatches:
         self.steps, self._chunks, self._adjustable = layout(classes.sizes, p, k)
         self._surplus = int(self._chunks.sum()) - p * self.steps
         self._records_used = self._chunks * k if once else classes.sizes  # of each class, an epoch
-        self._cache: FifoCache[tuple[FairGroups, Int64, Int64]] = FifoCache(2)
+        self._cache: FifoCache[tuple[FairGroups, Int64s, Int64s]] = FifoCache(2)
 
-    def ids(self, steps: Int64, rank: int, world_size: int) -> Int64:
+    def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of global steps of one epoch, end to end."""
         epoch = int(steps[0]) // self.steps
         groups, order, bounds = self._cache.get(epoch, lambda: self._table(epoch))
@@ -60,7 +60,7 @@ class CoverageBatches:
         member = (member + (epoch * num_unused)[:, None]) % size[:, None]
         return self._classes.record_ids(number[:, None], member).reshape(-1)
 
-    def _table(self, epoch: int) -> tuple[FairGroups, Int64, Int64]:
+    def _table(self, epoch: int) -> tuple[FairGroups, Int64s, Int64s]:
         """Return an epoch's groups of records, its order of classes, and where each class starts.
 
         The starts are cells of the table, numbered row by row, and the number of all cells.
@@ -75,7 +75,7 @@ class CoverageBatches:
         return FairGroups(self._records_used, self._k, derive(self._key, epoch, 2)), order, bounds
 
 
-def _layout_once(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
+def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return B, the chunks of each class, and the class of each chunk that may be left out."""
     whole = sizes // k
     # If B batches can be filled, so can fewer: a binary search finds the largest B.
@@ -85,7 +85,7 @@ def _layout_once(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
     return steps, chunks, np.repeat(np.arange(len(sizes)), chunks)
 
 
-def _layout_all(sizes: Int64, p: int, k: int) -> tuple[int, Int64, Int64]:
+def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return B, the chunks of each class, and the classes that may get one chunk more."""
     needed = -(-sizes // k)
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,10 +13,10 @@ from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
 from twinfeed.samplers.drawing.deduplicate import replace_duplicates
 from twinfeed.samplers.drawing.fair_groups import FairGroups
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.interleave import Interleave
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import slices
+from twinfeed.samplers.types import Array, Int64s
 
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
 _LOOK_AHEAD = 8  # later visits of a class that are searched at once for a free record
@@ -44,7 +43,7 @@ class FairBatches:
         shape: BatchShape,
         seed: int,
         stored: bool,
-        names: NDArray[Any] | None = None,
+        names: Array | None = None,
     ) -> None:
         self.classes, self.supers, self._shape = classes, supers, shape
         self.stored, self._names = stored, names
@@ -55,12 +54,12 @@ class FairBatches:
     def _schedule(self, phase: Phase) -> _PhaseSchedule:
         return self._cache.get(phase, lambda: _PhaseSchedule(phase, self))
 
-    def ids(self, steps: Int64, rank: int, world_size: int) -> Int64:
+    def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of consecutive global steps, end to end."""
         parts = self._shape.split_by_phase(steps)
         return np.concatenate([self._ids_in_phase(*part, rank, world_size) for part in parts])
 
-    def _ids_in_phase(self, phase: Phase, steps: Int64, rank: int, world_size: int) -> Int64:
+    def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return what `ids` returns, for steps of one phase."""
         schedule, k = self._schedule(phase), phase.k
         share = phase.p // world_size
@@ -80,7 +79,7 @@ class FairBatches:
         ks = np.repeat(self._shape.ks(phase, steps), share)
         return ids[np.arange(k) < ks[:, None]]
 
-    def _records(self, schedule: _PhaseSchedule, number: Int64, visit: Int64, k: int) -> Int64:
+    def _records(self, schedule: _PhaseSchedule, number: Int64s, visit: Int64s, k: int) -> Int64s:
         """Return the k records of each class at each visit, int64[rows, k]."""
         if schedule.records is None:
             size = np.asarray(self.classes.sizes)[number]
@@ -90,8 +89,8 @@ class FairBatches:
         return self.classes.record_ids(number[:, None], member)
 
     def _distinct_records(
-        self, schedule: _PhaseSchedule, number: Int64, visit: Int64, k: int
-    ) -> Int64:
+        self, schedule: _PhaseSchedule, number: Int64s, visit: Int64s, k: int
+    ) -> Int64s:
         """Return the records of whole batches, int64[batches, p, k], distinct in each batch."""
         assert self._names is not None
         ids = self._records(schedule, number.reshape(-1), visit.reshape(-1), k)
@@ -107,7 +106,7 @@ class FairBatches:
         return ids
 
     def _later_records(
-        self, schedule: _PhaseSchedule, number: Int64, visit: Int64, k: int, row: int
+        self, schedule: _PhaseSchedule, number: Int64s, visit: Int64s, k: int, row: int
     ) -> Iterator[int]:
         """Yield the records of a class's next visits, until every record of the class has come."""
         last = 2 * int(self.classes.sizes[number[row]]) // k + 3
@@ -138,7 +137,9 @@ class _PhaseSchedule:
         self.records = None if batches.stored else FairGroups(class_sizes, phase.k, key)
         self._count_earlier_visits(phase.start - phase.p_start, len(class_sizes))
 
-    def classes(self, group: Int64, number: Int64, start: int, stop: int) -> tuple[Int64, Int64]:
+    def classes(
+        self, group: Int64s, number: Int64s, start: int, stop: int
+    ) -> tuple[Int64s, Int64s]:
         """Return classes `start` to `stop` of steps, and their visits: int64[steps, stop - start].
 
         A step is given by its super-class (`group`) and its number among the steps of the

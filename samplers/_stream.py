@@ -15,9 +15,9 @@ from twinfeed.samplers._epochs import Epochs
 from twinfeed.samplers.batch_table import batch_table
 from twinfeed.samplers.cursor import Passes
 from twinfeed.samplers.drawing.chunks import IDS, growing
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import num_processes, warn_unsharded
+from twinfeed.samplers.types import Int64s, UInt64s
 
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
@@ -78,11 +78,11 @@ class BatchStream(Epochs, ABC):
         self._passes: Passes | None = None
 
     @abstractmethod
-    def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+    def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Return `batch[lows[i]:highs[i]]` of each global batch `start + i`, concatenated."""
 
     @abstractmethod
-    def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
+    def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         """Return the sizes of the global batches of these steps."""
 
     def _samples_before(self, epoch: int, step: int) -> int:
@@ -140,7 +140,7 @@ class BatchStream(Epochs, ABC):
         fixed = self._size_divisor == self._largest and self._steps and not remainder
         return size if fixed else None
 
-    def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64:
+    def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64s:
         """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
 
         Raises:
@@ -151,7 +151,7 @@ class BatchStream(Epochs, ABC):
 
     def batches(
         self, epoch: SupportsIndex, start: SupportsIndex, stop: SupportsIndex
-    ) -> list[Int64]:
+    ) -> list[Int64s]:
         """Return `[batch(epoch, s) for s in range(start, stop)]` in one vectorised call.
 
         Raises:
@@ -163,14 +163,14 @@ class BatchStream(Epochs, ABC):
             raise IndexError(f"start must be at most stop, got {start} and {stop}")
         return self._batches(epoch, start, stop) if start < stop else []
 
-    def _batches(self, epoch: int, start: int, stop: int) -> list[Int64]:
+    def _batches(self, epoch: int, start: int, stop: int) -> list[Int64s]:
         """Return the batches of one step or more, of an epoch and steps that are valid."""
         lows, highs = self.rank_slices(epoch, start, stop)
         ids = self._draw(epoch, start, lows, highs)
         # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
         return [ids[a:b].copy() for a, b in pairwise([0, *np.cumsum(highs - lows).tolist()])]
 
-    def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64:
+    def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64s:
         """Return one augmentation seed for each id of `batch(epoch, step)`, uint64[batch].
 
         A seed is a hash of (seed, epoch, step, index in the global batch). Ranks and workers
@@ -210,7 +210,7 @@ class BatchStream(Epochs, ABC):
         other.rank, other.world_size, other.sharded = rank, world_size, True
         return other
 
-    def rank_slices(self, epoch: int, start: int, stop: int) -> tuple[Int64, Int64]:
+    def rank_slices(self, epoch: int, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return where this rank's slice of each global batch of these steps starts and stops.
 
         >>> from twinfeed.samplers import BatchSampler, SequentialSampler
@@ -260,12 +260,12 @@ class BatchStream(Epochs, ABC):
         """
         self._cursor.set_epoch(epoch)
 
-    def passes(self) -> Iterator[tuple[int, int, Int64]]:
+    def passes(self) -> Iterator[tuple[int, int, Int64s]]:
         """Iterate, and yield (epoch, step, ids) for each batch."""
         warn_unsharded(self)
         return self._cursor.iterate(self._ids_from)
 
-    def _ids_from(self, epoch: int, step: int) -> Iterator[Int64]:
+    def _ids_from(self, epoch: int, step: int) -> Iterator[Int64s]:
         """Yield the batches of a pass from a step on.
 
         They are drawn in chunks that grow: the first batch comes at once, later batches cheaply.
@@ -273,7 +273,7 @@ class BatchStream(Epochs, ABC):
         for start, stop in growing(step, self._steps, max(1, IDS // self._largest)):
             yield from self._batches(epoch, start, stop)
 
-    def __iter__(self) -> Iterator[Int64]:
+    def __iter__(self) -> Iterator[Int64s]:
         """Yield the batches of a pass; nothing is drawn before the first `next`.
 
         Raises:

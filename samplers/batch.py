@@ -10,8 +10,9 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.drawing.int_arrays import Int64, ranges
+from twinfeed.samplers.drawing.int_arrays import ranges
 from twinfeed.samplers.orders import Sampler, check_order, checked_draw
+from twinfeed.samplers.types import Int64s
 
 
 class BatchSampler(BatchStream):
@@ -95,19 +96,19 @@ class BatchSampler(BatchStream):
     def _counts(self) -> str:
         return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
-    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         # Otherwise an epoch may have parts of several rounds, whose blocks are cut differently.
         return self._order.spans(records, epoch if self._round_steps == self._steps else None)
 
-    def records(self, ids: Int64) -> Int64:
+    def records(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
         return np.where(ids < 0, -1, self._order.records(np.maximum(ids, 0)))
 
-    def views(self, ids: Int64) -> Int64:
+    def views(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
         return np.where(ids < 0, 0, self._order.views(np.maximum(ids, 0)))
 
-    def group_of(self, ids: Int64) -> Int64:
+    def group_of(self, ids: Int64s) -> Int64s:
         return self._order.group_of(ids)
 
     @property
@@ -119,7 +120,7 @@ class BatchSampler(BatchStream):
         num_groups, other._order = groups
         return num_groups, other
 
-    def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
+    def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round_steps)
         return np.minimum(self._round_ids - steps * self._largest, self._largest)
 
@@ -127,7 +128,7 @@ class BatchSampler(BatchStream):
         round_, step = divmod(epoch * self._steps + step, max(1, self._round_steps))
         return round_ * self._round_ids + step * self._largest
 
-    def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+    def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Draw round by round: an epoch may have parts of several rounds of the sampler."""
         round_, start = divmod(epoch * self._steps + start, max(1, self._round_steps))
         parts = []
@@ -137,7 +138,7 @@ class BatchSampler(BatchStream):
             round_, start, lows, highs = round_ + 1, 0, lows[rest:], highs[rest:]
         return np.concatenate(parts)
 
-    def _draw_round(self, round_: int, start: int, lows: Int64, highs: Int64) -> Int64:
+    def _draw_round(self, round_: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Return what `_draw` returns, for steps of one round."""
         firsts = (start + np.arange(len(lows))) * self._largest  # positions of the global batches
         positions = ranges(firsts + lows, firsts + highs)

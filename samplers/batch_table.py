@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from itertools import islice
 
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.traits import Samples
+from twinfeed.samplers.types import Int64s
 
 
-def batch_table(title: str, ranks: list[list[Int64]], samples: Samples) -> str:
+def batch_table(title: str, ranks: list[list[Int64s]], samples: Samples) -> str:
     """Return a table with a row for each step and a column for each rank, below a title.
 
     `ranks` are the batches of each rank, and `samples` gives the record and view of each id.

@@ -10,10 +10,10 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
 from twinfeed.samplers.state import digest
+from twinfeed.samplers.types import Int64s
 
 
 class BucketBatchSampler(BatchStream):
@@ -84,14 +84,14 @@ class BucketBatchSampler(BatchStream):
         }
         seed = validate.seed(seed)
         self._keys = {use: root_key(seed, f"bucket {use}") for use in ("batch", "record", "place")}
-        self._cache: FifoCache[Int64] = FifoCache(3)
+        self._cache: FifoCache[Int64s] = FifoCache(3)
         largest = int(self._counts.max(initial=1))
         super().__init__(
             num_steps=len(self._counts), size=len(cost_array), batch_size=largest, seed=seed
         )
         self._size_divisor = int(np.gcd.reduce(self._counts))
 
-    def _cut(self, costs: Int64, window: int) -> Int64:
+    def _cut(self, costs: Int64s, window: int) -> Int64s:
         """Return the bounds of batches in the order of costs, if records move up by `window`."""
         n, multiple = len(costs), self._multiple
         last = np.searchsorted(self._sums, self._sums + window, side="right") - 1
@@ -113,23 +113,23 @@ class BucketBatchSampler(BatchStream):
         options = f"multiple={self._multiple}, window={self._window // self._budget}"
         return f"BucketBatchSampler({records}, {batches}, {options})"
 
-    def _numbers(self, epoch: int) -> Int64:
+    def _numbers(self, epoch: int) -> Int64s:
         """Return a random order of an epoch's batches, which are numbered in the order of costs."""
         key = derive(self._keys["batch"], epoch)
         return self._cache.get(epoch, lambda: permute(self._steps, key, np.arange(self._steps)))
 
-    def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
+    def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         return self._counts[self._numbers(epoch)[start:stop]]
 
     def _samples_before(self, epoch: int, step: int) -> int:
         return epoch * self.num_records + int(self._sizes(epoch, 0, step).sum())
 
-    def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+    def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         numbers = self._numbers(epoch)[start : start + len(lows)].tolist()
         slices = zip(numbers, lows, highs, strict=True)
         return np.concatenate([self._batch(epoch, n)[low:high] for n, low, high in slices])
 
-    def _batch(self, epoch: int, number: int) -> Int64:
+    def _batch(self, epoch: int, number: int) -> Int64s:
         """Return the records of a batch by its number in the order of costs.
 
         The records are sorted by (sum of the costs up to the record) + (random number up to the

@@ -7,14 +7,13 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.int_arrays import Int64, owners_of
+from twinfeed.samplers.drawing.int_arrays import owners_of
 from twinfeed.samplers.mapped import as_mapped, slices
 from twinfeed.samplers.state import digest
-
-Ids = NDArray[np.integer[Any]]
+from twinfeed.samplers.types import Array, Int64s, Integers
 
 
 class ClassOrder:
@@ -49,9 +48,9 @@ class ClassOrder:
     3
     """
 
-    records: Ids
-    starts: Int64
-    sizes: Int64
+    records: Integers
+    starts: Int64s
+    sizes: Int64s
     digest: str
 
     def __init__(self, labels: ArrayLike, /) -> None:
@@ -63,7 +62,9 @@ class ClassOrder:
         self._set_arrays(records, starts[rank], sizes[rank], digest=digest(array))
 
     @classmethod
-    def from_arrays(cls, *, records: Ids, starts: Int64, sizes: Int64, digest: str) -> ClassOrder:
+    def from_arrays(
+        cls, *, records: Integers, starts: Int64s, sizes: Int64s, digest: str
+    ) -> ClassOrder:
         """Return the class order that has these arrays, which are neither copied nor read through.
 
         Args:
@@ -91,13 +92,13 @@ class ClassOrder:
         return cls._unchecked(records, starts, sizes, digest=digest)
 
     @classmethod
-    def _unchecked(cls, *arrays: NDArray[Any], digest: str) -> ClassOrder:
+    def _unchecked(cls, *arrays: Array, digest: str) -> ClassOrder:
         """Return the class order of `records`, `starts` and `sizes`, which must be correct."""
         order = object.__new__(cls)
         order._set_arrays(*arrays, digest=digest)
         return order
 
-    def _set_arrays(self, *arrays: NDArray[Any], digest: str) -> None:
+    def _set_arrays(self, *arrays: Array, digest: str) -> None:
         self.records, self.starts, self.sizes = map(as_mapped, arrays)
         self.digest = digest
 
@@ -112,13 +113,13 @@ class ClassOrder:
         records = validate.counted(len(self.records), "record")
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
-    def record_ids(self, number: Int64, member: Int64) -> Int64:
+    def record_ids(self, number: Int64s, member: Int64s) -> Int64s:
         """Return the ids of records `member` (0 … size - 1) of classes `number`, broadcast."""
         starts, records = np.asarray(self.starts), np.asarray(self.records)
-        ids: Int64 = records[starts[number] + member].astype(np.int64)
+        ids: Int64s = records[starts[number] + member].astype(np.int64)
         return ids
 
-    def class_record_pairs(self) -> tuple[Int64, Int64]:
+    def class_record_pairs(self) -> tuple[Int64s, Int64s]:
         """Return the class number and the id of each record, class after class."""
         number, member = owners_of(self.sizes)
         return number, self.record_ids(number, member)
@@ -134,7 +135,7 @@ class ClassOrder:
         arrays = self.records, self.starts[:count], self.sizes[:count]
         return self._unchecked(*arrays, digest=self.digest)
 
-    def subset(self, records: Int64) -> ClassOrder:
+    def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records alone, with the digest of all labels."""
         class_of = np.empty(len(self.records), np.int64)
         number, record = self.class_record_pairs()
@@ -157,7 +158,7 @@ def super_class_order(
         )
     number, record = order.class_record_pairs()
     first = order.records[order.starts]
-    parent_of: Int64 = parents[first]
+    parent_of: Int64s = parents[first]
     differing = np.flatnonzero(parents[record] != parent_of[number])
     if differing.size:
         here, there = record[differing[0]], first[number[differing[0]]]
@@ -168,12 +169,12 @@ def super_class_order(
     return ClassOrder(parent_of[:classes])
 
 
-def by_size(sizes: Int64, first: Ids) -> Int64:
+def by_size(sizes: Int64s, first: Integers) -> Int64s:
     """Return the argsort of classes: the largest first, equal sizes by their first record."""
     return np.lexsort((first, -sizes))
 
 
-def _compact(labels: NDArray[Any]) -> Int64:
+def _compact(labels: Array) -> Int64s:
     """Return labels as small non-negative integers in the same order, which sort fast."""
     if not labels.size:
         return np.empty(0, np.int64)
@@ -185,7 +186,7 @@ def _compact(labels: NDArray[Any]) -> Int64:
     return np.unique(labels, return_inverse=True)[1]
 
 
-def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
+def _grouped(labels: Int64s) -> tuple[Integers, Int64s]:
     """Return the record ids sorted by (label, id), and the bounds of each label's records."""
     shift = labels.size.bit_length()  # label and id in one integer: a plain sort costs half
     packed = labels << shift
@@ -193,10 +194,10 @@ def _grouped(labels: Int64) -> tuple[NDArray[np.integer[Any]], Int64]:
         packed[chunk] |= np.arange(chunk.start, chunk.stop)
     packed.sort()
     narrow = np.int32 if labels.size < 1 << 31 else np.int64
-    records: NDArray[np.integer[Any]] = np.empty(labels.size, narrow)
+    records: Integers = np.empty(labels.size, narrow)
     np.bitwise_and(packed, (1 << shift) - 1, out=records, casting="same_kind")
     packed >>= shift
     changes = np.flatnonzero(packed[1:] != packed[:-1]) + 1
     ends = [labels.size] if labels.size else []
-    bounds: Int64 = np.concatenate([[0], changes, ends]).astype(np.int64)
+    bounds: Int64s = np.concatenate([[0], changes, ends]).astype(np.int64)
     return records, bounds

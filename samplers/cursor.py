@@ -8,7 +8,7 @@ from typing import Any, SupportsIndex
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs, checked_position, normalise
-from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.types import Int64s
 
 
 class Cursor:
@@ -143,8 +143,8 @@ class Passes(Cursor):
         return {**vars(self), "_running": None}
 
     def iterate(
-        self, draw: Callable[[int, int], Iterator[Int64]]
-    ) -> Iterator[tuple[int, int, Int64]]:
+        self, draw: Callable[[int, int], Iterator[Int64s]]
+    ) -> Iterator[tuple[int, int, Int64s]]:
         """Yield (epoch, step, ids) of a pass; `draw(epoch, step)` yields its batches from there.
 
         Nothing happens before the first `next`.

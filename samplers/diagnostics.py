@@ -12,8 +12,8 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.random_words import below, random_words, root_key
+from twinfeed.samplers.types import Int64s
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
 _MAX_DEVIATIONS = 6.0  # standard deviations that a uniform shuffle keeps within
@@ -201,7 +201,7 @@ def diagnose(
     return _measure(ids, batch, records, groups)
 
 
-def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]) -> Diagnosis:
+def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
     """Compute all statistics; `batch` is the batch of each sample, `groups` those of records."""
     samples = len(ids)
     head = -(-samples // 10)
@@ -238,14 +238,14 @@ def _measure(ids: Int64, batch: Int64, records: int, groups: Mapping[str, Int64]
     )
 
 
-def _distinct_in_batches(batch: Int64, group: Int64) -> Int64:
+def _distinct_in_batches(batch: Int64s, group: Int64s) -> Int64s:
     """Count the distinct groups of each batch."""
     width = int(group.max()) + 1
     pairs = np.sort(batch * width + group)  # np.unique takes many times as long
     return np.bincount(pairs[np.append(True, pairs[1:] != pairs[:-1])] // width)
 
 
-def _distinct_in_windows(group: Int64, size: int) -> Int64:
+def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     """Count the distinct groups of each sliding window of `size` samples, by its first sample."""
     samples = np.arange(len(group))
     order = np.argsort(group, kind="stable")
@@ -261,7 +261,7 @@ def _distinct_in_windows(group: Int64, size: int) -> Int64:
     return np.cumsum(starts - stops)[: len(group) - size + 1]
 
 
-def _uniform_distinct(group: Int64, size: int, *, batches: int = 1) -> tuple[float, float]:
+def _uniform_distinct(group: Int64s, size: int, *, batches: int = 1) -> tuple[float, float]:
     """Return the mean and standard deviation of the distinct groups in batches, if uniform."""
     n = len(group)
     sizes, times = np.unique(np.bincount(group), return_counts=True)
@@ -278,7 +278,7 @@ def _probability_absent(n: int, s: int, size: int) -> float:
     return exp(lgamma(n - s + 1) - lgamma(n - s - size + 1) - lgamma(n + 1) + lgamma(n - size + 1))
 
 
-def _correlation(place: Int64, ids: Int64) -> float:
+def _correlation(place: Int64s, ids: Int64s) -> float:
     """Return Spearman's rank correlation; equal ids share their mean rank."""
     _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
     if len(counts) < 2:
@@ -289,7 +289,7 @@ def _correlation(place: Int64, ids: Int64) -> float:
 
 def simulate_shuffle_buffer(
     n: SupportsIndex, /, *, buffer_size: SupportsIndex, seed: SupportsIndex
-) -> Int64:
+) -> Int64s:
     """Return the order in which `shuffle(buffer_size)` sends n stored records, int64[n].
 
     The buffer is filled. Then each step takes a random record of the buffer and puts the next

@@ -6,19 +6,19 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.int_arrays import Int64, owners_of, ranges
+from twinfeed.samplers.drawing.int_arrays import owners_of, ranges
 from twinfeed.samplers.state import digest
+from twinfeed.samplers.types import Array, Int64s
 
 _CHUNK = 1 << 22  # pairs of records that are sorted at once
 _LISTS = (list, tuple, np.ndarray)
 _SEVERAL = (*_LISTS, set)  # sets are refused: their order differs from process to process
 
 
-def label_lists(labels: Any, /) -> tuple[Int64, NDArray[Any]] | None:
+def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
     """Return how many labels each record has, and all labels; None for one label a record.
 
     `labels` is the argument of `PKBatchSampler`.
@@ -37,9 +37,7 @@ def label_lists(labels: Any, /) -> tuple[Int64, NDArray[Any]] | None:
     return counts, validate.labels(flat)
 
 
-def by_class(
-    counts: Int64, labels: NDArray[Any], chosen: Int64 | None, /
-) -> tuple[ClassOrder, NDArray[Any]]:
+def by_class(counts: Int64s, labels: Array, chosen: Int64s | None, /) -> tuple[ClassOrder, Array]:
     """Return the class order of all or the chosen records, and the label of each class."""
     # A pair is a record with one of its labels.
     records, _ = owners_of(counts)
@@ -56,7 +54,7 @@ def by_class(
     return order, labels[pairs.records[pairs.starts]]
 
 
-def check_pairs(order: ClassOrder, names: NDArray[Any], k: int, /) -> None:
+def check_pairs(order: ClassOrder, names: Array, k: int, /) -> None:
     """Raise ValueError for two classes with fewer than 2 k records together.
 
     A batch could not have k records of each. `names` are the labels of the classes.
@@ -82,8 +80,8 @@ def check_pairs(order: ClassOrder, names: NDArray[Any], k: int, /) -> None:
 
 
 def _overlapping_pairs(
-    owner: Int64, records: Int64, sizes: Int64, k: int
-) -> Iterator[tuple[Int64, Int64]]:
+    owner: Int64s, records: Int64s, sizes: Int64s, k: int
+) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield pairs of classes, among them all that have fewer than 2 k records together.
 
     `owner` and `records` are the class and the id of each record, class after class. Two such

@@ -9,7 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
+
+from twinfeed.samplers.types import Array
 
 _CHUNK = 1 << 18
 
@@ -32,7 +33,7 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
         return _map, (self._location, self._file, self.dtype, self.shape, order)
 
 
-def as_mapped(array: NDArray[Any]) -> NDArray[Any]:
+def as_mapped(array: Array) -> Array:
     """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file."""
     location = _locate(array)
     if location is None:
@@ -45,7 +46,7 @@ def as_mapped(array: NDArray[Any]) -> NDArray[Any]:
     return view
 
 
-def is_mapped(array: NDArray[Any]) -> bool:
+def is_mapped(array: Array) -> bool:
     """Return whether an array is mapped from a file, so that it need not be copied to be kept."""
     return _locate(array) is not None
 
@@ -55,7 +56,7 @@ def slices(count: int, size: int = _CHUNK) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def is_increasing(array: NDArray[Any]) -> bool:
+def is_increasing(array: Array) -> bool:
     """Return whether an array is strictly increasing."""
     return all(
         bool((array[chunk.start + 1 : chunk.stop + 1] > array[chunk]).all())
@@ -63,7 +64,7 @@ def is_increasing(array: NDArray[Any]) -> bool:
     )
 
 
-def _locate(array: NDArray[Any]) -> tuple[str, int] | None:
+def _locate(array: Array) -> tuple[str, int] | None:
     """Return the path and the byte offset of a mapped array; None for an array in memory."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
@@ -98,7 +99,7 @@ def _check_same(path: str, file: str | int, identity: tuple[int, ...]) -> None:
         raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)
 
 
-def _map(location: tuple[str, int], identity: tuple[int, ...], *array: Any) -> NDArray[Any]:
+def _map(location: tuple[str, int], identity: tuple[int, ...], *array: Any) -> Array:
     """Map a pickled array again: `array` is its dtype, shape and order."""
     path, offset = location
     dtype, shape, order = array

@@ -12,11 +12,12 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64, distinct_pairs
+from twinfeed.samplers.drawing.int_arrays import distinct_pairs
 from twinfeed.samplers.drawing.interleave import Interleave
 from twinfeed.samplers.drawing.random_words import root_key
 from twinfeed.samplers.orders import GroupSampler, Sampler, check_order, checked_draw
 from twinfeed.samplers.traits import SamplerTraits
+from twinfeed.samplers.types import Int64s
 
 _MAX_PERIOD = 1 << 24  # samples of a period, which are kept as a table
 _MAX_SHOWN = 8  # samplers that `repr` lists
@@ -98,7 +99,7 @@ class MixtureSampler(Sampler):
         self._lengths = np.array([len(order) for order in self._samplers])
         self._deduplicated = np.zeros_like(self._lengths)  # see `for_batches`
         self._batch_size = 1
-        self._cache: list[FifoCache[Int64]] = [FifoCache(1) for _ in self._samplers]  # chunks
+        self._cache: list[FifoCache[Int64s]] = [FifoCache(1) for _ in self._samplers]  # chunks
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
         self._record_bounds = _bounds([order.num_records for order in self._samplers])
         self.num_records = int(self._record_bounds[-1])
@@ -120,15 +121,15 @@ class MixtureSampler(Sampler):
             mixed += f", … {validate.counted(len(self._samplers), 'sampler')}"
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
-    def records(self, ids: Int64) -> Int64:
+    def records(self, ids: Int64s) -> Int64s:
         """Return the record of each sample id in the joined index."""
         return self._by_sampler(ids, lambda order, ids: order.records(ids), self._record_bounds)
 
-    def views(self, ids: Int64) -> Int64:
+    def views(self, ids: Int64s) -> Int64s:
         offsets = np.zeros_like(self._record_bounds)
         return self._by_sampler(ids, lambda order, ids: order.views(ids), offsets)
 
-    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the range of records around each record, from the record's sampler."""
         records = np.asarray(records, dtype=np.int64)
         stream = np.searchsorted(self._record_bounds, records, side="right") - 1
@@ -144,7 +145,7 @@ class MixtureSampler(Sampler):
         number = len(self._samplers)
         return number, GroupSampler(self, number, lambda *at: self.group_of(self.draw(*at)))
 
-    def group_of(self, ids: Int64) -> Int64:
+    def group_of(self, ids: Int64s) -> Int64s:
         """Return the sampler of each sample id, by its number."""
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
@@ -174,8 +175,8 @@ class MixtureSampler(Sampler):
         return other
 
     def _by_sampler(
-        self, ids: Int64, function: Callable[[Sampler, Int64], Int64], offsets: Int64
-    ) -> Int64:
+        self, ids: Int64s, function: Callable[[Sampler, Int64s], Int64s], offsets: Int64s
+    ) -> Int64s:
         """Return `function(sampler, the sampler's own ids) + the sampler's offset` for all ids."""
         ids = np.asarray(ids, dtype=np.int64)
         stream = self.group_of(ids)
@@ -186,7 +187,7 @@ class MixtureSampler(Sampler):
             out[mask] = offsets[number] + function(self._samplers[number], own_ids)
         return out
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         if not len(positions):
             return positions
         stream, count = self._interleave.streams_at(epoch * self._samples + positions)
@@ -197,10 +198,10 @@ class MixtureSampler(Sampler):
             self._cache[of].get(number, lambda: _draw_chunk(self._samplers[of], number))  # noqa: B023
             for of, number in zip(stream[first].tolist(), chunk[first].tolist(), strict=True)
         ]
-        own_ids: Int64 = np.stack(chunks)[row, offset]
+        own_ids: Int64s = np.stack(chunks)[row, offset]
         return self._id_bounds[stream] + own_ids
 
-    def _move_duplicates_back(self, stream: Int64, count: Int64) -> None:
+    def _move_duplicates_back(self, stream: Int64s, count: Int64s) -> None:
         """Reorder the first samples of a sampler's epoch that starts in the middle of a batch.
 
         `count` is the number of each sample in its sampler, counted over all epochs of the sampler;
@@ -217,7 +218,7 @@ class MixtureSampler(Sampler):
             samples = samples[position[samples] < len(head)]
             count[samples] += head[position[samples]] - position[samples]
 
-    def _head(self, stream: int, epoch: int) -> Int64:
+    def _head(self, stream: int, epoch: int) -> Int64s:
         """Return the positions of the first samples of a sampler's epoch, in their new order.
 
         If the batch already has a record from the sampler's previous epoch, the sample moves back,
@@ -238,7 +239,7 @@ class MixtureSampler(Sampler):
         return np.argsort(~chosen, kind="stable")
 
 
-def _draw_chunk(order: Sampler, chunk: int) -> Int64:
+def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
     """Draw consecutive samples of a sampler, over all its epochs."""
     epoch, position = np.divmod(chunk * _CHUNK + np.arange(_CHUNK), len(order))
     cuts = np.flatnonzero(np.diff(epoch)) + 1
@@ -246,9 +247,9 @@ def _draw_chunk(order: Sampler, chunk: int) -> Int64:
     return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
 
 
-def _reduced(weights: Int64) -> Int64:
+def _reduced(weights: Int64s) -> Int64s:
     """Divide weights by their common divisor; ValueError if the sum is still too large."""
-    reduced: Int64 = weights // np.gcd.reduce(weights)
+    reduced: Int64s = weights // np.gcd.reduce(weights)
     total = int(reduced.sum())
     if total > _MAX_PERIOD:
         raise ValueError(
@@ -258,6 +259,6 @@ def _reduced(weights: Int64) -> Int64:
     return reduced
 
 
-def _bounds(sizes: list[int]) -> Int64:
+def _bounds(sizes: list[int]) -> Int64s:
     """Return where the ids of each sampler start, and where those of the last sampler stop."""
     return np.cumsum([0, *validate.counts("sizes of orders", sizes, minimum=0)])

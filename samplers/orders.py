@@ -12,11 +12,11 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.state import recorded
 from twinfeed.samplers.traits import Samples
+from twinfeed.samplers.types import Int64s
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
 
@@ -48,7 +48,7 @@ class Sampler(Samples, ABC):
             f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
         )
 
-    def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64:
+    def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64 as `positions`.
 
         Raises:
@@ -66,7 +66,7 @@ class Sampler(Samples, ABC):
         return checked_draw(self, epoch, index.astype(np.int64).reshape(-1)).reshape(index.shape)
 
     @abstractmethod
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids at positions within an epoch, int64[positions] both.
 
         The ids are a pure function of the epoch, the positions, the seed and the parameters.
@@ -89,9 +89,9 @@ class Sampler(Samples, ABC):
 def checked_draw(
     sampler: Sampler,
     epoch: int,
-    positions: Int64,
+    positions: Int64s,
     describe: Callable[[int, int], str] = "epoch {}, position {}".format,
-) -> Int64:
+) -> Int64s:
     """Return `sampler.draw(epoch, positions)`, checked: a wrong id would read another record.
 
     `describe(epoch, position)` names a position in the error.
@@ -117,14 +117,16 @@ def checked_draw(
 class GroupSampler(Sampler):
     """The group number of each position of a sampler, in place of the id."""
 
-    def __init__(self, order: Sampler, groups: int, draw: Callable[[int, Int64], Int64], /) -> None:
+    def __init__(
+        self, order: Sampler, groups: int, draw: Callable[[int, Int64s], Int64s], /
+    ) -> None:
         self.num_records, self.parameters = groups, {}
         self._length, self._draw = len(order), draw
 
     def __len__(self) -> int:
         return self._length
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._draw(epoch, positions)
 
 
@@ -185,7 +187,7 @@ class SequentialSampler(Sampler):
     def __repr__(self) -> str:
         return f"SequentialSampler({validate.counted(len(self), 'record')})"
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return positions.copy()
 
 
@@ -213,7 +215,7 @@ class RandomSampler(Sampler):
     def __repr__(self) -> str:
         return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         key = derive(self._key, epoch)
         n = self.num_records
         if n > SMALL:

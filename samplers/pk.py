@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._coverage import CoverageBatches
@@ -15,9 +15,9 @@ from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
 from twinfeed.samplers.traits import SamplerTraits
+from twinfeed.samplers.types import Array, Int64s
 
 
 class PKBatchSampler(BatchStream):
@@ -181,7 +181,7 @@ class PKBatchSampler(BatchStream):
 
     def _sort_by_class(
         self, labels: Any, records: ArrayLike | None
-    ) -> tuple[ClassOrder, NDArray[Any] | None]:
+    ) -> tuple[ClassOrder, Array | None]:
         """Return the class order, and the label of each class if records have several labels."""
         lists = label_lists(labels)
         if lists is None:
@@ -302,9 +302,9 @@ class PKBatchSampler(BatchStream):
                     f"got world_size={world_size}, p={p}"
                 )
 
-    def _sizes(self, epoch: int, start: int, stop: int) -> Int64:
+    def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         return self._shape.sizes(epoch * self._steps + np.arange(start, stop))
 
-    def _draw(self, epoch: int, start: int, lows: Int64, highs: Int64) -> Int64:
+    def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         steps = epoch * self._steps + start + np.arange(len(lows))
         return self._source.ids(steps, self.rank, self.world_size)

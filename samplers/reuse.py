@@ -8,12 +8,12 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.lanes import MAX_LANES, StaggeredLanes, equal_bounds
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.traits import SamplerTraits
+from twinfeed.samplers.types import Int64s
 
 
 class ReuseSampler(Sampler):
@@ -79,15 +79,15 @@ class ReuseSampler(Sampler):
             )
         return self
 
-    def records(self, ids: Int64) -> Int64:
+    def records(self, ids: Int64s) -> Int64s:
         """Return `ids // reuse`."""
         return np.asarray(ids, dtype=np.int64) // self._uses
 
-    def views(self, ids: Int64) -> Int64:
+    def views(self, ids: Int64s) -> Int64s:
         """Return the use numbers, `ids % reuse`."""
         return np.asarray(ids, dtype=np.int64) % self._uses
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         key = derive(self._key, epoch)
         lanes = self._cache.get(
             epoch, lambda: StaggeredLanes(self._bounds, self._first_rounds, key=derive(key, 0))
@@ -97,7 +97,7 @@ class ReuseSampler(Sampler):
         return permute(self.num_records, derive(key, 1), rank) * self._uses + use
 
 
-def _staggered_lanes(n: int, reuse: int, live: int) -> tuple[Int64, Int64]:
+def _staggered_lanes(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
     """Return the bounds and first rounds of lanes that replace their records at different times.
 
     The lanes cut the sequence of all uses of all records, record after record.

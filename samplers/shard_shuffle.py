@@ -11,12 +11,12 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.blocks import BlockOrder, Blocks
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.lanes import MAX_LANES, ConstantLanes, desynchronized_bounds
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.orders import GroupSampler, Sampler
 from twinfeed.samplers.traits import SamplerTraits
+from twinfeed.samplers.types import Int64s
 from twinfeed.samplers.validate import counted
 
 
@@ -124,7 +124,7 @@ class ShardShuffleSampler(Sampler):
             f"sections={self._sections}, order_within={self._within!r}, seed={self.seed})"
         )
 
-    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the first record and the stop of the block of each record.
 
         In an epoch, a block that a bound cuts is two ranges, read apart from each other.
@@ -157,7 +157,7 @@ class ShardShuffleSampler(Sampler):
         lanes = self._sections * (len(self._bounds) - 1)
         return lanes, GroupSampler(self, lanes, self._lanes)
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         table = self._table(epoch)
         place = self._places(table.lanes, positions)
         block_start, record, size = table.order.locate(place)
@@ -169,10 +169,10 @@ class ShardShuffleSampler(Sampler):
         if self._within == "random":
             keys = random_words(derive(self._key, epoch, 1), first)
             member = permute_rows(stop - start, keys, member[:, None])[:, 0]
-        ids: Int64 = first + member
+        ids: Int64s = first + member
         return ids
 
-    def _places(self, lanes: ConstantLanes, positions: Int64) -> Int64:
+    def _places(self, lanes: ConstantLanes, positions: Int64s) -> Int64s:
         """Return the place of each output in the sequence of all blocks end to end."""
         if self._sections == 1:
             return lanes.entries(0, positions)
@@ -180,7 +180,7 @@ class ShardShuffleSampler(Sampler):
         places = section * self._section_size + lanes.entries(section, output)
         return np.where(positions < self._sections * self._section_size, places, positions)
 
-    def _outputs(self, positions: Int64) -> tuple[Int64, Int64]:
+    def _outputs(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the section of each position, and which output of the section it is."""
         sections, size = self._sections, self._section_size
         share = self._batch_size // sections  # of a batch
@@ -191,7 +191,7 @@ class ShardShuffleSampler(Sampler):
         output = (step * share + offset).clip(max=size - 1)
         return np.minimum(section, sections - 1), output
 
-    def _lanes(self, epoch: int, positions: Int64) -> Int64:
+    def _lanes(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the number of the lane of each position."""
         section, output = self._outputs(positions)
         return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(output)
@@ -215,6 +215,6 @@ class _EpochTable(NamedTuple):
     """The order of blocks of an epoch, its lanes, and where bounds of lanes cut blocks."""
 
     order: BlockOrder
-    cuts: Int64  # places of the cuts in the sequence of blocks, sorted
-    cut_records: Int64  # records of the cuts, sorted
+    cuts: Int64s  # places of the cuts in the sequence of blocks, sorted
+    cut_records: Int64s  # records of the cuts, sorted
     lanes: ConstantLanes

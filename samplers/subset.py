@@ -13,11 +13,12 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, owners_of, ranges
+from twinfeed.samplers.drawing.int_arrays import owners_of, ranges
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.mapped import is_increasing
 from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler, checked_draw
+from twinfeed.samplers.types import Int64s, UInt64s
 
 
 class SubsetSampler(InnerSampler):
@@ -73,7 +74,7 @@ class SubsetSampler(InnerSampler):
         of = f"{len(self._table):,} of {validate.counted(self.num_records, 'record')}"
         return f"SubsetSampler({of}, {self._order!r})"
 
-    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the records from the first to the last of the inner sampler's range of the table.
 
         Where less than half of these records are in the table, a range is the record alone.
@@ -88,10 +89,10 @@ class SubsetSampler(InnerSampler):
         dense = stop - first <= 2 * (high - low)
         return np.where(dense, first, single), np.where(dense, stop, single_stop)
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._lookup(checked_draw(self._order, epoch, positions))
 
-    def _lookup(self, index: Int64) -> Int64:
+    def _lookup(self, index: Int64s) -> Int64s:
         """Return the records at these indices of the table."""
         return np.asarray(self._table)[index].astype(np.int64)
 
@@ -104,7 +105,7 @@ def split(
     seed: SupportsIndex,
     by: ArrayLike | ClassOrder | None = None,
     groups: ArrayLike | None = None,
-) -> tuple[Int64, Int64]:
+) -> tuple[Int64s, Int64s]:
     """Divide records into training and validation by a hash of each, stable as data grows.
 
     A record given by number stays on its side if others are added after the last. A record given by
@@ -165,7 +166,7 @@ def split(
     return np.flatnonzero(~chosen), np.flatnonzero(chosen)
 
 
-def _stratified(order: ClassOrder, hashes: UInt64, threshold: int, key: int) -> NDArray[np.bool_]:
+def _stratified(order: ClassOrder, hashes: UInt64s, threshold: int, key: int) -> NDArray[np.bool_]:
     """Return a mask: the fraction `threshold / 2^53` of each class with the lowest hashes."""
     _check_count("by", len(order.records), len(hashes))
     if not len(hashes):
@@ -192,7 +193,7 @@ def _check_count(name: str, count: int, records: int) -> None:
         raise ValueError(f"{name} must have one entry a record, got {count:,} for {number}")
 
 
-def _identities_of_groups(groups: ArrayLike, count: int) -> Int64 | UInt64:
+def _identities_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
     """Return one number for each record, the same for all records of a group."""
     array = validate.labels(groups, name="groups")
     _check_count("groups", len(array), count)
@@ -202,7 +203,7 @@ def _identities_of_groups(groups: ArrayLike, count: int) -> Int64 | UInt64:
     return _hashed(names.tolist())[index]
 
 
-def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> Int64 | UInt64:
+def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> Int64s | UInt64s:
     """Return one number for each record: its id, or a hash of its key."""
     if isinstance(records, (np.ndarray, np.generic)):
         records = records.tolist()
@@ -215,7 +216,7 @@ def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> In
     return _hashed(keys)
 
 
-def _hashed(keys: Sequence[str]) -> UInt64:
+def _hashed(keys: Sequence[str]) -> UInt64s:
     """Return one number for each key."""
     encoded = (key.encode("utf-8", "surrogatepass") for key in keys)
     digests = b"".join(hashlib.blake2b(key, digest_size=8).digest() for key in encoded)

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.types import Int64s, Integers
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +35,7 @@ class SamplerTraits:
     #: Whether consecutive records are read around the same time. `spans` gives their ranges.
     reads_blocks: bool = False
     #: The ids of the records that are drawn; None if all records are.
-    record_ids: NDArray[np.integer[Any]] | None = None
+    record_ids: Integers | None = None
     #: The number of classes or data sets of which `group_of` gives one for each id; None if it
     #: gives none.
     num_groups: int | None = None
@@ -71,7 +70,7 @@ class Samples:
         """Size of the sample id space: that of the records, unless samples are something else."""
         return self.num_records if self.traits.num_ids is None else self.traits.num_ids
 
-    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the range of records that is read around the same time as each record.
 
         `records` are record ids without padding, int64[n]. The record ids of a range are `first`
@@ -81,15 +80,15 @@ class Samples:
         records = np.array(records, dtype=np.int64)
         return records, records + 1
 
-    def records(self, ids: Int64) -> Int64:
+    def records(self, ids: Int64s) -> Int64s:
         """Return the record id of each sample id, -1 for padding, int64 as `ids`."""
         return np.array(ids, dtype=np.int64)
 
-    def views(self, ids: Int64) -> Int64:
+    def views(self, ids: Int64s) -> Int64s:
         """Return the view or use number of each sample id, int64 as `ids`."""
         return np.zeros(np.shape(ids), dtype=np.int64)
 
-    def group_of(self, ids: Int64) -> Int64:
+    def group_of(self, ids: Int64s) -> Int64s:
         """Return the class or data set of each sample id, if `traits.num_groups` are declared."""
         return np.asarray(ids)
 

@@ -10,8 +10,8 @@ from typing import Any, SupportsIndex, TypeVar
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.mapped import as_mapped, is_increasing, is_mapped
+from twinfeed.samplers.types import Array, Int64s
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ def counted(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else plural}"
 
 
-def unmasked(name: str, values: Any) -> NDArray[Any]:
+def unmasked(name: str, values: Any) -> Array:
     """Return an array; raise ValueError for a masked entry, whose mask `np.asarray` drops."""
     masked = np.flatnonzero(np.ma.getmask(values))
     if len(masked):
@@ -83,7 +83,7 @@ def unmasked(name: str, values: Any) -> NDArray[Any]:
     return np.asarray(values)
 
 
-def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
+def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
     """Return integers of at least `minimum`: a new int64[n], or a mapped array as it is."""
     array = unmasked(name, values)
     if array.ndim != 1:
@@ -103,7 +103,7 @@ def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64:
     return as_mapped(array.view(array.dtype.str.replace("u8", "i8")))
 
 
-def distinct(name: str, array: Int64) -> Int64:
+def distinct(name: str, array: Int64s) -> Int64s:
     """Return the values of an array sorted, all of which must differ."""
     if is_increasing(array):
         return array
@@ -115,7 +115,7 @@ def distinct(name: str, array: Int64) -> Int64:
     return values
 
 
-def records(values: ArrayLike, num_records: int) -> Int64:
+def records(values: ArrayLike, num_records: int) -> Int64s:
     """Return record ids sorted; they must be distinct and below `num_records`."""
     ids = distinct("records", integers("records", values, minimum=0))
     if len(ids) and ids[-1] >= num_records:
@@ -123,7 +123,7 @@ def records(values: ArrayLike, num_records: int) -> Int64:
     return ids
 
 
-def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64:
+def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
     """Return `integers(…)`, whose sum must be below `LIMIT` too."""
     array = integers(name, values, minimum=minimum)
     total = float(array.sum(dtype=np.float64))  # int64 would overflow
@@ -155,7 +155,7 @@ def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | ND
     return array.astype(np.int64, copy=False)
 
 
-def _strings_or_integers(name: str, values: list[Any]) -> NDArray[Any]:
+def _strings_or_integers(name: str, values: list[Any]) -> Array:
     """Return labels that are all strings or all integers as an array."""
     if not any(isinstance(value, str) for value in values):
         each(name, "integers or strings", values, (int, np.integer))

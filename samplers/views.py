@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.prefix_sums import PrefixSums
 from twinfeed.samplers.drawing.random_words import random_words, root_key
 from twinfeed.samplers.orders import InnerSampler, Sampler, checked_draw
+from twinfeed.samplers.types import Int64s
 
 
 class ViewSampler(InnerSampler):
@@ -83,14 +83,14 @@ class ViewSampler(InnerSampler):
             f"{self._per_epoch} per epoch, {self._order!r})"
         )
 
-    def spans(self, records: Int64, epoch: int | None = None) -> tuple[Int64, Int64]:
+    def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the records in the range, of records or pairs, that the inner sampler returns."""
         if self._per_epoch == "one":
             return self._order.spans(records, epoch)
         first, stop = self._order.spans(self._sums.before(records), epoch)
         return self.records(first), self.records(stop - 1) + 1
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         inner = checked_draw(self._order, epoch, positions)
         if self._per_epoch == "all":
             return inner
@@ -101,11 +101,11 @@ class ViewSampler(InnerSampler):
         view = permute_rows(counts, keys, rank[:, None])[:, 0]
         return self._sums.before(inner) + view
 
-    def records(self, ids: Int64) -> Int64:
+    def records(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
         return self._sums.find(ids.reshape(-1)).reshape(ids.shape)
 
-    def views(self, ids: Int64) -> Int64:
+    def views(self, ids: Int64s) -> Int64s:
         """Return the view number of each sample id within its record."""
         first = self._sums.before(self.records(ids).reshape(-1))
         return ids - first.reshape(np.shape(ids))

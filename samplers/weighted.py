@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.prefix_sums import PrefixSums
 from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
 from twinfeed.samplers.drawing.weighted_order import WeightedPermutation
@@ -17,6 +16,7 @@ from twinfeed.samplers.mapped import as_mapped, is_mapped, slices
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.traits import SamplerTraits
+from twinfeed.samplers.types import Array, Int64s
 
 _SCALE = 1 << 32  # what the largest weight becomes, unless weights are integers already
 
@@ -103,7 +103,7 @@ class WeightedSampler(Sampler):
             f"replacement={self.traits.repeats}, seed={self.seed})"
         )
 
-    def draw(self, epoch: int, positions: Int64) -> Int64:
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
         if not self.traits.repeats:
             records = self._permutation(epoch).records(positions)
             fraction = int(positions.max(initial=-1) + 1) / max(1, self._samples)
@@ -123,13 +123,13 @@ class WeightedSampler(Sampler):
 class _ScaledWeights:
     """Weights that are mapped from a file, as integers of which the largest is 2^32."""
 
-    def __init__(self, numbers: NDArray[Any], largest: float) -> None:
+    def __init__(self, numbers: Array, largest: float) -> None:
         self._numbers, self._largest = as_mapped(numbers), largest
 
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, index: Any) -> Int64:
+    def __getitem__(self, index: Any) -> Int64s:
         return _scale(np.asarray(self._numbers)[index], self._largest)
 
     @property
@@ -138,7 +138,7 @@ class _ScaledWeights:
         return digest(self)
 
 
-def _quantised(weights: ArrayLike) -> Int64 | _ScaledWeights:
+def _quantised(weights: ArrayLike) -> Int64s | _ScaledWeights:
     """Return weights as integers whose sum fits int64."""
     array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
@@ -157,9 +157,9 @@ def _quantised(weights: ArrayLike) -> Int64 | _ScaledWeights:
     return _ScaledWeights(array, largest) if is_mapped(array) else _scale(array, largest)
 
 
-def _scale(weights: NDArray[Any], largest: float) -> Int64:
+def _scale(weights: Array, largest: float) -> Int64s:
     """Scale numbers so that the largest becomes 2^32; none above 0 becomes 0."""
     numbers = weights.astype(np.float64)
-    whole: Int64 = np.rint(numbers / largest * _SCALE).astype(np.int64)
+    whole: Int64s = np.rint(numbers / largest * _SCALE).astype(np.int64)
     whole[(whole == 0) & (numbers > 0)] = 1
     return whole

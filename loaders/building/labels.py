@@ -17,12 +17,11 @@ from typing import Any
 
 from twinfeed.loaders.errors import DataCorruptionError, DecodeError
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.formats.records import Range, Record
+from twinfeed.loaders.formats.records import Range, Record, Sample
 from twinfeed.loaders.index.options import Label, is_label
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 
-Sample = dict[str, Any]
 LabelFunction = Callable[[Sample], Label | None]
 
 _REPAIR = (

@@ -11,14 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
+from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
-
-Sample = dict[str, Any]
-"""A record's fields by name, as decode and transform take them."""
 
 Batch = dict[str, Any]
 """The fields of a batch by name, as a loop receives them."""

@@ -12,12 +12,15 @@ of each field numbers, and the `label` that came with the listing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 from twinfeed.loaders.errors import DataCorruptionError
 
 Container = Literal["tar", "tfrecord", "files"]
 CONTAINERS: tuple[Container, ...] = get_args(Container)
+
+Sample = dict[str, Any]
+"""A record's fields by name, as decode and transform take them."""
 
 OnBad = Callable[[DataCorruptionError], None]
 """Called with the error of one bad record after which the scan can go on."""

@@ -9,8 +9,9 @@ import numpy.typing as npt
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
-from twinfeed.loaders.feed.config import Batch, Sample, stored_fields
+from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, Values, joined_rows, writable

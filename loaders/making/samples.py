@@ -12,9 +12,10 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
-from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, Sample
+from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, first_shared, repeated, reused, same
+from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making._calls import Calls, Made, call, check_values
 from twinfeed.loaders.making._decoded import DecodedCache

@@ -25,7 +25,7 @@ from twinfeed.loaders.building.labels import (
     missing_error,
 )
 from twinfeed.loaders.building.shards import expand
-from twinfeed.loaders.building.sources import head_of, local
+from twinfeed.loaders.building.sources import PathLike, head_of, local
 from twinfeed.loaders.errors import (
     DataCorruptionError,
     ShardWarning,
@@ -40,7 +40,7 @@ from twinfeed.loaders.storage.url import parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
 
-Shards = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Shards = PathLike | Sequence[PathLike]
 
 _LABEL = "name what every record has, or leave such records out before"
 _PIECE = 1 << 16  # bytes of the compressed file; the rest of a piece is copied for each stream

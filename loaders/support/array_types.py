@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-Array = npt.NDArray[Any]
-Int64s = npt.NDArray[np.int64]
-Ids = Int64s | Iterable[int]
+from twinfeed.samplers.types import Array, Ids, Int64s
+
+__all__ = ["Array", "Ids", "Int64s", "as_array"]
 
 
 def as_array(value: Any, /) -> Array:

@@ -12,8 +12,9 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.feed.config import Batch, Sample
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed

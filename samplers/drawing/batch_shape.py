@@ -11,8 +11,8 @@ from typing import NamedTuple, SupportsIndex
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.random_words import below, random_words, root_key
+from twinfeed.samplers.types import Int64s
 
 PerStep = SupportsIndex | Mapping[int, SupportsIndex]
 
@@ -64,18 +64,18 @@ class BatchShape:
         self.size_divisor = gcd(*(phase.p * (phase.k if one_k else 1) for phase in self.phases))
         self.largest_p, self.largest_k = max(ps.values()), max(ks.values())
 
-    def sizes(self, steps: Int64) -> Int64:
+    def sizes(self, steps: Int64s) -> Int64s:
         """Return the batch sizes at consecutive global steps."""
         return np.concatenate(
             [phase.p * self.ks(phase, part) for phase, part in self.split_by_phase(steps)]
         )
 
-    def ks(self, phase: Phase, steps: Int64) -> Int64:
+    def ks(self, phase: Phase, steps: Int64s) -> Int64s:
         """Return K at each of these global steps, random if k is a range."""
         low = self.lowest_k or phase.k
         return low + below(random_words(self._key, steps), phase.k - low + 1)
 
-    def split_by_phase(self, steps: Int64) -> list[tuple[Phase, Int64]]:
+    def split_by_phase(self, steps: Int64s) -> list[tuple[Phase, Int64s]]:
         """Split consecutive global steps, at least one, into (phase, the steps in it)."""
         first, last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
         phases = self.phases[first - 1 : last]

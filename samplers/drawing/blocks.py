@@ -5,12 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import inverse_permute, permute
 from twinfeed.samplers.drawing.prefix_sums import PrefixSums
 from twinfeed.samplers.mapped import slices
+from twinfeed.samplers.types import Array, Int64s
 
 _MAX_ENTRIES = 1 << 17  # of a table
 
@@ -21,7 +20,7 @@ class Blocks:
     The last block of a shard may have fewer records: a short block.
     """
 
-    def __init__(self, lengths: NDArray[Any], block: int) -> None:
+    def __init__(self, lengths: Array, block: int) -> None:
         self._lengths, self.block = lengths, block
         self._record_sums = PrefixSums(lengths, _MAX_ENTRIES)
         self._block_sums = PrefixSums(_BlockCounts(lengths, block), _MAX_ENTRIES)
@@ -34,7 +33,7 @@ class Blocks:
         """Number of shards."""
         return len(self._lengths)
 
-    def short(self) -> tuple[Int64, Int64]:
+    def short(self) -> tuple[Int64s, Int64s]:
         """Return the numbers of the short blocks, and how many records are missing in each."""
         lengths = self._lengths_of(np.arange(self.num_shards))
         rest = lengths % self.block
@@ -55,39 +54,39 @@ class Blocks:
         most = max(counts.values(), default=0)
         return max(size for size, count in counts.items() if count == most) if most else 1
 
-    def of_records(self, records: Int64) -> tuple[Int64, Int64]:
+    def of_records(self, records: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first record and the stop of the block that contains each record."""
         shard, shard_start = self._record_sums.locate(records)
         first = records - (records - shard_start) % self.block
-        stop: Int64 = np.minimum(first + self.block, shard_start + self._lengths_of(shard))
+        stop: Int64s = np.minimum(first + self.block, shard_start + self._lengths_of(shard))
         return first, stop
 
-    def spans(self, numbers: Int64) -> tuple[Int64, Int64]:
+    def spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first record and the size of these blocks."""
         shard, offset, sizes = self.sizes(numbers)
         return self._record_sums.before(shard) + offset, sizes
 
-    def sizes(self, numbers: Int64) -> tuple[Int64, Int64, Int64]:
+    def sizes(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the shard of these blocks, the offset of each in its shard, and their sizes."""
         shard, before = self._block_sums.locate(numbers)
         offset = (numbers - before) * self.block
         return shard, offset, np.minimum(self._lengths_of(shard) - offset, self.block)
 
-    def _lengths_of(self, shard: Int64) -> Int64:
+    def _lengths_of(self, shard: Int64s) -> Int64s:
         return np.asarray(self._lengths[shard]).astype(np.int64, copy=False)
 
 
 class _BlockCounts:
     """The number of blocks of each shard, computed when it is asked for."""
 
-    def __init__(self, lengths: NDArray[Any], block: int) -> None:
+    def __init__(self, lengths: Array, block: int) -> None:
         self._lengths, self._block = lengths, block
 
     def __len__(self) -> int:
         return len(self._lengths)
 
-    def __getitem__(self, index: Any) -> Int64:
-        lengths: Int64 = np.asarray(self._lengths[index]).astype(np.int64)
+    def __getitem__(self, index: Any) -> Int64s:
+        lengths: Int64s = np.asarray(self._lengths[index]).astype(np.int64)
         return -(-lengths // self._block)
 
 
@@ -100,7 +99,7 @@ class BlockOrder:
 
     def __init__(self, blocks: Blocks, key: int) -> None:
         self._blocks, self._key, self._count = blocks, key, len(blocks)
-        self._table: NDArray[Any] | None = None
+        self._table: Array | None = None
         if self._count <= _MAX_ENTRIES:
             self._table = permute(self._count, key, np.arange(self._count)).astype(np.int32)
         few_shards = self._table is None and blocks.num_shards <= _MAX_ENTRIES
@@ -110,13 +109,13 @@ class BlockOrder:
             else PrefixSums(_BlockSizes(self, blocks), _MAX_ENTRIES)
         )
 
-    def block_at(self, ranks: Int64) -> Int64:
+    def block_at(self, ranks: Int64s) -> Int64s:
         """Return the number of the block at each rank."""
         if self._table is None:
             return permute(self._count, self._key, ranks)
         return self._table[ranks].astype(np.int64)
 
-    def locate(self, places: Int64) -> tuple[Int64, Int64, Int64]:
+    def locate(self, places: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the block at each place: the place of its first record, that record, its size."""
         ranks, start = self._sums.locate(places)
         return start, *self._blocks.spans(self.block_at(ranks))
@@ -138,11 +137,11 @@ class _ShortBlockTable:
         self._ranks = np.append(0, ranks[order] + 1)
         self._starts = self._ranks * self._block - np.append(0, np.cumsum(missing[order]))
 
-    def locate(self, places: Int64) -> tuple[Int64, Int64]:
+    def locate(self, places: Int64s) -> tuple[Int64s, Int64s]:
         """Return the rank of the block at each place, and the place where the block starts."""
         entry = np.searchsorted(self._starts, places, side="right") - 1
         full_blocks = (places - self._starts[entry]) // self._block
-        ranks: Int64 = self._ranks[entry] + full_blocks
+        ranks: Int64s = self._ranks[entry] + full_blocks
         return ranks, self._starts[entry] + full_blocks * self._block
 
 
@@ -155,7 +154,7 @@ class _BlockSizes:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def __getitem__(self, index: Any) -> Int64:
+    def __getitem__(self, index: Any) -> Int64s:
         ranks = index
         if isinstance(index, slice):
             ranks = np.arange(*index.indices(len(self)))

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from twinfeed.samplers.drawing.int_arrays import Int64
+from twinfeed.samplers.types import Int64s
 
 
 def replace_duplicates(
-    batch: Int64, order: Int64, candidates: Callable[[int], Iterable[int]]
+    batch: Int64s, order: Int64s, candidates: Callable[[int], Iterable[int]]
 ) -> int | None:
     """Replace records that come twice in a batch of P x K records, int64[p, k], in place.
 

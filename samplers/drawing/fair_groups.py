@@ -18,20 +18,20 @@ from __future__ import annotations
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.types import Int64s
 
 
 class FairGroups:
     """Fair groups of m items of many populations (classes) at once, each of its own size."""
 
-    def __init__(self, sizes: Int64, m: int, key: int) -> None:
+    def __init__(self, sizes: Int64s, m: int, key: int) -> None:
         self._sizes, self._m, self._key = sizes, m, key
 
     def groups(
-        self, population: Int64, number: Int64, start: int = 0, stop: int | None = None
-    ) -> Int64:
+        self, population: Int64s, number: Int64s, start: int = 0, stop: int | None = None
+    ) -> Int64s:
         """Return items `start` to `stop` of each group (a row): int64[rows, stop - start].
 
         A group is given by its population and its number there. Only these items are computed,
@@ -61,12 +61,12 @@ class FairGroups:
             items[rows] = np.where((index >= 0) & (index < m), adjusted, items[rows])
         return items
 
-    def _entries(self, population: Int64, lap: Int64, positions: Int64) -> Int64:
+    def _entries(self, population: Int64s, lap: Int64s, positions: Int64s) -> Int64s:
         """Return entries of the permutation of each row's population and lap: int64[rows, m]."""
         keys = random_words(random_words(self._key, population), lap)
         return permute_rows(self._sizes[population], keys, positions)
 
-    def _head(self, population: Int64, lap: Int64) -> Int64:
+    def _head(self, population: Int64s, lap: Int64s) -> Int64s:
         """Return the first m entries of laps, after duplicates of the old lap are moved back."""
         n, m = self._sizes[population], self._m
         num_old = lap * n % m  # entries of the straddling group that are of the old lap

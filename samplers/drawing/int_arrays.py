@@ -1,17 +1,13 @@
-"""Small functions over integer arrays, and the types of these arrays."""
+"""Small functions over integer arrays."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
-UInt64 = NDArray[np.uint64]
-Int64 = NDArray[np.int64]
+from twinfeed.samplers.types import Array, Int64s
 
 
-def owners_of(counts: Int64) -> tuple[Int64, Int64]:
+def owners_of(counts: Int64s) -> tuple[Int64s, Int64s]:
     """Number the `sum(counts)` members of groups: return each member's group and its rank in it.
 
     >>> [array.tolist() for array in owners_of(np.array([2, 0, 3]))]
@@ -21,16 +17,16 @@ def owners_of(counts: Int64) -> tuple[Int64, Int64]:
     return owner, np.arange(len(owner)) - np.repeat(np.cumsum(counts) - counts, counts)
 
 
-def ranges(starts: Int64, stops: Int64) -> Int64:
+def ranges(starts: Int64s, stops: Int64s) -> Int64s:
     """Return `[*range(starts[0], stops[0]), *range(starts[1], stops[1]), …]`."""
     if len(starts) and (starts[1:] == stops[:-1]).all():
         return np.arange(starts[0], stops[-1])
     owner, rank = owners_of(stops - starts)
-    numbers: Int64 = starts[owner] + rank
+    numbers: Int64s = starts[owner] + rank
     return numbers
 
 
-def distinct_pairs(first: NDArray[Any], second: NDArray[Any]) -> tuple[Int64, Int64]:
+def distinct_pairs(first: Array, second: Array) -> tuple[Int64s, Int64s]:
     """Return the row of each distinct pair, sorted by pair, and the pair's number of each row.
 
     As `np.unique((first, second), axis=1, return_index=True, return_inverse=True)`, but faster.

@@ -6,16 +6,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, owners_of
+from twinfeed.samplers.drawing.int_arrays import owners_of
 from twinfeed.samplers.drawing.permutation import SMALL, permute, sorted_rows
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
 _BUFFER = 1 << 20  # turns of the periods that are computed at once, unless one period is longer
-
-Small = NDArray[np.unsignedinteger[Any]]
 
 
 class Interleave:
@@ -27,20 +25,20 @@ class Interleave:
     period is a permutation of its own.
     """
 
-    def __init__(self, weights: Int64, key: int, *, renew: bool = False) -> None:
+    def __init__(self, weights: Int64s, key: int, *, renew: bool = False) -> None:
         self._weights, self._key, self._renew = weights, key, renew
         self._length = int(weights.sum())
         # A period before it is permuted: the stream of each turn, and the stream's turns before.
         streams, counts = owners_of(weights) if len(weights) > 1 else (np.empty(0, np.int64),) * 2
         self._streams = streams.astype(np.min_scalar_type(len(weights)))
         self._counts = counts.astype(np.min_scalar_type(int(weights.max())))
-        self._cache: FifoCache[tuple[Small, Small]] = FifoCache(4)
+        self._cache: FifoCache[tuple[Unsigned, Unsigned]] = FifoCache(4)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the tables, which are computed again."""
         return partial(type(self), renew=self._renew), (self._weights, self._key)
 
-    def streams_at(self, turns: Int64) -> tuple[Int64, Int64]:
+    def streams_at(self, turns: Int64s) -> tuple[Int64s, Int64s]:
         """Return the stream of each turn, and the number of earlier turns of that stream."""
         if len(self._weights) == 1:
             return np.zeros_like(turns), turns.copy()
@@ -56,7 +54,7 @@ class Interleave:
             count[mask] = counts[row[mask] - first, offset[mask]]
         return stream, period * self._weights[stream] + count
 
-    def counts_before(self, turn: int) -> Int64:
+    def counts_before(self, turn: int) -> Int64s:
         """Return the number of turns of each stream before this turn, int64[streams]."""
         if len(self._weights) == 1:
             return np.array([turn])
@@ -75,7 +73,7 @@ class Interleave:
         streams, _ = self._periods(np.array([period]))
         return period * self._length + int(np.flatnonzero(streams[0] == stream)[rest])
 
-    def _periods(self, periods: Int64) -> tuple[Small, Small]:
+    def _periods(self, periods: Int64s) -> tuple[Unsigned, Unsigned]:
         """Return the stream of each turn of these periods, and its earlier turns in the period."""
         if not self._renew:
             return self._cache.get(0, lambda: self._permuted(np.array([self._key], np.uint64)))
@@ -85,7 +83,7 @@ class Interleave:
             )
         return self._permuted(random_words(self._key, periods))
 
-    def _permuted(self, keys: UInt64) -> tuple[Small, Small]:
+    def _permuted(self, keys: UInt64s) -> tuple[Unsigned, Unsigned]:
         """Return what `_periods` returns, for the periods of these keys."""
         length = self._length
         if length <= SMALL:

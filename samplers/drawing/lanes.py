@@ -16,8 +16,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.types import Int64s, UInt64s
 
 _ORDER_WORDS = 1 << 12  # random words that are sorted at once, for the orders of lanes
 MAX_LANES = 1 << 24  # a lane's number is the lower bits of its word in the order of a round
@@ -27,7 +27,7 @@ _MIN_LANES_FOR_SHORT_LANE = 16  # with fewer lanes, a lane that ends early would
 class Rounds:
     """The rounds of lanes of these lengths, int64[W]: which round and slot an output is in."""
 
-    def __init__(self, lengths: Int64) -> None:
+    def __init__(self, lengths: Int64s) -> None:
         # The number of lanes with entries left changes only at a length of a lane. Between two such
         # rounds, the position is a linear function of round and slot.
         distinct, times = np.unique(lengths, return_counts=True)
@@ -36,7 +36,7 @@ class Rounds:
         outputs = np.cumsum(np.diff(self._first_round) * self._active[:-1])
         self._first_output = np.append(0, outputs)
 
-    def locate(self, positions: Int64) -> tuple[Int64, Int64]:
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the round of each output, and its slot in the round."""
         piece = np.searchsorted(self._first_output, positions, side="right") - 1
         later, slot = np.divmod(positions - self._first_output[piece], self._active[piece])
@@ -51,20 +51,20 @@ class ConstantLanes:
     sequences of this length; each has an order of its own, by its key in `keys`.
     """
 
-    def __init__(self, bounds: Int64, keys: UInt64) -> None:
+    def __init__(self, bounds: Int64s, keys: UInt64s) -> None:
         lengths = np.diff(bounds)
         self._rounds = Rounds(lengths)
         drawn = random_words(keys[:, None], np.arange(len(lengths)))
         order = np.lexsort((drawn, np.broadcast_to(-lengths, drawn.shape)), axis=1)
         self._starts = bounds[order]
 
-    def entries(self, sequence: int | Int64, positions: Int64) -> Int64:
+    def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
         """Return the index in its sequence of each of these outputs."""
         round_, slot = self._rounds.locate(positions)
-        entries: Int64 = self._starts[sequence, slot] + round_
+        entries: Int64s = self._starts[sequence, slot] + round_
         return entries
 
-    def slots(self, positions: Int64) -> Int64:
+    def slots(self, positions: Int64s) -> Int64s:
         """Return the lane of each of these outputs, numbered in the order within a round."""
         return self._rounds.locate(positions)[1]
 
@@ -77,20 +77,20 @@ class StaggeredLanes:
     ends.
     """
 
-    def __init__(self, bounds: Int64, first_rounds: Int64, *, key: int) -> None:
+    def __init__(self, bounds: Int64s, first_rounds: Int64s, *, key: int) -> None:
         self._starts, self._lengths = bounds[:-1], np.diff(bounds)
         self._first_rounds, self._key = first_rounds, key
         self._rounds = Rounds(self._lengths)
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
-    def entries(self, positions: Int64) -> Int64:
+    def entries(self, positions: Int64s) -> Int64s:
         """Return the index in the sequence of each of these outputs, int64 as `positions`."""
         round_, slot = self._rounds.locate(positions)
         lane = self._lanes(round_, slot)
         offset = (round_ - self._first_rounds[lane]) % self._lengths[lane]
         return self._starts[lane] + offset
 
-    def _lanes(self, round_: Int64, slot: Int64) -> Int64:
+    def _lanes(self, round_: Int64s, slot: Int64s) -> Int64s:
         """Return the lane of each slot of a round."""
         rounds, row = np.unique(round_, return_inverse=True)
         chunk = max(1, _ORDER_WORDS // len(self._lengths))  # rounds that are sorted at once
@@ -106,7 +106,7 @@ class StaggeredLanes:
             lane[outputs] = lanes[row[outputs] - first, slot[outputs]]
         return lane
 
-    def _lane_order(self, rounds: Int64) -> NDArray[np.int32]:
+    def _lane_order(self, rounds: Int64s) -> NDArray[np.int32]:
         """Return the lanes of each round in random order; lanes without an entry come last."""
         lane = np.arange(len(self._lengths))
         packed = random_words(random_words(self._key, rounds)[:, None], lane) >> np.uint64(1)
@@ -118,14 +118,14 @@ class StaggeredLanes:
         return packed.astype(np.int32)
 
 
-def equal_bounds(size: int, lanes: int) -> Int64:
+def equal_bounds(size: int, lanes: int) -> Int64s:
     """Return the bounds of lanes whose lengths differ by at most one, the shorter first."""
     share, longer = divmod(size, lanes)
     lane = np.arange(lanes + 1)
     return lane * share + np.maximum(lane - (lanes - longer), 0)
 
 
-def desynchronized_bounds(size: int, lanes: int, block: int) -> Int64:
+def desynchronized_bounds(size: int, lanes: int, block: int) -> Int64s:
     """Return the bounds of lanes that reach the end of a block at different times.
 
     If all lanes changed blocks in the same round, the stream would show it. The length of a lane,
@@ -141,5 +141,5 @@ def desynchronized_bounds(size: int, lanes: int, block: int) -> Int64:
         rounded = size
     share, rest = divmod(rounded, lanes)
     lane = np.arange(lanes + 1)
-    bounds: Int64 = np.minimum(lane * share + lane * rest // lanes, size)
+    bounds: Int64s = np.minimum(lane * share + lane * rest // lanes, size)
     return bounds

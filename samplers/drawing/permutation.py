@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64, distinct_pairs
+from twinfeed.samplers.drawing.int_arrays import distinct_pairs
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
 Table = NDArray[np.uint16]
-Unsigned = NDArray[np.unsignedinteger[Any]]
 
 SORTED = 64  # items up to which each row of several has a sorted table
 SMALL = 1 << 15  # items up to which a single permutation is a sorted table
@@ -41,7 +41,7 @@ _ODD = np.uint64(0xD6E8FEB86659FD93)
 _NARROW_ODD = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
 
 
-def permute(n: int, key: int, positions: Int64) -> Int64:
+def permute(n: int, key: int, positions: Int64s) -> Int64s:
     """Return the entries of the permutation of `range(n)` under `key` at `positions`."""
     if n <= SMALL:
         entries: Table = _shared_table(n, key)[positions]
@@ -65,7 +65,7 @@ def small_table(n: int, key: int) -> Table:
 _shared_table = lru_cache(maxsize=8)(small_table)
 
 
-def permute_rows(n: Int64, keys: UInt64, positions: Int64) -> Int64:
+def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return entries of one permutation a row, of its own size and key: int64[rows, m]."""
     kind = (n > SORTED) + (n > SMALL).astype(np.int8)
     out = np.empty(positions.shape, np.int64)
@@ -78,7 +78,7 @@ def permute_rows(n: Int64, keys: UInt64, positions: Int64) -> Int64:
     return out
 
 
-def _sorted_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
+def _sorted_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return entries of permutations of at most 64 items: sort each distinct table once."""
     if not len(n):
         return np.empty(positions.shape, np.int64)
@@ -99,7 +99,7 @@ def _sorted_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
     return entries.astype(np.int64)
 
 
-def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[np.uint16]:
+def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
     """Return one permutation a row, uint16[keys, n]; of `range(lengths[row])` if given.
 
     Each random word keeps its upper 48 bits and carries its index below them, so that a plain sort
@@ -115,7 +115,7 @@ def sorted_rows(keys: UInt64, n: int, lengths: Int64 | None = None) -> NDArray[n
     return packed.astype(np.uint16)  # keeps the low 16 bits
 
 
-def _narrow_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
+def _narrow_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return entries of permutations of at most 2^15 items, by Feistel networks of 32 bits."""
     pairs = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
     rounds = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)
@@ -128,11 +128,11 @@ def _narrow_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
     return _cycle_walk(sizes, rounds, x, _narrow_hash).T.astype(np.int64, order="C")
 
 
-def _wide_entries(n: Int64, keys: UInt64, positions: Int64) -> Int64:
+def _wide_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     return feistel(n[:, None], keys[:, None], positions)
 
 
-def feistel(n: int | Int64, key: int | UInt64, positions: Int64) -> Int64:
+def feistel(n: int | Int64s, key: int | UInt64s, positions: Int64s) -> Int64s:
     """Return the entries at `positions` of permutations of n > 2^15 items, all broadcast."""
     # Arrays, also of one number: numpy 1 adds a scalar of 64 bits to a Python int as floats.
     sizes, keys = np.atleast_1d(np.asarray(n, np.uint64)), np.atleast_1d(np.asarray(key, np.uint64))
@@ -140,7 +140,7 @@ def feistel(n: int | Int64, key: int | UInt64, positions: Int64) -> Int64:
     return _cycle_walk(sizes, rounds, positions.astype(np.uint64), _hash).view(np.int64)
 
 
-def inverse_permute(n: int, key: int, entries: Int64) -> Int64:
+def inverse_permute(n: int, key: int, entries: Int64s) -> Int64s:
     """Return the positions of these entries in the permutation of `range(n)` under `key`.
 
     >>> inverse_permute(10**6, 3, permute(10**6, 3, np.array([7, 0, 999_999]))).tolist()
@@ -215,7 +215,7 @@ def _inverse_rounds(
     return left
 
 
-def _hash(x: UInt64, key: UInt64, size: UInt64) -> UInt64:
+def _hash(x: UInt64s, key: UInt64s, size: UInt64s) -> UInt64s:
     """Round function: hash a half below 2^32 to `[0, size)`.
 
     A multiply-xorshift hash, scaled by multiply-high.

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.mapped import slices
+from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
 _CHUNK = 1 << 18  # counts that are summed at once
@@ -33,14 +33,14 @@ class PrefixSums:
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
         self._counts, self._max_entries = counts, max_entries
         self._run = max(1, -(-len(counts) // max_entries))  # counts of a run
-        self._table: Int64 | None = None
+        self._table: Int64s | None = None
 
     def __reduce__(self) -> tuple[type[PrefixSums], tuple[Counts, int]]:
         """Pickle without the table, which is computed again at the first use."""
         return type(self), (self._counts, self._max_entries)
 
     @property
-    def _bounds(self) -> Int64:
+    def _bounds(self) -> Int64s:
         """The sum of the counts before each run, and of all: int64[runs + 1]."""
         if self._table is None:
             run, count = self._run, len(self._counts)
@@ -58,23 +58,23 @@ class PrefixSums:
         """The sum of all counts."""
         return int(self._bounds[-1])
 
-    def before(self, entries: Int64) -> Int64:
+    def before(self, entries: Int64s) -> Int64s:
         """Return the sum of the counts before each entry, int64[entries]."""
         run, offset = np.divmod(entries, self._run)
-        sums: Int64 = self._bounds[run]
+        sums: Int64s = self._bounds[run]
         for queries, row, starts, _ in self._sums_in_runs(run):
             sums[queries] = starts[row, offset[queries]]
         return sums
 
-    def find(self, positions: Int64) -> Int64:
+    def find(self, positions: Int64s) -> Int64s:
         """Return the entry that contains each position, int64[positions]."""
         return self.locate(positions)[0]
 
-    def locate(self, positions: Int64) -> tuple[Int64, Int64]:
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the entry that contains each position, and the sum of the counts before it."""
         run = np.searchsorted(self._bounds, positions, side="right") - 1
-        entry: Int64 = run * self._run
-        sums: Int64 = self._bounds[run]
+        entry: Int64s = run * self._run
+        sums: Int64s = self._bounds[run]
         for queries, _, starts, runs in self._sums_in_runs(run):
             index = np.searchsorted(starts.reshape(-1), positions[queries], side="right") - 1
             row, offset = np.divmod(index, self._run)
@@ -82,7 +82,7 @@ class PrefixSums:
             sums[queries] = starts[row, offset]
         return entry, sums
 
-    def _sums_in_runs(self, run: Int64) -> Iterator[tuple[Int64, Int64, Int64, Int64]]:
+    def _sums_in_runs(self, run: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s, Int64s]]:
         """Yield the sums before each count of the distinct runs, a chunk of runs at a time.
 
         A chunk is (indices of the queries in these runs, the row of each query, the sums
@@ -97,11 +97,11 @@ class PrefixSums:
             starts = self._bounds[runs[chunk], None] + np.cumsum(counts, axis=1) - counts
             yield queries, row[queries] - chunk.start, starts, runs[chunk]
 
-    def _counts_of_runs(self, runs: Int64) -> Int64:
+    def _counts_of_runs(self, runs: Int64s) -> Int64s:
         """Return the counts of runs, int64[runs, run]; zeros after the last count."""
         index = runs[:, None] * self._run + np.arange(self._run)
         last = len(self._counts) - 1
         return np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
 
-    def _counts_at(self, index: Any) -> Int64:
+    def _counts_at(self, index: Any) -> Int64s:
         return np.asarray(self._counts[index]).astype(np.int64, copy=False)

@@ -12,7 +12,7 @@ import hashlib
 
 import numpy as np
 
-from twinfeed.samplers.drawing.int_arrays import Int64, UInt64
+from twinfeed.samplers.types import Int64s, UInt64s
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MULTIPLIER_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -20,7 +20,7 @@ _MULTIPLIER_2 = np.uint64(0x94D049BB133111EB)
 _MASK = (1 << 64) - 1
 
 
-def random_words(key: int | UInt64, counter: Int64 | UInt64) -> UInt64:
+def random_words(key: int | UInt64s, counter: Int64s | UInt64s) -> UInt64s:
     """Return random word number `counter` of the stream of `key`, broadcast, at least 1-d."""
     x = np.atleast_1d(np.asarray(counter)).astype(np.uint64)  # always a copy: updated in place
     x += np.uint64(1)
@@ -54,7 +54,7 @@ def derive(key: int, *path: int) -> int:
     return key
 
 
-def below(word: UInt64, bound: int | Int64) -> Int64:
+def below(word: UInt64s, bound: int | Int64s) -> Int64s:
     """Scale random words to `[0, bound)`, for any bound up to 2^63, by multiply-high.
 
     The result is the upper half of the 128-bit product of word and bound (Lemire, "Fast random
@@ -64,5 +64,5 @@ def below(word: UInt64, bound: int | Int64) -> Int64:
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     cross = (word >> half) * (wide & low) >> half
     cross += (word & low) * (wide >> half) >> half
-    scaled: UInt64 = (word >> half) * (wide >> half) + cross
+    scaled: UInt64s = (word >> half) * (wide >> half) + cross
     return scaled.astype(np.int64)

@@ -12,14 +12,12 @@ loop for seconds at the start of each epoch. So the sort is spread over the epoc
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import Int64
 from twinfeed.samplers.drawing.prefix_sums import Counts
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.types import Float64s, Int64s
 
-Float64 = NDArray[np.float64]
 _BLOCK = 1 << 14  # records whose keys are computed at once
 _BUCKET = 1 << 15  # approximate size of a bucket, which is sorted at once
 _SAMPLE = 1 << 12  # approximate number of keys from which the bounds of buckets are estimated
@@ -40,8 +38,8 @@ class WeightedPermutation:
         # Threads may divide the same block: they write the same values.
         self._bucket_of = np.empty(count, np.uint16)
         self._blocks_done = 0
-        self._starts: Int64 | None = None  # of buckets, in the order; once all blocks are divided
-        self._sorted: FifoCache[Int64] = FifoCache(2)
+        self._starts: Int64s | None = None  # of buckets, in the order; once all blocks are divided
+        self._sorted: FifoCache[Int64s] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
         """Divide this fraction of the records into buckets, and a quarter more."""
@@ -52,7 +50,7 @@ class WeightedPermutation:
             self._bucket_of[block] = np.searchsorted(self._quantiles, times, side="right")
             self._blocks_done = number + 1
 
-    def records(self, positions: Int64) -> Int64:
+    def records(self, positions: Int64s) -> Int64s:
         """Return the records at these positions of the order, int64 as `positions`."""
         starts = self._starts
         if starts is None:
@@ -68,22 +66,22 @@ class WeightedPermutation:
             out[mask] = members[positions[mask] - starts[number]]
         return out
 
-    def _sort_bucket(self, number: int) -> Int64:
+    def _sort_bucket(self, number: int) -> Int64s:
         """Return the records of a bucket by their keys; equal keys stay in stored order."""
         records = np.flatnonzero(self._bucket_of == number)
         return records[np.argsort(self._waiting_times(records), kind="stable")]
 
-    def _waiting_times(self, records: Int64) -> Float64:
+    def _waiting_times(self, records: Int64s) -> Float64s:
         """Return exponential variates of rate weight; infinite for a weight of 0."""
         bits = random_words(self._key, records) >> np.uint64(11)
         uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
-        weights: Int64 = np.asarray(self._weights[records])
+        weights: Int64s = np.asarray(self._weights[records])
         times = -log(uniform) / np.maximum(weights, 1)
         times[weights == 0] = np.inf
         return times
 
 
-def log(x: Float64) -> Float64:
+def log(x: Float64s) -> Float64s:
     """Return natural logarithms by correctly rounded operations alone.
 
     `np.log` differs in its last bit between CPUs. Here x = m * 2^e with m near 1, and
@@ -99,5 +97,5 @@ def log(x: Float64) -> Float64:
     for odd in range(21, 0, -2):
         series = series * square
         series = series + 1 / odd
-    log: Float64 = exponent * 0.6931471805599453 + 2 * s * series
+    log: Float64s = exponent * 0.6931471805599453 + 2 * s * series
     return log
