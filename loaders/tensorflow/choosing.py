@@ -104,7 +104,7 @@ class _Chosen(DatasetLoader[Any]):
         prefetch: int,
     ) -> None:
         if isinstance(datasets, SourceDatasets):
-            groups, known = datasets.groups_for(sampler, source), [datasets[0]]
+            groups, known = datasets.groups_of(sampler, source), [datasets[0]]
         else:
             groups, datasets = None, (known := list(datasets))
         # Raises if the datasets differ.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,13 @@ from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._passes import PassState
 from twinfeed.samplers import BatchStream
+from twinfeed.samplers.drawing.chunks import growing
 
-# Samples that a dataset reads at once, and those that are drawn before they are read.
-_READ, _DRAWN = 32, 1 << 10
+# Batches whose samples a dataset reads at once, and samples that all datasets read ahead.
+_BATCHES, _READAHEAD = 4, 1 << 10
 
-_Row = tuple[Request, int]
-"""A sample: a place in the request of its batch."""
+# Chunks of a stream whose requests are kept: a group that is drawn rarely looks through them later.
+_CHUNKS = 64
 
 
 def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
@@ -38,8 +40,8 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
     shards and rank. Passes of `choose` begin at its position, `replay` or not. A dataset that you
     iterate over by itself gives the samples of its class in epoch 0, in the order of the stream.
 
-    Each dataset reads up to 32 samples at once, and all together read at most some 2,000 samples
-    before the batches need them. Nothing is read by other threads.
+    Each dataset reads its samples of up to 4 batches at once. All together read at most some 1,000
+    samples before the batches need them. Nothing is read by other threads.
 
     Args:
         feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or shuffles by lanes
@@ -67,104 +69,89 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
 
 
 class SourceDatasets(Sequence[tf.data.Dataset]):
-    """Make the datasets of the classes, sets or lanes of a feed's sampler."""
+    """The datasets of the groups of a feed's sampler: of its classes, sets or lanes."""
 
     def __init__(self, feed: Feed) -> None:
-        self._feed, self.sampler, groups = feed, feed.sampler, feed.sampler.by_group
+        sampler, by_group = feed.sampler, feed.sampler.by_group
         shaped = [name for name, field in feed.spec.items() if field.shape]
         padded = any(mode_of(feed.collate, name) == "pad" for name in shaped)
-        if groups is None or padded or feed.batch_transform is not None:
+        if by_group is None or padded or feed.batch_transform is not None:
             raise ValueError(
                 "source_datasets needs a sampler with classes, sets or lanes, a feed without "
                 "batch_transform, and no padding of records or batches, "
-                f"got {feed.sampler!r}: take TensorFlowLoader(feed), which serves every feed"
+                f"got {sampler!r}: take TensorFlowLoader(feed), which serves every feed"
             )
-        reader = reader_of(feed.index)
+        self._feed, reader = feed, reader_of(feed.index)
         self._batcher = Batcher(compile_feed(feed), reader=reader)
         self._layout = Layout(feed, None, reader)
-        self._ids, self._seeded = Schedule(feed.sampler), feed.seeded
-        self._count, self.groups = groups[0], Schedule(groups[1])
-        self._passes: weakref.WeakValueDictionary[int, _Pass] = weakref.WeakValueDictionary()
+        self._num_groups, self._groups = by_group[0], Schedule(by_group[1])
+        requests_of = partial(_requests_by_group, Schedule(sampler), self._groups)
+        self._requests_by_group = lru_cache(_CHUNKS)(requests_of)
 
     def __reduce__(self) -> tuple[type[SourceDatasets], tuple[Feed]]:
         return SourceDatasets, (self._feed,)
 
-    def groups_for(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Return the schedule of groups, for `sampler`; ValueError if it draws other samples."""
-        streams = [(one.fingerprint, one.rank, one.world_size) for one in (sampler, self.sampler)]
-        if source is not None or streams[0] != streams[1]:
+    def groups_of(self, sampler: BatchStream, source: Any) -> Schedule:
+        """Return the group of each sample; ValueError for a sampler that draws other samples."""
+        own = self._feed.sampler
+        streams = {(str(each.fingerprint), each.rank, each.world_size) for each in (sampler, own)}
+        if source is not None or len(streams) > 1:
             raise ValueError(
-                f"these datasets have the samples of {self.sampler!r}, rank {self.sampler.rank} of "
-                f"{self.sampler.world_size}: call choose(feed.sampler, source_datasets(feed))"
+                f"these datasets have the samples of {own!r}, rank {own.rank} of "
+                f"{own.world_size}: call choose(feed.sampler, source_datasets(feed))"
             )
-        return self.groups
+        return self._groups
 
     def __len__(self) -> int:
-        return self._count
+        return self._num_groups
 
-    def __getitem__(self, number: Any) -> Any:
+    def __getitem__(self, group: Any) -> Any:
         check_process()
-        alone = tf.constant(PassState(-1, 0, 0, 0, 0), tf.int64)
-        dataset = self._dataset(alone, range(self._count)[number])
+        first_epoch = tf.constant(PassState(0, 0, 0, 0, 0), tf.int64)
+        dataset = self._dataset(first_epoch, range(len(self))[group])
         dataset.twinfeed_sources = self  # the graph calls it, so it must live as long
         return guarded(dataset)
 
     def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Make the datasets of a pass, in the graph: a variant tensor of shape [datasets]."""
+        """Make the datasets of a pass, in the graph: a variant tensor of shape [groups]."""
         return tf.map_fn(
-            lambda number: tf.data.experimental.to_variant(self._dataset(pass_state, number)),
-            tf.range(self._count, dtype=tf.int64),
+            lambda group: tf.data.experimental.to_variant(self._dataset(pass_state, group)),
+            tf.range(len(self), dtype=tf.int64),
             fn_output_signature=tf.TensorSpec([], tf.variant),
         )
 
-    def _dataset(self, pass_state: tf.Tensor, number: Any) -> tf.data.Dataset:
-        pieces = generated(self.pieces, tuple(self._layout.flat), (pass_state, number))
-        return pieces.map(lambda *parts: self._layout.restore(parts)).unbatch()
+    def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
+        samples = generated(self.samples, tuple(self._layout.flat), (pass_state, group))
+        return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
-    def pieces(self, pass_state: Int64s, number: np.int64) -> Iterator[tuple[Array, ...]]:
-        """Read the samples of a group from the beginning of a pass to the end of its epoch.
+    def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
+        """Yield the samples of a group, several at once, from the start of a pass to its end."""
+        sampler, (_, epoch, start, *_) = self._feed.sampler, PassState.of(pass_state)
+        steps = max(1, _READAHEAD // max(1, sampler.batch_size))
+        for first, stop in growing(start, len(sampler), steps):
+            wanted = self._requests_by_group(epoch, first, stop).get(int(group), [])
+            for number in range(0, len(wanted), _BATCHES):
+                together = wanted[number : number + _BATCHES]
+                try:
+                    read = [self._read(*together)]
+                except Exception:  # read each by itself: the batches before the error come first
+                    read = map(self._read, together)
+                yield from read
 
-        The number of a pass that shares its draws with no other dataset is -1.
-        """
-        key, epoch, start, *_ = PassState.of(pass_state)
-        coming = requests(self._ids, epoch, start, seeds=self._seeded)
-        own = self._passes.get(key) or _Pass(coming, self.groups)
-        if key >= 0:
-            self._passes[key] = own
-        while rows := own.take(int(number)):
-            try:
-                read = iter([self._read(rows)])
-            except Exception:  # then the samples before the bad one come before the error
-                read = map(self._read, [[row] for row in rows])
-            yield from read
-
-    def _read(self, rows: list[_Row]) -> tuple[Array, ...]:
-        first = rows[0][0]
-        names = ["ids", "records", "views", *(["seeds"] if self._seeded else [])]
-        parts: Any = {
-            name: np.array([getattr(one, name)[at] for one, at in rows]) for name in names
-        }
-        return tuple(self._layout.flatten(self._batcher(first._replace(**parts))))
+    def _read(self, *parts: Request) -> tuple[Array, ...]:
+        """Read the samples of several requests by a single one."""
+        arrays: Any = map(np.concatenate, list(zip(*parts, strict=True))[2:])
+        batch = self._batcher(Request(parts[0].epoch, parts[0].step, *arrays))
+        return tuple(self._layout.flatten(batch))
 
 
-class _Pass:
-    """Draw the rest of an epoch as its groups ask for their samples."""
-
-    def __init__(self, coming: Iterator[Request], groups: Schedule) -> None:
-        self._coming, self._groups, self._waiting = coming, groups, 0
-        self._rows: defaultdict[int, list[_Row]] = defaultdict(list)
-
-    def take(self, group: int) -> list[_Row]:
-        """Return the next samples of a group; none at the end of the epoch."""
-        rows = self._rows[group]
-        while not rows or self._waiting < _DRAWN:
-            request = next(self._coming, None)
-            if request is None:
-                break
-            (groups,) = self._groups.batches(request.epoch, request.step, request.step + 1)
-            for at, number in enumerate(groups.tolist()):
-                self._rows[number].append((request, at))
-            self._waiting += len(groups)
-        taken, self._rows[group] = rows[:_READ], rows[_READ:]
-        self._waiting -= len(taken)
-        return taken
+def _requests_by_group(
+    ids: Schedule, groups: Schedule, epoch: int, first: int, stop: int
+) -> dict[int, list[Request]]:
+    """Return, for each group, the requests of its samples in some steps."""
+    found = defaultdict(list)
+    for request in islice(requests(ids, epoch, first), stop - first):
+        (numbers,) = groups.batches(epoch, request.step, request.step + 1)
+        for group in np.unique(numbers).tolist():
+            found[group].append(request.where(numbers == group))
+    return found
