@@ -30,8 +30,8 @@ class JaggedParts(NamedTuple):
     shortest: int | None
     longest: int | None
 
-    def whole(self) -> torch.Tensor:
-        """Make the jagged tensor. Given both lengths, torch need not fetch them from the device."""
+    def to_tensor(self) -> torch.Tensor:
+        """Make the jagged tensor. With both lengths, torch need not fetch them from the device."""
         # In inference mode, only parts that were made in this mode can be joined.
         with torch.inference_mode(self.values.is_inference()):
             return torch.nested.nested_tensor_from_jagged(
@@ -40,10 +40,10 @@ class JaggedParts(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """A batch on its way: its tensors on the device, and the event at the end of the copy."""
+    """A batch that is being copied: its tensors on the device, and the event after the copy."""
 
     batch: Batch
-    there: Any = None
+    copied: Any = None
 
 
 class Copier:
@@ -68,23 +68,23 @@ class Copier:
 
     def receive(self, sent: Sent, /) -> Batch:
         """Make the batch safe to compute on."""
-        return joined(sent.batch)
+        return join_jagged(sent.batch)
 
 
 class CudaCopier(Copier):
-    """Copy on a stream of the device's own, so that copies and computation overlap.
+    """Copy on a CUDA stream for copies alone, so that copies and computation overlap.
 
     - Copies start from pinned memory, into which batches are collated. A copy from other memory
-      would keep its caller until the copy is done. torch uses pinned memory again only after the
-      copy from it is done. torch knows the memory by the address where the memory begins.
+      would block its caller until the copy is done. torch reuses pinned memory only after the copy
+      from it is done, and knows the memory by its first address.
     - The computing stream waits for the copy's event before it touches the batch.
     - The tensors belong to the copying stream, and are recorded on the computing stream. Otherwise
-      a later copy would be given their memory while a step still reads them.
+      a later copy could reuse their memory while a step still reads them.
     """
 
     def __init__(self, device: torch.device) -> None:
-        number = cuda.current_device() if device.index is None else device.index
-        self.device = torch.device("cuda", number)  # in other threads another device may be current
+        index = cuda.current_device() if device.index is None else device.index
+        self.device = torch.device("cuda", index)  # in other threads another device may be current
         self.stream = _copying_stream(self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
@@ -97,25 +97,25 @@ class CudaCopier(Copier):
             return each_tensor(lambda tensor: tensor.pin_memory(), batch)
 
     def send(self, batch: Batch, /) -> Sent:
-        # The device comes first: else leaving the stream would wake another device's context.
+        # The device comes first: else leaving the stream would create another device's context.
         with cuda.device(self.device), cuda.stream(self.stream):
-            moved = each_tensor(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
-            return Sent(moved, self.stream.record_event())
+            copy = each_tensor(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
+            return Sent(copy, self.stream.record_event())
 
     def receive(self, sent: Sent, /) -> Batch:
         computing = cuda.current_stream(self.device)
-        computing.wait_event(sent.there)
+        computing.wait_event(sent.copied)
 
-        def recorded(tensor: torch.Tensor) -> torch.Tensor:
+        def record(tensor: torch.Tensor) -> torch.Tensor:
             tensor.record_stream(computing)
             return tensor
 
-        return joined(each_tensor(recorded, sent.batch))
+        return join_jagged(each_tensor(record, sent.batch))
 
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the stream for all copies to a device: each stream reuses only its own memory."""
+    """Return the one stream of all copies to a device: a stream reuses only its own memory."""
     return cuda.Stream(device)
 
 
@@ -134,8 +134,9 @@ def torch_device(device: torch.device | str | None, /) -> torch.device:
     device(type='cpu')
     """
     if device is None:
-        cuda_here = cuda.is_available()
-        return torch.device("cuda", cuda.current_device()) if cuda_here else torch.device("cpu")
+        if not cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", cuda.current_device())
     try:
         chosen = torch.device(device)
         torch.empty(0, device=chosen)
@@ -147,22 +148,22 @@ def torch_device(device: torch.device | str | None, /) -> torch.device:
 
 
 def each_tensor(function: Callable[[Any], Any], batch: Mapping[str, Any], /) -> Batch:
-    """Apply `function` to every tensor of a batch and both parts of a jagged tensor; keep the rest.
+    """Apply `function` to every tensor of a batch, and to both parts of a jagged tensor.
 
-    A tensor that was sent by value is an array.
+    A tensor that was sent by value is an array. Other values stay as they are.
     """
 
-    def one(value: Any) -> Any:
+    def apply(value: Any) -> Any:
         if isinstance(value, JaggedParts):
             return value._replace(values=function(value.values), offsets=function(value.offsets))
         return function(value) if isinstance(value, (torch.Tensor, np.ndarray)) else value
 
-    return {name: one(value) for name, value in batch.items()}
+    return {name: apply(value) for name, value in batch.items()}
 
 
-def joined(batch: Batch, /) -> Batch:
-    """Make jagged tensors from their parts, in this batch; keep the rest."""
+def join_jagged(batch: Batch, /) -> Batch:
+    """Make jagged tensors from their parts, in place."""
     for name, value in batch.items():
         if type(value) is JaggedParts:
-            batch[name] = value.whole()
+            batch[name] = value.to_tensor()
     return batch

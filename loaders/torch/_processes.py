@@ -8,12 +8,12 @@ from torch.utils.data import get_worker_info
 from twinfeed.samplers.processes import add_probe
 
 
-def ranks() -> int:
-    """Return the number of ranks of the process group; 1 without a group."""
+def world_size() -> int:
+    """Return the number of ranks of the default process group; 1 without a group."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
-def refuse_workers() -> None:
+def check_not_in_worker() -> None:
     """Raise RuntimeError in a worker of another DataLoader, where a loader has no position."""
     if get_worker_info() is not None:
         raise RuntimeError(
@@ -22,4 +22,4 @@ def refuse_workers() -> None:
         )
 
 
-add_probe(ranks)
+add_probe(world_size)

@@ -17,19 +17,18 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
 from twinfeed.loaders.torch._copier import each_tensor
 
-FEWER = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
+FEWER_BATCHES = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
+
+MAX_BYTES_BY_VALUE = 1 << 14
+"""The bytes up to which a tensor is pickled. A larger one takes a descriptor in each process."""
 
 
-SMALL = 1 << 14
-"""Most bytes of a tensor that is sent by value. A larger one takes a descriptor in each process."""
-
-
-def shared(batch: Batch, /, *, small: int = 0) -> Batch:
+def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
     """In a worker, move tensors to shared memory; elsewhere return the batch as it is.
 
-    torch does so by itself, in a thread of the worker's queue. An error in this thread drops the
-    batch, and the loop waits for the batch for ever. Tensors of at most `small` bytes become arrays
-    of numpy, which `each_tensor(torch.as_tensor, batch)` turns back.
+    torch does so by itself, in the feeder thread of the worker's queue. An error in this thread
+    drops the batch, and the loop waits for the batch for ever. Tensors of at most `by_value` bytes
+    become arrays of numpy, which `each_tensor(torch.as_tensor, batch)` turns back.
 
     Raises:
         WorkerDiedError: there is no shared memory left.
@@ -38,18 +37,19 @@ def shared(batch: Batch, /, *, small: int = 0) -> Batch:
     if worker is None:
         return batch
 
-    def sent(tensor: torch.Tensor) -> Any:
-        by_value = tensor.nbytes <= small and tensor.dtype != torch.bfloat16
-        return tensor.numpy() if by_value else tensor.share_memory_()  # type: ignore[no-untyped-call]
+    def share(tensor: torch.Tensor) -> Any:
+        if tensor.nbytes <= by_value and tensor.dtype != torch.bfloat16:
+            return tensor.numpy()
+        return tensor.share_memory_()  # type: ignore[no-untyped-call]
 
     try:
-        return each_tensor(sent, batch)
+        return each_tensor(share, batch)
     except RuntimeError as error:
         why = str(error).splitlines()[0]
         raise WorkerDiedError(
             f"worker {worker.id} of {worker.num_workers} (process {os.getpid()}) cannot share its "
             f"batch: {why}",
-            advice="raise `ulimit -n`" if "Too many open files" in why else full(),
+            advice="raise `ulimit -n`" if "Too many open files" in why else shared_memory_advice(),
         ) from None
 
 
@@ -62,19 +62,19 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
     for name, field in feed.spec.items():
         if is_string(field.dtype):
             continue
-        known = None not in field.shape and mode_of(feed.collate, name) == "stack"
-        if not known:
+        fixed = None not in field.shape and mode_of(feed.collate, name) == "stack"
+        if not fixed:
             tensors += 2  # lengths, offsets or shapes beside it
-        elif prod(least(field.shape)) * dtype_of(field).itemsize * size > SMALL:
+        elif prod(least(field.shape)) * dtype_of(field).itemsize * size > MAX_BYTES_BY_VALUE:
             tensors += 1
     for rows in (*feed.index.columns.values(), *feed.side.values()):
-        tensors += prod(rows.shape[1:]) * rows.dtype.itemsize * size > SMALL
+        tensors += prod(rows.shape[1:]) * rows.dtype.itemsize * size > MAX_BYTES_BY_VALUE
     limit, needed = file_limit(), tensors * batches + open_files()
     if limit is not None and needed > limit:
         raise LoaderError(
             f"workers pass each of the {tensors} large tensors of a batch by a descriptor, about "
             f"{needed} at once, and this process may have {limit}",
-            advice=f"raise `ulimit -n`, {FEWER}",
+            advice=f"raise `ulimit -n`, {FEWER_BATCHES}",
         )
 
 
@@ -89,9 +89,9 @@ def check_semaphores() -> None:
         ) from error
 
 
-def full() -> str:
-    """Say what to do if shared memory may be full."""
+def shared_memory_advice() -> str:
+    """Return advice for when shared memory may be full."""
     return (
         f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
-        f"enlarge it (in a container `--shm-size`), {FEWER}"
+        f"enlarge it (in a container `--shm-size`), {FEWER_BATCHES}"
     )

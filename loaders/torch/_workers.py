@@ -1,4 +1,8 @@
-"""The batches of worker processes, and the error when a worker fails or dies."""
+"""Batches from the worker processes of a DataLoader, and the error when a worker fails or dies.
+
+The `PassRequests` of the main process are sent to the workers. There an `ErrorAsValueDataset` makes
+a batch of each, or returns the error. `WorkerBatches` are what the main process receives.
+"""
 
 from __future__ import annotations
 
@@ -6,40 +10,51 @@ import multiprocessing
 import signal
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from contextlib import ExitStack
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from torch._C import _remove_worker_pids
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Dataset
 
-from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, pickled, sendable
-from twinfeed.loaders.feed.config import Batch
-from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError, pickled, sendable
+from twinfeed.loaders.feed.config import Batch, stored_fields
+from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, compile_feed
+from twinfeed.loaders.making.feed import compile_feed
 from twinfeed.loaders.making.meter import Meter, Spent
-from twinfeed.loaders.reading.source import Reads
+from twinfeed.loaders.reading.reader import Reader
+from twinfeed.loaders.reading.source import reading, start_pass, values_of
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.system import describe_exit
 from twinfeed.loaders.torch._copier import each_tensor
-from twinfeed.loaders.torch._sharing import FEWER, SMALL, full, shared
-from twinfeed.loaders.torch.dataset import RecordDataset, as_parts
+from twinfeed.loaders.torch._sharing import (
+    FEWER_BATCHES,
+    MAX_BYTES_BY_VALUE,
+    share_memory,
+    shared_memory_advice,
+)
+from twinfeed.loaders.torch.dataset import as_parts
+
+T = TypeVar("T")
 
 # How long the system may take to report that a process has ended, in seconds.
-_PATIENCE = 2.0
+_EXIT_TIMEOUT = 2.0
 
 
-class _Failed(NamedTuple):
+class _WorkerError(NamedTuple):
     """What a worker sends in place of a batch."""
 
     error: Exception
-    trace: str
+    traceback: str
 
 
-class _Made(NamedTuple):
-    """What a worker sends: a batch, and where its time went."""
+class _WorkerBatch(NamedTuple):
+    """What a worker sends: a batch, and the times of its stages."""
 
     batch: Batch
     spent: Spent
@@ -49,81 +64,125 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
     """Show, as the cause of an error, where in the worker it was raised."""
 
 
-class _Arrived(NamedTuple):
-    """What a worker gets if the main process reads: a request, and its values or their error."""
+class _Delivered(NamedTuple):
+    """A request as a worker receives it, with the values that the main process has read for it."""
 
     request: Request
     values: Mapping[str, Sequence[Any]] | Exception
 
 
-class Sending:
-    """A request whose values are read by `read` (of distinct records) while it is sent.
+class PrefetchedRequest(NamedTuple):
+    """A request whose records `read` reads while the request is pickled.
 
-    The thread of the queue of a worker pickles the request. So the loop does not wait, and as many
+    The feeder thread of a worker's queue pickles it. So the loop does not wait, and as many
     requests are read at once as there are workers. An error that is raised there would be lost.
     """
 
-    def __init__(
-        self, request: Request, read: Callable[[Int64s], Mapping[str, Sequence[Any]]], /
-    ) -> None:
-        self._request, self._read = request, read
+    request: Request
+    read: Callable[[Int64s], Mapping[str, Sequence[Any]]]
 
-    def __reduce__(self) -> tuple[type[_Arrived], tuple[Request, Any]]:
+    def __reduce__(self) -> tuple[type[_Delivered], tuple[Request, Any]]:
         try:
-            return _Arrived, (self._request, self._read(_distinct(self._request)))
+            return _Delivered, (self.request, self.read(_distinct_records(self.request)))
         except Exception as error:
-            return _Arrived, (self._request, sendable(error))
+            return _Delivered, (self.request, sendable(error))
 
 
-class ArrivedReader:
-    """Read, in a worker, the values that came with the request."""
+class DeliveredReader:
+    """A reader, in a worker, of the values that were delivered with the latest request."""
 
-    arrived: _Arrived
+    delivered: _Delivered
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return the values of each field for each id."""
-        request, values = self.arrived
+        request, values = self.delivered
         if isinstance(values, Exception):
             raise values
-        places = np.searchsorted(_distinct(request), ids).tolist()
-        return {name: [values[name][place] for place in places] for name in fields}
+        rows = np.searchsorted(_distinct_records(request), ids).tolist()
+        return {name: [values[name][row] for row in rows] for name in fields}
 
     def close(self) -> None:
         """Do nothing: no file is open."""
 
 
-def _distinct(request: Request) -> Int64s:
+def _distinct_records(request: Request) -> Int64s:
     """Return the records of a request, sorted, without padding."""
     return np.unique(request.records[request.ids >= 0])
 
 
-class CatchingDataset(RecordDataset):
-    """Serve batches of tensors, jagged tensors in their parts, and errors as values.
+def parent_reads(loader: FeedLoader[Any], /) -> bool:
+    """Return whether the main process reads for its workers: remote shards, which it prefetches."""
+    return isinstance(loader.reader, Reader) and loader.reader.index.remote
 
-    torch would replace the words of an error that is raised. Use `collate_fn=as_served`. The
-    workers read with `reader`, of which each has a copy.
+
+class PassRequests:
+    """The sampler of the workers' DataLoader: the requests of the pass that starts.
+
+    It does not keep the loader, which keeps the DataLoader: workers end as soon as nobody has the
+    loader. In a cycle, they would stay until a garbage collection, which waits for each.
     """
 
-    def __init__(self, feed: Feed, reader: Reads, /, *, threads: int) -> None:
-        self._records = len(feed.index)
-        self._reader = reader
-        self._batcher = Batcher(compile_feed(feed), reader=reader, threads=threads)
+    def __init__(self, loader: FeedLoader[Any]) -> None:
+        self._feed, self._reader, self._meter = loader.feed, loader.reader, loader.meter
+        self._schedules, self._readahead = loader.schedules, loader.readahead
+        self._parent_reads = parent_reads(loader)
+        self.start = (0, 0)  # epoch and step
+        self.cancelled = False
 
-    def __getitems__(self, wanted: Any, /) -> Any:
-        """Read the batch of one request."""
+    def __iter__(self) -> Iterator[Request | PrefetchedRequest]:
+        # The workers share the page cache: this process advises the kernel of what they will read.
+        feed, (epoch, step) = self._feed, self.start
+        schedule, epoch_start = self._schedules[feed.sampler], epoch * len(feed.sampler)
+        fields = stored_fields(feed)
+        plan = start_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
+        for request in requests(schedule, epoch, step, seeds=feed.seeded):
+            # The reading of a step starts here, since a later step may be read before this step is.
+            block = ExitStack()
+            block.enter_context(reading(self._reader, epoch_start + request.step, plan))
+            if self._parent_reads:
+                yield PrefetchedRequest(request, partial(self._read, block))
+            else:
+                block.close()
+                yield request
+
+    def _read(self, block: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
+        """Read records, and end the block in which their step is read."""
+        with block:
+            if self.cancelled:
+                raise LoaderError("the pass was cancelled")  # this error is never seen
+            source = self._reader, records, self._feed.fields, self._feed.missing
+            return self._meter.timed("reading", values_of, *source)
+
+    def __len__(self) -> int:
+        return len(self._feed.sampler)
+
+
+class ErrorAsValueDataset(Dataset[Any]):
+    """A map-style dataset from requests to batches, jagged tensors in their parts.
+
+    It returns errors: torch would replace the text of an error that is raised. Use it with
+    `collate_fn=identity`.
+    """
+
+    def __init__(self, loader: FeedLoader[Any], /, *, threads: int) -> None:
+        self._delivered = DeliveredReader()
+        reader = self._delivered if parent_reads(loader) else loader.reader
+        self._batcher = Batcher(compile_feed(loader.feed), reader=reader, threads=threads)
+
+    def __getitem__(self, request: Request | _Delivered, /) -> _WorkerBatch | _WorkerError:
+        """Make the batch of one request."""
         try:
-            if isinstance(wanted, _Arrived):
-                assert isinstance(self._reader, ArrivedReader)
-                self._reader.arrived, wanted = wanted, wanted.request
-            batch = shared(as_parts(super().__getitems__(wanted)), small=SMALL)
-            return _Made(batch, self._batcher.meter.take())
+            if isinstance(request, _Delivered):
+                self._delivered.delivered, request = request, request.request
+            batch = share_memory(as_parts(self._batcher(request)), by_value=MAX_BYTES_BY_VALUE)
+            return _WorkerBatch(batch, self._batcher.meter.take())
         except Exception as error:
-            trace = traceback.format_exc()
-            return _Failed(sendable(error), trace)
+            text = traceback.format_exc()
+            return _WorkerError(sendable(error), text)
 
 
-def as_served(batch: Any, /) -> Any:
-    """Return the batch as it is."""
+def identity(batch: T, /) -> T:
+    """Return the batch as it is: the `collate_fn` of batches that are collated already."""
     return batch
 
 
@@ -134,8 +193,12 @@ def init_worker(function: Callable[[int], None] | None, number: int, /) -> None:
         function(number)
 
 
-def not_forked(context: Any, /) -> Any:
-    """Return how to start workers of a source that is not safe to fork: by spawn by default."""
+def without_fork(context: Any, /) -> Any:
+    """Return how to start workers of a source that is not safe to fork: by spawn by default.
+
+    Raises:
+        ValueError: the user chose to fork.
+    """
     method = context if isinstance(context, str) or context is None else context.get_start_method()
     if method == "fork":
         raise ValueError(
@@ -146,19 +209,21 @@ def not_forked(context: Any, /) -> Any:
 
 
 class WorkerBatches(Iterator[Batch]):
-    """Iterate over a DataLoader with workers, which start with the first batch.
+    """The batches of a pass over a DataLoader with workers, which start with the first batch.
 
     The iteration and `check` raise WorkerDiedError for a worker that died. Another thread may call
     `check` meanwhile: a worker that is killed while it sends leaves half a message, and torch waits
-    for the other half for ever. `ended` says that `release` found workers that had ended. The
-    DataLoader cannot be used again then.
+    for the other half for ever. `workers_ended` says that `release` found workers that had ended.
+    The DataLoader cannot be used again then.
     """
 
-    def __init__(self, dataloader: DataLoader[Any], meter: Meter, start: int, /) -> None:
+    def __init__(self, dataloader: DataLoader[Any], meter: Meter, epoch: int, step: int, /) -> None:
         self._dataloader: DataLoader[Any] | None = dataloader
-        self.meter, self._step = meter, start
+        self._requests: Any = dataloader.sampler
+        self._requests.start, self._requests.cancelled = (epoch, step), False
+        self._meter, self._step = meter, step
         self._iterator: Any = dataloader._iterator  # an iterator of persistent workers
-        self._begun = self.ended = False
+        self._started = self.workers_ended = False
 
     @property
     def _workers(self) -> list[Any]:
@@ -169,27 +234,30 @@ class WorkerBatches(Iterator[Batch]):
         if self._dataloader is None:
             raise StopIteration
         try:
-            if not self._begun:
+            if not self._started:
                 with pickled():
                     self._iterator = iter(self._dataloader)
-                self._begun = True
+                self._started = True
                 _unregister(self._iterator)
             batch: Any = next(self._iterator)
         except (RuntimeError, EOFError, OSError) as error:
             self.explain(error)
             raise
-        if isinstance(batch, _Failed):
+        if isinstance(batch, _WorkerError):
             # Whoever keeps the error keeps this frame, and the frame keeps the workers. Left to the
             # garbage collector, workers end after a timeout.
             self.close()
             try:
-                raise batch.error from _WorkerTraceback(batch.trace)
+                raise batch.error from _WorkerTraceback(batch.traceback)
             finally:
                 del batch
-        made: _Made = batch
-        self.meter.add(self._step, made.spent)
+        self._meter.add(self._step, batch.spent)
         self._step += 1
-        return each_tensor(torch.as_tensor, made.batch)
+        return each_tensor(torch.as_tensor, batch.batch)
+
+    def cancel(self) -> None:
+        """Have the main process read no more records for the workers."""
+        self._requests.cancelled = True
 
     def close(self) -> None:
         """End the workers, unless another object keeps the DataLoader and with it the workers."""
@@ -204,7 +272,7 @@ class WorkerBatches(Iterator[Batch]):
         if dead and not self._iterator._shutdown:
             for worker in workers:
                 worker.terminate()
-            raise _died(dead[0], workers)
+            raise _worker_died(dead[0], workers)
 
     def release(self) -> None:
         """If a worker has ended, end all workers, and the wait for their batches.
@@ -214,10 +282,10 @@ class WorkerBatches(Iterator[Batch]):
         """
         workers = self._workers
         if any(worker.exitcode is not None for worker in workers):
-            self.ended = True
+            self.workers_ended = True
             for worker in workers:
                 worker.terminate()
-                worker.join(_PATIENCE / len(workers))
+                worker.join(_EXIT_TIMEOUT / len(workers))
             self._iterator._worker_result_queue._writer.close()
 
     def explain(self, error: Exception, /) -> None:
@@ -226,12 +294,12 @@ class WorkerBatches(Iterator[Batch]):
         torch's own message says so, unless torch was about to fetch a tensor from the dead worker.
         """
         workers = self._workers
-        said = str(error).startswith("DataLoader worker (pid")
-        if said or isinstance(error, (EOFError, OSError)):
+        reported = str(error).startswith("DataLoader worker (pid")
+        if reported or isinstance(error, (EOFError, OSError)):
             for number, worker in enumerate(workers):
-                worker.join(0 if said else _PATIENCE / len(workers))
+                worker.join(0 if reported else _EXIT_TIMEOUT / len(workers))
                 if worker.exitcode is not None:
-                    raise _died(number, workers) from error
+                    raise _worker_died(number, workers) from error
 
 
 def _unregister(iterator: Any) -> None:
@@ -245,15 +313,15 @@ def _unregister(iterator: Any) -> None:
         _remove_worker_pids(id(iterator))
 
 
-def disown(iterator: Any, /) -> None:
+def detach_workers(iterator: Any, /) -> None:
     """In a forked child, keep torch and multiprocessing from ending the parent's workers."""
     if iterator is not None:
         iterator._shutdown = True
         multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
 
 
-def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
-    """Return the error of a worker, which has ended: how it ended, and the likely reason."""
+def _worker_died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
+    """Return the error of a worker that has ended: how it ended, and the likely reason."""
     worker = workers[number]
     how = describe_exit(worker.exitcode)
     forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
@@ -263,11 +331,12 @@ def _died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
     )
 
 
-def _advice(number: int, forked: bool) -> str:
-    if number == signal.SIGKILL:
-        return f"the system may have run out of memory (see `dmesg`): {FEWER}"
-    if number == signal.SIGBUS:
-        return full()
-    if not forked and number < 0:  # the worker may have ended before its work began
+def _advice(signal_number: int, forked: bool) -> str:
+    """Return advice for a signal, or a negative exit code, that ended a worker."""
+    if signal_number == signal.SIGKILL:
+        return f"the system may have run out of memory (see `dmesg`): {FEWER_BATCHES}"
+    if signal_number == signal.SIGBUS:
+        return shared_memory_advice()
+    if not forked and signal_number < 0:  # the worker may have ended while it was starting
         return IMPORTABLE
     return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"

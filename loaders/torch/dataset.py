@@ -22,8 +22,8 @@ from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.temporary import socket_folder
-from twinfeed.loaders.torch._copier import JaggedParts, joined
-from twinfeed.loaders.torch._sharing import shared
+from twinfeed.loaders.torch._copier import JaggedParts, join_jagged
+from twinfeed.loaders.torch._sharing import share_memory
 from twinfeed.samplers import validate
 
 
@@ -43,32 +43,33 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
             "as_tensors takes a whole batch, got a list of samples: give the DataLoader "
             "batch_sampler=RequestSampler(feed), or leave collate_fn= out"
         )
-    return joined(shared(as_parts(batch)))
+    return join_jagged(share_memory(as_parts(batch)))
 
 
 def as_parts(batch: Mapping[str, Any], /) -> Batch:
     """Turn arrays into tensors, and each `Ragged` into the parts of a jagged tensor."""
-    return {name: _as_parts(value) for name, value in batch.items()}
+    return {name: _value_as_parts(value) for name, value in batch.items()}
 
 
-def _as_parts(value: Any) -> Any:
+def _value_as_parts(value: Any) -> Any:
+    """Turn one value of a batch into a tensor or the parts of one; strings stay a list."""
     if isinstance(value, Ragged) and value.values.dtype == object:
         return [part.tolist() for part in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):
         offsets = np.concatenate([[0], np.cumsum(value.lengths)])
-        some = len(value.lengths) > 0
+        empty = len(value.lengths) == 0
         return JaggedParts(
-            _tensor(value.values),
+            _from_numpy(value.values),
             torch.from_numpy(offsets),
-            shortest=int(value.lengths.min()) if some else None,
-            longest=int(value.lengths.max()) if some else None,
+            shortest=None if empty else int(value.lengths.min()),
+            longest=None if empty else int(value.lengths.max()),
         )
     if isinstance(value, np.ndarray):
-        return _tensor(value if value.flags.writeable else value.copy())
+        return _from_numpy(value if value.flags.writeable else value.copy())
     return value
 
 
-def _tensor(array: Array) -> torch.Tensor:
+def _from_numpy(array: Array) -> torch.Tensor:
     """Turn an array into a tensor that shares its memory."""
     if array.dtype.kind == "V":  # bfloat16 of ml_dtypes, which torch does not know
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -126,7 +127,10 @@ class RecordDataset(Dataset[Any]):
         socket_folder()  # workers inherit the folder
         self._records = len(feed.index)
         self._seeded = feed.seeded
-        self._drawn = _drawn(feed)
+        self._excluded: Array | None = None  # by record, whether the sampler leaves it out
+        if feed.sampler.traits.record_ids is not None:
+            self._excluded = np.ones(len(index), bool)
+            self._excluded[feed.sampler.traits.record_ids] = False
         # The feed is not kept, as workers do not need its sampler. The callables are tried here,
         # once.
         threads = validate.integer("threads", threads, minimum=0)
@@ -137,51 +141,42 @@ class RecordDataset(Dataset[Any]):
         return self._records
 
     def __getitem__(self, record: int | Request, /) -> Sample:
-        """Read one sample, or the batch of a request: torch asks so with `batch_size=None`."""
+        """Read one sample, or the batch of a request, as torch does with `batch_size=None`."""
         if isinstance(record, Request):
             return self.__getitems__(record)  # type: ignore[no-any-return]
         return self.__getitems__([record])[0]  # type: ignore[no-any-return]
 
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
         """Read the batch of one request, or a list of samples for a list of records."""
-        if get_worker_info() is not None:
+        in_worker = get_worker_info() is not None
+        if in_worker:
             end_with_parent()
-        if not isinstance(wanted, Request):
-            if any(isinstance(one, Request) for one in wanted):
-                raise TypeError(
-                    "requests are whole batches: give DataLoader batch_sampler= or batch_size=None"
-                )
-            seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
-            samples = self._batcher.plain(np.asarray(wanted, np.int64), seeds)
-            self._warn(wanted)
-            return samples
-        if self._batcher.samples.cache is not None and get_worker_info() is not None:
-            raise ValueError(NO_CACHE_IN_WORKERS)
-        return _Whole(self._batcher(wanted))
+        if isinstance(wanted, Request):
+            if in_worker and self._batcher.samples.cache is not None:
+                raise ValueError(NO_CACHE_IN_WORKERS)
+            return _CollatedBatch(self._batcher(wanted))
+        if any(isinstance(item, Request) for item in wanted):
+            raise TypeError(
+                "requests are whole batches: give DataLoader batch_sampler= or batch_size=None"
+            )
+        seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
+        samples = self._batcher.plain(np.asarray(wanted, np.int64), seeds)
+        self._warn_of_plain_records(wanted)
+        return samples
 
-    def _warn(self, records: Sequence[int]) -> None:
-        """Warn if a transform gets other seeds, or the sampler leaves a record out."""
+    def _warn_of_plain_records(self, records: Sequence[int]) -> None:
+        """Warn, once, that a transform gets other seeds, or that the sampler excludes a record."""
         if self._seeded:
             self._seeded = False
-            what = "seeds of plain record numbers are torch's random numbers"
-            warnings.warn(f"{what}: {_STREAM}", stacklevel=3)
-        drawn = self._drawn
-        if (
-            drawn is not None
-            and (drawn.searchsorted(records) == drawn.searchsorted(records, side="right")).any()
-        ):
-            self._drawn = None
-            what = "the feed's sampler leaves records out that are read here"
-            warnings.warn(f"{what}: {_STREAM}", stacklevel=3)
+            problem = "seeds of plain record numbers are torch's random numbers"
+            warnings.warn(f"{problem}: {_ADVICE}", stacklevel=3)
+        if self._excluded is not None and self._excluded[records].any():
+            self._excluded = None
+            problem = "the feed's sampler leaves records out that are read here"
+            warnings.warn(f"{problem}: {_ADVICE}", stacklevel=3)
 
 
-def _drawn(feed: Feed) -> Array | None:
-    """Return the records that the sampler may draw, ascending; None for all records."""
-    part = feed.sampler.traits.record_ids
-    return part if part is None or (part[1:] >= part[:-1]).all() else np.sort(part)
-
-
-class _Whole(dict[str, Any]):
+class _CollatedBatch(dict[str, Any]):
     """A batch that is collated already. torch's own collation would look for its first sample."""
 
     def __missing__(self, name: object) -> NoReturn:
@@ -193,7 +188,7 @@ class _Whole(dict[str, Any]):
 NO_CACHE_IN_WORKERS = (
     "a sampler that reuses decoded images needs num_workers=0: decode on threads instead"
 )
-_STREAM = "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
+_ADVICE = "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
 
 
 class RequestSampler:

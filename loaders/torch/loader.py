@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Generator, Iterator, Sized
+from contextlib import closing
 from functools import cached_property, partial
 from multiprocessing.context import BaseContext
 from typing import Any, NoReturn, cast
@@ -11,33 +11,27 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
-from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.config import Batch, stored_fields
-from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.concurrency import PREFETCH
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import reading, start_pass, values_of
-from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
 from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
-from twinfeed.loaders.torch._processes import refuse_workers
+from twinfeed.loaders.torch._processes import check_not_in_worker
 from twinfeed.loaders.torch._sharing import check_descriptors, check_semaphores
 from twinfeed.loaders.torch._workers import (
-    ArrivedReader,
-    CatchingDataset,
-    Sending,
+    ErrorAsValueDataset,
+    PassRequests,
     WorkerBatches,
-    as_served,
-    disown,
+    detach_workers,
+    identity,
     init_worker,
-    not_forked,
+    without_fork,
 )
 from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
 from twinfeed.samplers import ExactOnceBatchSampler, validate
@@ -47,12 +41,13 @@ class _Adapter(Adapter):
     """Give Keras on torch a DataLoader."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        # Keras's adapter on TensorFlow looks at batches that would then be lacking.
-        taken = callable(arrange) and backend != "tensorflow"
-        return self.loader.dataloader(arrange) if taken else None
+        # On TensorFlow, Keras would drop the batches that it draws to infer their shapes.
+        if backend == "tensorflow" or not callable(arrange):
+            return None
+        return self.loader.dataloader(arrange)
 
     def feed_of(self, batches: Any) -> Any:
-        return batches._loader.feed if isinstance(batches, _Uncounted) else None
+        return batches._loader.feed if isinstance(batches, _PassDataLoader) else None
 
 
 class TorchLoader(MakingLoader[B]):
@@ -134,11 +129,11 @@ class TorchLoader(MakingLoader[B]):
         if num_workers:
             if not prefetch:
                 raise ValueError(f"prefetch=0 needs num_workers=0, got num_workers={num_workers}")
-            self.prefetch = prefetch  # a transform that must run alone runs alone in its worker
+            self.prefetch = prefetch  # also where a transform sets global states: of its worker
         if num_workers and feed.sampler.traits.max_cached is not None:
             raise ValueError(NO_CACHE_IN_WORKERS)
         if num_workers and not getattr(feed.index, "fork_safe", True):
-            multiprocessing_context = not_forked(multiprocessing_context)
+            multiprocessing_context = without_fork(multiprocessing_context)
         self._worker_options: dict[str, Any] = {
             "num_workers": num_workers,
             "prefetch_factor": prefetch_factor,
@@ -148,11 +143,11 @@ class TorchLoader(MakingLoader[B]):
             "worker_init_fn": partial(init_worker, worker_init_fn),
         }
         # A DataLoader checks the options.
-        DataLoader(_NotIterated(self), batch_size=None, **self._worker_options)
+        DataLoader(_BatchCount(self), batch_size=None, **self._worker_options)
 
     def _forked(self) -> None:
-        for holder in (getattr(self._running, "_workers", None), vars(self).get("_workers")):
-            disown(getattr(holder, "_iterator", None))
+        for owner in (getattr(self._running, "_workers", None), vars(self).get("_workers")):
+            detach_workers(getattr(owner, "_iterator", None))
         super()._forked()
 
     @cached_property
@@ -160,38 +155,34 @@ class TorchLoader(MakingLoader[B]):
         """The DataLoader whose workers make the batches."""
         socket_folder()
         check_semaphores()
-        ahead = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
-        check_descriptors(self.feed, ahead + self.prefetch + 2)
-        reader = ArrivedReader() if self._reads_for_workers else self.reader
-        dataset = CatchingDataset(self.feed, reader, threads=self.threads)
-        serve: dict[str, Any] = {"batch_sampler": _Place(self), "collate_fn": as_served}
-        # Else torch draws the workers' seeds from the global state, and the loop's dropout changes.
-        serve["generator"] = torch.Generator()
-        return DataLoader(dataset, **serve, **self._worker_options)
-
-    @property
-    def _reads_for_workers(self) -> bool:
-        """Whether this process reads for its workers: remote shards, which it reads ahead."""
-        return isinstance(self.reader, Reader) and self.reader.index.remote
+        in_flight = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
+        check_descriptors(self.feed, in_flight + self.prefetch + 2)
+        return DataLoader(
+            ErrorAsValueDataset(self, threads=self.threads),
+            sampler=PassRequests(self),
+            batch_size=None,
+            collate_fn=identity,
+            # Without it, torch draws the workers' seeds from the global random state.
+            generator=torch.Generator(),
+            **self._worker_options,
+        )
 
     def _begin(self, epoch: int, start: int) -> _Pass:
-        refuse_workers()
+        check_not_in_worker()
         copier = copier_for(self.device)
         if not self.num_workers:
             made = self._made(
                 epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
             )
-            return _Pass(self, copier, self._ahead(_sent(made, copier)))
-        place = cast(_Place, self._workers.batch_sampler)
-        place.begins, place.given_up = (epoch, start), False
-        workers = WorkerBatches(self._workers, self.meter, start)
+            return _Pass(self, copier, self._ahead(_send_each(made, copier)))
+        workers = WorkerBatches(self._workers, self.meter, epoch, start)
         sent = Prefetcher(
             (copier.send(copier.prepare(batch)) for batch in workers),
             depth=self.prefetch,
             while_waiting=workers.check,
             while_closing=workers.release,
         )
-        return _Pass(self, copier, sent, workers, place)
+        return _Pass(self, copier, sent, workers)
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
@@ -214,7 +205,7 @@ class TorchLoader(MakingLoader[B]):
             AttributeError: in a training, since trainers that skip batches ask for the dataset.
         """
         if isinstance(self.feed.sampler, ExactOnceBatchSampler):
-            return _Records(self.feed.sampler.num_samples)
+            return _SampleCount(self.feed.sampler.num_samples)
         raise AttributeError(
             "a TorchLoader has no dataset, and skips no batches: load_state_dict goes on, so turn "
             "the trainer's skipping off (ignore_data_skip=True, no skip_first_batches)"
@@ -235,7 +226,7 @@ class TorchLoader(MakingLoader[B]):
         Args:
             arrange: turns a batch into what a model is given, such as `(inputs, targets)`.
         """
-        return _Uncounted(self, arrange or as_served)
+        return _PassDataLoader(self, arrange or identity)
 
     def close(self) -> None:
         """Stop the running pass and the workers, and close the files; a later pass starts anew."""
@@ -243,11 +234,11 @@ class TorchLoader(MakingLoader[B]):
         self.__dict__.pop("_workers", None)
 
 
-class _Uncounted(DataLoader[Any]):
-    """The uncounted passes of a loader, as a DataLoader without workers."""
+class _PassDataLoader(DataLoader[Any]):
+    """A DataLoader without workers, whose iterators are passes of a loader."""
 
     def __init__(self, loader: TorchLoader[Any], arrange: Callable[[Batch], Any]) -> None:
-        super().__init__(_NotIterated(loader), batch_size=None, collate_fn=as_served)
+        super().__init__(_BatchCount(loader), batch_size=None, collate_fn=identity)
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
@@ -257,8 +248,8 @@ class _Uncounted(DataLoader[Any]):
         self._loader.set_epoch(epoch)
 
 
-class _NotIterated(IterableDataset[Any]):
-    """The dataset of such a DataLoader. Only another DataLoader would iterate over the dataset."""
+class _BatchCount(IterableDataset[Any]):
+    """The dataset that gives such a DataLoader its length, and cannot be iterated over."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         self._loader = loader
@@ -273,72 +264,29 @@ class _NotIterated(IterableDataset[Any]):
         )
 
 
-class _Records(Dataset[Any]):
-    """How many records an evaluation has."""
+class _SampleCount(Dataset[Any]):
+    """A dataset of which only the length can be used: the number of samples of an evaluation."""
 
-    def __init__(self, number: int) -> None:
-        self._number = number
+    def __init__(self, count: int) -> None:
+        self._count = count
 
     def __len__(self) -> int:
-        return self._number
+        return self._count
 
     def __getitem__(self, record: object) -> NoReturn:
         raise TypeError("the dataset of a TorchLoader gives no records: take a RecordDataset")
 
 
 class _StoredOrder(SequentialSampler):
-    """The order of an evaluation; trainers set its epoch here."""
+    """The sampler that an evaluation shows to trainers, which set its epoch."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         super().__init__(cast(Sized, loader.dataset))
         self.set_epoch = loader.set_epoch
 
 
-class _Place:
-    """What the DataLoader of the workers draws from: the requests of the pass that begins.
-
-    It does not keep the loader, which keeps the DataLoader: workers end as soon as nobody has the
-    loader. In a cycle, they would stay until a garbage collection, which waits for each.
-    """
-
-    def __init__(self, loader: TorchLoader[Any]) -> None:
-        self._feed, self._reader, self._meter = loader.feed, loader.reader, loader.meter
-        self._schedules, self._readahead = loader.schedules, loader.readahead
-        self._sending = loader._reads_for_workers
-        self.begins = (0, 0)
-        self.given_up = False
-
-    def __iter__(self) -> Iterator[Request | Sending]:
-        # The workers share the page cache, and this process reads remote shards for them. So this
-        # process advises the kernel, once, of what they will read.
-        feed, reader = self._feed, self._reader
-        epoch, start = self.begins
-        schedule, first = self._schedules[feed.sampler], epoch * len(feed.sampler)
-        plan = start_pass(reader, schedule, stored_fields(feed), first + start, self._readahead)
-
-        def read(records: Int64s, block: ExitStack) -> Mapping[str, Sequence[Any]]:
-            with block:
-                if self.given_up:
-                    raise LoaderError("the pass is given up")  # this error is never seen
-                given = reader, records, feed.fields, feed.missing
-                return self._meter.timed("reading", values_of, *given)
-
-        for request in requests(schedule, epoch, start, seeds=feed.seeded):
-            # The reading of a step starts here, since a later step may be read before this step is.
-            block = ExitStack()
-            block.enter_context(reading(reader, first + request.step, plan))
-            if self._sending:
-                yield Sending(request, partial(read, block=block))
-            else:
-                block.close()
-                yield request
-
-    def __len__(self) -> int:
-        return len(self._feed.sampler)
-
-
 class _Pass(Iterator[Batch]):
-    """One pass over the rest of an epoch."""
+    """A pass over the rest of an epoch: receives the batches whose copies have been started."""
 
     def __init__(
         self,
@@ -346,29 +294,28 @@ class _Pass(Iterator[Batch]):
         copier: Copier,
         sent: Generator[Sent, None, None] | Prefetcher[Sent],
         workers: WorkerBatches | None = None,
-        place: _Place | None = None,
     ) -> None:
         self._loader, self._copier, self._sent, self._workers = loader, copier, sent, workers
-        self._place = place
 
     def __next__(self) -> Batch:
         return self._copier.receive(next(self._sent))
 
     def close(self) -> None:
-        """Stop what runs ahead. A later pass cannot use workers that have ended."""
-        if self._place is not None:
-            self._place.given_up = True
+        """Stop the threads and workers of the pass. Drop workers that cannot be used again."""
+        if self._workers is None:
+            self._sent.close()
+            return
+        self._workers.cancel()
         self._sent.close()
-        ended = isinstance(self._sent, Prefetcher) and self._sent.busy
-        if self._workers is not None:
-            self._workers.close()
-            ended |= self._workers.ended
-        if ended:
-            self._loader.__dict__.pop("_workers", None)
+        self._workers.close()
+        if self._workers.workers_ended or cast(Prefetcher[Sent], self._sent).busy:
+            vars(self._loader).pop("_workers", None)
 
 
-def _sent(batches: Generator[Batch, None, None], copier: Copier) -> Generator[Sent, None, None]:
-    """Start the copy of each batch; closing it closes `batches`."""
+def _send_each(
+    batches: Generator[Batch, None, None], copier: Copier
+) -> Generator[Sent, None, None]:
+    """Start the copy of each batch; closing this generator closes `batches`."""
     with closing(batches):
         for batch in batches:
             yield copier.send(batch)
