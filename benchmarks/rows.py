@@ -15,14 +15,14 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed import BatchSampler, Feed, NumpyLoader, RandomSampler, Rows
+from twinfeed import BatchSampler, DatasetSource, Feed, NumpyLoader, RandomSampler
 
 RECORDS, BATCH = 20_000, 128
 
 
 def measured(data: Any, plain: Callable[[Any], Any], epochs: int) -> tuple[float, float]:
     """Return the medians of a batch, in µs: of a loader over rows, and of a plain read."""
-    rows = Rows(data)
+    rows = DatasetSource(data)
     feed = Feed(rows, BatchSampler(RandomSampler(len(rows), seed=0), batch_size=BATCH))
     random, loaded, read = np.random.default_rng(0), [], []
     with NumpyLoader(feed, prefetch=0) as loader:
@@ -58,7 +58,7 @@ def main() -> None:
         stored = datasets.Dataset.from_list(samples)
         ways["Hugging Face: dataset[ids]"] = (stored, stored.__getitem__)
         ways["Hugging Face: dataset[n]"] = (stored, lambda ids: [stored[int(n)] for n in ids])
-    print(f"| {BATCH} rows of 1 KB unless it says otherwise | Rows, µs | plain read, µs | ratio |")
+    print(f"| {BATCH} rows of 1 KB unless it says otherwise | twinfeed, µs | plain, µs | ratio |")
     print("|---|---|---|---|")
     for name, (data, plain) in ways.items():
         loaded, read = measured(data, plain, epochs)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders import Feed, FromFolder, Rows, build_index, open_index, pack
+from twinfeed.loaders import DatasetSource, Feed, FromFolder, build_index, open_index, pack
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -92,7 +92,7 @@ def some(first: int, kind: str) -> list[str]:
 def source(folder: Path, kind: str) -> Any:
     if kind == "rows":
         data = [{"image": image(n), "label": int(LABELS[n])} for n in range(RECORDS)]
-        return Rows(data, label="label", digest="48 grey images")
+        return DatasetSource(data, label="label", digest="48 grey images")
     return open_index(folder / kind / "data.index")
 
 

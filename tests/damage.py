@@ -75,7 +75,7 @@ OTHERS = [
     (
         "ArrayRecord",
         bytes.fromhex("83af70d10d884a3f") + bytes(8) + b"\x40" + bytes(7),
-        (": an ArrayRecord file", "ArrayRecordDataSource, which loaders.Rows takes"),
+        (": an ArrayRecord file", "ArrayRecordDataSource, which loaders.DatasetSource takes"),
     ),
     ("idx", b"\x00\x00\x08\x03" + b"\x00\x00\x00\x1c" * 3, ": an idx array, as of MNIST"),
 ]

@@ -9,7 +9,7 @@ import polars
 import pytest
 from rows_help import SAMPLES, Dicts
 
-from twinfeed.loaders import Feed, NumpyLoader, Rows
+from twinfeed.loaders import DatasetSource, Feed, NumpyLoader
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import BatchSampler, RandomSampler
 from twinfeed.testing import check_source
@@ -38,20 +38,20 @@ def batches(loader: Any) -> list[Any]:
 
 def main() -> None:
     sampler = BatchSampler(RandomSampler(len(SAMPLES), seed=0), batch_size=4)
-    expected = batches(NumpyLoader(Feed(Rows(SAMPLES), sampler)))
+    expected = batches(NumpyLoader(Feed(DatasetSource(SAMPLES), sampler)))
     columns = {name: [sample[name] for sample in SAMPLES] for name in SAMPLES[0]}
     x = polars.Series(columns["x"], dtype=polars.Array(polars.Float32, 4))
     frame = polars.DataFrame({**columns, "x": x})
     with pytest.raises(TypeError, match=r"give frame.to_arrow\(\) of polars"):
-        Rows(frame)
-    rows = Rows(frame.to_arrow(), label="label")
+        DatasetSource(frame)
+    rows = DatasetSource(frame.to_arrow(), label="label")
     assert batches(NumpyLoader(Feed(rows, sampler))) == expected
 
-    rows = Rows(grain.MapDataset.source(SAMPLES), label="label")
+    rows = DatasetSource(grain.MapDataset.source(SAMPLES), label="label")
     check_source(rows)
     assert batches(NumpyLoader(Feed(rows, sampler))) == expected
 
-    feed = Feed(Rows(Frame()), sampler)
+    feed = Feed(DatasetSource(Frame()), sampler)
     assert batches(NumpyLoader(feed)) == expected  # the threads of polars start
     with pytest.raises(ValueError, match="forked workers may hang"):
         TorchLoader(feed, num_workers=1, multiprocessing_context="fork")

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders import Feed, Ragged, Rows
+from twinfeed.loaders import DatasetSource, Feed, Ragged
 from twinfeed.samplers import BatchStream
 
 MOST = 12
@@ -146,7 +146,7 @@ FUNCTIONS = {
     "batch_transform": OfBatch,
     "ragged": RaggedOfBatch,
 }
-ROLES = (*FUNCTIONS, "Rows", *SOURCES)
+ROLES = (*FUNCTIONS, "DatasetSource", *SOURCES)
 
 
 def feed_of(role: str, sampler: BatchStream, *options: Any) -> Feed:
@@ -154,11 +154,13 @@ def feed_of(role: str, sampler: BatchStream, *options: Any) -> Feed:
     length = sampler.num_records
     if role in SOURCES:
         return Feed(SOURCES[role](length, *options), sampler)
-    if role == "Rows":
-        return Feed(Rows(Items(length, *options)), sampler)
+    if role == "DatasetSource":
+        return Feed(DatasetSource(Items(length, *options)), sampler)
     names = {"seed": "transform", "into": "decode", "ragged": "batch_transform"}
     function = FUNCTIONS[role](*options)
-    return Feed(Rows({"n": np.arange(length)}), sampler, **{names.get(role, role): function})
+    return Feed(
+        DatasetSource({"n": np.arange(length)}), sampler, **{names.get(role, role): function}
+    )
 
 
 def check_rows(role: str, batches: Sequence[Mapping[str, Any]], feed: Feed) -> None:

@@ -18,6 +18,7 @@ from inside import Request, batcher_of
 from PIL import Image
 
 from twinfeed.loaders import (
+    DatasetSource,
     DecodeError,
     DecodeImage,
     Feed,
@@ -25,7 +26,6 @@ from twinfeed.loaders import (
     Index,
     NumpyLoader,
     Pad,
-    Rows,
     Seeded,
     pack,
     plan,
@@ -860,14 +860,14 @@ def test_a_name_that_padding_gives_is_refused(end: str, value: Any, how: Any) ->
 
     feeds: dict[str, list[Any]] = {
         "field": [
-            (Rows(x | {name: numbers}), {}),
-            (Rows({name: numbers} | x), {}),
-            (Rows(x), {"decode": both}),
-            (Rows(x), {"transform": both}),
-            (Rows(x), {"decode": both, "batch_transform": lambda batch, _: batch}),
+            (DatasetSource(x | {name: numbers}), {}),
+            (DatasetSource({name: numbers} | x), {}),
+            (DatasetSource(x), {"decode": both}),
+            (DatasetSource(x), {"transform": both}),
+            (DatasetSource(x), {"decode": both, "batch_transform": lambda batch, _: batch}),
         ],
-        "column": [(Rows(x, columns={name: numbers}), {})],
-        "side table": [(Rows(x), {"side": {name: numbers}})],
+        "column": [(DatasetSource(x, columns={name: numbers}), {})],
+        "side table": [(DatasetSource(x), {"side": {name: numbers}})],
     }
     for what, cases in feeds.items():
         for rows, options in cases:
@@ -879,8 +879,8 @@ def test_a_name_that_padding_gives_is_refused(end: str, value: Any, how: Any) ->
             assert Feed(rows, sampler, **options)[0, 0][name].shape == (4,)  # nothing is padded
     spec = {"x": FieldSpec(value.shape, value.dtype), name: FieldSpec((), np.dtype(int))}
     with pytest.raises(ValueError, match=f"^field '{name}' has the name"):
-        Feed(Rows(x), sampler, decode=both, collate=how, spec=spec)[0, 0]
-    other = Feed(Rows(x | {"y_length": numbers, "y_shape": numbers}), sampler, collate=how)
+        Feed(DatasetSource(x), sampler, decode=both, collate=how, spec=spec)[0, 0]
+    other = Feed(DatasetSource(x | {"y_length": numbers, "y_shape": numbers}), sampler, collate=how)
     assert other[0, 0]["y_length"].tolist() == [0, 1, 2, 3]
 
 
@@ -895,7 +895,7 @@ def test_lists_of_strings_may_begin_with_an_empty_list(tmp_path: Path) -> None:
             found = feed[0, 0]
             wanted = [one for record in found["id"] for one in tags[record].tolist()]
             assert found["tags"].values.tolist() == wanted
-    rows = Rows([{"tags": one.tolist()} for one in tags])
+    rows = DatasetSource([{"tags": one.tolist()} for one in tags])
     with pytest.raises(DecodeError, match=r"'ragged', and needs spec= where the first is empty"):
         Feed(rows, BatchSampler(SequentialSampler(9), batch_size=9), collate="ragged")[0, 0]
     spec = {"tags": FieldSpec((None,), None)}

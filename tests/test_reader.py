@@ -28,7 +28,7 @@ from own_source import LABELS, WORDS, Words, samplers
 from range_server import RangeServer
 from rows_help import SAMPLES, Flipped, X
 
-from twinfeed import Rows
+from twinfeed import DatasetSource
 from twinfeed.loaders import (
     DataCorruptionError,
     DecodeError,
@@ -95,7 +95,7 @@ def changed(index: Index) -> object:
 
 
 def rows(data: Any, **options: Any) -> Call:
-    return lambda _: Rows(data, **options)
+    return lambda _: DatasetSource(data, **options)
 
 
 def batch(data: Any, step: int = 0, **options: Any) -> Call:
@@ -159,13 +159,25 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (rows([{"x": 1}, {"y": 1}], columns=["x"]), KeyError, "no 'x' in every record"),
     (rows({"x": X}, label="y"), KeyError, r"no 'y' in every record: the first has \['x'\]"),
     (
-        lambda _: pickle.dumps(Rows(np.zeros((40, 1 << 20), np.uint8))),
+        lambda _: pickle.dumps(DatasetSource(np.zeros((40, 1 << 20), np.uint8))),
         LoaderError,
         r"a copy of 42 MB of rows(.|\n)*mmap_mode='r'",
     ),
-    (batch(Rows([{"x": 1}] * 23 + [{"y": 1}]), 2), LoaderError, "record 23 of a list: .*KeyError"),
-    (batch(Rows([{"x": 1}] * 23 + [{"x": None}]), 2), LoaderError, "record 23 of a list: .*None"),
-    (batch(Rows(Flipped())), ValueError, r"read returned .* things for record \d+ of a Flipped"),
+    (
+        batch(DatasetSource([{"x": 1}] * 23 + [{"y": 1}]), 2),
+        LoaderError,
+        "record 23 of a list: .*KeyError",
+    ),
+    (
+        batch(DatasetSource([{"x": 1}] * 23 + [{"x": None}]), 2),
+        LoaderError,
+        "record 23 of a list: .*None",
+    ),
+    (
+        batch(DatasetSource(Flipped())),
+        ValueError,
+        r"read returned .* things for record \d+ of a Flipped",
+    ),
     # Sources of one's own
     *(
         (batch(one), TypeError, "an Index, got a .*lacks .*describe, r")

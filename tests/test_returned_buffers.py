@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from reused_buffers import ROLES, check_rows, feed_of
 
-from twinfeed.loaders import DecodeError, Feed, NumpyLoader, Rows, pack
+from twinfeed.loaders import DatasetSource, DecodeError, Feed, NumpyLoader, pack
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
@@ -74,7 +74,8 @@ def test_a_buffer_for_each_length_and_one_that_comes_later_are_refused(
         out[:] = number
         return {"x": out}
 
-    feed: Any = Feed(Rows({"n": np.arange(36)}), stream(6, 36), collate="pad", **{role: fill})  # type: ignore[arg-type]
+    numbers = DatasetSource({"n": np.arange(36)})
+    feed: Any = Feed(numbers, stream(6, 36), collate="pad", **{role: fill})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=f"{role} returned one buffer again"):
         consumed(feed)
 
@@ -129,11 +130,11 @@ def test_constants_and_results_that_are_kept_may_be_returned_again() -> None:
         {"transform": refilled},
         {"batch_transform": of_batch},
     ):
-        feed: Any = Feed(Rows({"n": np.arange(12)}), stream(3), **options)  # type: ignore[arg-type]
+        feed: Any = Feed(DatasetSource({"n": np.arange(12)}), stream(3), **options)  # type: ignore[arg-type]
         found = consumed(feed, threads=2)
         check_rows("decode", found, feed)
         assert all((batch["y"] == 1).all() for batch in found)
-    data = Rows({"n": np.arange(12)})
+    data = DatasetSource({"n": np.arange(12)})
     order = ViewSampler(SequentialSampler(24), np.full(12, 2), per_epoch="all", seed=0)
     for role in ("decode", "transform"):
         views = BatchSampler(order, batch_size=8)
@@ -150,7 +151,7 @@ def test_a_random_function_with_one_buffer_is_random() -> None:
         return {"x": buffer}
 
     for role in ("decode", "transform"):
-        feed: Any = Feed(Rows({"n": np.arange(12)}), stream(), **{role: draw})  # type: ignore[arg-type]
+        feed: Any = Feed(DatasetSource({"n": np.arange(12)}), stream(), **{role: draw})  # type: ignore[arg-type]
         with pytest.raises(ValueError, match=f"{role} returned different things"):
             consumed(feed)
 
@@ -166,7 +167,7 @@ def test_labels_in_one_buffer_are_read_one_by_one() -> None:
             self.label[...] = number
             return {"label": self.label}
 
-    assert Rows(Labelled(), label="label").columns["label"].tolist() == [0, 1, 2, 3, 4]
+    assert DatasetSource(Labelled(), label="label").columns["label"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_another_record_that_cannot_be_decoded_fails_in_its_own_batch(tmp_path: Path) -> None:

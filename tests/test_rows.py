@@ -16,7 +16,7 @@ from batches import noted
 from launching import run
 from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Once, X
 
-from twinfeed import Rows
+from twinfeed import DatasetSource
 from twinfeed.loaders import (
     DecodeError,
     DecodeImage,
@@ -67,7 +67,7 @@ def two_epochs(loader: Any) -> list[Any]:
 )
 def test_rows_are_the_same_records_packed(kind: str, index: Index, tmp_path: Path) -> None:
     made, fields = {**KINDS, **FRAMEWORKS}[kind]
-    rows = Rows(made(tmp_path), label="label", fields=fields)
+    rows = DatasetSource(made(tmp_path), label="label", fields=fields)
     if kind != "a dataset of torch":  # a class that no other process can import
         check_source(rows)
     # Where the format is Python's own, so are the numbers.
@@ -79,7 +79,7 @@ def test_rows_are_the_same_records_packed(kind: str, index: Index, tmp_path: Pat
 
 def feed_of(data: Any, **options: Any) -> Feed:
     kept = {name: options.pop(name) for name in ("decode",) if name in options}
-    rows = Rows(data, **options)
+    rows = DatasetSource(data, **options)
     return Feed(rows, BatchSampler(RandomSampler(len(rows), seed=0), batch_size=4), **kept)
 
 
@@ -106,15 +106,15 @@ def test_a_dataset_that_fills_the_same_memory_again_is_refused() -> None:
 
 
 def test_a_dataset_may_be_empty() -> None:
-    assert (len(Rows([])), Rows([]).fields) == (0, [])
+    assert (len(DatasetSource([])), DatasetSource([]).fields) == (0, [])
 
 
 def test_a_label_is_read_once_and_leaves_the_fields() -> None:
     counted = Once()
-    rows = Rows(counted, label="label", columns=["label"])
+    rows = DatasetSource(counted, label="label", columns=["label"])
     assert rows.columns["label"].tolist() == LABELS.tolist()
     assert rows.fields == ["x", "word"]
-    given = Rows(SAMPLES, label="label", columns={"label": LABELS[::-1].copy()})
+    given = DatasetSource(SAMPLES, label="label", columns={"label": LABELS[::-1].copy()})
     assert given.columns["label"].tolist() == LABELS[::-1].tolist()
 
 
@@ -145,13 +145,13 @@ def test_a_null_is_a_missing_value(kind: str, values: Any, value: Any) -> None:
         BatchSampler(SequentialSampler(len(values)), batch_size=3),
     )
     with pytest.raises(ValueError, match=rf"a null.* in the field 'x' \(1 of {len(values)}\).*"):
-        Feed(Rows(data), whole)
+        Feed(DatasetSource(data), whole)
     with pytest.raises(LoaderError, match=rf"^record {values.index(None)} .*'x'(.|\n)*missing="):
-        Feed(Rows(data), whole, missing="late")[0, 0]
+        Feed(DatasetSource(data), whole, missing="late")[0, 0]
     for wrong in (["a", 1], None, [0.5, 1]):
         with pytest.raises(TypeError, match="missing must have a value"):
-            Feed(Rows(data), whole, missing={"x": wrong})
-    batch = Feed(Rows(data), whole, missing={"x": value})[0, 0]
+            Feed(DatasetSource(data), whole, missing={"x": wrong})
+    batch = Feed(DatasetSource(data), whole, missing={"x": value})[0, 0]
     assert batch["x"].dtype == np.int64
     assert batch["x"].tolist() == [value if row is None else row for row in values]
 
@@ -160,7 +160,7 @@ def test_a_null_is_a_missing_value(kind: str, values: Any, value: Any) -> None:
 @pytest.mark.parametrize("kind", ["pyarrow", "python", "numpy"])
 def test_a_null_within_a_list_is_no_number(kind: str) -> None:
     whole = BatchSampler(SequentialSampler(3), batch_size=3)
-    rows = Rows(stored_as(kind, [[1, 2], [EXACT, EXACT], [None, 2]]))
+    rows = DatasetSource(stored_as(kind, [[1, 2], [EXACT, EXACT], [None, 2]]))
     if kind == "python":  # which a decode may fill
         with pytest.raises(DecodeError, match=r"^record 2 .*'x' holds a list with None in it"):
             Feed(rows, whole)[0, 0]
@@ -180,10 +180,10 @@ def test_integers_beside_a_null_stay_integers() -> None:
         "pair", [[{"n": EXACT, "path": None}, {"n": None, "path": "x"}] * 2]
     )
     with pytest.raises(TypeError, match="column 'n' must hold numbers, got object"):
-        Rows(table, label="n")
+        DatasetSource(table, label="n")
     decode = {"decode": lambda sample: {"n": sample["n"], "m": sample["pair"]["n"] or 0}}
     sampler = BatchSampler(SequentialSampler(4), batch_size=4)
-    batch = Feed(Rows(table), sampler, missing={"n": 7}, **decode)[0, 0]
+    batch = Feed(DatasetSource(table), sampler, missing={"n": 7}, **decode)[0, 0]
     assert (batch["n"].tolist(), batch["n"].dtype) == ([7, 1, 3, 4], np.int32)
     assert batch["m"].tolist() == [EXACT, 0, EXACT, 0]
 
@@ -215,10 +215,10 @@ def test_what_gives_no_records_by_number_is_refused_in_words() -> None:
         (data.with_format("arrow"), "'arrow' gives tables: give dataset.with_format"),
         (data.with_format("polars"), "'polars' gives tables"),
         (data.to_iterable_dataset(), "a length and records by number, got a IterableDataset"),
-        (datasets.DatasetDict(train=data), r"as in Rows\(data\['train'\]\)"),
+        (datasets.DatasetDict(train=data), r"as in DatasetSource\(data\['train'\]\)"),
     ):
         with pytest.raises(TypeError, match=word):
-            Rows(given)
+            DatasetSource(given)
 
 
 class Plays:
@@ -268,7 +268,9 @@ def test_items_may_hold_objects_that_a_function_makes_arrays_of(
 ) -> None:
     function: Any = {by: lambda sample: {"x": array(sample["x"])}}
     feed = Feed(
-        Rows(Nested(make)), BatchSampler(SequentialSampler(RECORDS), batch_size=4), **function
+        DatasetSource(Nested(make)),
+        BatchSampler(SequentialSampler(RECORDS), batch_size=4),
+        **function,
     )
     assert feed[0, 1]["x"].tolist() == [[number] * 3 for number in range(4, 8)]
 
@@ -298,9 +300,9 @@ def test_tensors_without_values_are_named(kind: str) -> None:
     for by in ("decode", "transform"):
         function: Any = {by: lambda sample: {"x": [*sample["x"].shape]}}
         sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=2)
-        assert Feed(Rows(items), sampler, **function)[0, 0]["x"].tolist() == [[2], [2]]
+        assert Feed(DatasetSource(items), sampler, **function)[0, 0]["x"].tolist() == [[2], [2]]
     with pytest.raises(TypeError, match=r"'x' must be an array: (C|c)an't"):
-        Rows({"x": tensor})
+        DatasetSource({"x": tensor})
 
 
 @pytest.mark.frameworks
@@ -308,7 +310,7 @@ def test_a_dataframe_is_refused_with_what_to_give() -> None:
     import pandas
 
     with pytest.raises(TypeError, match=r"to_arrow\(\) of polars, or datasets.Dataset.from_pandas"):
-        Rows(pandas.DataFrame({"a": [1]}))
+        DatasetSource(pandas.DataFrame({"a": [1]}))
 
 
 def test_a_digest_is_what_states_compare() -> None:
@@ -351,7 +353,7 @@ def test_a_child_reads_that_is_forked_while_a_thread_reads() -> None:
                 ends.wait()
             return SAMPLES[number]
 
-    rows = Rows(Waits())
+    rows = DatasetSource(Waits())
     thread = threading.Thread(target=rows.read, args=(np.array([1]), ["x"]))
     thread.start()
     reads.wait()
@@ -371,25 +373,26 @@ def test_ids_are_checked_before_the_data_are_read() -> None:
         def draw(self, epoch: int, positions: Any) -> Any:
             return super().draw(epoch, positions) - 3
 
+    loader = NumpyLoader(Feed(DatasetSource(X), BatchSampler(Below(RECORDS, seed=0), batch_size=4)))
     with pytest.raises(ValueError, match="mend its draw"):
-        list(NumpyLoader(Feed(Rows(X), BatchSampler(Below(RECORDS, seed=0), batch_size=4))))
+        list(loader)
 
 
 def test_large_arrays_are_mapped_in_a_new_process(tmp_path: Path) -> None:
     large = np.zeros((40, 1 << 20), np.uint8)
     np.save(tmp_path / "x.npy", large)
-    mapped = Rows(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    mapped = DatasetSource(np.load(tmp_path / "x.npy", mmap_mode="r"))
     assert len(pickle.dumps(mapped)) < 10_000
     check_source(mapped)
-    assert len(pickle.dumps(Rows(large[:2]))) > 1 << 20
+    assert len(pickle.dumps(DatasetSource(large[:2]))) > 1 << 20
     np.save(tmp_path / "columns.npy", np.asfortranarray(large[:, :100]))
-    columns = Rows(np.load(tmp_path / "columns.npy", mmap_mode="r"))
+    columns = DatasetSource(np.load(tmp_path / "columns.npy", mmap_mode="r"))
     assert len(pickle.dumps(columns)) < 10_000
     check_source(columns)
 
 
 @pytest.mark.parametrize("when", ["before the rows", "before the pickle", "after the pickle"])
-@pytest.mark.parametrize("source", [Rows, SideTable, lambda x: SubsetSampler(x, of=4)])
+@pytest.mark.parametrize("source", [DatasetSource, SideTable, lambda x: SubsetSampler(x, of=4)])
 def test_a_mapped_file_that_is_replaced_is_an_error(source: Any, when: str, tmp_path: Path) -> None:
     """Else the parent would read the old values, and a spawned worker the new ones."""
 
@@ -420,10 +423,10 @@ def test_workers_of_torch(tmp_path: Path) -> None:
     spawn: Any = {"num_workers": 1, "multiprocessing_context": "spawn"}
     with pytest.raises(LoaderError, match="a copy of 42 MB"):
         next(iter(TorchLoader(feed_of(np.zeros((40, 1 << 20), np.uint8)), **spawn)))
-    mapped = Rows(KINDS["mapped arrays"][0](tmp_path))
+    mapped = DatasetSource(KINDS["mapped arrays"][0](tmp_path))
     np.save(tmp_path / "side.npy", X)
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=4)
-    expected = two_epochs(NumpyLoader(Feed(Rows(SAMPLES), sampler, side={"side": X})))
+    expected = two_epochs(NumpyLoader(Feed(DatasetSource(SAMPLES), sampler, side={"side": X})))
     feed = Feed(mapped, sampler, side={"side": SideTable(tmp_path / "side.npy")})
     assert two_epochs(TorchLoader(feed, **spawn)) == expected
 
@@ -439,7 +442,9 @@ def test_array_record(tmp_path: Path) -> None:
     for record in records:
         writer.write(record)
     writer.close()
-    rows = Rows(ArrayRecordDataSource([str(tmp_path / "data.array_record")]), fields=["row"])
+    rows = DatasetSource(
+        ArrayRecordDataSource([str(tmp_path / "data.array_record")]), fields=["row"]
+    )
     check_source(rows)
     packed = pack([{"row": record} for record in records], tmp_path)["data"]
     for sampler in samplers(LABELS):

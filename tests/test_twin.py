@@ -16,6 +16,7 @@ from plain import batches
 from twin_help import both, brighter
 
 from twinfeed.loaders import (
+    DatasetSource,
     DecodeImage,
     Feed,
     FieldSpec,
@@ -25,7 +26,6 @@ from twinfeed.loaders import (
     Loader,
     NumpyLoader,
     Reader,
-    Rows,
     Seeded,
     build_index,
     pack,
@@ -201,7 +201,7 @@ def test_records_of_ones_own_come_as_those_of_an_index(
 ) -> None:
     samples = [{"word": word, "label": int(n)} for word, n in zip(WORDS, LABELS, strict=True)]
     index = pack(samples, tmp_path)["data"]
-    source = Rows(samples, label="label") if rows else Words()
+    source = DatasetSource(samples, label="label") if rows else Words()
     for sampler in own_source.samplers():
         wanted, feed = expected(index, sampler, **options), Feed(source, sampler, **options)
         for loader in (TorchLoader(feed), TorchLoader(feed, num_workers=2), TensorFlowLoader(feed)):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.rows import Rows
+from twinfeed.loaders.reading.rows import DatasetSource
 from twinfeed.loaders.reading.source import Source
 from twinfeed.samplers import validate
 
@@ -56,7 +56,7 @@ def check_missing(
 def _lacking(index: Source) -> Mapping[str, int]:
     """Return how many records lack each field, as far as is known."""
     if not isinstance(index, Index):
-        return index.lacking if isinstance(index, Rows) else {}
+        return index.lacking if isinstance(index, DatasetSource) else {}
     empty = index.options.missing == "empty"
     return {} if empty else {name: field.missing for name, field in index.fields.items()}
 
@@ -73,7 +73,7 @@ def _value(index: Source, name: str, value: Any) -> Any:
     if value is None:
         raise TypeError(f"missing must have a value for the field {name!r}, got None")
     if not isinstance(index, Index):
-        return index.filled(name, value) if isinstance(index, Rows) else value
+        return index.filled(name, value) if isinstance(index, DatasetSource) else value
     kind = index.fields[name].kind if name in index.fields else "bytes"
     if kind in _NUMBERS:
         array = np.asarray(value)

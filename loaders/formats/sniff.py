@@ -80,7 +80,7 @@ _KNOWN = {
     "loose images are indexed as they are: give the folder that holds them": [
         (f"a {name} image", magic) for name, (_, magic) in IMAGES.items()
     ],
-    "open it with array_record's ArrayRecordDataSource, which loaders.Rows takes": [
+    "open it with array_record's ArrayRecordDataSource, which loaders.DatasetSource takes": [
         ("an ArrayRecord file", rb"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f"),
     ],
     "write its records to shards with loaders.pack, which takes any iterable of dicts": [

@@ -26,7 +26,7 @@ _PICKLED = 16 << 20  # bytes of arrays that another process may be sent
 _MANY = 10_000  # records, from which on reading their labels one by one shows a bar
 
 
-class Rows:
+class DatasetSource:
     """Make a source of any dataset that gives its records by number.
 
     A `Feed` takes the source in place of an index, and every sampler and loader serves it.
@@ -64,13 +64,14 @@ class Rows:
     >>> from twinfeed.loaders import Feed
     >>> from twinfeed.samplers import PKBatchSampler
     >>> data = {"x": np.arange(8.0).reshape(4, 2), "label": np.array([0, 1, 0, 1])}
-    >>> rows = Rows(data, label="label")
+    >>> rows = DatasetSource(data, label="label")
     >>> feed = Feed(rows, PKBatchSampler(rows.columns["label"], p=2, k=1, seed=0))
     >>> feed[0, 0]["label"], feed[0, 0]["x"].shape
     (array([1, 0]), (2, 2))
     """
 
-    _turn = PerProcess(threading.RLock)  # one lock for all: two `Rows` may share a dataset, or nest
+    # One lock for all: two sources may share a dataset, or nest.
+    _turn = PerProcess(threading.RLock)
 
     def __init__(
         self,
@@ -110,7 +111,7 @@ class Rows:
         """Say which record this is, for messages."""
         return f"record {record} of a {self._kind}"
 
-    def reader(self, *, checksums: bool) -> Rows:
+    def reader(self, *, checksums: bool) -> DatasetSource:
         """Return this source: there are no checksums to compare."""
         return self
 
@@ -313,7 +314,9 @@ def _array(name: str, values: Any) -> Array:
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
     if hasattr(values, "column_names"):
-        raise TypeError(f"{name!r} is a dataset of its own: give one, as in Rows(data[{name!r}])")
+        raise TypeError(
+            f"{name!r} is a dataset of its own: give one, as in DatasetSource(data[{name!r}])"
+        )
     if not _is_array(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
     return as_mapped(_numpy(name, values))
