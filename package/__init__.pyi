@@ -7,8 +7,8 @@ from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.making.feed import Feed as Feed
 from twinfeed.loaders.packing import ImageFolder as ImageFolder
 from twinfeed.loaders.packing import pack as pack
+from twinfeed.loaders.reading.dataset_source import DatasetSource as DatasetSource
 from twinfeed.loaders.reading.reader import Reader as Reader
-from twinfeed.loaders.reading.rows import DatasetSource as DatasetSource
 from twinfeed.loaders.tools.compare import compare as compare
 from twinfeed.loaders.tools.planning import plan as plan
 from twinfeed.loaders.tools.results import Results as Results

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.rows import DatasetSource
+from twinfeed.loaders.reading.dataset_source import DatasetSource
 from twinfeed.loaders.reading.source import Source
 from twinfeed.samplers import validate
 

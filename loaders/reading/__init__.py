@@ -4,7 +4,7 @@
   lies at a URL. checked.py compares bytes with the index.
 - prefetch/ says what is fetched before it is needed.
 - source.py is what a feed needs of a source of records.
-- rows.py makes a source of any dataset that gives its records by number.
+- dataset_source.py makes a source of any dataset that gives its records by number.
 - side_table.py joins memory-mapped arrays by sample id.
 """
 
