@@ -58,6 +58,13 @@ GoogleDocstring._parse = parse
 def setup(app):
     """Write signatures and names of types as they are in the source."""
     app.connect("autodoc-process-signature", plain_names)
+    app.connect("env-updated", drop_modules_without_source)
+
+
+def drop_modules_without_source(app, env):
+    """Keep builtins, the module of a type alias such as `Batch`, out of the list of sources."""
+    for name in [name for name, source in env._viewcode_modules.items() if not source]:
+        del env._viewcode_modules[name]
 
 
 def plain_names(app, what, name, obj, options, given, returns):
