@@ -159,9 +159,9 @@ def main() -> None:
         work = partial(train_apart, folder=folder, steps=options.steps)
         apart = [*chain.from_iterable(pool.map(work, dict.fromkeys(backends)))]
 
-    print("the same records and bytes" if found.equal else f"step {found.first} has OTHER bytes")
+    print("the same records and bytes" if found.ok else f"step {found.first} has OTHER bytes")
     print(f"{'losses differ at most by':24}{'one feed':>12}{'own shuffle':>14}")
-    for name, one, own in zip(names, found.apart, apart, strict=True):
+    for name, one, own in zip(names, found.loss_differences, apart, strict=True):
         print(f"{name:24}{one:12.1g}{np.abs(np.subtract(own, apart[0])).max():14.1g}")
     losses = {"one feed": [run.losses for run in found.runs], "own shuffle": apart}
     plot_losses(losses).savefig(folder / "losses.png")

@@ -1,3 +1,4 @@
+from twinfeed.loaders.building.bad_records import BadRecord as BadRecord
 from twinfeed.loaders.building.build import build_index as build_index
 from twinfeed.loaders.building.labels import FromFolder as FromFolder
 from twinfeed.loaders.building.labels import FromJson as FromJson
@@ -17,10 +18,12 @@ from twinfeed.loaders.feed.collate import Ragged as Ragged
 from twinfeed.loaders.feed.config import Batch as Batch
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
+from twinfeed.loaders.feed.seeded import HasRandomSeed as HasRandomSeed
 from twinfeed.loaders.feed.seeded import Seeded as Seeded
 from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.index import Index as Index
 from twinfeed.loaders.index import open_index as open_index
+from twinfeed.loaders.index.index import Field as Field
 from twinfeed.loaders.loop.loader import Loader as Loader
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.loop.selector import Selector as Selector
@@ -35,7 +38,11 @@ from twinfeed.loaders.reading.side_table import SideTable as SideTable
 from twinfeed.loaders.storage.disk_cache import DiskCache as DiskCache
 from twinfeed.loaders.tools.backends import BACKENDS as BACKENDS
 from twinfeed.loaders.tools.backends import Backend as Backend
+from twinfeed.loaders.tools.compare import Comparison as Comparison
+from twinfeed.loaders.tools.compare import Run as Run
 from twinfeed.loaders.tools.compare import compare as compare
+from twinfeed.loaders.tools.planning import Plan as Plan
 from twinfeed.loaders.tools.planning import plan as plan
 from twinfeed.loaders.tools.results import Results as Results
+from twinfeed.loaders.tools.verify import Report as Report
 from twinfeed.loaders.tools.verify import verify as verify

@@ -21,14 +21,13 @@ from twinfeed.loaders.reading.prefetch.spans import most_open
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.extras import needing
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
+from twinfeed.samplers.diagnostics import plot_order
 from twinfeed.samplers.validate import counted
 
 with needing("twinfeed.loaders.pictures", "pictures"):
     from matplotlib.figure import Figure
 
 __all__ = ["plot_mixing", "show_batch"]
-
-_MOST_POINTS = 20_000
 
 # The width of an image of a batch in inches, the size of its caption in points, and the most of it.
 _CELL, _SMALL, _WIDE, _LINES = 1.3, 7, 24, 6
@@ -76,46 +75,36 @@ def plot_mixing(
     """
     if not streams:
         raise ValueError("streams must name at least one stream, got none")
-    samplers = {name: one for name, one in streams.items() if isinstance(one, BatchStream)}
-    size = max((one.batch_size for one in samplers.values()), default=64)
+    samplers = {name: s for name, s in streams.items() if isinstance(s, BatchStream)}
+    size = max((sampler.batch_size for sampler in samplers.values()), default=64)
     found = {
         name: diagnose(stream, epoch=epoch, batch_size=size, labels=labels)
         for name, stream in streams.items()
     }
+    costs = {name: _costs(found[name].order, s, epoch) for name, s in samplers.items()}
     records = next(iter(found.values())).records
-    drawn = {name: _ids(stream, epoch) for name, stream in streams.items()}
-    below = {name: _costs(drawn[name], one, epoch) for name, one in samplers.items()}
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"
-        drawn[name] = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
-        found[name] = diagnose(drawn[name], batch_size=size, labels=labels)
-        below[name] = ["reads in stored order", f"keeps {counted(buffer, 'record')}"]
+        order = simulate_shuffle_buffer(records, buffer_size=buffer, seed=0)
+        found[name] = diagnose(order, batch_size=size, labels=labels)
+        costs[name] = ["reads in stored order", f"keeps {counted(buffer, 'record')}"]
     classes = None if labels is None else np.unique(np.asarray(labels), return_inverse=True)[1]
     rows = 1 if classes is None else 2
-    figure = _Picture(figsize=(3.4 * len(drawn) + 0.4, 2.7 * rows + 1.3), layout="constrained")
-    grid = figure.subplots(rows, len(drawn), squeeze=False, sharex="col")
-    for column, (name, ids) in zip(grid.T, drawn.items(), strict=True):
-        shown = np.unique(np.linspace(0, len(ids) - 1, min(len(ids), _MOST_POINTS)).astype(int))
-        values = [ids] if classes is None else [ids, classes[ids]]
-        dots = {"s": max(2, 8000 / len(ids)), "alpha": 0.5, "linewidths": 0, "rasterized": True}
-        for axes, value in zip(column, values, strict=True):
-            axes.scatter(shown, value[shown], **dots)
+    figure = _Picture(figsize=(3.4 * len(found) + 0.4, 2.7 * rows + 1.3), layout="constrained")
+    grid = figure.subplots(rows, len(found), squeeze=False, sharex="col")
+    for column, (name, diagnosis) in zip(grid.T, found.items(), strict=True):
+        plot_order(column[0], diagnosis.order)
         column[0].set_title(name)
-        facts = [f"moves records {found[name].displacement.ratio:.0%} as far as uniform"]
-        for what, one in found[name].distinct.items():
-            facts.append(f"{one.value:.1f} {what} a batch, uniform {one.uniform:.1f}")
-        column[-1].set_xlabel("\n".join(["place in the epoch", "", *facts, *below.get(name, [])]))
-    for axes, name in zip(grid[:, 0], ("record number", "class"), strict=False):
-        axes.set_ylabel(name)
+        if classes is not None:
+            plot_order(column[1], classes[diagnosis.order])
+        facts = [f"moves records {diagnosis.displacement.ratio:.0%} as far as uniform"]
+        for group, measure in diagnosis.distinct.items():
+            facts.append(f"{measure.value:.1f} {group} a batch, uniform {measure.uniform:.1f}")
+        text = ["place in the epoch", "", *facts, *costs.get(name, [])]
+        column[-1].set_xlabel("\n".join(text))
+    for axes, quantity in zip(grid[:, 0], ("record number", "class"), strict=False):
+        axes.set_ylabel(quantity)
     return figure
-
-
-def _ids(stream: BatchStream | npt.ArrayLike, epoch: int) -> Int64s:
-    """Return the record ids of an epoch, without padding."""
-    if isinstance(stream, BatchStream):
-        stream = stream.records(np.concatenate(stream.batches(epoch, 0, len(stream))))
-    ids = np.asarray(stream, np.int64)
-    return ids[ids >= 0]
 
 
 def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import exp, lgamma, sqrt
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,6 +17,7 @@ from twinfeed.samplers.types import Int64s
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
 _MAX_DEVIATIONS = 6.0  # standard deviations that a uniform shuffle keeps within
+_MAX_POINTS = 20_000  # samples of a stream that are drawn
 
 
 @dataclass(frozen=True)
@@ -63,9 +64,9 @@ class Stretch(NamedTuple):
 class Diagnosis:
     """Statistics of one epoch of a stream, as `diagnose` returns them.
 
-    `flags` names each value below half of the uniform value, and a correlation above one half, if
-    chance cannot explain the difference (six standard deviations). Fewer than 1 in 100 uniform
-    shuffles have a flag. With few records even stored order may have no flag.
+    `findings` names each value below half of the uniform value, and a correlation above one half,
+    if chance cannot explain the difference (six standard deviations). Fewer than 1 in 100 uniform
+    shuffles have a finding. With few records even stored order may have none.
 
     Attributes:
         displacement: the mean distance between a record's place in the stream and its place in
@@ -76,9 +77,10 @@ class Diagnosis:
         distinct: the mean number of distinct classes, shards or blocks in a full batch.
         worst: the stretch of as many samples, anywhere in the stream, that holds the fewest
             classes, shards or blocks: how many, and the place of its first sample. It finds a tail.
+        order: the record ids in the order of the stream, without padding, int64 [samples].
 
     >>> import numpy as np
-    >>> diagnose(np.arange(100), batch_size=10).flags[0]
+    >>> diagnose(np.arange(100), batch_size=10).findings[0]
     'records move 0% as far as in a uniform shuffle'
     """
 
@@ -92,9 +94,15 @@ class Diagnosis:
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
     worst: Mapping[str, Stretch]
+    order: Int64 = field(repr=False, compare=False)
 
     @property
-    def flags(self) -> list[str]:
+    def ok(self) -> bool:
+        """Whether nothing differs from a uniform shuffle."""
+        return not self.findings
+
+    @property
+    def findings(self) -> list[str]:
         """The differences from a uniform shuffle, a phrase each; empty for a good stream."""
         displacement, correlation = self.displacement, self.rank_correlation
         missing = validate.counted(self.records - self.covered, "record")
@@ -113,10 +121,10 @@ class Diagnosis:
             where = f"{self.batch_size:,} samples from place {place:,} on"
             found[f"{where} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"] = m.low
         found[f"not in the stream: {missing}"] = self.covered < self.records
-        return [flag for flag, holds in found.items() if holds]
+        return [finding for finding, holds in found.items() if holds]
 
     def __str__(self) -> str:
-        """Return the numbers as lines, then the flags."""
+        """Return the numbers as lines, then the findings."""
         lines = [
             f"{validate.counted(self.samples, 'sample')} of "
             f"{validate.counted(self.records, 'record')}, batches of {self.batch_size:,}",
@@ -128,9 +136,28 @@ class Diagnosis:
                 f"{self.worst[name].distinct.value:,.0f} from place {self.worst[name].place:,} on"
                 for name, m in self.distinct.items()
             ),
-            *(f"! {flag}" for flag in self.flags),
+            *(f"! {finding}" for finding in self.findings),
         ]
         return "\n".join(lines)
+
+    def plot(self, axes: Any, /) -> None:
+        """Draw the record number against the place in the stream, on axes of matplotlib.
+
+        A uniform shuffle fills the square evenly. Stored order is its diagonal.
+
+        >>> from matplotlib import pyplot  # doctest: +SKIP
+        >>> diagnose(range(100), batch_size=10).plot(pyplot.gca())  # doctest: +SKIP
+        """
+        plot_order(axes, self.order)
+        axes.set(xlabel="place in the stream", ylabel="record number")
+
+
+def plot_order(axes: Any, values: Int64, /) -> None:
+    """Draw a value of each sample of a stream by its place, at most `_MAX_POINTS` of them."""
+    samples = len(values)
+    shown = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
+    size = max(2, 8000 / samples)
+    axes.scatter(shown, values[shown], s=size, alpha=0.5, linewidths=0, rasterized=True)
 
 
 def diagnose(
@@ -161,8 +188,8 @@ def diagnose(
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> import numpy as np
     >>> good = diagnose(BatchSampler(RandomSampler(1000, seed=0), batch_size=50))
-    >>> good.displacement.uniform, good.flags
-    (333.333, [])
+    >>> good.displacement.uniform, good.ok
+    (333.333, True)
     """
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
@@ -235,6 +262,7 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         head_distinct=head_distinct,
         distinct=distinct,
         worst=worst,
+        order=ids,
     )
 
 

@@ -343,7 +343,7 @@ def test_a_loose_file_that_is_gone_is_named(tmp_path: Path) -> None:
         (tmp_path / "x" / f"{number}.png").write_bytes(b"...")
     entries = list_images(tmp_path)
     (tmp_path / "x" / "1.png").unlink()
-    (entry,) = verify(entries, root=tmp_path).bad
+    (entry,) = verify(entries, root=tmp_path).findings
     assert entry.shard == f"{tmp_path}/x/1.png"
 
 
@@ -427,13 +427,13 @@ def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
     with pytest.raises(DataCorruptionError, match="corrupted data"):
         build_index(shards, tmp_path / "x.index")
     report = verify(shards, root=tmp_path, bad_list=tmp_path / "bad.jsonl")
-    assert [(bad.shard, bad.record) for bad in report.bad] == [(shards[1].name, 3)]
+    assert [(bad.shard, bad.record) for bad in report.findings] == [(shards[1].name, 3)]
     index = build_index(shards, tmp_path / "x.index", exclude=tmp_path / "bad.jsonl")
     assert len(index) == 19
     assert index.options.left_out == 1
     with (tmp_path / "bad.jsonl").open("a") as listed:
         listed.write(" \n\n")
-    assert read_bad_records(tmp_path / "bad.jsonl") == report.bad
+    assert read_bad_records(tmp_path / "bad.jsonl") == report.findings
     with Reader(index) as reader:
         images = reader.read(range(19))["image"]
     want = [sample["image"] for sample in numbered(0, 20)]
@@ -460,7 +460,7 @@ def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
     first = max(place - 1, 0) if container == "tar" else place
     listed = tmp_path / "bad.jsonl"
     for source in [shards] if how == "cut" else [shards, tmp_path / "whole.index"]:
-        (bad,) = verify(source, root=tmp_path, bad_list=listed).bad
+        (bad,) = verify(source, root=tmp_path, bad_list=listed).findings
         assert (bad.shard, bad.record, bad.rest) == (shards[1].name, first, True)
         with pytest.raises(DataCorruptionError, match=r"what to do: .* --bad-list FILE, then"):
             build_index(shards, tmp_path / "x.index", exclude=[(bad.shard, bad.record)])
@@ -474,7 +474,7 @@ def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
         assert verify(index).ok
     if first > 0:  # another break, before that break
         flip(shards[1], 2)
-        assert [(bad.record, bad.rest) for bad in verify(index).bad] == [(0, True)]
+        assert [(bad.record, bad.rest) for bad in verify(index).findings] == [(0, True)]
 
 
 def test_a_bad_loose_file_is_left_out(tmp_path: Path) -> None:

@@ -28,14 +28,14 @@ def test_a_warning_is_never_well(tmp_path: Path, capfd: Capture, kind: str, jobs
         assert main(["verify", target, "--jobs", jobs, "-q"]) == 1
         out, error = capfd.readouterr()
         assert out.startswith(records)
-        assert out.endswith(": 1 warning\n")
+        assert out.endswith(": nothing is bad, 1 warning\n")
         assert error.startswith(f"twinfeed: warning: {bad}: ")
     build_index(good, f"{tmp_path}/x.index")
     assert main(["verify", f"{tmp_path}/x.index", str(bad), "--jobs", jobs, "-q"]) == 1
     out, error = capfd.readouterr()
     assert out.splitlines() == [
         f"{tmp_path}/x.index: 30 records in 3 shards: all is well",
-        f"{bad}: 0 records in 1 shard: 1 warning",
+        f"{bad}: 0 records in 1 shard: nothing is bad, 1 warning",
     ]
 
 
@@ -55,7 +55,7 @@ def test_a_shard_that_is_met_again_warns_again(tmp_path: Path, capsys: Capture) 
     with pytest.warns(ShardWarning, match="two zero blocks"):
         build_index(shard, f"{tmp_path}/x.index")
     assert main(["verify", f"{tmp_path}/x.index", str(shard), "-q"]) == 1
-    assert capsys.readouterr().out.count("10 records in 1 shard: 1 warning\n") == 2
+    assert capsys.readouterr().out.count("10 records in 1 shard: nothing is bad, 1 warning\n") == 2
 
 
 # The words of a command in the folder of `world`, its exit status, and what its one line has.

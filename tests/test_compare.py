@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -51,7 +52,7 @@ def test_the_frameworks_receive_the_same(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(20, seed=1), batch_size=6)
     feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
     found = compare(feed, backends=["numpy", "torch", "tensorflow", "jax"], batches=6)
-    assert found.equal, str(found)
+    assert found.ok, str(found)
     assert [run.records for run in found.runs] == [20 + 6 + 6] * 4
     assert all(run.rate > 0 and run.first > 0 and run.memory > 1 << 20 for run in found.runs)
     assert "word: the same" in str(found)
@@ -62,7 +63,7 @@ def test_a_backend_of_ones_own_is_compared(index: Index, monkeypatch: pytest.Mon
     sampler = ExactOnceBatchSampler(20, batch_size=5)
     feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
     found = compare(feed, backends=["numpy", "boxes"], batches=8)
-    assert (found.equal, [run.backend for run in found.runs]) == (True, ["numpy", "boxes"])
+    assert (found.ok, [run.backend for run in found.runs]) == (True, ["numpy", "boxes"])
 
 
 def sizes_added() -> Callable[[Mapping[str, Any]], float]:
@@ -84,22 +85,29 @@ def test_what_differs_is_measured_and_how_far_losses_part_before(index: Index) -
     sampler = ExactOnceBatchSampler(20, batch_size=5)
     feed = Feed(index, sampler, decode=measure, collate={"ones": "pad"})
     found = compare(feed, backends=backends, steps=steps)
-    assert (found.first, found.apart) == (None, (0, 1.0))
+    assert (found.first, found.loss_differences) == (None, (0, 1.0))
     assert found.runs[0].losses == (10, 45, 105, 190)
     assert [line.split()[-1] for line in str(found).splitlines()[:3]] == ["apart", "0", "1"]
 
     other = Feed(index, sampler, decode=a_bit_off, collate={"ones": "pad"})
     found = compare(other, backends=backends, steps=steps)
-    assert (found.equal, found.differing, found.worst) == (False, {"size": [2, 3]}, {"size": 0.5})
-    assert "size: differs in 2 of 4 batches, first in 2, by 0.5 at most" in repr(found)
+    assert (found.ok, found.differing, found.largest) == (False, {"size": [2, 3]}, {"size": 0.5})
+    assert found.findings == ["size: differs in 2 of 4 batches, first in 2, by 0.5 at most"]
+    assert found.findings[0] in str(found)
     assert str(found).startswith("backend         records/s  first batch  peak memory")
-    assert (found.first, found.apart) == (2, (0, 0.5))  # the third step is of other inputs
+    assert (found.first, found.loss_differences) == (
+        2,
+        (0, 0.5),
+    )  # the third step is of other inputs
     runs = [
-        run._replace(losses=losses)
+        replace(run, losses=losses)
         for run, losses in zip(found.runs, [(1,), (math.nan,)], strict=False)
     ]
-    assert math.isnan(found._replace(runs=tuple(runs)).apart[1])
-    assert found._replace(runs=tuple(runs), differing={"size": [0]}).apart == (None, None)
+    assert math.isnan(replace(found, runs=tuple(runs)).loss_differences[1])
+    assert replace(found, runs=tuple(runs), differing={"size": [0]}).loss_differences == (
+        None,
+        None,
+    )
 
 
 def no_step() -> None:

@@ -112,7 +112,7 @@ def test_every_flipped_bit_of_a_field_is_found(tmp_path: Path, container: str) -
             with pytest.raises(DataCorruptionError, match=f"record {record} "):
                 reader.read(range(10))
             report = verify(index)
-            assert [bad.record for bad in report.bad] == [record]
+            assert [bad.record for bad in report.findings] == [record]
             flip(shards[0], place, record % 8)
     assert verify(index).ok
 
@@ -184,7 +184,9 @@ def test_fault_29_shard_of_the_same_size_with_other_records(tmp_path: Path) -> N
         with pytest.raises((DataCorruptionError, StaleIndexError)):
             reader.read([0])
     assert not verify(again).ok
-    assert any("the checksum over its records is not" in bad.problem for bad in verify(again).bad)
+    assert any(
+        "the checksum over its records is not" in bad.problem for bad in verify(again).findings
+    )
 
 
 def test_fault_29_a_loose_file_that_changed(tmp_path: Path) -> None:
@@ -199,7 +201,7 @@ def test_fault_29_a_loose_file_that_changed(tmp_path: Path) -> None:
         file.write_bytes(b"12354")
         with pytest.raises(DataCorruptionError, match=r"a\.png"):
             reader.read([0])
-    assert [bad.record for bad in verify(index).bad] == [0]
+    assert [bad.record for bad in verify(index).findings] == [0]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -215,7 +217,9 @@ def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
     with ThreadPoolExecutor(2) as pool:
         report = verify(index.path, executor=pool if workers else None)
     assert (report.shards, report.records) == (4, 40)
-    assert [(bad.shard, bad.record, bad.problem.partition(" at")[0]) for bad in report.bad] == [
+    assert [
+        (bad.shard, bad.record, bad.problem.partition(" at")[0]) for bad in report.findings
+    ] == [
         (
             shards[0].name,
             -1,
@@ -224,7 +228,7 @@ def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
         (shards[1].name, -1, "No such file or directory"),
         (shards[3].name, 5, "corrupted data"),
     ]
-    plain = verify(shards, root=tmp_path).bad
+    plain = verify(shards, root=tmp_path).findings
     assert [bad.shard for bad in plain] == [shards[0].name, shards[1].name, shards[3].name]
     for shard in shards[2:] + shards[:1]:
         shard.rename(shard.with_suffix(".old"))
@@ -245,7 +249,7 @@ def test_fault_30_verify_reports_every_loose_file_that_is_missing_or_has_changed
     (folder / "4.png").write_bytes(b"54321")
     report = verify(index)
     assert [
-        (bad.shard, bad.record, bad.problem.partition(" in field")[0]) for bad in report.bad
+        (bad.shard, bad.record, bad.problem.partition(" in field")[0]) for bad in report.findings
     ] == [
         (
             str(folder / "1.png"),
@@ -448,8 +452,8 @@ def test_a_flipped_bit_of_a_label_is_found_by_verify(tmp_path: Path) -> None:
     assert verify(index).ok
     shard = tmp_path / index.shard_paths[1]
     flip(shard, shard.read_bytes().index(b".cls") // 512 * 512 + 512)
-    assert "the shard has changed" in verify(index).bad[0].problem
-    assert [(bad.shard, bad.record) for bad in verify(index).bad] == [(shard.name, -1)]
+    assert "the shard has changed" in verify(index).findings[0].problem
+    assert [(bad.shard, bad.record) for bad in verify(index).findings] == [(shard.name, -1)]
 
 
 def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> None:
@@ -467,7 +471,7 @@ def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> N
     assert verify(index).ok
     assert verify(tmp_path / "a.tar", root=tmp_path, join=True).ok
     flip(tmp_path / "a.tar", int(index.table("jpg")["offset"][4]))
-    (bad,) = verify(index).bad
+    (bad,) = verify(index).findings
     assert bad.record == 4
     without = build_index(
         tmp_path / "a.tar",

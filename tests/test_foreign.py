@@ -32,7 +32,7 @@ def test_fault_115_other_messages_are_no_examples_without_features(
     """Not for `index`, `verify` or `pack`; as raw bytes they are what they were."""
     records = [FOREIGN[kind](random.Random(n)) for n in range(20)]
     path = shard(tmp_path / "a.tfrecord", encode({"x": 1}), *records)
-    assert [bad.record for bad in verify(path).bad] == [*range(1, 21)]
+    assert [bad.record for bad in verify(path).findings] == [*range(1, 21)]
     with pytest.raises(DataCorruptionError, match="--raw") as caught:
         build_index(path, tmp_path / "a.index")
     assert caught.value.record == 1

@@ -28,7 +28,7 @@ def test_a_small_buffer_over_sorted_records_is_flagged() -> None:
     assert ids[:640].max() < 10_640
     assert labels[ids[:640]].max() <= 15
     found = diagnose(ids, batch_size=64, labels=labels)
-    text = " / ".join(found.flags)
+    text = " / ".join(found.findings)
     assert "records move 29% as far" in text
     assert "correlate by 0.90" in text
     assert "the first tenth has 25 classes, 100 in a uniform shuffle" in text
@@ -64,7 +64,7 @@ def test_uniform_shuffles_have_no_flags_and_ratios_near_one() -> None:
         found = diagnose(
             BatchSampler(order, batch_size=50), labels=labels, shard_lengths=[2000] * 10
         )
-        assert found.flags == []
+        assert found.ok
         assert found.displacement.ratio == pytest.approx(1, abs=0.05)
         assert found.distinct["classes"].ratio == pytest.approx(1, abs=0.05)
         assert abs(found.rank_correlation) < 0.15
@@ -101,7 +101,7 @@ def test_a_uniform_shuffle_of_few_records_has_no_flags(n: int) -> None:
             BatchSampler(RandomSampler(n, seed=seed), batch_size=max(1, n // 4)),
             labels=labels,
             block=max(1, n // 5),
-        ).flags
+        ).findings
     ]
     assert len(flagged) < 2
 
@@ -137,7 +137,7 @@ def test_a_tail_is_a_flag() -> None:
     assert found.worst["classes"].distinct.value == 1
     assert found.worst["classes"].place >= 19_890
     flag = f"64 samples from place {found.worst['classes'].place:,} on hold 1 classes, 47.5 in a "
-    assert found.flags == [f"{flag}uniform shuffle"]
+    assert found.findings == [f"{flag}uniform shuffle"]
     assert f"in a row 1 from place {found.worst['classes'].place:,} on" in str(found)
 
 
@@ -160,5 +160,5 @@ def test_class_batches_show_their_classes_and_what_does_not_come() -> None:
     sampler = PKBatchSampler(labels, p=4, k=2, seed=0, batches_per_epoch=3)
     found = diagnose(sampler, labels=labels)
     assert found.distinct["classes"].value == 4
-    assert found.flags[-1] == f"not in the stream: {60 - found.covered} records"
-    assert str(found).splitlines()[-1] == f"! {found.flags[-1]}"
+    assert found.findings[-1] == f"not in the stream: {60 - found.covered} records"
+    assert str(found).splitlines()[-1] == f"! {found.findings[-1]}"

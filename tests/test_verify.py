@@ -16,9 +16,11 @@ from inside import MANIFEST, crc32c, digest_of, file_digest, tfrecord
 from making_shards import flip, tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import (
+    BadRecord,
     Index,
     IndexFormatError,
     Reader,
+    Report,
     StaleIndexError,
     build_index,
     open_index,
@@ -51,12 +53,12 @@ def test_a_label_that_changed_is_found_whatever_the_index_leaves_out(
     write(3)
     fields = {"image": "image;png"}
     label = "label" if container == "tfrecord" else "cls"
-    bad = verify(shard, root=tmp_path).bad
+    bad = verify(shard, root=tmp_path).findings
     assert [one.record for one in bad] == [7] * leave_out
     index = build_index(shard, tmp_path / "x.index", label=label, fields=fields, exclude=bad)
     assert verify(index).ok
     write(5)
-    (found,) = verify(index).bad
+    (found,) = verify(index).findings
     assert "the shard has changed" in found.problem
     write(3)
     assert verify(index).ok
@@ -71,7 +73,7 @@ def test_the_report_is_the_same_with_an_executor(tmp_path: Path, workers: int | 
     with ProcessPoolExecutor(workers) as pool:
         found = verify(index.path, executor=pool if workers else None)
     assert (found.shards, found.records) == (5, 50)
-    assert [(bad.shard, bad.record) for bad in found.bad] == [
+    assert [(bad.shard, bad.record) for bad in found.findings] == [
         ("d-000001.tar", 4),
         ("d-000003.tar", 4),
     ]
@@ -82,7 +84,7 @@ def test_what_follows_a_break_belongs_to_it(tmp_path: Path) -> None:
     index = build_index(shard, tmp_path / "x.index")
     flip(shard, [record.offset for record in tfrecord.scan(shard)][7])
     flip(shard, int(index.table("image")["offset"][8]))
-    assert [(bad.record, bad.rest) for bad in verify(index).bad] == [(7, True)]
+    assert [(bad.record, bad.rest) for bad in verify(index).findings] == [(7, True)]
 
 
 class Counting(Executor):
@@ -162,7 +164,7 @@ def test_bytes_altered_with_equal_length_and_crc_are_found_by_the_digest_of_the_
     with Reader(index) as reader:  # a checksum is no signature
         assert reader.read([3], ["text"]) == {"text": [other]}
     assert verify(plain).ok
-    (bad,) = verify(index).bad
+    (bad,) = verify(index).findings
     assert (bad.shard, bad.record) == (index.shard_paths[1], -1)
     assert "its SHA-256 is not that of the index" in bad.problem
 
@@ -176,7 +178,7 @@ def test_the_digest_of_an_index_leads_to_every_byte(tmp_path: Path) -> None:
     digest = index.digest
     (row,) = index.rows(["png"], np.array([10]))
     flip(shards[1], int(row["offset"] + row["length"]))  # the padding, which no checksum covers
-    (bad,) = verify(open_index(index.path, digest=digest)).bad
+    (bad,) = verify(open_index(index.path, digest=digest)).findings
     assert "its SHA-256 is not that of the index" in bad.problem
     (file,) = index.path.glob("columns-*/shardsums.npy")
     rows = np.load(file, mmap_mode="r+")
@@ -198,3 +200,13 @@ def test_loose_files_have_no_digest(tmp_path: Path) -> None:
     (tmp_path / "a" / "1.png").write_bytes(b"...")
     with pytest.raises(ValueError, match="digest= is for shards, not files"):
         build_index(tmp_path / "a", tmp_path / "x.index", digest=True)
+
+
+def test_a_printed_report_has_a_line_for_each_finding_whatever_its_names() -> None:
+    bad = BadRecord("a\n\x1b[1m.tar", 7, problem="corrupted\ndata", rest=True)
+    report = Report(2, 1000, [bad] * 23)
+    *findings, more, summary = str(report).split("\n")
+    assert findings == [r"a\n\x1b[1m.tar, record 7 and all after it: corrupted; data"] * 20
+    assert (more, summary) == ("... and 3 more", "1,000 records in 2 shards: 23 bad")
+    assert not report.ok
+    assert str(Report(1, 1, [])) == "1 record in 1 shard: all is well"

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.building.sources import Job, PathLike, ShardSource
-from twinfeed.loaders.errors import LoaderError, StaleIndexError
+from twinfeed.loaders.errors import LoaderError, StaleIndexError, printable
 from twinfeed.loaders.index.paths import relative_to, to_write
 from twinfeed.loaders.storage.url import Root, is_url, parse_location
 from twinfeed.loaders.support.atomic import replace_file
@@ -23,8 +23,8 @@ class BadRecord(NamedTuple):
     The number is -1 if leaving out one record does not help. With `rest`, all later records of
     the shard are lost too.
 
-    >>> BadRecord("a.tfrecord", 7, 1024, None, "corrupted data").record
-    7
+    >>> print(BadRecord("a.tfrecord", 7, 1024, None, "corrupted data"))
+    a.tfrecord, record 7: corrupted data
     """
 
     shard: str
@@ -33,6 +33,11 @@ class BadRecord(NamedTuple):
     key: str | None = None
     problem: str = ""
     rest: bool = False
+
+    def __str__(self) -> str:
+        record = f", record {self.record}" if self.record >= 0 else ""
+        rest = " and all after it" if self.rest else ""
+        return printable(f"{self.shard}{record}{rest}: {'; '.join(self.problem.splitlines())}")
 
 
 Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]

@@ -17,7 +17,6 @@ from typing import Any, cast
 
 import numpy as np
 
-from twinfeed.loaders.building.bad_records import BadRecord
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import feed_of, image_field, sampler_of
@@ -25,7 +24,6 @@ from twinfeed.loaders.command_line._preview import lacks, preview
 from twinfeed.loaders.command_line._printing import (
     built_with,
     explain,
-    one_line,
     print_lines,
     show_warning,
 )
@@ -47,7 +45,7 @@ from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.tools.compare import compare
 from twinfeed.loaders.tools.planning import plan
-from twinfeed.loaders.tools.verify import verify
+from twinfeed.loaders.tools.verify import Report, verify
 from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffleSampler, validate
 from twinfeed.samplers.validate import counted
 
@@ -141,13 +139,14 @@ def run_verify(options: argparse.Namespace) -> int:
     warnings.simplefilter("always", ShardWarning)  # also of a shard that is verified twice
     warnings.showwarning = show
     with workers(options.jobs) as executor:
-        bad = [one for target in targets for one in _verify(target, options, executor, warned)]
-    if any(one and one.record < 0 and one.offset is None for one in bad):  # no half sample
+        reports = [_verify(target, options, executor, warned) for target in targets]
+    findings = [finding for report in reports if report for finding in report.findings]
+    if any(bad.record < 0 and bad.offset is None for bad in findings):  # no half sample
         print_lines(_RESTORE)
-    elif any(one and one.record >= 0 for one in bad):
+    elif any(bad.record >= 0 for bad in findings):
         listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))
         print_lines(listed or _LEAVE_OUT)
-    return 1 if bad or warned else 0
+    return 0 if all(report and report.ok for report in reports) and not warned else 1
 
 
 def _verify(
@@ -155,9 +154,9 @@ def _verify(
     options: argparse.Namespace,
     executor: Executor | None,
     warned: Sequence[ShardWarning],
-) -> list[BadRecord | None]:
-    """Print what is bad, and return it; None is for a target that could not be verified."""
-    before = len(warned)
+) -> Report | None:
+    """Verify one target and print the report; None if the target could not be verified."""
+    warned_before = len(warned)
     try:
         report = verify(
             target,
@@ -169,20 +168,15 @@ def _verify(
         )
     except (LoaderError, OSError) as error:
         print_lines(f"twinfeed: error: {explain(error)}", error=True)
-        return [None]
-    for bad in report.bad[:_SHOWN]:
-        where = "" if bad.record < 0 else f", record {bad.record}"
-        where += " and all after it" if bad.rest else ""
-        print_lines(f"{bad.shard}{where}: {one_line(bad.problem)}")
-    if len(report.bad) > _SHOWN:
-        print_lines(f"... and {len(report.bad) - _SHOWN} more")
-    what = f"{target}: " if isinstance(target, str) and len(options.target) > 1 else ""
-    found = f"{counted(report.records, 'record')} in {counted(report.shards, 'shard')}"
-    new = len(warned) - before
-    wrong = [f"{len(report.bad)} bad"] * (not report.ok)
-    wrong += [counted(new, "warning")] * (new > 0)
-    print_lines(f"{what}{found}: {', '.join(wrong) or 'all is well'}")
-    return [*report.bad]
+        return None
+    *findings, summary = str(report).split("\n")
+    if isinstance(target, str) and len(options.target) > 1:
+        summary = f"{target}: {summary}"
+    if len(warned) > warned_before:
+        summary = summary.replace("all is well", "nothing is bad")
+        summary += f", {counted(len(warned) - warned_before, 'warning')}"
+    print_lines(*findings, summary)
+    return report
 
 
 def _reading(options: argparse.Namespace) -> ReadingOptions:
@@ -264,7 +258,7 @@ def run_compare(options: argparse.Namespace) -> int:
     feed = feed_of(options, index, sampler, image)
     found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
     print_lines(*str(found).splitlines())
-    return 0 if found.equal else 1
+    return 0 if found.ok else 1
 
 
 def run_show(options: argparse.Namespace) -> None:
@@ -285,12 +279,13 @@ def run_mixing(options: argparse.Namespace) -> None:
     _draw(plot_mixing(streams, labels=labels, buffers=buffers), options.out)
 
 
-def run_plan(options: argparse.Namespace) -> None:
+def run_plan(options: argparse.Namespace) -> int:
     index, streams = _shuffles(options)
-    for name, stream in reversed(streams.items()):  # the shuffle to take comes last
+    for name, stream in reversed(streams.items()):  # the shard-aware shuffle comes last
         # A decode of nothing: what a batch could hold does not matter, since nothing is read.
         found = plan(Feed(index, stream, decode=dict, missing="late"))
         print_lines(*f"{name}: {found}".splitlines())
+    return 0 if found.ok else 1
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:

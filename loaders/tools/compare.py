@@ -1,4 +1,4 @@
-"""Run one feed through several frameworks: what differs, how fast each is, how trainings part.
+"""Run one feed through several frameworks: what differs, and how fast each is.
 
 Each backend runs in a process of its own, so that times and memory are its own. Their batches are
 compared one by one through checksums. If checksums differ, the arrays themselves are fetched, to
@@ -13,6 +13,7 @@ import pickle
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from importlib.util import find_spec
 from itertools import chain, islice, repeat, zip_longest
 from typing import Any, NamedTuple
@@ -31,10 +32,11 @@ from twinfeed.loaders.tools.backends import BACKENDS, Backend
 from twinfeed.samplers import validate
 
 Step = Callable[[Mapping[str, Any]], Any]
-_KEPT = 4  # batches that differ whose arrays are fetched, for each field
+_MAX_FETCHED = 4  # batches of a field that differ whose arrays are fetched
 
 
-class Run(NamedTuple):
+@dataclass(frozen=True)
+class Run:
     """What one backend delivered, how fast, and what it cost.
 
     Attributes:
@@ -55,40 +57,46 @@ class Run(NamedTuple):
     seconds: float
     rate: float | None
     memory: int
-    sums: tuple[Mapping[str, int], ...]
-    losses: tuple[float, ...] = ()
+    sums: tuple[Mapping[str, int], ...] = field(repr=False)
+    losses: tuple[float, ...] = field(default=(), repr=False)
 
 
-class Comparison(NamedTuple):
-    """The result of `compare`; printed, a comparison is a table.
+@dataclass(frozen=True)
+class Comparison:
+    """The result of `compare`; printed, a table of the backends, and a line for each field.
 
     Attributes:
         runs: what each backend delivered.
         differing: for each field that differs, the batches in which it does, counted from 0 over
             all epochs.
-        worst: the largest absolute difference of each numeric field that differs, in the first few
-            batches that differ. None if shapes or types differ.
+        largest: the largest absolute difference of each numeric field that differs, in the first
+            few batches that differ. None if shapes or types differ.
 
-    >>> Comparison((), {}, {}).equal
+    >>> Comparison((), {}, {}).ok
     True
     """
 
     runs: tuple[Run, ...]
     differing: Mapping[str, Sequence[int]]
-    worst: Mapping[str, float | None]
+    largest: Mapping[str, float | None]
 
     @property
-    def equal(self) -> bool:
+    def ok(self) -> bool:
         """Whether every backend delivered the same ids, bytes and arrays in every batch."""
         return not self.differing
 
     @property
-    def first(self) -> int | None:
-        """The first batch that differs in any field: the first step whose inputs differ."""
-        return min((places[0] for places in self.differing.values()), default=None)
+    def findings(self) -> list[str]:
+        """The fields that differ, a sentence each."""
+        return [self._describe(name) for name in sorted(self.differing)]
 
     @property
-    def apart(self) -> tuple[float | None, ...]:
+    def first(self) -> int | None:
+        """The first batch that differs in any field: the first step whose inputs differ."""
+        return min((batches[0] for batches in self.differing.values()), default=None)
+
+    @property
+    def loss_differences(self) -> tuple[float | None, ...]:
         """The largest difference of each run's losses to the first run's.
 
         Only steps before `first` count. None if there are none, or no losses.
@@ -96,24 +104,27 @@ class Comparison(NamedTuple):
         losses = [np.array(run.losses[: self.first]) for run in self.runs]
         return tuple(float(np.abs(x - losses[0]).max()) if len(x) else None for x in losses)
 
-    def __repr__(self) -> str:
+    def __str__(self) -> str:
         rows = [["backend", "records/s", "first batch", "peak memory"]]
         for run in self.runs:
             rate = "-" if run.rate is None else f"{run.rate:,.0f}"
             rows.append([run.backend, rate, f"{run.first:.2f} s", f"{run.memory >> 20:,} MiB"])
         if any(run.losses for run in self.runs):
-            parted = ["-" if apart is None else f"{apart:.2g}" for apart in self.apart]
-            rows = [[*row, cell] for row, cell in zip(rows, ["losses apart", *parted], strict=True)]
+            rows[0].append("losses apart")
+            for row, loss in zip(rows[1:], self.loss_differences, strict=True):
+                row.append("-" if loss is None else f"{loss:.2g}")
         lines = [f"{name:12}{''.join(map('{:>13}'.format, row))}" for name, *row in rows]
-        batches = len(self.runs[0].sums) if self.runs else 0
-        for name in sorted({name for run in self.runs for sums in run.sums for name in sums}):
-            verdict = "the same"
-            if places := self.differing.get(name):
-                verdict = f"differs in {len(places)} of {batches} batches, first in {places[0]}"
-            if self.worst.get(name) is not None:
-                verdict += f", by {self.worst[name]:g} at most"
-            lines.append(f"{name}: {verdict}")
-        return "\n".join(lines)
+        fields = {name for run in self.runs for sums in run.sums for name in sums}
+        return "\n".join([*lines, *map(self._describe, sorted(fields))])
+
+    def _describe(self, name: str) -> str:
+        """Say whether a field differs, where and by how much."""
+        if name not in self.differing:
+            return f"{name}: the same"
+        batches, largest = self.differing[name], self.largest.get(name)
+        total = len(self.runs[0].sums)
+        text = f"{name}: differs in {len(batches)} of {total} batches, first in {batches[0]}"
+        return text if largest is None else f"{text}, by {largest:g} at most"
 
 
 def compare(
@@ -156,7 +167,7 @@ def compare(
     >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
     >>> feed = Feed(index, ExactOnceBatchSampler(3, batch_size=2))
     >>> found = compare(feed, backends=["numpy", "numpy"])
-    >>> found.equal, found.runs[0].records
+    >>> found.ok, found.runs[0].records
     (True, 3)
 
     A function for `steps`, in a script or a module::
@@ -177,40 +188,44 @@ def compare(
     check_feed(feed)
     if len(backends) < 2 or not set(backends) <= BACKENDS.keys():
         raise ValueError(f"backends must be at least two of {', '.join(BACKENDS)}, got {backends}")
-    made: Sequence[Callable[[], Step] | None] = steps or [None] * len(backends)
-    if len(made) != len(backends):
-        raise ValueError(f"steps must be one function a backend, {len(backends)}, got {len(made)}")
-    most = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
+    makers: Sequence[Callable[[], Step] | None] = steps or [None] * len(backends)
+    if len(makers) != len(backends):
+        raise ValueError(
+            f"steps must be one function a backend, {len(backends)}, got {len(makers)}"
+        )
+    count = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
         if find_spec(needs := BACKENDS[name].needs) is None:
             raise not_installed_error(f"compare with backend {name!r}", needs, name)
-    how = {"checksums": checksums, "readahead": readahead}
+    options = {"checksums": checksums, "readahead": readahead}
     jobs = [
-        _Task(name, BACKENDS[name], feed, most, how, step)
-        for name, step in zip(backends, made, strict=True)
+        _Job(name, BACKENDS[name], feed, count, options, maker)
+        for name, maker in zip(backends, makers, strict=True)
     ]
-    runs = [_alone(_run, job) for job in jobs]
-    places = _differing([run.sums for run in runs])
-    wanted = {place for found in places.values() for place in found[:_KEPT]}
-    kept = [_alone(_keep, job, wanted) for job in jobs] if wanted else []
-    worst = {
-        name: _worst([arrays[place].get(name) for arrays in kept] for place in found[:_KEPT])
-        for name, found in places.items()
+    runs = [_run_in_process(_measure, job) for job in jobs]
+    differing = _differing_batches([run.sums for run in runs])
+    wanted = {batch for found in differing.values() for batch in found[:_MAX_FETCHED]}
+    fetched = [_run_in_process(_fetch, job, wanted) for job in jobs] if wanted else []
+    largest = {
+        name: _largest_difference(
+            [arrays[batch].get(name) for arrays in fetched] for batch in found[:_MAX_FETCHED]
+        )
+        for name, found in differing.items()
     }
-    return Comparison(tuple(runs), places, worst)
+    return Comparison(tuple(runs), differing, largest)
 
 
-class _Task(NamedTuple):
+class _Job(NamedTuple):
     name: str
     backend: Backend
     feed: Feed
     batches: int
-    how: Mapping[str, Any]
+    options: Mapping[str, Any]
     make_step: Callable[[], Step] | None
 
 
-def _alone(function: Callable[..., Any], job: _Task, *arguments: Any) -> Any:
-    """Call in a new process; return its result or raise its error."""
+def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) -> Any:
+    """Call a function in a new process; return its result or raise its error."""
     with pickled():
         pickle.dumps((job, arguments))
     try:
@@ -223,42 +238,50 @@ def _alone(function: Callable[..., Any], job: _Task, *arguments: Any) -> Any:
         raise
 
 
-def _run(job: _Task) -> Run:
+def _measure(job: _Job) -> Run:
     """Time one pass that does nothing else, then checksum and train on a second pass."""
-    started = time.perf_counter()
-    stream = _deliver(job)
-    records = len(next(stream)["id"])
-    first = time.perf_counter()
-    rest = sum(len(batch["id"]) for batch in stream)
-    seconds = time.perf_counter() - first
+    start = time.perf_counter()
+    batches = _iterate(job)
+    first_records = len(next(batches)["id"])
+    first_end = time.perf_counter()
+    later_records = sum(len(batch["id"]) for batch in batches)
+    seconds = time.perf_counter() - first_end
     memory = system.peak_memory()
-    rate = rest / seconds if rest else None
     sums: list[dict[str, int]] = []
     losses: list[float] = []
     step: Any = job.make_step and job.make_step()
-    for batch in _deliver(job):
-        sums.append({name: _sum(value) for name, value in _flat(batch, job.backend).items()})
+    for batch in _iterate(job):
+        arrays = _as_arrays(batch, job.backend)
+        sums.append({name: _checksum(array) for name, array in arrays.items()})
         if job.make_step is not None:
             losses.append(float(step(batch)))
-    each = tuple(sums), tuple(losses)
-    return Run(job.name, records + rest, first - started, seconds, rate, memory, *each)
+    return Run(
+        backend=job.name,
+        records=first_records + later_records,
+        first=first_end - start,
+        seconds=seconds,
+        rate=later_records / seconds if later_records else None,
+        memory=memory,
+        sums=tuple(sums),
+        losses=tuple(losses),
+    )
 
 
-def _keep(job: _Task, wanted: set[int]) -> dict[int, dict[str, Array]]:
-    """Fetch the arrays of some batches."""
-    batches = enumerate(_deliver(job))
-    return {place: _flat(batch, job.backend) for place, batch in batches if place in wanted}
+def _fetch(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
+    """Return the arrays of some batches, by the number of the batch."""
+    batches = enumerate(_iterate(job))
+    return {number: _as_arrays(batch, job.backend) for number, batch in batches if number in wanted}
 
 
-def _deliver(job: _Task) -> Iterator[Any]:
-    """Give the batches as the backend delivers them."""
+def _iterate(job: _Job) -> Iterator[Any]:
+    """Yield the batches as the backend's loader delivers them."""
     os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from the other backends'
-    with _loader_class(job)(job.feed, **job.backend.options, **job.how) as loader:
-        passes = repeat(loader, -(-job.batches // max(1, len(loader))))
-        yield from islice(chain.from_iterable(passes), job.batches)
+    with _loader_class(job)(job.feed, **job.backend.options, **job.options) as loader:
+        epochs = repeat(loader, -(-job.batches // max(1, len(loader))))
+        yield from islice(chain.from_iterable(epochs), job.batches)
 
 
-def _loader_class(job: _Task) -> Any:
+def _loader_class(job: _Job) -> Any:
     """Import the backend's loader, which only its own process does."""
     module, loader = job.backend.module, job.backend.loader
     try:
@@ -268,51 +291,51 @@ def _loader_class(job: _Task) -> Any:
         raise type(error)(f"{problem}: {error}") from error
 
 
-def _flat(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
+def _as_arrays(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
     """Return the values of a batch as numpy arrays, strings as an array of objects."""
-    flat = {}
+    arrays = {}
     for name, value in batch.items():
         value = value if backend.to_numpy is None else backend.to_numpy(value)
         if isinstance(value, Ragged):
             values, lengths = value
-            values = _strings(values) if values.dtype == object else values
-            flat[f"{name}.values"], flat[f"{name}.lengths"] = values, lengths
+            values = _bytes_array(values) if values.dtype == object else values
+            arrays[f"{name}.values"], arrays[f"{name}.lengths"] = values, lengths
         else:
-            flat[name] = _strings(value) if isinstance(value, list) else as_array(value)
-    return flat
+            arrays[name] = _bytes_array(value) if isinstance(value, list) else as_array(value)
+    return arrays
 
 
-def _strings(values: Iterable[bytes | str]) -> Array:
+def _bytes_array(strings: Iterable[bytes | str]) -> Array:
     """Return strings as an array of bytes objects: TensorFlow has no other strings."""
-    return np.array([v.encode() if isinstance(v, str) else v for v in values], object)
+    return np.array([s.encode() if isinstance(s, str) else s for s in strings], object)
 
 
-def _sum(array: Array) -> int:
+def _checksum(array: Array) -> int:
     """Return one checksum for shape, type and content."""
     if array.dtype == object:
         return crc32c(repr(array.tolist()).encode())
     return crc32c(f"{array.shape} {array.dtype}".encode() + array.tobytes())
 
 
-def _differing(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
-    """Return the places of the batches that differ, by field."""
-    places: dict[str, list[int]] = {}
-    for place, batch in enumerate(zip_longest(*sums, fillvalue={})):
-        for name in {name for one in batch for name in one}:
-            if len({one.get(name) for one in batch}) > 1:
-                places.setdefault(name, []).append(place)
-    return places
+def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
+    """Return, for each field whose checksums differ between backends, the batches where they do."""
+    differing: dict[str, list[int]] = {}
+    for number, batch_sums in enumerate(zip_longest(*sums, fillvalue={})):
+        for name in {name for fields in batch_sums for name in fields}:
+            if len({fields.get(name) for fields in batch_sums}) > 1:
+                differing.setdefault(name, []).append(number)
+    return differing
 
 
-def _worst(batches: Iterable[Sequence[Array | None]]) -> float | None:
+def _largest_difference(batches: Iterable[Sequence[Array | None]]) -> float | None:
     """Return the largest absolute difference to the first backend's arrays, or None."""
-    worst = 0.0
-    for first, *others in batches:
-        for other in others:
-            if first is None or other is None or first.dtype.kind not in "biuf":
+    largest = 0.0
+    for first, *later in batches:
+        for array in later:
+            if first is None or array is None or first.dtype.kind not in "biuf":
                 return None
-            if first.shape != other.shape or first.dtype != other.dtype:
+            if first.shape != array.shape or first.dtype != array.dtype:
                 return None
-            apart = np.abs(first.astype(np.float64) - other.astype(np.float64))
-            worst = max(worst, float(apart.max(initial=0)))
-    return worst
+            difference = np.abs(first.astype(np.float64) - array.astype(np.float64))
+            largest = max(largest, float(difference.max(initial=0)))
+    return largest

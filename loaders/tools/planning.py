@@ -49,7 +49,7 @@ class Plan:
             what is read ahead. It is page cache, or with `remote` the process's own.
         exact: whether the whole epoch was drawn. Otherwise requests and bytes are estimated from a
             part.
-        advice: what to change if the store can never be fast.
+        findings: what to change, a sentence each, if the store can never be fast.
         shards: how many shards there are.
         shard_bytes: the median of their sizes. 0 for loose files.
         remote: whether the shards are at a URL.
@@ -65,10 +65,15 @@ class Plan:
     used_bytes: int
     held_bytes: int
     exact: bool = True
-    advice: tuple[str, ...] = ()
+    findings: tuple[str, ...] = ()
     shards: int = 0
     shard_bytes: int = 0
     remote: bool = False
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to change."""
+        return not self.findings
 
     @property
     def amplification(self) -> float:
@@ -92,7 +97,7 @@ class Plan:
             lines.insert(
                 1, f"  shards     {self.shards:,}, {_bytes(self.shard_bytes)} each (median)"
             )
-        return "\n".join([*lines, *(f"  advice     {one}" for one in self.advice)])
+        return "\n".join([*lines, *(f"  advice     {finding}" for finding in self.findings)])
 
 
 def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
@@ -143,7 +148,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
         shard_bytes=int(np.median(index.shards["bytes"])),
         remote=index.remote,
     )
-    return replace(facts, advice=tuple(_advice(feed, facts)))
+    return replace(facts, findings=tuple(_findings(feed, facts)))
 
 
 def _opened(schedule: Schedule, steps: int, each: float) -> tuple[int, float]:
@@ -183,7 +188,7 @@ def _counted(reads: ReadPlan, steps: int) -> tuple[int, int]:
     return round(requests), round(read)
 
 
-def _advice(feed: Feed, facts: Plan) -> list[str]:
+def _findings(feed: Feed, facts: Plan) -> list[str]:
     """Say what to change if the store can never be fast."""
     index, sampler = index_of(feed, "plan"), feed.sampler
     remote, memory = index.remote, system.memory()

@@ -9,9 +9,10 @@ import pickle
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -33,6 +34,8 @@ from twinfeed.loaders.support.progress import bar
 from twinfeed.samplers.validate import counted
 
 _BATCH = 256
+_MAX_SHOWN = 20
+"""Findings that a printed report lists."""
 _GROUPS = 64
 """About how many tasks an executor is given: enough for its workers, but far fewer than shards."""
 
@@ -45,24 +48,38 @@ _Check = Callable[[Sequence[Any]], Iterator[_Checked]]
 _received = lru_cache(maxsize=1)(pickle.loads)
 
 
-class Report(NamedTuple):
-    """What was verified, and what is bad.
+@dataclass(frozen=True)
+class Report:
+    """The result of `verify`; printed, a line for each finding, and a summary.
 
-    In `bad`, a `record` of -1 is a whole shard, a loose file that is not there or has changed, or
-    the half of a tar sample whose parts lie apart.
+    Attributes:
+        findings: what is bad. A `record` of -1 is a whole shard, a loose file that is missing or
+            has changed, or half of a tar sample whose parts lie apart.
 
-    >>> Report(3, 1000, []).ok
-    True
+    >>> report = Report(3, 1000, [BadRecord("a.tar", 7, problem="corrupted data")])
+    >>> print(report)
+    a.tar, record 7: corrupted data
+    1,000 records in 3 shards: 1 bad
+    >>> report.ok
+    False
     """
 
     shards: int
     records: int
-    bad: list[BadRecord]
+    findings: list[BadRecord]
 
     @property
     def ok(self) -> bool:
         """Whether nothing is bad."""
-        return not self.bad
+        return not self.findings
+
+    def __str__(self) -> str:
+        lines = [str(finding) for finding in self.findings[:_MAX_SHOWN]]
+        if len(self.findings) > _MAX_SHOWN:
+            lines.append(f"... and {len(self.findings) - _MAX_SHOWN} more")
+        result = "all is well" if self.ok else f"{len(self.findings)} bad"
+        checked = f"{counted(self.records, 'record')} in {counted(self.shards, 'shard')}"
+        return "\n".join([*lines, f"{checked}: {result}"])
 
 
 def verify(
@@ -106,8 +123,8 @@ def verify(
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
-    >>> verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"])
-    Report(shards=1, records=2, bad=[])
+    >>> print(verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]))
+    2 records in 1 shard: all is well
     """
     reading = reading_of(verify, options)
     if bad_list is not None:
