@@ -94,7 +94,7 @@ class Diagnosis:
     head_distinct: Mapping[str, Measure]
     distinct: Mapping[str, Measure]
     worst: Mapping[str, Stretch]
-    order: Int64 = field(repr=False, compare=False)
+    order: Int64s = field(repr=False, compare=False)
 
     @property
     def ok(self) -> bool:
@@ -152,7 +152,7 @@ class Diagnosis:
         axes.set(xlabel="place in the stream", ylabel="record number")
 
 
-def plot_order(axes: Any, values: Int64, /) -> None:
+def plot_order(axes: Any, values: Int64s, /) -> None:
     """Draw a value of each sample of a stream by its place, at most `_MAX_POINTS` of them."""
     samples = len(values)
     shown = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
