@@ -105,12 +105,7 @@ class DecodeImage:
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
-        if size is not None and (not isinstance(size, tuple) or len(size) != 2):
-            raise ValueError(f"size must be (height, width), got {size!r}")
-        self.size = size and (
-            validate.integer("height", size[0], minimum=1),
-            validate.integer("width", size[1], minimum=1),
-        )
+        self.size = _integers("size", size, ("height", "width"), minimum=1)
         self.fit = validate.choice("fit", fit, get_args(Fit))
         for name, given in (("fit", fit != "stretch"), ("reducing_gap", reducing_gap is not None)):
             if size is None and given:
@@ -123,52 +118,38 @@ class DecodeImage:
             "apply_exif_orientation", apply_exif_orientation
         )
         self.strict = validate.flag("strict", strict)
-        if background is not None and (not isinstance(background, tuple) or len(background) != 3):
-            raise ValueError(f"background must be (red, green, blue), got {background!r}")
-        self.background = background and tuple(
-            validate.integer("background", level, minimum=0, below=256) for level in background
-        )
+        colours = "red", "green", "blue"
+        self.background = _integers("background", background, colours, minimum=0, below=256)
         with needing("DecodeImage", "images"):
             import PIL  # noqa: F401
             import simplejpeg  # noqa: F401
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""
-        return {**sample, self.field: self._decode(_bytes(sample, self.field), self.field)}
+        return {**sample, self.field: self._decode(_bytes(sample, self.field))}
 
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
         """Return the sample decoded, in the field's slot of a batch if the image fits."""
-        data, slot = _bytes(sample, self.field), slots[self.field]
-        if _is_jpeg(data) and self._orientation(data) == 1 and self._fills(data, slot):
-            return {**sample, self.field: slot}
-        array = self._decode(data, self.field)
-        if (array.shape, array.dtype) != (slot.shape, slot.dtype):
-            return {**sample, self.field: array}
-        slot[...] = array
-        return {**sample, self.field: slot}
+        slot = slots[self.field]
+        array = self._decode(_bytes(sample, self.field), slot)
+        if array is not slot and (array.shape, array.dtype) == (slot.shape, slot.dtype):
+            slot[...] = array
+            array = slot
+        return {**sample, self.field: array}
 
-    def _fills(self, data: bytes, slot: Array) -> bool:
-        """Decode a JPEG into the slot if it fits without resizing; return whether it did."""
-        import simplejpeg
-
-        if slot.dtype != np.uint8 or slot.ndim < 2 or math.prod(slot.shape[:2]) > self.max_pixels:
-            return False
-        try:
-            if self.size is not None and simplejpeg.decode_jpeg_header(data)[:2] != self.size:
-                return False
-            array = simplejpeg.decode_jpeg(data, colorspace=self._colours, buffer=slot)
-        except ValueError:  # too large, or broken: `_decode` says which
-            return False
-        return bool(slot.shape == array.shape[: 2 if self.mode == "L" else 3])
-
-    def _decode(self, data: bytes, field: str) -> Array:
+    def _decode(self, data: bytes, slot: Array | None = None) -> Array:
+        """Decode an image; return `slot` if a JPEG was decoded into it without a copy."""
         from PIL import Image, ImageOps
 
-        orientation = self._orientation(data)
-        array = self._jpeg(data, turned=orientation >= 5) if _is_jpeg(data) else None
+        array, orientation, is_jpeg = None, 1, data[:2] == b"\xff\xd8"
+        image: Any = self._open(data) if self.apply_exif_orientation or not is_jpeg else None
+        if self.apply_exif_orientation and image.format != "TIFF":
+            orientation = image.getexif().get(_ORIENTATION, 1)
+        if is_jpeg:
+            array = self._jpeg(data, orientation, slot)
         if array is None:
-            image = self._pillow(data, field)
-        elif orientation == 1 and (self.size is None or array.shape[:2] == self.size):
+            image = self._pillow(image or self._open(data))
+        elif orientation == 1 and self.size in (None, array.shape[:2]):
             return array
         else:
             image = Image.fromarray(array)
@@ -186,19 +167,20 @@ class DecodeImage:
             array = np.repeat(array[..., None], 3, axis=2)
         return array
 
-    def _orientation(self, data: bytes) -> int:
-        """Return how the image is turned: a number of EXIF, 1 for not at all."""
-        if not self.apply_exif_orientation:
-            return 1
-        image = _opened(data, self.field)
-        orientation = 1 if image.format == "TIFF" else image.getexif().get(_ORIENTATION, 1)
-        return orientation if orientation in range(1, 9) else 1
+    def _open(self, data: bytes) -> PIL.ImageFile.ImageFile:
+        """Read the header of an image."""
+        from PIL import Image, UnidentifiedImageError
 
-    def _pillow(self, data: bytes, field: str) -> PIL.Image.Image:
+        try:
+            return Image.open(io.BytesIO(data), formats=[*IMAGES])
+        except UnidentifiedImageError:
+            problem = f"field {self.field!r} is no image, it begins with {data[:16]!r}"
+            raise UnidentifiedImageError(problem) from None
+
+    def _pillow(self, image: PIL.ImageFile.ImageFile) -> PIL.Image.Image:
         """Decode an image by Pillow, to the mode or to one channel of more than 8 bits."""
         from PIL import Image
 
-        image = _opened(data, field)
         self._check(image.height, image.width)
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
             return self._grey(image)
@@ -261,25 +243,30 @@ class DecodeImage:
         padded.paste(image.resize((w, h), bilinear), ((width - w) // 2, (height - h) // 2))
         return padded
 
-    def _jpeg(self, data: bytes, *, turned: bool) -> Array | None:
-        """Decode a JPEG; a large image goes into the memory of an image that is gone.
+    def _jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
+        """Decode a JPEG into `slot` if it fits, or into the memory of an earlier image.
 
-        None: it is broken, and for Pillow to decode. `turned`: its height will be its width.
+        Returns None for a broken image that Pillow is to decode.
         """
         import simplejpeg
 
         try:
             height, width = simplejpeg.decode_jpeg_header(data)[:2]
             self._check(height, width)
-            part = self._part(*((width, height) if turned else (height, width)))
+            swapped = orientation in range(5, 9)  # height and width
+            part = self._part(*((width, height) if swapped else (height, width)))
             height, width = -(-height // part), -(-width // part)
-            nbytes = height * width * (1 if self.mode == "L" else 3)
+            shape = (height, width) if self.mode == "L" else (height, width, 3)
+            final = orientation == 1 and self.size in (None, (height, width))
+            if slot is None or not final or (slot.shape, slot.dtype) != (shape, np.uint8):
+                slot = None
+            nbytes = math.prod(shape)
             array = simplejpeg.decode_jpeg(
                 data,
                 colorspace=self._colours,
                 min_height=height,
                 min_width=width,
-                buffer=_memory(nbytes) if nbytes >= _LARGE else None,
+                buffer=_memory(nbytes) if slot is None and nbytes >= _LARGE else slot,
             )
         except ValueError as error:
             if not self.strict:
@@ -287,7 +274,7 @@ class DecodeImage:
             if str(error).startswith("Corrupt JPEG data"):
                 raise ValueError(f"{error}: strict=False decodes it as Pillow does") from None
             raise
-        return array[..., 0] if self.mode == "L" else array  # type: ignore[no-any-return]
+        return array.reshape(shape) if slot is None else slot  # type: ignore[no-any-return]
 
     def _part(self, height: int, width: int) -> int:
         """Return the 1, 2, 4 or 8 by which a JPEG may be divided while it is decoded."""
@@ -307,6 +294,20 @@ class DecodeImage:
             )
 
 
+def _integers(
+    name: str, values: tuple[int, ...] | None, parts: tuple[str, ...], **limits: int
+) -> tuple[int, ...] | None:
+    """Return a tuple of an integer for each part, which is within limits; None stays None."""
+    if values is None:
+        return None
+    if not isinstance(values, tuple) or len(values) != len(parts):
+        raise ValueError(f"{name} must be ({', '.join(parts)}), got {values!r}")
+    return tuple(
+        validate.integer(f"{part} of {name}", value, **limits)
+        for part, value in zip(parts, values, strict=True)
+    )
+
+
 def _bytes(sample: Mapping[str, Any], field: str) -> Any:
     """Return the bytes of an image; Hugging Face has them in a dict, beside the path."""
     data = sample[field]
@@ -317,21 +318,6 @@ def _bytes(sample: Mapping[str, Any], field: str) -> Any:
             f"cast_column({field!r}, Image(decode=False)) of Hugging Face gives these, or a path"
         )
     return data
-
-
-def _is_jpeg(data: bytes) -> bool:
-    return data[:2] == b"\xff\xd8"
-
-
-def _opened(data: bytes, field: str) -> PIL.ImageFile.ImageFile:
-    """Read the header of an image."""
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        return Image.open(io.BytesIO(data), formats=tuple(IMAGES))
-    except UnidentifiedImageError:
-        problem = f"field {field!r} is no image, it begins with {data[:16]!r}"
-        raise UnidentifiedImageError(problem) from None
 
 
 def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
