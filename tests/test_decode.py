@@ -99,7 +99,7 @@ def test_decoded_images_are_writable_and_ones_own() -> None:
 def left(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
     """The memory that images have left, none at first; small images count as large."""
     memory: deque[np.ndarray] = deque(maxlen=8)
-    monkeypatch.setattr("twinfeed.loaders.feed.decode._LEFT", memory)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._FREE", memory)
     monkeypatch.setattr("twinfeed.loaders.feed.decode._LARGE", 1)
     return memory
 
@@ -109,7 +109,7 @@ def test_a_huge_image_leaves_no_memory_behind(
     monkeypatch: pytest.MonkeyPatch, left: deque[np.ndarray], size: Any
 ) -> None:
     """What is kept is for the images that come often."""
-    monkeypatch.setattr("twinfeed.loaders.feed.decode._KEPT", PIXELS.size)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._HUGE", PIXELS.size)
     twice = np.tile(PIXELS, (2, 2, 1))
     for pixels, kept in ((twice, []), (PIXELS, [PIXELS.size])):
         DecodeImage(size=size)({"image": encoded(pixels, "jpeg")})
@@ -497,7 +497,7 @@ def test_a_gap_decodes_a_part_of_the_pixels(
     photo = {"image": (Path(__file__).parent / "golden" / "photo.jpg").read_bytes()}
     decode = DecodeImage(size=size, fit=fit, reducing_gap=gap)
     found = decode(photo)["image"]
-    assert decode._part(192, 256) == part
+    assert decode._divisor(192, 256) == part
     assert zlib.crc32(found.tobytes()) == checksum
     whole = DecodeImage(size=size, fit=fit)(photo)["image"]
     assert np.abs(whole.astype(int) - found).mean() < 1
@@ -518,7 +518,7 @@ def test_a_gap_leaves_enough_pixels(
     high, wide = size[0] / height, size[1] / width
     if fit != "stretch":
         high = wide = max(high, wide) if fit == "crop" else min(high, wide)
-    part = decode._part(height, width)
+    part = decode._divisor(height, width)
     enough = [n for n in (1, 2, 4, 8) if n == 1 or gap * n * max(high, wide) <= 1]
     assert part == max(enough)
     jpeg = encoded(np.full((height, width, 3), 255, np.uint8), "jpeg")

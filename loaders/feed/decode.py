@@ -30,10 +30,10 @@ ImageMode = Literal["RGB", "L"]
 Fit = Literal["stretch", "crop", "pad"]
 PixelType = Literal["uint8", "native"]
 
-# Memory of at least _LARGE bytes is kept for the next images when its image is gone. Memory of more
-# than _KEPT bytes is not kept: a single huge image would keep it for the rest of the run.
-_LARGE, _KEPT = 1 << 20, 1 << 26
-_LEFT: deque[Array] = deque(maxlen=8)
+# Memory of _LARGE to _HUGE bytes is recycled for the next images once no array uses it. A single
+# image above _HUGE would otherwise keep its memory for the rest of the run.
+_LARGE, _HUGE = 1 << 20, 1 << 26
+_FREE: deque[Array] = deque(maxlen=8)
 
 # Tags of TIFF, and of EXIF, which is written as TIFF.
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
@@ -107,9 +107,9 @@ class DecodeImage:
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
         self.size = _integers("size", size, ("height", "width"), minimum=1)
         self.fit = validate.choice("fit", fit, get_args(Fit))
-        for name, given in (("fit", fit != "stretch"), ("reducing_gap", reducing_gap is not None)):
-            if size is None and given:
-                raise ValueError(f"{name}= needs size=(height, width)")
+        if size is None and (fit != "stretch" or reducing_gap is not None):
+            name = "reducing_gap" if fit == "stretch" else "fit"
+            raise ValueError(f"{name}= needs size=(height, width)")
         if reducing_gap is not None and not reducing_gap >= 1:
             raise ValueError(f"reducing_gap must be at least 1, got {reducing_gap!r}")
         self.reducing_gap = reducing_gap
@@ -156,7 +156,7 @@ class DecodeImage:
         if orientation != 1:
             image.getexif()[_ORIENTATION] = orientation
             image = ImageOps.exif_transpose(image)
-        huge = 4 * image.height * image.width > _KEPT  # Pillow takes four bytes a pixel
+        huge = 4 * image.height * image.width > _HUGE  # Pillow takes four bytes a pixel
         if self.size is not None and image.size != self.size[::-1]:
             image = self._resized(image, *self.size)
         array = np.asarray(image)
@@ -181,10 +181,10 @@ class DecodeImage:
         """Decode an image by Pillow, to the mode or to one channel of more than 8 bits."""
         from PIL import Image
 
-        self._check(image.height, image.width)
+        self._check_size(image.height, image.width)
+        tags, wide = getattr(image, "tag_v2", {}), _has_16_bits(image)
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
-            return self._grey(image)
-        tags, wide = _tags(image), _has_16_bits(image)
+            return self._grey(image, tags)
         signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
         if signed or (wide and tags.get(_PLANAR) == 2 and image.tile[0].codec_name == "raw"):
             raise ValueError(_MISREAD)
@@ -194,19 +194,21 @@ class DecodeImage:
                 "dtype='uint8' takes these"
             )
         if self.background is not None and image.has_transparency_data:
-            key = "transparency" in image.info and image.mode != "P"
-            if key and ";" in str(image.tile):  # Pillow does not scale it as it scales the pixels
+            transparent_colour = "transparency" in image.info and image.mode != "P"
+            if transparent_colour and ";" in str(image.tile):  # Pillow scales the pixels alone
                 raise ValueError("a transparent colour of other than 8 bits: leave out background=")
-            below = Image.new("RGBA", image.size, (*self.background, 255))
-            return Image.alpha_composite(below, image.convert("RGBA")).convert(self.mode)
+            background = Image.new("RGBA", image.size, (*self.background, 255))
+            return Image.alpha_composite(background, image.convert("RGBA")).convert(self.mode)
         image.info.pop("transparency", None)  # Pillow would warn that it is dropped
         return image.convert(self.mode)
 
-    def _grey(self, image: PIL.Image.Image) -> PIL.Image.Image:
-        """Return an image of one channel with 16 or 32 bits, or the upper bytes of its pixels."""
+    def _grey(self, image: PIL.Image.Image, tags: Mapping[int, Any]) -> PIL.Image.Image:
+        """Return an image of one channel with 16 or 32 bits, or the upper bytes of its pixels.
+
+        `tags` are those of a TIFF.
+        """
         from PIL import Image
 
-        tags = _tags(image)
         unsigned = image.mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
         if self.background is not None and image.has_transparency_data:
             raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
@@ -252,10 +254,10 @@ class DecodeImage:
 
         try:
             height, width = simplejpeg.decode_jpeg_header(data)[:2]
-            self._check(height, width)
+            self._check_size(height, width)
             swapped = orientation in range(5, 9)  # height and width
-            part = self._part(*((width, height) if swapped else (height, width)))
-            height, width = -(-height // part), -(-width // part)
+            divisor = self._divisor(*((width, height) if swapped else (height, width)))
+            height, width = -(-height // divisor), -(-width // divisor)
             shape = (height, width) if self.mode == "L" else (height, width, 3)
             final = orientation == 1 and self.size in (None, (height, width))
             if slot is None or not final or (slot.shape, slot.dtype) != (shape, np.uint8):
@@ -276,17 +278,17 @@ class DecodeImage:
             raise
         return array.reshape(shape) if slot is None else slot  # type: ignore[no-any-return]
 
-    def _part(self, height: int, width: int) -> int:
-        """Return the 1, 2, 4 or 8 by which a JPEG may be divided while it is decoded."""
+    def _divisor(self, height: int, width: int) -> int:
+        """Return by what a JPEG's height and width may be divided in decoding: 1, 2, 4 or 8."""
         if self.size is None or self.reducing_gap is None:
             return 1
         scales = self.size[0] / height, self.size[1] / width
         if self.fit != "stretch":  # the image keeps its aspect
             scales = (max(scales) if self.fit == "crop" else min(scales),) * 2
-        least = self.reducing_gap * max(scales)
-        return next((part for part in (8, 4, 2) if part * least <= 1), 1)
+        scale = self.reducing_gap * max(scales)
+        return next((divisor for divisor in (8, 4, 2) if divisor * scale <= 1), 1)
 
-    def _check(self, height: int, width: int) -> None:
+    def _check_size(self, height: int, width: int) -> None:
         """Refuse an image whose header gives too large a size."""
         if height * width > self.max_pixels:
             raise ValueError(
@@ -320,30 +322,27 @@ def _bytes(sample: Mapping[str, Any], field: str) -> Any:
     return data
 
 
-def _tags(image: PIL.Image.Image) -> Mapping[int, Any]:
-    """Return the tags of a TIFF."""
-    return getattr(image, "tag_v2", {})
-
-
 def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
     """Whether the channels of an image that is not loaded yet have 16 bits in the file."""
-    how = image.tile[0].args if image.tile else ""  # the decoder's arguments: the raw mode, ...
-    return ";16" in str(how) or (image.format == "PPM" and isinstance(how, tuple) and how[1] > 255)
+    arguments = image.tile[0].args if image.tile else ""  # of the decoder: the raw mode, ...
+    if image.format == "PPM" and isinstance(arguments, tuple):
+        return bool(arguments[1] > 255)  # the value of white
+    return ";16" in str(arguments)
 
 
 def _memory(nbytes: int) -> Array:
-    """Return memory for an image. It is kept for the next image once no array uses it.
+    """Return memory for an image, which is recycled for a later image once no array uses it.
 
-    Memory that is mapped anew for each image costs up to as much as decoding does.
+    To map memory anew for each image costs up to as much as decoding does.
     """
-    held = np.empty(0, np.uint8)
+    memory = np.empty(0, np.uint8)
     with suppress(IndexError):
-        held = _LEFT.pop()
-    if not nbytes <= len(held) <= 2 * nbytes:
-        held = np.empty(nbytes, np.uint8)
-    owner = _Owner(held[:nbytes])
-    if len(held) <= _KEPT:
-        weakref.finalize(owner, _LEFT.append, held).atexit = False
+        memory = _FREE.pop()
+    if not nbytes <= len(memory) <= 2 * nbytes:
+        memory = np.empty(nbytes, np.uint8)
+    owner = _Owner(memory[:nbytes])
+    if len(memory) <= _HUGE:
+        weakref.finalize(owner, _FREE.append, memory).atexit = False
     return np.asarray(owner)
 
 
@@ -395,7 +394,7 @@ class DecodeExample:
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with the features in place of the field."""
-        found: Mapping[str, Any] = _parsed(sample[self.field])
+        found: Mapping[str, Any] = _parse_example(sample[self.field])
         decoded = {name: value for name, value in sample.items() if name != self.field}
         for name in found if self.features is None else self.features:
             values = found[name]
@@ -411,18 +410,21 @@ class _Steps(list[Any]):
 
     def stacked(self) -> Any:
         """Return the steps as one array, or as a list if they make no array."""
-        single = all(len(one) == 1 for one in self)
+        lengths = {len(values) for values in self}
+        scalars = lengths <= {1}  # a value for each step
         if not self or isinstance(self[0], list):
-            return [one[0] for one in self] if single else list(self)
-        if len({len(one) for one in self}) > 1:
+            return [values[0] for values in self] if scalars else list(self)
+        if len(lengths) > 1:
             return list(self)
-        return np.stack(self)[:, 0] if single else np.stack(self)
+        return np.stack(self)[:, 0] if scalars else np.stack(self)
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parse_example(data: bytes) -> dict[str, Any]:
     """Return the features of an Example, or the context and the lists of a SequenceExample."""
     context, lists = parse_sequence(data)
-    both = context.keys() & lists.keys()
-    if both:
-        raise ValueError(f"{min(both)!r} is in the context and in the lists of a SequenceExample")
+    duplicates = context.keys() & lists.keys()
+    if duplicates:
+        raise ValueError(
+            f"{min(duplicates)!r} is in the context and in the lists of a SequenceExample"
+        )
     return context | {name: _Steps(steps) for name, steps in lists.items()}
