@@ -25,4 +25,4 @@ except ModuleNotFoundError as error:
 
 import twinfeed.loaders.support.system  # noqa: F401 - on Windows, the message is there
 
-__getattr__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

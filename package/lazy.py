@@ -1,6 +1,7 @@
 """Lazy imports (PEP 562): a package imports each of its names at the first use.
 
 The names and their modules are listed once, in the package's stub, which type checkers read.
+`import *` imports all but the names that need a framework or an extra.
 """
 
 from __future__ import annotations
@@ -11,9 +12,13 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
+_EXTRAS = {"torch", "tensorflow", "keras", "jax", "grain", "pictures"}
 
-def attach(package: str, file: str, /) -> tuple[Callable[[str], Any], list[str]]:
-    """Return `__getattr__` and `__all__` of the package at `file`, from the stub beside it."""
+
+def attach(
+    package: str, file: str, /
+) -> tuple[Callable[[str], Any], Callable[[], list[str]], list[str]]:
+    """Return `__getattr__`, `__dir__` and `__all__` of the package at `file`, from its stub."""
     loader: Any = sys.modules[package].__spec__.loader  # type: ignore[union-attr]
     stub = ast.parse(loader.get_data(f"{file.rpartition('.')[0]}.pyi"))  # also from a zip
     module_of = {
@@ -30,4 +35,8 @@ def attach(package: str, file: str, /) -> tuple[Callable[[str], Any], list[str]]
         setattr(sys.modules[package], name, value)
         return value
 
-    return get, sorted(module_of)
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_of})
+
+    listed = [name for name, module in module_of.items() if _EXTRAS.isdisjoint(module.split("."))]
+    return get, names, sorted(listed)

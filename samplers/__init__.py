@@ -40,4 +40,4 @@ except ModuleNotFoundError as error:
         "start Python elsewhere"
     ) from error
 
-__getattr__, __all__ = attach(__name__, __file__)
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

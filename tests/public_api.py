@@ -6,16 +6,14 @@ python tests/public_api.py > tests/golden/api.txt
 from __future__ import annotations
 
 import argparse
-import importlib
 import inspect
 import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lint_files import PUBLIC
+import twinfeed
 
-MODULES = sorted(PUBLIC - {"twinfeed"})
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 OWN = ("__call__", "__getitem__", "__iter__", "__len__")
 
@@ -23,28 +21,15 @@ OWN = ("__call__", "__getitem__", "__iter__", "__len__")
 def lines() -> list[str]:
     """Return every line, sorted."""
     out = set(options())
-    for name in MODULES:
-        module = importlib.import_module(name)
-        for public in module.__all__:
-            out |= set(described(f"{name}.{public}", getattr(module, public)))
     for name in reference():
-        module, _, public = name.rpartition(".")
-        out |= set(described(name, getattr(importlib.import_module(module), public)))
-    everyday = importlib.import_module("twinfeed")
-    return sorted(out | {f"twinfeed.{public}" for public in everyday.__all__})
+        out |= set(described(f"twinfeed.{name}", getattr(twinfeed, name)))
+    return sorted(out)
 
 
 def reference() -> list[str]:
-    """Return the names that the pages of the reference show, each with its module."""
-    out = []
-    for page in sorted(REFERENCE.glob("*.md")):
-        module = ""
-        for kind, name in re.findall(r"^\.\. ([\w:]+):: ([\w.]+)$", page.read_text(), re.MULTILINE):
-            if kind == "currentmodule":
-                module = name
-            else:
-                out.append(name if "." in name else f"{module}.{name}")
-    return out
+    """Return the names that the pages of the reference show."""
+    shown = re.compile(r"^\.\. (?:auto|py:)\w+:: (?:[\w.]+\.)?(\w+)$", re.MULTILINE)
+    return shown.findall("\n".join(page.read_text() for page in sorted(REFERENCE.glob("*.md"))))
 
 
 def breaking(before: list[str], now: list[str]) -> list[str]:

@@ -35,6 +35,23 @@ def test_samplers_cost_numpy_and_nothing_more() -> None:
     assert third_party(loaded_by("twinfeed.samplers")) <= third_party(loaded_by("numpy"))
 
 
+def test_twinfeed_and_its_star_load_no_framework_and_no_extra() -> None:
+    code = "import sys, twinfeed; from twinfeed import *; Feed; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(done.stdout.split()) & (FRAMEWORKS | OPTIONAL)
+
+
+@pytest.mark.frameworks
+def test_a_name_that_needs_a_framework_is_in_dir_and_loads_this_one_alone() -> None:
+    code = "import sys, twinfeed; twinfeed.{}; print(*sys.modules, *dir(twinfeed))"
+    for name, framework in (("TorchLoader", "torch"), ("JaxLoader", "jax")):
+        command = [sys.executable, "-c", code.format(name)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        loaded = set(done.stdout.split())
+        assert loaded & FRAMEWORKS == {framework}
+        assert {"TorchLoader", "JaxLoader"} <= loaded
+
+
 def test_loaders_load_no_framework_and_no_extra() -> None:
     loaded = loaded_by("twinfeed.loaders")
     assert not loaded & (FRAMEWORKS | OPTIONAL)

@@ -41,6 +41,9 @@ class ReadingOptions(TypedDict, total=False):
     Raises:
         TypeError: a value has another type.
         ValueError: a value is not allowed.
+
+    >>> ReadingOptions(example=False, max_record_bytes=1 << 20)
+    {'example': False, 'max_record_bytes': 1048576}
     """
 
     container: Container | None

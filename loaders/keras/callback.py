@@ -76,8 +76,7 @@ class ResumeCallback(keras.callbacks.Callback):
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, NumpyLoader, pack
-    >>> from twinfeed.loaders.support.misnamed import counterparts
-    from twinfeed.samplers import ExactOnceBatchSampler
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> index = pack([{"word": b"to"}], mkdtemp())["data"]
     >>> loader = NumpyLoader(Feed(index, ExactOnceBatchSampler(1, batch_size=1)))
     >>> ResumeCallback(loader, mkdtemp(), save_freq=100).restore(keras.Sequential())

@@ -22,6 +22,12 @@ class Source(Protocol):
     """The records that there are. Their ids are 0 to len - 1.
 
     An `Index` is a source. Any other source has a method `reader` too: see `OwnSource`.
+
+    >>> import numpy as np
+    >>> from twinfeed import DatasetSource
+    >>> source = DatasetSource({"x": np.arange(8), "label": np.arange(8) % 2}, label="label")
+    >>> len(source), list(source.fields), list(source.columns), source.describe(3)
+    (8, ['x'], ['label'], 'record 3 of a dict')
     """
 
     def __len__(self) -> int: ...
@@ -42,7 +48,14 @@ class Source(Protocol):
 
 
 class Reads(Protocol):
-    """Read records of a source, from several threads at once."""
+    """Read records of a source, from several threads at once.
+
+    >>> import numpy as np
+    >>> from twinfeed import DatasetSource
+    >>> reader = DatasetSource({"x": np.arange(8)}).reader(checksums=True)
+    >>> reader.read(np.array([5, 2]), ["x"])
+    {'x': array([5, 2])}
+    """
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return the values of each field for each id, in the order of `ids`.
