@@ -27,9 +27,10 @@ pk.py, exact_once.py, bucket.py, batch.py, orders.py, shard_shuffle.py, reuse.py
 weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what they draw with. What
 they declare of their ids is in traits.py. _stream.py and _epochs.py have what all of them share,
 cursor.py the passes, state.py the states, class_order.py the records by class, label_lists.py
-several labels a record, and mapped.py arrays in files. _fair_batches.py and _coverage.py draw P x
-K batches. types.py has the types of arrays, validate.py checks arguments, processes.py counts the
-processes of a framework, and batch_table.py and diagnostics.py show a stream.
+several labels a record, label_arrays.py checks labels, and mapped.py has arrays in files.
+_fair_batches.py and _coverage.py draw P x K batches. types.py has the types of arrays, validate.py
+checks arguments, processes.py counts the processes of a framework, and batch_table.py and
+diagnostics.py show a stream.
 """
 
 try:

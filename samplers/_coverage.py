@@ -38,50 +38,57 @@ class CoverageBatches:
         self._cache: FifoCache[tuple[FairGroups, Int64s, Int64s]] = FifoCache(2)
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return one rank's slices of the batches of global steps of one epoch, end to end."""
+        """Return one rank's slices of the batches of these global steps of one epoch, concatenated.
+
+        In each epoch the columns are in another random order.
+        """
         epoch = int(steps[0]) // self.steps
-        groups, order, bounds = self._cache.get(epoch, lambda: self._table(epoch))
+        groups, class_order, bounds = self._cache.get(epoch, lambda: self._epoch_table(epoch))
         column = permute(self.steps, derive(self._key, epoch, 1), steps % self.steps)
-        share = self._p // world_size
         # A row holds few classes, one after the other. Each batch permutes its rows, so that no
         # rank gets these classes alone.
         keys = random_words(derive(self._key, epoch, 3), steps % self.steps)
-        own = np.arange(rank * share, (rank + 1) * share)
-        row = permute_rows(np.full_like(steps, self._p), keys, np.tile(own, (len(steps), 1)))
+        rank_p = self._p // world_size
+        rank_rows = np.tile(np.arange(rank * rank_p, (rank + 1) * rank_p), (len(steps), 1))
+        row = permute_rows(np.full_like(steps, self._p), keys, rank_rows)
         cell = (column[:, None] + row * self.steps).reshape(-1)
-        entry = np.searchsorted(bounds, cell, side="right") - 1
-        number = order[entry]  # of the class
+        index = np.searchsorted(bounds, cell, side="right") - 1
+        classes = class_order[index]
         if self.by_class:
-            return np.repeat(number, self._k)
-        member = groups.groups(number, cell - bounds[entry])
+            return np.repeat(classes, self._k)
+        member = groups.groups(classes, cell - bounds[index])
         # The records of a class that an epoch leaves out rotate over the epochs.
-        size = self._classes.sizes[number]
-        num_unused = size - self._records_used[number]
+        size = self._classes.sizes[classes]
+        num_unused = size - self._records_used[classes]
         member = (member + (epoch * num_unused)[:, None]) % size[:, None]
-        return self._classes.record_ids(number[:, None], member).reshape(-1)
+        return self._classes.record_ids(classes[:, None], member).reshape(-1)
 
-    def _table(self, epoch: int) -> tuple[FairGroups, Int64s, Int64s]:
-        """Return an epoch's groups of records, its order of classes, and where each class starts.
+    def _epoch_table(self, epoch: int) -> tuple[FairGroups, Int64s, Int64s]:
+        """Return an epoch's groups of records, its order of classes, and the bounds of the classes.
 
-        The starts are cells of the table, numbered row by row, and the number of all cells.
+        Class number i of the order has the cells from `bounds[i]` to `bounds[i + 1]` of the table,
+        numbered row by row.
         """
         # Some classes lose a chunk, or get one chunk more: other classes in each epoch.
         count = abs(self._surplus)
         window = (epoch * count + np.arange(count)) % max(1, len(self._adjustable))
-        change = np.bincount(self._adjustable[window], minlength=len(self._chunks))
-        chunks = self._chunks - np.sign(self._surplus) * change
+        changes = np.bincount(self._adjustable[window], minlength=len(self._chunks))
+        chunks = self._chunks - np.sign(self._surplus) * changes
         order = permute(len(chunks), derive(self._key, epoch, 0), np.arange(len(chunks)))
-        bounds = np.concatenate([[0], np.cumsum(chunks[order])])
+        bounds = np.append(0, np.cumsum(chunks[order]))
         return FairGroups(self._records_used, self._k, derive(self._key, epoch, 2)), order, bounds
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
-    """Return B, the chunks of each class, and the class of each chunk that may be left out."""
-    whole = sizes // k
+    """Return B, the chunks of each class, and the class of each chunk that may be left out.
+
+    In B batches a class has B chunks at most.
+    """
+    full_chunks = sizes // k
     # If B batches can be filled, so can fewer: a binary search finds the largest B.
-    candidates = range(1, int(whole.sum()) // p + 1)
-    steps = bisect_left(candidates, True, key=lambda b: np.minimum(whole, b).sum() < p * b)
-    chunks = np.minimum(whole, steps)
+    candidates = range(1, int(full_chunks.sum()) // p + 1)
+    steps = bisect_left(candidates, True, key=lambda b: np.minimum(full_chunks, b).sum() < p * b)
+    chunks = np.minimum(full_chunks, steps)
     return steps, chunks, np.repeat(np.arange(len(sizes)), chunks)
 
 
@@ -89,7 +96,7 @@ def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return B, the chunks of each class, and the classes that may get one chunk more."""
     needed = -(-sizes // k)
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
-    # Small classes are raised to a common number of chunks, as far as the table has room.
-    levels, room = range(1, steps + 1), p * steps
-    level = bisect_left(levels, True, key=lambda h: np.maximum(needed, h).sum() > room)
-    return steps, np.maximum(needed, level), np.flatnonzero(needed <= level)
+    # Small classes get more chunks, all the same number, as far as the table has room.
+    counts = range(1, steps + 1)
+    least = bisect_left(counts, True, key=lambda n: np.maximum(needed, n).sum() > p * steps)
+    return steps, np.maximum(needed, least), np.flatnonzero(needed <= least)

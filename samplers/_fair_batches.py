@@ -31,7 +31,7 @@ class FairBatches:
     number of the visit is the number of the class's group of K records: fair groups, or with
     `stored` the next K records in stored order, cyclically.
 
-    `names` are the labels of the classes if a record may have several; else None.
+    `class_labels` are given if a record may have several labels; else None.
     """
 
     by_class = False  # whether `ids` returns class numbers in place of records
@@ -43,10 +43,10 @@ class FairBatches:
         shape: BatchShape,
         seed: int,
         stored: bool,
-        names: Array | None = None,
+        class_labels: Array | None = None,
     ) -> None:
         self.classes, self.supers, self._shape = classes, supers, shape
-        self.stored, self._names = stored, names
+        self.stored, self._class_labels = stored, class_labels
         self.keys = {of: root_key(seed, f"pk {of}") for of in ("super", "class", "record")}
         self._cache: FifoCache[_PhaseSchedule] = FifoCache(2)
         self._schedule(shape.phases[0])  # computed here, so that the first batch comes at once
@@ -55,65 +55,72 @@ class FairBatches:
         return self._cache.get(phase, lambda: _PhaseSchedule(phase, self))
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return one rank's slices of the batches of consecutive global steps, end to end."""
+        """Return one rank's slices of the batches of consecutive global steps, concatenated."""
         parts = self._shape.split_by_phase(steps)
         return np.concatenate([self._ids_in_phase(*part, rank, world_size) for part in parts])
 
     def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return what `ids` returns, for steps of one phase."""
         schedule, k = self._schedule(phase), phase.k
-        share = phase.p // world_size
-        own = slice(rank * share, (rank + 1) * share)
+        rank_p = phase.p // world_size
+        start, stop = rank * rank_p, (rank + 1) * rank_p
+        several_labels = self._class_labels is not None and not self.by_class
+        if several_labels:  # the records of a rank depend on all classes of the batch
+            start, stop = 0, phase.p
         supers_of_steps = schedule.supers.streams_at(steps - phase.p_start)
+        classes, visits = schedule.classes(*supers_of_steps, start, stop)
         if self.by_class:
-            number, _ = schedule.classes(*supers_of_steps, own.start, own.stop)
-            ids = number.reshape(-1, 1).repeat(k, axis=1)
-        elif self._names is None:
-            number, visit = schedule.classes(*supers_of_steps, own.start, own.stop)
-            ids = self._records(schedule, number.reshape(-1), visit.reshape(-1), k)
-        else:  # which records a rank gets depends on all classes of the batch
-            number, visit = schedule.classes(*supers_of_steps, 0, phase.p)
-            ids = self._distinct_records(schedule, number, visit, k)[:, own].reshape(-1, k)
+            ids = classes.reshape(-1, 1).repeat(k, axis=1)
+        elif several_labels:
+            ids = self._distinct_records(schedule, classes, visits, k)
+            ids = ids[:, rank * rank_p : (rank + 1) * rank_p].reshape(-1, k)
+        else:
+            ids = self._records(schedule, classes.reshape(-1), visits.reshape(-1), k)
         if not self._shape.lowest_k:
             return ids.reshape(-1)
-        ks = np.repeat(self._shape.ks(phase, steps), share)
+        ks = np.repeat(self._shape.ks(phase, steps), rank_p)
         return ids[np.arange(k) < ks[:, None]]
 
-    def _records(self, schedule: _PhaseSchedule, number: Int64s, visit: Int64s, k: int) -> Int64s:
-        """Return the k records of each class at each visit, int64[rows, k]."""
+    def _records(self, schedule: _PhaseSchedule, classes: Int64s, visits: Int64s, k: int) -> Int64s:
+        """Return the k records of each class at a visit, int64[classes, k]."""
         if schedule.records is None:
-            size = np.asarray(self.classes.sizes)[number]
-            member = (visit[:, None] * k + np.arange(k)) % size[:, None]
+            size = np.asarray(self.classes.sizes)[classes]
+            member = (visits[:, None] * k + np.arange(k)) % size[:, None]
         else:
-            member = schedule.records.groups(number, visit)
-        return self.classes.record_ids(number[:, None], member)
+            member = schedule.records.groups(classes, visits)
+        return self.classes.record_ids(classes[:, None], member)
 
     def _distinct_records(
-        self, schedule: _PhaseSchedule, number: Int64s, visit: Int64s, k: int
+        self, schedule: _PhaseSchedule, classes: Int64s, visits: Int64s, k: int
     ) -> Int64s:
         """Return the records of whole batches, int64[batches, p, k], distinct in each batch."""
-        assert self._names is not None
-        ids = self._records(schedule, number.reshape(-1), visit.reshape(-1), k)
-        ids = ids.reshape(*number.shape, k)
-        ascending = np.sort(ids.reshape(len(ids), -1), axis=1)
-        for batch in np.flatnonzero((ascending[:, 1:] == ascending[:, :-1]).any(axis=1)):
-            order = np.argsort(np.asarray(self.classes.sizes)[number[batch]], kind="stable")
-            later = partial(self._later_records, schedule, number[batch], visit[batch], k)
-            row = replace_duplicates(ids[batch], order, later)
+        assert self._class_labels is not None
+        ids = self._records(schedule, classes.reshape(-1), visits.reshape(-1), k)
+        ids = ids.reshape(*classes.shape, k)
+        sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
+        for batch in np.flatnonzero((sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)):
+            by_size = np.argsort(np.asarray(self.classes.sizes)[classes[batch]], kind="stable")
+            candidates = partial(self._later_records, schedule, classes[batch], visits[batch], k)
+            row = replace_duplicates(ids[batch], by_size, candidates)
             if row is not None:
-                names = self._names[number[batch]].tolist()
-                raise ValueError(f"class {names[row]} of {names} has no {k} free records: lower k")
+                labels = self._class_labels[classes[batch]].tolist()
+                raise ValueError(
+                    f"class {labels[row]} of {labels} has no {k} free records: lower k"
+                )
         return ids
 
     def _later_records(
-        self, schedule: _PhaseSchedule, number: Int64s, visit: Int64s, k: int, row: int
+        self, schedule: _PhaseSchedule, classes: Int64s, visits: Int64s, k: int, row: int
     ) -> Iterator[int]:
-        """Yield the records of a class's next visits, until every record of the class has come."""
-        last = 2 * int(self.classes.sizes[number[row]]) // k + 3
-        for first in range(1, last, _LOOK_AHEAD):
-            visits = visit[row] + np.arange(first, first + _LOOK_AHEAD)
-            ids = self._records(schedule, np.full(_LOOK_AHEAD, number[row]), visits, k)
-            yield from ids.reshape(-1).tolist()
+        """Yield the records of the next visits of class number `row` of a batch.
+
+        Every record of the class comes at least once.
+        """
+        num_visits = 2 * int(self.classes.sizes[classes[row]]) // k + 2
+        for first in range(1, num_visits + 1, _LOOK_AHEAD):
+            later_visits = visits[row] + np.arange(first, first + _LOOK_AHEAD)
+            same_class = np.full(_LOOK_AHEAD, classes[row])
+            yield from self._records(schedule, same_class, later_visits, k).reshape(-1).tolist()
 
 
 class _PhaseSchedule:
@@ -138,39 +145,39 @@ class _PhaseSchedule:
         self._count_earlier_visits(phase.start - phase.p_start, len(class_sizes))
 
     def classes(
-        self, group: Int64s, number: Int64s, start: int, stop: int
+        self, super_class: Int64s, number: Int64s, start: int, stop: int
     ) -> tuple[Int64s, Int64s]:
         """Return classes `start` to `stop` of steps, and their visits: int64[steps, stop - start].
 
-        A step is given by its super-class (`group`) and its number among the steps of the
-        super-class.
+        A step is given by its super-class and its number among the steps of the super-class.
         """
         position = number[:, None] * self._p + np.arange(start, stop)
-        classes = self._groups.groups(group, number, start, stop)
+        classes = self._groups.groups(super_class, number, start, stop)
         if self._class_order is not None:
-            classes = self._class_order.record_ids(group[:, None], classes)
-        visit = position // self._sizes[group][:, None] - self._laps[group][:, None]
+            classes = self._class_order.record_ids(super_class[:, None], classes)
+        visits = position // self._sizes[super_class][:, None] - self._cycles[super_class][:, None]
         if self._visited is not None:
-            visit -= self._visited[classes >> 3] >> (classes & 7) & 1
-        return classes, visit
+            visits -= self._visited[classes]
+        return classes, visits
 
     def _count_earlier_visits(self, steps: int, num_classes: int) -> None:
         """Count the visits of each class in these steps, which come before the phase.
 
-        In each lap (see `FairGroups`) every class is visited once. So the count is the number of
-        whole laps, and one more for the classes that were visited in the lap that is not over.
+        In each cycle (see `FairGroups`) every class is visited once. So the count is the number of
+        complete cycles, and one more for the classes that the last, incomplete cycle has visited.
         """
         sizes, counts = self._sizes, self.supers.counts_before(steps)
-        self._laps = counts * self._p // sizes  # whole laps of each super-class
-        self._visited: NDArray[np.uint8] | None = None  # a bit a class: visited in the last lap
+        self._cycles = counts * self._p // sizes  # complete cycles of each super-class
+        self._visited: NDArray[np.bool_] | None = None  # of each class, in the incomplete cycle
         if not steps:
             return
-        first = self._laps * sizes // self._p  # the super-class's step in which its last lap starts
+        first = self._cycles * sizes // self._p  # the step at which the incomplete cycle starts
         stops = np.cumsum(counts - first)
         visited = np.zeros(num_classes, np.bool_)
         for chunk in slices(int(stops[-1]), _CHUNK // self._p + 1):
-            step = np.arange(chunk.start, chunk.stop)
-            group = np.searchsorted(stops, step, side="right")
-            classes, visit = self.classes(group, counts[group] - stops[group] + step, 0, self._p)
-            visited[classes[visit == 0]] = True
-        self._visited = np.packbits(visited, bitorder="little")
+            index = np.arange(chunk.start, chunk.stop)
+            super_class = np.searchsorted(stops, index, side="right")
+            number = counts[super_class] - stops[super_class] + index
+            classes, visits = self.classes(super_class, number, 0, self._p)
+            visited[classes[visits == 0]] = True
+        self._visited = visited

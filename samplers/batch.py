@@ -75,8 +75,9 @@ class BatchSampler(BatchStream):
             )
         self.num_records = order.num_records
         self.traits = replace(order.traits, padded=last_batch == "pad")
-        extra = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -(len(order) % batch_size)}
-        self._round_ids = len(order) + extra[last_batch]
+        remainder = len(order) % batch_size
+        added = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -remainder}
+        self._round_ids = len(order) + added[last_batch]
         largest = min(batch_size, self._round_ids) or batch_size
         steps, size = -(-self._round_ids // largest), self._round_ids
         self._round_steps = steps
@@ -116,9 +117,9 @@ class BatchSampler(BatchStream):
         groups = None if self.traits.padded else self._order.by_group
         if groups is None:
             return None
-        other = copy.copy(self)
-        num_groups, other._order = groups
-        return num_groups, other
+        group_stream = copy.copy(self)
+        num_groups, group_stream._order = groups
+        return num_groups, group_stream
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round_steps)
@@ -133,21 +134,21 @@ class BatchSampler(BatchStream):
         round_, start = divmod(epoch * self._steps + start, max(1, self._round_steps))
         parts = []
         while len(lows):
-            rest = self._round_steps - start  # steps until the end of the round
-            parts.append(self._draw_round(round_, start, lows[:rest], highs[:rest]))
-            round_, start, lows, highs = round_ + 1, 0, lows[rest:], highs[rest:]
+            steps_left = self._round_steps - start
+            parts.append(self._draw_in_round(round_, start, lows[:steps_left], highs[:steps_left]))
+            round_, start, lows, highs = round_ + 1, 0, lows[steps_left:], highs[steps_left:]
         return np.concatenate(parts)
 
-    def _draw_round(self, round_: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
+    def _draw_in_round(self, round_: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Return what `_draw` returns, for steps of one round."""
         firsts = (start + np.arange(len(lows))) * self._largest  # positions of the global batches
         positions = ranges(firsts + lows, firsts + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = checked_draw(self._order, round_, real, self._describe)
+        ids[: len(real)] = checked_draw(self._order, round_, real, self._step_text)
         return ids
 
-    def _describe(self, round_: int, position: int) -> str:
-        """Return the epoch and step of a position of a round, for errors."""
+    def _step_text(self, round_: int, position: int) -> str:
+        """Return the epoch and step of a position of a round as text, for errors."""
         epoch, step = divmod(round_ * self._round_steps + position // self._largest, self._steps)
         return f"epoch {epoch}, step {step}"

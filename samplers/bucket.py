@@ -11,7 +11,7 @@ from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import permute
-from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
+from twinfeed.samplers.drawing.random_words import derive, random_words, root_key, uniform_below
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.types import Int64s
 
@@ -69,12 +69,12 @@ class BucketBatchSampler(BatchStream):
         sorted_costs = cost_array[self._order]
         self._sums = np.cumsum(sorted_costs)
         if window is None:
-            window = min(8, (len(self._cut(sorted_costs, 0)) - 1) // 50)
+            window = min(8, (len(self._batch_bounds(sorted_costs, 0)) - 1) // 50)
         window = validate.integer("window", window, minimum=0)
         # In units of cost: a record's sum grows by a random number up to this.
         self._window = validate.integer("window * budget", window * self._budget, minimum=0)
-        self._cuts = self._cut(sorted_costs, self._window)
-        self._counts = np.diff(self._cuts)
+        self._bounds = self._batch_bounds(sorted_costs, self._window)
+        self._counts = np.diff(self._bounds)  # records of each batch
         self.num_records = len(cost_array)
         self.parameters = {
             "costs": digest(cost_array),
@@ -91,21 +91,21 @@ class BucketBatchSampler(BatchStream):
         )
         self._size_divisor = int(np.gcd.reduce(self._counts))
 
-    def _cut(self, costs: Int64s, window: int) -> Int64s:
+    def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
         """Return the bounds of batches in the order of costs, if records move up by `window`."""
         n, multiple = len(costs), self._multiple
         last = np.searchsorted(self._sums, self._sums + window, side="right") - 1
         max_costs = costs[last]  # the largest cost that may come to each position
-        cuts = [0, n % multiple] if n % multiple else [0]
-        while cuts[-1] < n:
-            start = cuts[-1]
-            at_most = self._budget // int(max_costs[start])
-            counts = np.arange(multiple, min(n - start, at_most) + 1, multiple)
+        bounds = [0, n % multiple] if n % multiple else [0]
+        while bounds[-1] < n:
+            start = bounds[-1]
+            max_count = self._budget // int(max_costs[start])
+            counts = np.arange(multiple, min(n - start, max_count) + 1, multiple)
             fitting = (
                 max_costs[start + counts - 1] <= self._budget // counts
             )  # the cost grows with both
-            cuts.append(start + multiple * int(fitting.sum()))
-        return np.array(cuts, np.int64)
+            bounds.append(start + multiple * int(fitting.sum()))
+        return np.array(bounds, np.int64)
 
     def __repr__(self) -> str:
         records = validate.counted(self.num_records, "record")
@@ -113,33 +113,34 @@ class BucketBatchSampler(BatchStream):
         options = f"multiple={self._multiple}, window={self._window // self._budget}"
         return f"BucketBatchSampler({records}, {batches}, {options})"
 
-    def _numbers(self, epoch: int) -> Int64s:
+    def _batch_order(self, epoch: int) -> Int64s:
         """Return a random order of an epoch's batches, which are numbered in the order of costs."""
         key = derive(self._keys["batch"], epoch)
         return self._cache.get(epoch, lambda: permute(self._steps, key, np.arange(self._steps)))
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
-        return self._counts[self._numbers(epoch)[start:stop]]
+        return self._counts[self._batch_order(epoch)[start:stop]]
 
     def _samples_before(self, epoch: int, step: int) -> int:
         return epoch * self.num_records + int(self._sizes(epoch, 0, step).sum())
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        numbers = self._numbers(epoch)[start : start + len(lows)].tolist()
+        numbers = self._batch_order(epoch)[start : start + len(lows)].tolist()
         slices = zip(numbers, lows, highs, strict=True)
-        return np.concatenate([self._batch(epoch, n)[low:high] for n, low, high in slices])
+        return np.concatenate([self._batch_records(epoch, n)[a:b] for n, a, b in slices])
 
-    def _batch(self, epoch: int, number: int) -> Int64s:
+    def _batch_records(self, epoch: int, number: int) -> Int64s:
         """Return the records of a batch by its number in the order of costs.
 
         The records are sorted by (sum of the costs up to the record) + (random number up to the
         window). So the records of a batch are among those whose sums are within a window of the
         batch's sums, and only these are sorted.
         """
-        sums, first, last = self._sums, self._cuts[number], self._cuts[number + 1]
-        low = int(np.searchsorted(sums, sums[first] - self._window))
-        high = int(np.searchsorted(sums, sums[last - 1] + self._window, side="right"))
+        sums, (start, stop) = self._sums, self._bounds[number : number + 2]
+        low = int(np.searchsorted(sums, sums[start] - self._window))
+        high = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
         ids = self._order[low:high]
-        moves = below(random_words(derive(self._keys["record"], epoch), ids), self._window + 1)
-        ids = ids[np.argsort(sums[low:high] + moves, kind="stable")[first - low : last - low]]
+        random = random_words(derive(self._keys["record"], epoch), ids)
+        moved_sums = sums[low:high] + uniform_below(random, self._window + 1)
+        ids = ids[np.argsort(moved_sums, kind="stable")[start - low : stop - low]]
         return ids[np.argsort(random_words(derive(self._keys["place"], epoch), ids), kind="stable")]

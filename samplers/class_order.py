@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.int_arrays import owners_of
+from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.mapped import as_mapped, slices
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.types import Array, Int64s, Integers
@@ -54,12 +54,12 @@ class ClassOrder:
     digest: str
 
     def __init__(self, labels: ArrayLike, /) -> None:
-        array = validate.labels(labels)
-        records, bounds = _grouped(_compact(array))
-        starts = bounds[:-1]
-        sizes = np.diff(bounds)
+        array = as_labels(labels)
+        records, bounds = _sort_by_label(_small_integers(array))
+        starts, sizes = bounds[:-1], np.diff(bounds)
         rank = by_size(sizes, records[starts])
-        self._set_arrays(records, starts[rank], sizes[rank], digest=digest(array))
+        self.records, self.starts, self.sizes = map(as_mapped, (records, starts[rank], sizes[rank]))
+        self.digest = digest(array)
 
     @classmethod
     def from_arrays(
@@ -89,22 +89,17 @@ class ClassOrder:
                 "records, starts and sizes must be those of a ClassOrder, the largest class first, "
                 f"got {len(records)} records, {len(starts)} starts and {len(sizes)} sizes"
             )
-        return cls._unchecked(records, starts, sizes, digest=digest)
+        return cls._unchecked(digest, records, starts, sizes)
 
     @classmethod
-    def _unchecked(cls, *arrays: Array, digest: str) -> ClassOrder:
+    def _unchecked(cls, digest: str, *arrays: Array) -> ClassOrder:
         """Return the class order of `records`, `starts` and `sizes`, which must be correct."""
         order = object.__new__(cls)
-        order._set_arrays(*arrays, digest=digest)
+        order.digest, (order.records, order.starts, order.sizes) = digest, map(as_mapped, arrays)
         return order
 
-    def _set_arrays(self, *arrays: Array, digest: str) -> None:
-        self.records, self.starts, self.sizes = map(as_mapped, arrays)
-        self.digest = digest
-
     def __reduce__(self) -> tuple[Any, ...]:
-        arrays = (self.records, self.starts, self.sizes)
-        return partial(self._unchecked, digest=self.digest), arrays
+        return self._unchecked, (self.digest, self.records, self.starts, self.sizes)
 
     def __len__(self) -> int:
         return len(self.sizes)
@@ -132,8 +127,7 @@ class ClassOrder:
         """Return the class order of the `count` largest classes."""
         if count == len(self):
             return self
-        arrays = self.records, self.starts[:count], self.sizes[:count]
-        return self._unchecked(*arrays, digest=self.digest)
+        return self._unchecked(self.digest, self.records, self.starts[:count], self.sizes[:count])
 
     def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records alone, with the digest of all labels."""
@@ -141,8 +135,7 @@ class ClassOrder:
         number, record = self.class_record_pairs()
         class_of[record] = number
         part = ClassOrder(class_of[records])
-        arrays = records[part.records], part.starts, part.sizes
-        return self._unchecked(*arrays, digest=self.digest)
+        return self._unchecked(self.digest, records[part.records], part.starts, part.sizes)
 
 
 def super_class_order(
@@ -151,7 +144,7 @@ def super_class_order(
     """Return the first `classes` classes sorted by super-class; None without super-labels."""
     if super_labels is None:
         return None
-    parents = _compact(validate.labels(super_labels, name="super_labels"))
+    parents = _small_integers(as_labels(super_labels, name="super_labels"))
     if len(parents) != num_records:
         raise ValueError(
             f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
@@ -161,9 +154,9 @@ def super_class_order(
     parent_of: Int64s = parents[first]
     differing = np.flatnonzero(parents[record] != parent_of[number])
     if differing.size:
-        here, there = record[differing[0]], first[number[differing[0]]]
+        record_1, record_2 = first[number[differing[0]]], record[differing[0]]
         raise ValueError(
-            f"super_labels must agree within a class: records {there} and {here} have one "
+            f"super_labels must agree within a class: records {record_1} and {record_2} have one "
             f"label and two super-labels"
         )
     return ClassOrder(parent_of[:classes])
@@ -174,19 +167,16 @@ def by_size(sizes: Int64s, first: Integers) -> Int64s:
     return np.lexsort((first, -sizes))
 
 
-def _compact(labels: Array) -> Int64s:
+def _small_integers(labels: Array) -> Int64s:
     """Return labels as small non-negative integers in the same order, which sort fast."""
-    if not labels.size:
-        return np.empty(0, np.int64)
-    if labels.dtype.kind == "i":
-        least = labels.min()
-        span = int(labels.max()) - int(least)
-        if span.bit_length() + labels.size.bit_length() <= 63:
+    if labels.dtype.kind == "i" and labels.size:
+        least, largest = int(labels.min()), int(labels.max())
+        if (largest - least).bit_length() + labels.size.bit_length() <= 63:
             return labels - least if least else labels
     return np.unique(labels, return_inverse=True)[1]
 
 
-def _grouped(labels: Int64s) -> tuple[Integers, Int64s]:
+def _sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
     """Return the record ids sorted by (label, id), and the bounds of each label's records."""
     shift = labels.size.bit_length()  # label and id in one integer: a plain sort costs half
     packed = labels << shift

@@ -12,7 +12,8 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
-from twinfeed.samplers.drawing.random_words import below, random_words, root_key
+from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
+from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.types import Int64s
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
@@ -216,7 +217,7 @@ def diagnose(
         )
     groups = {}  # the class, shard and block of each record
     if labels is not None:
-        groups["classes"] = np.unique(validate.labels(labels), return_inverse=True)[1]
+        groups["classes"] = np.unique(as_labels(labels), return_inverse=True)[1]
     if shard_lengths is not None:
         lengths = validate.integers("shard_lengths", shard_lengths, minimum=0)
         groups["shards"] = np.repeat(np.arange(len(lengths)), lengths)
@@ -339,7 +340,7 @@ def simulate_shuffle_buffer(
     buffered = np.minimum(len(buffer), total - np.arange(total))
     key = root_key(validate.seed(seed), "shuffle buffer")
     out = np.empty(total, np.int64)
-    picks = below(random_words(key, np.arange(total)), buffered).tolist()
+    picks = uniform_below(random_words(key, np.arange(total)), buffered).tolist()
     for place, pick in enumerate(picks):
         out[place] = buffer[pick]
         next_record = place + int(buffered[0])

@@ -10,6 +10,7 @@ import numpy as np
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.int_arrays import owners_of, ranges
+from twinfeed.samplers.label_arrays import as_labels, check_types
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.types import Array, Int64s
 
@@ -29,12 +30,12 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
         if [*offsets[:1], *offsets[-1:]] != [0, len(flat)] or any(counts < 0):
             raise ValueError(f"offsets of labels must rise from 0 to their number, {len(flat)}")
     elif isinstance(labels, (list, tuple)) and any(isinstance(item, _SEVERAL) for item in labels):
-        validate.each("labels", "lists (sorted, if they were sets)", labels, _LISTS)
+        check_types("labels", "lists (sorted, if they were sets)", labels, _LISTS)
         counts = np.array([len(item) for item in labels])
         flat = [label for item in labels for label in item]
     else:
         return None
-    return counts, validate.labels(flat)
+    return counts, as_labels(flat)
 
 
 def by_class(counts: Int64s, labels: Array, chosen: Int64s | None, /) -> tuple[ClassOrder, Array]:

@@ -225,7 +225,7 @@ class MixtureSampler(Sampler):
         after the next samples. As each epoch is longer than two batches, its end never changes.
         """
         order, length = self._samplers[stream], int(self._lengths[stream])
-        turn = self._interleave.turn_of(stream, epoch * length)
+        turn = self._interleave.position_of(stream, epoch * length)
         start = turn - turn % self._samples % self._batch_size  # of the batch
         stop = min(start + self._batch_size, turn - turn % self._samples + self._samples)
         before, after = (int(self._interleave.counts_before(t)[stream]) for t in (start, stop))

@@ -16,6 +16,7 @@ from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.int_arrays import owners_of, ranges
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
+from twinfeed.samplers.label_arrays import as_labels, check_types
 from twinfeed.samplers.mapped import is_increasing
 from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler, checked_draw
 from twinfeed.samplers.types import Int64s, UInt64s
@@ -195,7 +196,7 @@ def _check_count(name: str, count: int, records: int) -> None:
 
 def _identities_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
     """Return one number for each record, the same for all records of a group."""
-    array = validate.labels(groups, name="groups")
+    array = as_labels(groups, name="groups")
     _check_count("groups", len(array), count)
     if array.dtype.kind != "U":
         return array.astype(np.int64, copy=False)
@@ -212,7 +213,7 @@ def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> In
     if isinstance(records, (str, bytes)) or not hasattr(records, "__getitem__"):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
     keys = list(records)
-    validate.each("records", "their number, or a sequence of keys (str)", keys, str)
+    check_types("records", "their number, or a sequence of keys (str)", keys, str)
     return _hashed(keys)
 
 

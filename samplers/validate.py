@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, SupportsIndex, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers.mapped import as_mapped, is_increasing, is_mapped
 from twinfeed.samplers.types import Array, Int64s
@@ -130,60 +128,3 @@ def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
     if total >= LIMIT:
         raise ValueError(f"{name} must sum to less than {LIMIT}, got about {total:.3g}")
     return array
-
-
-def labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
-    """Return labels as int64[n] or str[n]; integers are not copied where they are int64."""
-    if isinstance(values, np.ndarray) and hasattr(values, "mask"):
-        values = values.tolist()  # None where masked; np.asarray would drop the mask
-    array = np.asarray(values)
-    if array.ndim == 0:
-        kind = type(values).__name__
-        raise TypeError(f"{name} must be one label a record, such as index.labels, got {kind}")
-    if array.ndim != 1:
-        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
-    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
-        array = np.asarray(values, dtype=object)  # numpy has turned numbers into strings
-    if array.dtype.kind in "OT":
-        array = _strings_or_integers(name, array.tolist())
-    if array.dtype.kind == "U":
-        return array
-    if array.size and array.dtype.kind not in "iu":
-        nan = np.flatnonzero(array != array)
-        where = f" with NaN at {nan[0]}" if len(nan) else ""
-        raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}{where}")
-    return array.astype(np.int64, copy=False)
-
-
-def _strings_or_integers(name: str, values: list[Any]) -> Array:
-    """Return labels that are all strings or all integers as an array."""
-    if not any(isinstance(value, str) for value in values):
-        each(name, "integers or strings", values, (int, np.integer))
-        return np.array(values)
-    each(name, "integers or strings, all of one kind", values, str)
-    truncated = next((value for value in values if value.endswith("\0")), None)
-    if truncated is not None:
-        raise ValueError(f"{name} must not end in NUL, which numpy drops, got {truncated!r}")
-    return np.array(values, dtype=np.str_)
-
-
-def each(name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]) -> None:
-    """Check the type of each value; the TypeError lists the first five values of another type."""
-    wrong = [index for index, value in enumerate(values) if not isinstance(value, kinds)]
-    if wrong:
-        first = ", ".join(f"{values[index]!r} at {index}" for index in wrong[:5])
-        raise TypeError(
-            f"{name} must be {rule}: {len(wrong):,} of {len(values):,} are not, {first}"
-        )
-
-
-def schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
-    """Return a schedule {first global step: value} without entries that repeat the value."""
-    steps = {
-        integer(f"a step of {name}", step, minimum=0): integer(name, v, minimum=1)
-        for step, v in value.items()
-    }
-    if 0 not in steps:
-        raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
-    ordered = sorted(steps.items())
-    return dict([ordered[0], *(b for a, b in pairwise(ordered) if a[1] != b[1])])

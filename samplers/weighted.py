@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, SupportsIndex
+from functools import partial
+from typing import SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.prefix_sums import PrefixSums
-from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
+from twinfeed.samplers.drawing.prefix_sums import ComputedCounts, PrefixSums
+from twinfeed.samplers.drawing.random_words import derive, random_words, root_key, uniform_below
 from twinfeed.samplers.drawing.weighted_order import WeightedPermutation
 from twinfeed.samplers.mapped import as_mapped, is_mapped, slices
 from twinfeed.samplers.orders import Sampler
@@ -110,7 +111,7 @@ class WeightedSampler(Sampler):
             self._permutation(epoch + 1).prepare(fraction)
             return records
         # Inverse transform sampling: a uniform point below the sum of all weights.
-        points = below(random_words(derive(self._key, epoch), positions), self._total)
+        points = uniform_below(random_words(derive(self._key, epoch), positions), self._total)
         return self._sums.find(points)
 
     def _permutation(self, epoch: int) -> WeightedPermutation:
@@ -120,17 +121,11 @@ class WeightedSampler(Sampler):
         )
 
 
-class _ScaledWeights:
+class _ScaledWeights(ComputedCounts):
     """Weights that are mapped from a file, as integers of which the largest is 2^32."""
 
-    def __init__(self, numbers: Array, largest: float) -> None:
-        self._numbers, self._largest = as_mapped(numbers), largest
-
-    def __len__(self) -> int:
-        return len(self._numbers)
-
-    def __getitem__(self, index: Any) -> Int64s:
-        return _scale(np.asarray(self._numbers)[index], self._largest)
+    def __init__(self, weights: Array, largest: float) -> None:
+        super().__init__(len(weights), partial(_scaled_at, as_mapped(weights), largest))
 
     @property
     def fingerprint(self) -> str:
@@ -155,6 +150,10 @@ def _quantised(weights: ArrayLike) -> Int64s | _ScaledWeights:
             )
     largest = float(array.max()) or 1.0
     return _ScaledWeights(array, largest) if is_mapped(array) else _scale(array, largest)
+
+
+def _scaled_at(weights: Array, largest: float, index: Int64s) -> Int64s:
+    return _scale(np.asarray(weights)[index], largest)
 
 
 def _scale(weights: Array, largest: float) -> Int64s:

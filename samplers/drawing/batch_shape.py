@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Mapping
+from itertools import pairwise
 from math import gcd
 from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.random_words import below, random_words, root_key
+from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
 from twinfeed.samplers.types import Int64s
 
 PerStep = SupportsIndex | Mapping[int, SupportsIndex]
@@ -42,7 +43,7 @@ class BatchShape:
                     f"{name}={{0: 2, 1000: 3}}, got {value!r}"
                 )
         ps, ks = (
-            validate.schedule(name, v)
+            _schedule(name, v)
             if isinstance(v, Mapping)
             else {0: validate.integer(name, v, minimum=1)}
             for name, v in (("p", p), ("k", k))
@@ -73,7 +74,7 @@ class BatchShape:
     def ks(self, phase: Phase, steps: Int64s) -> Int64s:
         """Return K at each of these global steps, random if k is a range."""
         low = self.lowest_k or phase.k
-        return low + below(random_words(self._key, steps), phase.k - low + 1)
+        return low + uniform_below(random_words(self._key, steps), phase.k - low + 1)
 
     def split_by_phase(self, steps: Int64s) -> list[tuple[Phase, Int64s]]:
         """Split consecutive global steps, at least one, into (phase, the steps in it)."""
@@ -81,6 +82,18 @@ class BatchShape:
         phases = self.phases[first - 1 : last]
         cuts = np.searchsorted(steps, self._starts[first:last])
         return list(zip(phases, np.split(steps, cuts), strict=True))
+
+
+def _schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
+    """Return a schedule {first global step: value} without entries that repeat the value."""
+    steps = {
+        validate.integer(f"a step of {name}", step, minimum=0): validate.integer(name, v, minimum=1)
+        for step, v in value.items()
+    }
+    if 0 not in steps:
+        raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
+    ordered = sorted(steps.items())
+    return dict([ordered[0], *(b for a, b in pairwise(ordered) if a[1] != b[1])])
 
 
 def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:

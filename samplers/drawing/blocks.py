@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
 
 from twinfeed.samplers.drawing.permutation import inverse_permute, permute
-from twinfeed.samplers.drawing.prefix_sums import PrefixSums
+from twinfeed.samplers.drawing.prefix_sums import ComputedCounts, PrefixSums
 from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
@@ -23,7 +25,8 @@ class Blocks:
     def __init__(self, lengths: Array, block: int) -> None:
         self._lengths, self.block = lengths, block
         self._record_sums = PrefixSums(lengths, _MAX_ENTRIES)
-        self._block_sums = PrefixSums(_BlockCounts(lengths, block), _MAX_ENTRIES)
+        counts = ComputedCounts(len(lengths), partial(_num_blocks, lengths, block))
+        self._block_sums = PrefixSums(counts, _MAX_ENTRIES)
 
     def __len__(self) -> int:
         return self._block_sums.total
@@ -35,24 +38,24 @@ class Blocks:
 
     def short(self) -> tuple[Int64s, Int64s]:
         """Return the numbers of the short blocks, and how many records are missing in each."""
-        lengths = self._lengths_of(np.arange(self.num_shards))
-        rest = lengths % self.block
-        shard = np.flatnonzero(rest)
-        return np.cumsum(-(-lengths // self.block))[shard] - 1, self.block - rest[shard]
+        shards = np.arange(self.num_shards)
+        last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full
+        short = np.flatnonzero(last_size)
+        stops = np.cumsum(_num_blocks(self._lengths, self.block, shards))  # blocks up to each shard
+        return stops[short] - 1, self.block - last_size[short]
 
     @property
     def commonest_size(self) -> int:
         """The size that most blocks have; of several such sizes, the largest."""
-        counts: dict[int, int] = {}  # blocks of each size
-        for chunk in slices(len(self._lengths)):
+        counts: Counter[int] = Counter()  # blocks of each size
+        for chunk in slices(self.num_shards):
             lengths = np.asarray(self._lengths[chunk]).astype(np.int64)
             sizes, times = np.unique(lengths % self.block, return_counts=True)
-            for size, count in zip(sizes.tolist(), times.tolist(), strict=True):
-                counts[size] = counts.get(size, 0) + count
-            counts[self.block] = counts.get(self.block, 0) + int((lengths // self.block).sum())
-        counts.pop(0, None)  # these shards have no short block
-        most = max(counts.values(), default=0)
-        return max(size for size, count in counts.items() if count == most) if most else 1
+            counts.update(dict(zip(sizes.tolist(), times.tolist(), strict=True)))
+            counts[self.block] += int((lengths // self.block).sum())
+        del counts[0]  # these shards have no short block
+        size, count = max(counts.items(), key=lambda item: item[::-1], default=(1, 0))
+        return size if count else 1
 
     def of_records(self, records: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first record and the stop of the block that contains each record."""
@@ -72,57 +75,54 @@ class Blocks:
         offset = (numbers - before) * self.block
         return shard, offset, np.minimum(self._lengths_of(shard) - offset, self.block)
 
-    def _lengths_of(self, shard: Int64s) -> Int64s:
-        return np.asarray(self._lengths[shard]).astype(np.int64, copy=False)
+    def _lengths_of(self, shards: Int64s) -> Int64s:
+        return np.asarray(self._lengths[shards]).astype(np.int64, copy=False)
 
 
-class _BlockCounts:
-    """The number of blocks of each shard, computed when it is asked for."""
-
-    def __init__(self, lengths: Array, block: int) -> None:
-        self._lengths, self._block = lengths, block
-
-    def __len__(self) -> int:
-        return len(self._lengths)
-
-    def __getitem__(self, index: Any) -> Int64s:
-        lengths: Int64s = np.asarray(self._lengths[index]).astype(np.int64)
-        return -(-lengths // self._block)
+def _num_blocks(lengths: Array, block: int, shards: Int64s) -> Int64s:
+    """Return the number of blocks of each of these shards."""
+    return -(-np.asarray(lengths[shards]).astype(np.int64) // block)
 
 
 class BlockOrder:
     """A random permutation of blocks under a key, and their records laid end to end.
 
-    The *rank* of a block is its position in the permutation. A *place* is a position in the
+    The *rank* of a block is its position in the permutation. An *entry* is an index into the
     sequence of all records, block after block.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
-        self._blocks, self._key, self._count = blocks, key, len(blocks)
-        self._table: Array | None = None
-        if self._count <= _MAX_ENTRIES:
-            self._table = permute(self._count, key, np.arange(self._count)).astype(np.int32)
-        few_shards = self._table is None and blocks.num_shards <= _MAX_ENTRIES
-        self._sums = (
-            _ShortBlockTable(blocks, key)
-            if few_shards
-            else PrefixSums(_BlockSizes(self, blocks), _MAX_ENTRIES)
-        )
+        count = len(blocks)
+        self._blocks = blocks
+        # The number of the block at each rank.
+        self._block_at: Callable[[Int64s], Int64s] = partial(permute, count, key)
+        if count <= _MAX_ENTRIES:
+            table = permute(count, key, np.arange(count)).astype(np.int32)
+            self._block_at = partial(_look_up, table)
+        self._sums: PrefixSums | _ShortBlockTable
+        if count > _MAX_ENTRIES >= blocks.num_shards:
+            self._sums = _ShortBlockTable(blocks, key)
+        else:
+            sizes = ComputedCounts(count, partial(_sizes_at, blocks, self._block_at))
+            self._sums = PrefixSums(sizes, _MAX_ENTRIES)
 
-    def block_at(self, ranks: Int64s) -> Int64s:
-        """Return the number of the block at each rank."""
-        if self._table is None:
-            return permute(self._count, self._key, ranks)
-        return self._table[ranks].astype(np.int64)
+    def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the entry of the first record of each entry's block, this record, and the size."""
+        ranks, start = self._sums.locate(entries)
+        return start, *self._blocks.spans(self._block_at(ranks))
 
-    def locate(self, places: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the block at each place: the place of its first record, that record, its size."""
-        ranks, start = self._sums.locate(places)
-        return start, *self._blocks.spans(self.block_at(ranks))
+
+def _look_up(table: Array, index: Int64s) -> Int64s:
+    return table[index].astype(np.int64)
+
+
+def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], ranks: Int64s) -> Int64s:
+    """Return the size of the block at each rank; ranks may be of any shape."""
+    return blocks.sizes(block_at(ranks.reshape(-1)))[2].reshape(ranks.shape)
 
 
 class _ShortBlockTable:
-    """The search for the block at a place, by a table of the short blocks alone.
+    """The search for the block of an entry, by a table of the short blocks alone.
 
     All blocks between two short blocks are full, so their ranks follow by division. The table has
     at most one entry a shard, and does not grow with the number of blocks.
@@ -133,30 +133,13 @@ class _ShortBlockTable:
         ranks = inverse_permute(len(blocks), key, numbers)
         order = np.argsort(ranks)
         self._block = blocks.block
-        # The block after each short block: its rank and the place where it starts.
+        # The block after each short block: its rank and its first entry.
         self._ranks = np.append(0, ranks[order] + 1)
         self._starts = self._ranks * self._block - np.append(0, np.cumsum(missing[order]))
 
-    def locate(self, places: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the rank of the block at each place, and the place where the block starts."""
-        entry = np.searchsorted(self._starts, places, side="right") - 1
-        full_blocks = (places - self._starts[entry]) // self._block
-        ranks: Int64s = self._ranks[entry] + full_blocks
-        return ranks, self._starts[entry] + full_blocks * self._block
-
-
-class _BlockSizes:
-    """The size of the block at each rank, computed when it is asked for."""
-
-    def __init__(self, order: BlockOrder, blocks: Blocks) -> None:
-        self._order, self._blocks = order, blocks
-
-    def __len__(self) -> int:
-        return len(self._blocks)
-
-    def __getitem__(self, index: Any) -> Int64s:
-        ranks = index
-        if isinstance(index, slice):
-            ranks = np.arange(*index.indices(len(self)))
-        numbers = self._order.block_at(ranks.reshape(-1))
-        return self._blocks.sizes(numbers)[2].reshape(ranks.shape)
+    def locate(self, entries: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the rank of the block of each entry, and the block's first entry."""
+        row = np.searchsorted(self._starts, entries, side="right") - 1
+        full_blocks = (entries - self._starts[row]) // self._block
+        ranks: Int64s = self._ranks[row] + full_blocks
+        return ranks, self._starts[row] + full_blocks * self._block

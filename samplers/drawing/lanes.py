@@ -1,9 +1,9 @@
 """Lanes: a sequence cut into W consecutive segments, which are read side by side.
 
 A *lane* is one such segment. A *round* takes the next entry of every lane that has one left; the
-outputs of a round are its *slots*. So at most W places of the sequence are open at a time, as in an
-interleave of W files (tf.data's `cycle_length=W`), and any output is found by arithmetic over a
-table of W rows.
+outputs of a round are its *slots*. An *entry* is an index into the sequence. So the sequence is
+read at W entries at most at a time, as in an interleave of W files (tf.data's `cycle_length=W`),
+and any output is found by arithmetic over a table of W rows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,18 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s, UInt64s
 
-_ORDER_WORDS = 1 << 12  # random words that are sorted at once, for the orders of lanes
+_MAX_SORTED = 1 << 12  # random words that are sorted at once, for the orders of lanes
 MAX_LANES = 1 << 24  # a lane's number is the lower bits of its word in the order of a round
 _MIN_LANES_FOR_SHORT_LANE = 16  # with fewer lanes, a lane that ends early would be noticed
 
 
 class Rounds:
-    """The rounds of lanes of these lengths, int64[W]: which round and slot an output is in."""
+    """The round and slot of each output, for lanes of these lengths, int64[W]."""
 
     def __init__(self, lengths: Int64s) -> None:
-        # The number of lanes with entries left changes only at a length of a lane. Between two such
-        # rounds, the position is a linear function of round and slot.
+        # The number of lanes with entries left changes only at a length of a lane. The rounds
+        # between two such changes are a segment. There the output is a linear function of round and
+        # slot.
         distinct, times = np.unique(lengths, return_counts=True)
         self._first_round = np.append(0, distinct)
         self._active = len(lengths) - np.append(0, np.cumsum(times))
@@ -38,9 +39,9 @@ class Rounds:
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the round of each output, and its slot in the round."""
-        piece = np.searchsorted(self._first_output, positions, side="right") - 1
-        later, slot = np.divmod(positions - self._first_output[piece], self._active[piece])
-        return self._first_round[piece] + later, slot
+        segment = np.searchsorted(self._first_output, positions, side="right") - 1
+        num_rounds, slot = np.divmod(positions - self._first_output[segment], self._active[segment])
+        return self._first_round[segment] + num_rounds, slot
 
 
 class ConstantLanes:
@@ -54,12 +55,12 @@ class ConstantLanes:
     def __init__(self, bounds: Int64s, keys: UInt64s) -> None:
         lengths = np.diff(bounds)
         self._rounds = Rounds(lengths)
-        drawn = random_words(keys[:, None], np.arange(len(lengths)))
-        order = np.lexsort((drawn, np.broadcast_to(-lengths, drawn.shape)), axis=1)
+        random = random_words(keys[:, None], np.arange(len(lengths)))
+        order = np.lexsort((random, np.broadcast_to(-lengths, random.shape)), axis=1)
         self._starts = bounds[order]
 
     def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
-        """Return the index in its sequence of each of these outputs."""
+        """Return the entry of each of these outputs of a sequence."""
         round_, slot = self._rounds.locate(positions)
         entries: Int64s = self._starts[sequence, slot] + round_
         return entries
@@ -70,11 +71,10 @@ class ConstantLanes:
 
 
 class StaggeredLanes:
-    """Lanes in another random order in every round.
+    """Lanes in a new random order in every round, each read cyclically.
 
-    A lane is read cyclically: in round `first_rounds[lane]` (int64[W]) it is at its first entry, in
-    round 0 it is in its middle. Then the same entries are open when the epoch starts and when it
-    ends.
+    In round `first_rounds[lane]` (int64[W]) a lane is at its first entry, so in round 0 it is in
+    its middle. Then the same entries are read when the epoch starts and when it ends.
     """
 
     def __init__(self, bounds: Int64s, first_rounds: Int64s, *, key: int) -> None:
@@ -84,7 +84,7 @@ class StaggeredLanes:
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
     def entries(self, positions: Int64s) -> Int64s:
-        """Return the index in the sequence of each of these outputs, int64 as `positions`."""
+        """Return the entry of each of these outputs, int64 as `positions`."""
         round_, slot = self._rounds.locate(positions)
         lane = self._lanes(round_, slot)
         offset = (round_ - self._first_rounds[lane]) % self._lengths[lane]
@@ -93,21 +93,25 @@ class StaggeredLanes:
     def _lanes(self, round_: Int64s, slot: Int64s) -> Int64s:
         """Return the lane of each slot of a round."""
         rounds, row = np.unique(round_, return_inverse=True)
-        chunk = max(1, _ORDER_WORDS // len(self._lengths))  # rounds that are sorted at once
+        chunk = max(1, _MAX_SORTED // len(self._lengths))  # rounds that are sorted at once
         order = np.argsort(row, kind="stable")
         cuts = np.searchsorted(row[order], np.arange(0, len(rounds) + chunk, chunk)).tolist()
         lane = np.empty(round_.shape, np.int64)
-        for number, (low, high) in enumerate(pairwise(cuts)):
-            outputs, first = order[low:high], number * chunk
-            chunk_rounds = rounds[first : first + chunk]
-            compute = partial(self._lane_order, chunk_rounds)
+        for number, (start, stop) in enumerate(pairwise(cuts)):
+            outputs, first_row = order[start:stop], number * chunk
+            chunk_rounds = rounds[first_row : first_row + chunk]
+            compute = partial(self._lane_orders, chunk_rounds)
             # A long round serves many batches: without a cache, each batch would sort it again.
             lanes = self._cache.get(int(chunk_rounds[0]), compute) if chunk == 1 else compute()
-            lane[outputs] = lanes[row[outputs] - first, slot[outputs]]
+            lane[outputs] = lanes[row[outputs] - first_row, slot[outputs]]
         return lane
 
-    def _lane_order(self, rounds: Int64s) -> NDArray[np.int32]:
-        """Return the lanes of each round in random order; lanes without an entry come last."""
+    def _lane_orders(self, rounds: Int64s) -> NDArray[np.int32]:
+        """Return the lanes of each round (a row) in random order; ended lanes come last.
+
+        A random word carries the number of its lane in its lower bits, so that a sort of the words
+        is an argsort. The highest bit is set for lanes that have ended.
+        """
         lane = np.arange(len(self._lengths))
         packed = random_words(random_words(self._key, rounds)[:, None], lane) >> np.uint64(1)
         packed &= ~np.uint64(MAX_LANES - 1)
@@ -120,9 +124,9 @@ class StaggeredLanes:
 
 def equal_bounds(size: int, lanes: int) -> Int64s:
     """Return the bounds of lanes whose lengths differ by at most one, the shorter first."""
-    share, longer = divmod(size, lanes)
+    length, num_longer = divmod(size, lanes)
     lane = np.arange(lanes + 1)
-    return lane * share + np.maximum(lane - (lanes - longer), 0)
+    return lane * length + np.maximum(lane - (lanes - num_longer), 0)
 
 
 def desynchronized_bounds(size: int, lanes: int, block: int) -> Int64s:
@@ -136,10 +140,10 @@ def desynchronized_bounds(size: int, lanes: int, block: int) -> Int64s:
     blocks = -(-size // block)
     while gcd(blocks, lanes) > 1:
         blocks += 1
-    rounded = blocks * block
-    if lanes < _MIN_LANES_FOR_SHORT_LANE or 2 * lanes * (rounded - size) > size:
-        rounded = size
-    share, rest = divmod(rounded, lanes)
+    total_length = blocks * block  # of all lanes, before the last is cut off
+    if lanes < _MIN_LANES_FOR_SHORT_LANE or 2 * lanes * (total_length - size) > size:
+        total_length = size
+    length, remainder = divmod(total_length, lanes)
     lane = np.arange(lanes + 1)
-    bounds: Int64s = np.minimum(lane * share + lane * rest // lanes, size)
+    bounds: Int64s = np.minimum(lane * length + lane * remainder // lanes, size)
     return bounds

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,6 +19,24 @@ class Counts(Protocol):
 
     def __len__(self) -> int: ...
     def __getitem__(self, index: Any, /) -> Any: ...
+
+
+class ComputedCounts:
+    """An array of `length` integers that are computed when they are indexed.
+
+    `function` takes an array of indices, and gives an integer for each.
+    """
+
+    def __init__(self, length: int, function: Callable[[Int64s], Int64s]) -> None:
+        self._length, self._function = length, function
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getitem__(self, index: slice | Int64s) -> Int64s:
+        if isinstance(index, slice):
+            index = np.arange(*index.indices(self._length))
+        return self._function(index)
 
 
 class PrefixSums:

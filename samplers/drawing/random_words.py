@@ -54,15 +54,15 @@ def derive(key: int, *path: int) -> int:
     return key
 
 
-def below(word: UInt64s, bound: int | Int64s) -> Int64s:
+def uniform_below(random: UInt64s, bound: int | Int64s) -> Int64s:
     """Scale random words to `[0, bound)`, for any bound up to 2^63, by multiply-high.
 
     The result is the upper half of the 128-bit product of word and bound (Lemire, "Fast random
     integer generation in an interval", 2019), here from products of 32-bit halves.
     """
-    wide = np.asarray(bound, dtype=np.uint64)
+    bounds = np.asarray(bound, dtype=np.uint64)
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
-    cross = (word >> half) * (wide & low) >> half
-    cross += (word & low) * (wide >> half) >> half
-    scaled: UInt64s = (word >> half) * (wide >> half) + cross
+    cross = (random >> half) * (bounds & low) >> half
+    cross += (random & low) * (bounds >> half) >> half
+    scaled: UInt64s = (random >> half) * (bounds >> half) + cross
     return scaled.astype(np.int64)

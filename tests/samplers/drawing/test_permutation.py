@@ -20,7 +20,7 @@ from twinfeed.samplers.drawing.permutation import (
     permute_rows,
     sorted_rows,
 )
-from twinfeed.samplers.drawing.random_words import below, derive, random_words, root_key
+from twinfeed.samplers.drawing.random_words import derive, random_words, root_key, uniform_below
 
 KEYS = random_words(2026, np.arange(1000))
 LARGE = [2**20 - 1, 2**20 + 1, 10**12]
@@ -36,7 +36,7 @@ def test_words_are_splitmix64(key: int, counter: int) -> None:
 @given(word=st.integers(0, 2**64 - 1), bound=st.integers(1, 2**62))
 def test_below_stays_below_and_follows_the_word(word: int, bound: int) -> None:
     """Scaling loses at most the carry of the lowest partial products."""
-    found = int(below(np.array([word], dtype=np.uint64), bound)[0])
+    found = int(uniform_below(np.array([word], dtype=np.uint64), bound)[0])
     assert 0 <= word * bound // 2**64 - found <= 2
     assert 0 <= found < bound
 

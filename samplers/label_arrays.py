@@ -1,0 +1,58 @@
+"""Labels of records, as an array of integers or of strings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from twinfeed.samplers.types import Array
+
+
+def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
+    """Return labels as int64[n] or str[n]; integers are not copied where they are int64."""
+    if isinstance(values, np.ndarray) and hasattr(values, "mask"):
+        values = values.tolist()  # None where masked; np.asarray would drop the mask
+    array = np.asarray(values)
+    if array.ndim == 0:
+        kind = type(values).__name__
+        raise TypeError(f"{name} must be one label a record, such as index.labels, got {kind}")
+    if array.ndim != 1:
+        raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
+        array = np.asarray(values, dtype=object)  # numpy has turned numbers into strings
+    if array.dtype.kind in "OT":
+        array = _strings_or_integers(name, array.tolist())
+    if array.dtype.kind == "U":
+        return array
+    if array.size and array.dtype.kind not in "iu":
+        nan = np.flatnonzero(array != array)
+        where = f" with NaN at {nan[0]}" if len(nan) else ""
+        raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}{where}")
+    return array.astype(np.int64, copy=False)
+
+
+def _strings_or_integers(name: str, values: list[Any]) -> Array:
+    """Return labels that are all strings or all integers as an array."""
+    if not any(isinstance(value, str) for value in values):
+        check_types(name, "integers or strings", values, (int, np.integer))
+        return np.array(values)
+    check_types(name, "integers or strings, all of one kind", values, str)
+    truncated = next((value for value in values if value.endswith("\0")), None)
+    if truncated is not None:
+        raise ValueError(f"{name} must not end in NUL, which numpy drops, got {truncated!r}")
+    return np.array(values, dtype=np.str_)
+
+
+def check_types(
+    name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]
+) -> None:
+    """Check the type of each value; the TypeError lists the first five values of another type."""
+    wrong = [index for index, value in enumerate(values) if not isinstance(value, kinds)]
+    if wrong:
+        first = ", ".join(f"{values[index]!r} at {index}" for index in wrong[:5])
+        raise TypeError(
+            f"{name} must be {rule}: {len(wrong):,} of {len(values):,} are not, {first}"
+        )
