@@ -22,8 +22,8 @@ from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import compile_feed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.read_step import ReadStep, start_pass
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import reading, start_pass
 from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler
 
 BATCH, ROUNDS = 128, 7
@@ -73,9 +73,9 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
             start, stored = len(stream), stored_fields(feed)
             reads = start_pass(reader, Schedule(stream), stored, start, limit)
             for step in range(start, start + batches):
-                with reading(reader, step, reads):
+                with ReadStep(reader, step, reads):
                     pass
-            reader._fetcher.plans.clear()  # the next round starts anew
+            reader._plans.clear()  # the next round starts anew
 
         found[name] = microseconds(plan, batches)
     found["read"] = microseconds(

@@ -50,17 +50,23 @@ from twinfeed.loaders.packing import ShardContainer, _compressed, _inputs, _shar
 from twinfeed.loaders.packing._compressed import samples_of
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.handles import Handles
-from twinfeed.loaders.reading.prefetch import advice, chunk_cache
-from twinfeed.loaders.reading.prefetch.ranges import EXTENT, NO_SPAN, gap_of, near_rows
-from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, extents_of_records
+from twinfeed.loaders.reading.local import near_rows
+from twinfeed.loaders.reading.prefetch import chunk_cache
+from twinfeed.loaders.reading.prefetch.read_plan import (
+    EXTENT,
+    NO_SPAN,
+    Fetch,
+    ReadPlan,
+    extents_of_records,
+    gap_of,
+)
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.read_step import ReadStep, start_pass
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import (
     OwnSource,
     Reads,
     reader_of,
-    reading,
-    start_pass,
     values_of,
 )
 from twinfeed.loaders.storage import (
@@ -94,12 +100,12 @@ def batcher_of(feed: Feed, **options: Any) -> Batcher:
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:
     """Return the file, the start and the stop of each range that a reader has fetched ahead."""
-    return list(getattr(reader._fetcher.files, "buffer", ()))
+    return list(getattr(reader._files, "buffer", ()))
 
 
 def fetch_ahead(reader: Reader, extents: Any) -> None:
     """Have ranges fetched, as the plan of a pass has."""
-    local_or_remote: Any = reader._fetcher.files
+    local_or_remote: Any = reader._files
     if reader.index.remote:
         local_or_remote.buffer.apply(Fetch(extents))
     else:

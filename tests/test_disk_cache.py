@@ -23,11 +23,11 @@ import pytest
 from batches import made
 from inside import (
     Disk,
+    ReadStep,
     Schedule,
     TFRecordWriter,
     cache_of_environment,
     chunk_cache,
-    reading,
     retries,
     start_pass,
 )
@@ -129,7 +129,7 @@ def test_hits_are_as_many_as_can_be(
         for epoch in range(4):
             reads = start_pass(reader, stream, list(feed.fields), 8 * epoch, 0)
             for step, record in enumerate(accesses[8 * epoch : 8 * epoch + 8], 8 * epoch):
-                with reading(reader, step, reads):
+                with ReadStep(reader, step, reads):
                     reader.read([record])
     assert server.asked["GET"] == fewest_misses(tuple(accesses), room)
     assert len(files(tmp_path / "cache")) <= room

@@ -28,10 +28,10 @@ import pytest
 from batches import read_ahead
 from inside import (
     Schedule,
-    advice,
     batcher_of,
     buffered,
     chunk_cache,
+    local,
     request_pool,
     retries,
     store_of,
@@ -126,7 +126,7 @@ def traced(
     with (
         mock.patch.object(chunk_cache, "_RECORDS", 1),
         mock.patch.dict(request_pool.request_pool._values, {os.getpid(): Immediately()}),
-        mock.patch.object(advice, "advise", advised),
+        mock.patch.object(local, "advise", advised),
         mock.patch.object(store, "read", noted),
     ):
         yield made, requests
@@ -142,7 +142,7 @@ def trace(folder: Path, name: str, way: str) -> list[str]:
             lines.append(title)
             for step, _ in enumerate(loader, 1):
                 if way == "local":
-                    loader.reader._fetcher.files.advice._thread.join()  # type: ignore[attr-defined]
+                    loader.reader._files.advice._thread.join()  # type: ignore[attr-defined]
                 alive = buffered(loader.reader)
                 most = max(most, sum(stop - start for _, start, stop in alive))
                 after = " ".join(f"{file}:{start}+{stop - start}" for file, start, stop in alive)

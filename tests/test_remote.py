@@ -137,10 +137,10 @@ def test_a_range_is_fetched_once_and_dropped_when_it_is_passed(
     with Reader(at(server, index)) as reader:
         fetch_ahead(reader, told)
         for record in range(8):
-            reader._fetcher.files.buffer.release_before(3)
+            reader._files.buffer.release_before(3)
             reader.read([record])
         assert server.asked["GET"] == 1
-        reader._fetcher.files.buffer.release_before(4)
+        reader._files.buffer.release_before(4)
         reader.read([0])
         assert server.asked["GET"] == 2
 
@@ -194,7 +194,7 @@ def test_what_failed_ahead_of_its_batch_is_asked_for_again(
     server.fail = lambda _path, _start: 503
     with Reader(at(server, index)) as reader, Reader(index) as local:
         fetch_ahead(reader, extents(index, range(8)))
-        held = reader._fetcher.files.buffer._ranges  # type: ignore[attr-defined]
+        held = reader._files.buffer._ranges  # type: ignore[attr-defined]
         while not all(one.failed for one in held.values()):
             time.sleep(0.01)
         server.fail = lambda _path, _start: None

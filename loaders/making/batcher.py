@@ -17,7 +17,8 @@ from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.samples import Samples, Values, joined_rows, writable
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.source import Reads, reader_of, reading, start_pass
+from twinfeed.loaders.reading.read_step import ReadStep, start_pass
+from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers.validate import counted
@@ -67,7 +68,7 @@ class Batcher(Closing):
         try:
             with ExitStack() as stack:
                 step = request.epoch * self._steps + request.step
-                block = reading(self._reader, step, self._plan)
+                block = ReadStep(self._reader, step, self._plan)
                 self.meter.timed("reading", stack.enter_context, block)
                 values = self.samples.values(kept, joined)
         except LoaderError as error:

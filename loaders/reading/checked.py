@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from twinfeed.loaders.reading.prefetch.ranges import Rows
+from twinfeed.loaders.reading.prefetch.read_plan import Rows
 from twinfeed.loaders.support.checksum import crc32c
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.formats.files import Places
@@ -17,34 +20,40 @@ from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.paths import below, join, stale_file
 from twinfeed.loaders.reading.checked import WrongBytes, cut_rows
 from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
-from twinfeed.loaders.reading.prefetch.advice import Advice
-from twinfeed.loaders.reading.prefetch.ranges import (
-    LOCAL_GAP,
-    SMALL,
+from twinfeed.loaders.reading.prefetch.read_plan import (
+    MOST_AT_ONCE,
     Extents,
+    Fetch,
+    ReadPlan,
+    Release,
     Rows,
-    extent_of,
-    many_near,
-    near_rows,
-    pieces_of,
 )
-from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.checksum import crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
+from twinfeed.loaders.support.system import advise, cold
+
+_SMALL, _GAP = 1 << 14, 1 << 12
+"""Rows of at most so many bytes, with a gap of at most so many bytes between two, are read by one
+call. For longer rows the second copy costs more than the saved call.
+"""
+
+_PROBED = 16
+"""Ranges that are probed for whether reading waits: a few may be in memory by chance."""
 
 
 class LocalFiles:
     """Read local shards, or loose files, with `os.pread`.
 
     Shards stay open. Each loose file is opened for one reading. Nothing is mapped: a mapped shard
-    that shrinks kills the process. Here it raises an error.
+    that shrinks kills the process. Here it raises an error. For a plan, the kernel is advised of
+    what will be read.
     """
 
     def __init__(self, index: Index, checksums: bool, max_open_files: int | None) -> None:
         self.index, self.checksums = index, checksums
         limit = max_open_files or default_limit()
         self.handles = Handles(partial(open_shard, index), limit)
-        self.most_held = max(1, limit // 4)
+        self._most_at_once = max(1, limit // 4)
         self.places = Places(index.root) if index.container == "files" else None
         self.advice = Advice()
 
@@ -59,25 +68,26 @@ class LocalFiles:
             return self._whole(rows)
         files = rows["file"].tolist()
         numbers = dict.fromkeys(files)
-        if len(numbers) > self.most_held:
+        if len(numbers) > self._most_at_once:
             return self._by_file(rows)
         handles = self.handles.get(numbers)
         fds = [handles[file].fd for file in files]
-        near = near_rows(rows, LOCAL_GAP, SMALL) if neighbours else None
-        if near is None or not many_near(near):
+        if not neighbours or not many_near(near := near_rows(rows)):
             return self._each(rows, fds)
         out: list[bytes] = []
-        for first, last in pieces_of(rows, near):
-            offset, end = extent_of(rows[first:last])
-            piece = read_at(fds[first], end - offset, offset)
-            out += cut_rows(piece, rows[first:last], self.checksums, first)
+        for first, last in _ranges_of(rows, near):
+            offset = int(rows["offset"][first])
+            end = int(rows["offset"][last - 1] + rows["length"][last - 1])
+            data = read_at(fds[first], end - offset, offset)
+            out += cut_rows(data, rows[first:last], self.checksums, first)
         return out
 
     def _by_file(self, rows: Rows) -> list[bytes]:
         """Read rows of more files than may be open at once, in groups of files."""
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
-        for places in self._groups(rows, order):
+        changes = np.flatnonzero(np.diff(rows["file"][order])) + 1
+        for places in np.split(order, changes[self._most_at_once - 1 :: self._most_at_once]):
             try:
                 data = self.read(rows[places])
             except WrongBytes as wrong:
@@ -85,12 +95,6 @@ class LocalFiles:
             for place, item in zip(places.tolist(), data, strict=True):
                 out[place] = item
         return out
-
-    def _groups(self, rows: Rows, order: Int64s) -> list[Int64s]:
-        """Cut `order`, sorted by file, so that each piece has few enough files to keep open."""
-        files = rows["file"][order]
-        changes = np.flatnonzero(files[1:] != files[:-1]) + 1
-        return np.split(order, changes[self.most_held - 1 :: self.most_held])
 
     def _whole(self, rows: Rows) -> list[bytes]:
         """Read loose files one by one."""
@@ -108,7 +112,20 @@ class LocalFiles:
         path_of(self.index, self.index.files, file)
         return Handle(open_unchanged(self.places.find(self.index.files[file]), length))
 
-    def opened(self, extents: Extents) -> Iterator[tuple[int, int, int]]:
+    def apply(self, plan: ReadPlan, event: Fetch | Release, /) -> None:
+        """Advise the kernel of the ranges of an event, or disable a probing plan that nothing would
+        wait for. The page cache of the kernel needs no `Release`.
+        """
+        if isinstance(event, Release):
+            return
+        if plan.probing:
+            probed = event.ranges[:: max(1, len(event.ranges) // _PROBED)][:_PROBED]
+            plan.enabled = any(cold(fd, stop - 1) for fd, _, stop in self.opened(probed))
+            plan.probing = False
+        if plan.enabled:
+            self.advice.add(self.opened(event.ranges))
+
+    def opened(self, extents: Extents, /) -> Iterator[tuple[int, int, int]]:
         """Yield the descriptor, the start and the stop of each extent whose file can be read."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError):  # reading the file raises the error
@@ -129,6 +146,41 @@ class LocalFiles:
             if found != crcs:
                 raise _first_wrong(out, found, crcs)
         return out
+
+
+class Advice:
+    """Advise the kernel of ranges of open files, on a thread that ends after the last advice.
+
+    The calls need a thread: each call takes memory for its pages, and waits for a busy disk.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Iterator[tuple[int, int, int]]] = deque()
+        self._thread: threading.Thread | None = None
+        self._stopped = False
+
+    def add(self, ranges: Iterator[tuple[int, int, int]], /) -> None:
+        """Advise of ranges (descriptor, start, stop), after those that wait."""
+        self._stopped = False
+        self._waiting.append(ranges)
+        if self._thread is None or not self._thread.is_alive():
+            self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
+            self._thread.start()
+
+    def close(self) -> None:
+        """Stop the advice."""
+        self._stopped = True
+        self._waiting.clear()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        with suppress(IndexError):  # nothing waits
+            while not self._stopped:
+                for fd, start, stop in self._waiting.popleft():
+                    if self._stopped:
+                        break
+                    advise(fd, start, stop - start, "WILLNEED")
 
 
 def open_shard(index: Index, number: int) -> int:
@@ -169,3 +221,28 @@ def open_unchanged(path: str, length: int) -> int:
         os.close(fd)
         raise stale_file(path, length, size)
     return fd
+
+
+def near_rows(rows: Rows, /) -> npt.NDArray[np.bool_]:
+    """Return for each row but the first whether it is small, and soon after a small row."""
+    offset, length, file = rows["offset"], rows["length"], rows["file"]
+    gap = offset[1:] - (offset[:-1] + length[:-1])
+    near: npt.NDArray[np.bool_] = (gap >= 0) & (gap <= _GAP) & (file[1:] == file[:-1])
+    near &= (length[1:] <= _SMALL) & (length[:-1] <= _SMALL)
+    return near
+
+
+def many_near(near: npt.NDArray[np.bool_], /) -> bool:
+    """Return whether enough rows lie close together to be read by ranges of several rows."""
+    return 4 * int(np.count_nonzero(near)) > len(near)
+
+
+def _ranges_of(rows: Rows, near: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield (first, last + 1) of the rows that are read by one call."""
+    offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
+    first = 0
+    for last, is_near in enumerate(near.tolist(), 1):
+        if not is_near or ends[last] - offsets[first] > MOST_AT_ONCE:
+            yield first, last
+            first = last
+    yield first, len(offsets)

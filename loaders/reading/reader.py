@@ -21,14 +21,15 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.checked import WrongBytes
-from twinfeed.loaders.reading.fetcher import Fetcher
-from twinfeed.loaders.reading.prefetch.ranges import many_near, outside
+from twinfeed.loaders.reading.local import LocalFiles, many_near
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, outside
+from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.samplers import validate
+from twinfeed.samplers import BatchStream, validate
 
 Value = Any
 _MUCH = 1 << 26
@@ -75,7 +76,8 @@ class Reader(Closing):
     def close(self) -> None:
         """Close the open files; a later call opens them anew."""
         if self._pid == os.getpid():
-            self._own.close()
+            self._plans.clear()
+            self._own_files.close()
 
     def read(
         self,
@@ -120,16 +122,24 @@ class Reader(Closing):
         return {name: values[name] for name in names}
 
     @property
-    def _fetcher(self) -> Fetcher:
-        """The fetcher. A forked child makes a new fetcher: the parent's locks may be locked."""
+    def _files(self) -> RemoteFiles | LocalFiles:
+        """The open files or buffered ranges of this process.
+
+        A forked child makes its own: the parent's locks may be locked.
+        """
         if self._pid != os.getpid():
             self._renew()
-        return self._own
+        return self._own_files
 
     def _renew(self) -> None:
         self._pid = os.getpid()
         system.keep_freed_memory()
-        self._own = Fetcher(self.index, self.checksums, self.max_open_files)
+        self._plans: dict[BatchStream, ReadPlan] = {}  # of the last pass of each stream
+        self._own_files: RemoteFiles | LocalFiles
+        if self.index.remote:
+            self._own_files = RemoteFiles(self.index, self.checksums)
+        else:
+            self._own_files = LocalFiles(self.index, self.checksums, self.max_open_files)
 
     def _read_fields(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]
@@ -167,8 +177,12 @@ class Reader(Closing):
             where = self._held(rows, ids, names, missing)
             rows = rows[where]
         self._check_batch(rows)
+        files = self._files
         try:
-            data = self._fetcher.fetch(rows, neighbours=neighbours)
+            if isinstance(files, RemoteFiles):
+                data = files.fetch(rows)
+            else:
+                data = files.read(rows, neighbours=neighbours)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
             beyond = outside(self.index, rows).tolist()
             wrong = error if isinstance(error, WrongBytes) else None

@@ -11,7 +11,8 @@ from twinfeed.loaders.index.paths import inside, stale_file
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
-from twinfeed.loaders.reading.prefetch.ranges import Rows, gap_of
+from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
+from twinfeed.loaders.reading.prefetch.read_plan import Rows, gap_of
 from twinfeed.loaders.storage.download import describe
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.store import ObjectInfo
@@ -35,9 +36,9 @@ class RemoteFiles:
         assert isinstance(index.shards_at, Location)
         self.store = store_of(index.shards_at)
         cache = index.cache
-        self.cache = None if cache is None else ChunkCache(index, cache, self._sizes)
+        self.cache = None if cache is None else ChunkCache(index, cache, self._sizes, self._fetch)
+        self.buffer = RangeBuffer(self.cache.read if self.cache else self._fetch, gap_of(index))
         self._known: set[int] = set()
-        self.buffer = RangeBuffer(self._read, gap_of(index))
         self._file = lru_cache(_FILES)(self._info_of)
 
     def fetch(self, rows: Rows, /) -> list[bytes]:
@@ -95,18 +96,12 @@ class RemoteFiles:
             sizes[valid["file"]] = valid["length"]
         return sizes
 
-    def _read(self, file: int, start: int, stop: int, step: int) -> memoryview:
-        """Return a range of a file, through the cache if there is a cache."""
-        if self.cache is None:
-            return self._fetch(file, start, stop)
-        return self.cache.read(file, start, stop, self._fetch, step=step)
-
-    def _fetch(self, file: int, start: int, stop: int) -> memoryview:
+    def _fetch(self, file: int, start: int, stop: int, _step: int = CURRENT_STEP) -> memoryview:
         """Return a range of a file from its store, which must be as it was indexed."""
-        piece = self.store.read(self._file(file)[0], start, stop)
+        found = self.store.read(self._file(file)[0], start, stop)
         if self.store.sends_info:
-            self._compare(file, piece.info)
-        return piece.data
+            self._compare(file, found.info)
+        return found.data
 
     def _compare(self, file: int, found: ObjectInfo) -> None:
         """Raise StaleIndexError for a file of another size, or with another tag."""

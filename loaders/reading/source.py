@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.index import Index
-from twinfeed.loaders.reading.fetcher import Reading
-from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
-from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.samplers.validate import counted, unmasked
@@ -243,23 +239,3 @@ def values_of(
     if isinstance(reader, (Reader, _Checked)):
         return reader._values(ids, fields, missing)
     return reader.read(ids, fields)
-
-
-def start_pass(
-    reader: Reads, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
-) -> ReadPlan | None:
-    """Return the plan of a pass from step `start`, counted over all epochs, to the epoch's end.
-
-    `readahead` is in bytes: see `ReadPlan`. A source of one's own has no plan.
-    """
-    if not isinstance(reader, Reader):
-        return None
-    return reader._fetcher.start_pass(schedule, fields, start, readahead)
-
-
-def reading(reader: Reads, step: int, plan: ReadPlan | None, /) -> AbstractContextManager[None]:
-    """Return a block in which the batch of a step is read, counted over all epochs: `Reading`."""
-    if plan is None:
-        return nullcontext()
-    assert isinstance(reader, Reader)
-    return Reading(reader._fetcher, plan, step)

@@ -46,11 +46,11 @@ class Disk:
     """
 
     def __init__(self, cache: DiskCache, /) -> None:
-        self.cache = cache
+        self._folder, self._limit = cache.path, cache.bytes
         self._lock = threading.Lock()
-        make_cache_folder(cache.path)
-        self._state = _open_state_file(cache.path, "used")
-        self._users = _open_state_file(cache.path, "users")
+        make_cache_folder(self._folder)
+        self._state = _open_state_file(self._folder, "used")
+        self._users = _open_state_file(self._folder, "users")
         with self._locked(), suppress(BlockingIOError):
             self._recount(exclusive=lock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB))
         lock(self._users, fcntl.LOCK_SH)
@@ -115,7 +115,7 @@ class Disk:
         if not self._warned:
             self._warned = True
             why = f"{error.path}: {error.problem}" if isinstance(error, LoaderError) else error
-            text = f"{self.cache.path}: some bytes are not cached: {why}"
+            text = f"{self._folder}: some bytes are not cached: {why}"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def drop(self, name: str, length: int, /) -> None:
@@ -141,17 +141,17 @@ class Disk:
         """Evict `victims` until `size` bytes fit, and reserve them; return whether they fit."""
         with self._locked():
             used = self._used()
-            while used + size > self.cache.bytes:
+            while used + size > self._limit:
                 victim = next(victims, None)
                 if victim is None:
                     break
                 used -= self._delete(victim)
-            fits = used + size <= self.cache.bytes
+            fits = used + size <= self._limit
             self._set(used + size if fits else used)
             return fits
 
     def _file(self, name: str) -> Path:
-        return self.cache.path / name[:2] / f"{name}.chunk"
+        return self._folder / name[:2] / f"{name}.chunk"
 
     def _delete(self, name: str) -> int:
         """Delete an entry, and return its size."""
@@ -196,7 +196,7 @@ class Disk:
     def _files(self) -> Iterator[Path]:
         """Yield the regular files in the folders of entries; some may be deleted meanwhile."""
         with suppress(FileNotFoundError):
-            for folder in self.cache.path.iterdir():
+            for folder in self._folder.iterdir():
                 if (
                     _SUBFOLDER.fullmatch(folder.name)
                     and folder.is_dir()

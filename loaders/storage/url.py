@@ -114,11 +114,12 @@ class Location:
     def __truediv__(self, path: str, /) -> Location:
         """Return the URL of a path below this one."""
         _check_not_signed(f"{self}/{path}")
-        key = quote(path, safe=_UNQUOTED, errors="surrogatepass") if self.web else path
-        parts = [unquote(part) if self.web else part for part in key.split("/")]
-        chains = not self.web and self.protocol not in OBJECTS
+        web = self.web
+        key = quote(path, safe=_UNQUOTED, errors="surrogatepass") if web else path
+        parts = [unquote(part) if web else part for part in key.split("/")]
+        chains = not web and self.protocol not in OBJECTS
         faults = {
-            "a query (?), a fragment (#) or a backslash": self.web and re.search(r"[?#\\]", path),
+            "a query (?), a fragment (#) or a backslash": web and re.search(r"[?#\\]", path),
             "a chain of file systems": chains and "::" in path,
             "an empty name, as in a//b": "" in parts,
             "the name . or ..": {".", ".."} & {*parts},

@@ -14,8 +14,7 @@ from twinfeed.loaders.feed.shuffling import block_of
 from twinfeed.loaders.index.sizes import large, record_bytes
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
-from twinfeed.loaders.reading.prefetch.ranges import gap_of
-from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan
+from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan, gap_of
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import Spans, most_open, reads_spans
 from twinfeed.loaders.support import system

@@ -26,8 +26,9 @@ from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import compile_feed
 from twinfeed.loaders.making.meter import Meter, Spent
+from twinfeed.loaders.reading.read_step import ReadStep, start_pass
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import reading, start_pass, values_of
+from twinfeed.loaders.reading.source import values_of
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.system import describe_exit
@@ -138,7 +139,7 @@ class PassRequests:
         for request in requests(schedule, epoch, step, seeds=feed.seeded):
             # The reading of a step starts here, since a later step may be read before this step is.
             block = ExitStack()
-            block.enter_context(reading(self._reader, epoch_start + request.step, plan))
+            block.enter_context(ReadStep(self._reader, epoch_start + request.step, plan))
             if self._parent_reads:
                 yield PrefetchedRequest(request, partial(self._read, block))
             else:

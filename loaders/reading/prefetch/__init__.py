@@ -2,7 +2,6 @@
 
 - schedule.py has what a stream draws, spans.py which blocks the stream opens and closes.
 - read_plan.py has the events of a stream: ranges to fetch, and blocks to release.
-- ranges.py says what is read in one piece. buffer.py fetches remote ranges, and keeps
-  them. advice.py tells the kernel of local ranges.
+- buffer.py fetches remote ranges, and keeps them.
 - chunk_cache.py reads remote shards through a disk cache. eviction.py says what the cache drops.
 """

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import threading
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from functools import partial
+from operator import attrgetter
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
-from twinfeed.loaders.reading.prefetch.ranges import (
-    MOST_AT_ONCE,
+from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_SPAN,
+    Fetch,
+    Release,
     Rows,
-    extent_of,
-    near_rows,
-    pieces_of,
+    extents_of,
 )
-from twinfeed.loaders.reading.prefetch.read_plan import Fetch, Release
 from twinfeed.loaders.reading.prefetch.spans import NO_STEP
 from twinfeed.loaders.storage import retries
 from twinfeed.loaders.storage.request_pool import request_pool
@@ -30,62 +29,65 @@ Read = Callable[[int, int, int, int], memoryview]
 """Return a range of a file, and the step of the batch that needs it: (file, start, stop, step)."""
 
 _LOOK_BACK = 8
-"""Ranges of a file that are tried for a row: the last so many that begin before the row."""
+"""Ranges that are tried for a row: the last so many that begin before the row."""
 
 
 class BufferedRange:
-    """A range of a file: the requests for its pieces, and then its bytes."""
+    """A range of a file: the requests for its parts, and then its bytes."""
 
-    def __init__(self, number: int, file: int, start: int, stop: int, step: int, last: int) -> None:
+    def __init__(self, number: int, file: int, start: int, stop: int, step: int) -> None:
         self.number = number
         self.file = file
         self.start = start
         self.stop = stop
-        self.step, self.last = step, last  # the first and the last step that use the range
-        self.pieces: list[Future[memoryview]] = []
+        self.step = self.last = step  # the first and the last step that use the range
+        self.parts: list[Future[memoryview]] = []
+        self.failed = False  # whether a part could not be read
 
     def request(self, read: Read, *, urgent: bool) -> None:
-        """Request the pieces. Several pieces are copied to one buffer, as they come."""
+        """Request the parts. Several parts are copied to one buffer, as they come."""
         size = retries.NETWORK.part_bytes
         several = self.stop - self.start > size
         buffer = np.empty(self.stop - self.start, np.uint8) if several else None
-        self.pieces = []
+        self.parts, self.failed = [], False
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
-            call = partial(self._piece, read, start, stop, buffer)
-            self.pieces.append(request_pool().submit(call, stop - start, urgent=urgent))
+            call = partial(self._read_part, read, start, stop, buffer)
+            self.parts.append(request_pool().submit(call, stop - start, urgent=urgent))
 
-    def _piece(
+    def _read_part(
         self, read: Read, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
     ) -> memoryview:
-        """Return a piece, or the buffer of the whole range, with the piece in it."""
-        data = read(self.file, start, stop, self.step)
+        """Return a part, or the buffer of the whole range, with the part in it."""
+        try:
+            data = read(self.file, start, stop, self.step)
+        except BaseException:
+            self.failed = True
+            raise
         if buffer is None:
             return data
         # numpy copies without the interpreter lock. Joining memoryviews would hold it.
         np.copyto(buffer[start - self.start : stop - self.start], np.frombuffer(data, np.uint8))
         return buffer.data
 
-    @property
-    def failed(self) -> bool:
-        """Whether a piece could not be read."""
-        for piece in self.pieces:
-            if piece.done() and (piece.cancelled() or piece.exception()):
-                return True
-        return False
-
     def cancel(self) -> None:
         """Cancel the requests that have not begun."""
-        for piece in self.pieces:
-            piece.cancel()
+        for part in self.parts:
+            part.cancel()
 
     @property
     def data(self) -> memoryview:
         """The bytes, which this waits for."""
         data = memoryview(b"")
-        for piece in self.pieces:
-            data = piece.result()  # of several pieces, each is the buffer of the whole range
+        for part in self.parts:
+            data = part.result()  # of several parts, each is the buffer of the whole range
         return data
+
+
+_NUMBER = attrgetter("number")
+
+_EMPTY = BufferedRange(0, 0, 0, 0, CURRENT_STEP)
+"""The range of an empty field."""
 
 
 class RangeBuffer:
@@ -99,13 +101,13 @@ class RangeBuffer:
     def __init__(self, read: Read, gap: int) -> None:
         self._read, self._gap = read, gap
         self._lock = threading.Lock()
-        self._ranges: dict[int, BufferedRange] = {}
-        self._count = 0  # of all ranges, so that no number comes twice
+        self._ranges: dict[tuple[int, int, int], BufferedRange] = {}  # by file, start and stop
+        self._count = 0  # of all ranges that were requested ahead
         self._clear()
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
         """Yield the file, the start and the stop of each range."""
-        return iter([(entry.file, entry.start, entry.stop) for entry in self._ranges.values()])
+        return iter([*self._ranges])
 
     def clear(self) -> None:
         """Cancel all requests, and drop all ranges."""
@@ -117,8 +119,7 @@ class RangeBuffer:
             entry.cancel()
         self._bytes = 0
         self._ranges = {}
-        # By file, sorted by start and number.
-        self._starts: dict[int, list[tuple[int, int, BufferedRange]]] = {}
+        self._sorted: list[tuple[int, int, int]] = []  # the keys of the ranges
         # By the span that is not closed yet, and by the last step.
         self._open: defaultdict[int, list[BufferedRange]] = defaultdict(list)
         self._ending: defaultdict[int, list[BufferedRange]] = defaultdict(list)
@@ -143,19 +144,20 @@ class RangeBuffer:
 
     def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
         """Fetch a range, unless it is here."""
-        last = step if span == NO_SPAN else NO_STEP
-        for _, _, entry in self._before(file, start):
-            if (entry.start, entry.stop) == (start, stop):
-                entry.last = max(entry.last, last)
-                break
-        else:
+        entry = self._ranges.get((file, start, stop))
+        if entry is None:
             self._count += 1
-            entry = BufferedRange(self._count, file, start, stop, step, last)
-            self._ranges[entry.number] = entry
+            entry = BufferedRange(self._count, file, start, stop, step)
+            self._ranges[file, start, stop] = entry
             self._bytes += stop - start
-            insort(self._starts.setdefault(file, []), (start, entry.number, entry))
+            insort(self._sorted, (file, start, stop))
             entry.request(self._read, urgent=False)
-        (self._ending[last] if span == NO_SPAN else self._open[span]).append(entry)
+        if span == NO_SPAN:
+            entry.last = max(entry.last, step)
+            self._ending[step].append(entry)
+        else:
+            entry.last = NO_STEP
+            self._open[span].append(entry)
 
     def _close(self, last_steps: Iterable[tuple[int, int]]) -> None:
         for span, last in last_steps:
@@ -172,46 +174,51 @@ class RangeBuffer:
                         self._drop(entry)
 
     def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
-        """Return the range of each row: buffered, or requested now for rows near each other.
+        """Return the range of each row: buffered, or requested now.
 
         A range that was fetched ahead and has failed is requested again.
         """
-        nothing = BufferedRange(0, 0, 0, 0, CURRENT_STEP, CURRENT_STEP)  # of an empty field
         with self._lock:
             found = [
-                self._find(file, offset, offset + length) if length else nothing
+                self._find(file, offset, offset + length) if length else _EMPTY
                 for offset, length, file, _ in rows.tolist()
             ]
-            missing = np.array([n for n, entry in enumerate(found) if entry is None], np.int64)
-            lone = rows[missing]
-            for first, last in pieces_of(lone, near_rows(lone, self._gap, MOST_AT_ONCE)):
-                file = int(lone["file"][first])
-                extent = extent_of(lone[first:last])
-                entry = BufferedRange(0, file, *extent, CURRENT_STEP, CURRENT_STEP)
-                entry.request(self._read, urgent=True)
-                for place in missing[first:last].tolist():
-                    found[place] = entry
-            ranges = [entry for entry in found if entry is not None]
-            buffered = [entry for entry in dict.fromkeys(ranges) if entry.number]
+            buffered = [entry for entry in dict.fromkeys(found) if entry]
             for entry in buffered:
                 if entry.failed:  # before a batch needed it
                     entry.request(self._read, urgent=True)
-            request_pool().promote([piece for entry in buffered for piece in entry.pieces])
-        return ranges
+            waiting = [part for entry in buffered for part in entry.parts if not part.done()]
+        if waiting:
+            request_pool().promote(waiting)
+        requested = iter(self._request_now(rows[[entry is None for entry in found]]))
+        return [entry or next(requested) for entry in found]
+
+    def _request_now(self, rows: Rows) -> list[BufferedRange]:
+        """Return the range of each row, requested for a batch that waits, and not buffered.
+
+        Rows near each other share a range.
+        """
+        if not len(rows):
+            return []
+        extents = extents_of(rows, NO_SPAN, CURRENT_STEP, self._gap)
+        ranges = [
+            BufferedRange(0, file, start, stop, step)
+            for file, start, stop, _, step in extents.tolist()
+        ]
+        starts = [(entry.file, entry.start) for entry in ranges]
+        found = [
+            ranges[bisect_right(starts, (file, offset)) - 1] for offset, _, file, _ in rows.tolist()
+        ]
+        for entry in dict.fromkeys(found):
+            entry.request(self._read, urgent=True)
+        return found
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
         """Return the range that these bytes lie in; of several, the range requested first."""
-        found = None
-        for _, number, entry in self._before(file, start):
-            if entry.stop >= stop and (found is None or number < found.number):
-                found = entry
-        return found
-
-    def _before(self, file: int, start: int) -> list[tuple[int, int, BufferedRange]]:
-        """Return the last ranges that begin at or before a place."""
-        places = self._starts.get(file, [])
-        last = bisect_right(places, (start, self._count + 1))
-        return places[max(0, last - _LOOK_BACK) : last]
+        last = bisect_right(self._sorted, (file, start, NO_STEP))
+        nearest = self._sorted[max(0, last - _LOOK_BACK) : last]
+        found = [self._ranges[key] for key in nearest if key[0] == file and key[2] >= stop]
+        return min(found, key=_NUMBER, default=None)
 
     def drop(self, ranges: Iterable[BufferedRange], /) -> None:
         """Drop ranges, so that they are requested again."""
@@ -220,11 +227,8 @@ class RangeBuffer:
                 self._drop(entry)
 
     def _drop(self, entry: BufferedRange) -> None:
-        if self._ranges.pop(entry.number, None) is None:
-            return
-        self._bytes -= entry.stop - entry.start
-        entry.cancel()
-        places = self._starts[entry.file]
-        places.remove((entry.start, entry.number, entry))
-        if not places:
-            del self._starts[entry.file]
+        key = entry.file, entry.start, entry.stop
+        if self._ranges.get(key) is entry:
+            del self._ranges[key], self._sorted[bisect_left(self._sorted, key)]
+            self._bytes -= entry.stop - entry.start
+            entry.cancel()

@@ -11,15 +11,15 @@ import numpy as np
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import join
-from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP, Eviction, NextUses
+from twinfeed.loaders.reading.prefetch.eviction import Eviction, NextUses
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.array_types import Int64s
 
-Fetch = Callable[[int, int, int], memoryview]
-"""Return a range of a shard from its store: (shard, start, stop)."""
+Fetch = Callable[[int, int, int, int], memoryview]
+"""Return a range of a shard from its store, for a step: (shard, start, stop, step)."""
 
 _LEAST, _MOST = 1 << 16, 1 << 22
 _RECORDS = 4
@@ -42,13 +42,13 @@ def chunk_bytes(record: float, cache: DiskCache, /) -> int:
 class ChunkCache:
     """Read the shards of an index in chunks of `size` bytes, from its disk cache or through it.
 
-    The chunks of shard n are numbered from `starts[n]` to `starts[n + 1]`. The name of an entry
-    begins with a digest of what identifies the content of its shard: URL, size and tag. So a shard
-    that changed never hits old entries.
+    `fetch` reads from the store. The chunks of shard n are numbered from `starts[n]` to
+    `starts[n + 1]`. The name of an entry begins with a digest of what identifies the content of its
+    shard: URL, size and tag. So a shard that changed never hits old entries.
     """
 
-    def __init__(self, index: Index, cache: DiskCache, sizes: Int64s, /) -> None:
-        self._index, self._disk, self._sizes = index, Disk(cache), sizes
+    def __init__(self, index: Index, cache: DiskCache, sizes: Int64s, fetch: Fetch, /) -> None:
+        self._index, self._disk, self._sizes, self._fetch = index, Disk(cache), sizes, fetch
         self.size = size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), cache)
         self.starts = np.concatenate([[0], np.cumsum(-(-sizes // size))])
         self._digests = [
@@ -86,9 +86,7 @@ class ChunkCache:
         starts, last = self.starts[rows["file"]], rows["offset"] + rows["length"] - 1
         return starts + rows["offset"] // self.size, starts + last // self.size, places
 
-    def read(
-        self, shard: int, start: int, stop: int, fetch: Fetch, /, *, step: int = CURRENT_STEP
-    ) -> memoryview:
+    def read(self, shard: int, start: int, stop: int, step: int, /) -> memoryview:
         """Return a range of a shard, which the batch of this step needs.
 
         What lies outside the shard, as the rows of a hostile index say, is left out.
@@ -96,31 +94,26 @@ class ChunkCache:
         start, stop = self._within(shard, start, stop)
         if start >= stop:
             return memoryview(b"")
-        first = start // self.size
-        base = int(self.starts[shard])
-        numbers = list(range(base + first, base + -(-stop // self.size)))
+        first, base = start // self.size, int(self.starts[shard])
+        numbers = range(base + first, base - (-stop // self.size))
         found: dict[int, bytes] = {}
-        while len(found) < len(numbers):
+        while missing := [number for number in numbers if number not in found]:
+            done = threading.Event()
             with self._lock:  # claim the chunks that no other thread reads
-                wanted = [n for n in numbers if n not in found]
-                others = [self._claimed[n] for n in wanted if n in self._claimed]
-                claimed = [n for n in wanted if n not in self._claimed]
-                self._claimed |= {number: threading.Event() for number in claimed}
+                others = [self._claimed[n] for n in missing if n in self._claimed]
+                claimed = [n for n in missing if n not in self._claimed]
+                self._claimed |= dict.fromkeys(claimed, done)
             try:
-                for number in claimed:
-                    data = self._disk.get(*self._entry(number))
-                    if data is not None:
-                        found[number] = data
-                        self._eviction.note(number, step)
-                self._fetch(shard, [n for n in claimed if n not in found], found, fetch, step)
+                self._read_claimed(shard, claimed, found, step)
             finally:
                 with self._lock:
                     for number in claimed:
-                        self._claimed.pop(number).set()
-            for event in others:
-                event.wait()
-        whole = found[numbers[0]] if len(numbers) == 1 else b"".join(map(found.get, numbers))  # type: ignore[arg-type]
-        return memoryview(whole)[start - first * self.size : stop - first * self.size]
+                        del self._claimed[number]
+                done.set()
+            for other in others:
+                other.wait()
+        data = b"".join([found[number] for number in numbers])
+        return memoryview(data)[start - first * self.size : stop - first * self.size]
 
     def forget(self, shard: int, start: int, stop: int, /) -> None:
         """Delete the chunks of a range."""
@@ -134,23 +127,28 @@ class ChunkCache:
         size = int(self._sizes[shard])
         return max(0, min(start, size)), max(0, min(stop, size))
 
-    def _fetch(
-        self, shard: int, missing: list[int], found: dict[int, bytes], fetch: Fetch, step: int
+    def _read_claimed(
+        self, shard: int, chunks: list[int], found: dict[int, bytes], step: int
     ) -> None:
-        """Fetch chunks, neighbours in one piece, and put them into the cache."""
+        """Read chunks from the cache, or else fetch them, neighbours together, and cache them."""
+        for chunk in chunks:
+            data = self._disk.get(*self._entry(chunk))
+            if data is not None:
+                found[chunk] = data
+                self._eviction.note(chunk, step)
+        missing = [chunk for chunk in chunks if chunk not in found]
         base = int(self.starts[shard])
-        runs = np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1) if missing else []
-        for run in (numbers.tolist() for numbers in runs):
-            start = (run[0] - base) * self.size
-            data = fetch(shard, *self._within(shard, start, start + len(run) * self.size))
-            for place, number in enumerate(run):
-                name, length = self._entry(number)
-                piece = bytes(data[place * self.size : place * self.size + length])
-                found[number] = piece
-                if len(piece) == length:
-                    victims = self._eviction.victims(number, step, lambda n: self._entry(n)[0])
-                    if self._disk.put(name, piece, victims):
-                        self._eviction.note(number, step)
+        for run in np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1) if missing else ():
+            start = (int(run[0]) - base) * self.size
+            start, stop = self._within(shard, start, start + len(run) * self.size)
+            whole = self._fetch(shard, start, stop, step)
+            for offset, chunk in zip(range(0, stop - start, self.size), run.tolist(), strict=True):
+                name, length = self._entry(chunk)
+                found[chunk] = data = bytes(whole[offset : offset + length])
+                if len(data) == length:
+                    victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
+                    if self._disk.put(name, data, victims):
+                        self._eviction.note(chunk, step)
 
     def _entry(self, chunk: int) -> tuple[str, int]:
         """Return the name and the length of a chunk."""

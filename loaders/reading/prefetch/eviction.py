@@ -59,7 +59,10 @@ class NextUses:
         if self._begin <= step < self._begin + max(1, (self._end - self._begin) // 2):
             return False
         self._begin, self._end = step, step + self._span
-        records, steps = self._upcoming()
+        if self._whole_spans:
+            records, steps, _ = Spans(self._schedule, self._begin).records_before(self._end)
+        else:
+            records, steps = self._schedule.records(self._begin, self._end)
         parts = range(0, len(records), IDS)
         keys = [self._keys_of(records[n : n + IDS], steps[n : n + IDS]) for n in parts]
         self._keys = _distinct(np.concatenate([*keys, [NO_STEP]]))
@@ -71,12 +74,6 @@ class NextUses:
         key = chunk * self._span + step - self._begin
         later = int(self._keys[np.searchsorted(self._keys, key, side="right")])
         return self._begin + later % self._span if later // self._span == chunk else NO_STEP
-
-    def _upcoming(self) -> tuple[Int64s, Int64s]:
-        """Return the records that the coming steps read, and the step of each."""
-        if self._whole_spans:
-            return Spans(self._schedule, self._begin).records_before(self._end)[:2]
-        return self._schedule.records(self._begin, self._end)
 
     def _keys_of(self, records: Int64s, at: Int64s) -> Int64s:
         """Return a key for each chunk of records that are read at these steps."""

@@ -5,17 +5,39 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from threading import Lock
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import large
-from twinfeed.loaders.reading.prefetch.ranges import NO_SPAN, Extents, extents_of, gap_of, outside
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import Spans, reads_spans
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.chunks import IDS
+
+Rows = npt.NDArray[Any]
+"""Rows of an index: the offset, length, file and checksum of each."""
+
+Extents = npt.NDArray[Any]
+"""An array of `EXTENT`s."""
+
+EXTENT = np.dtype([("file", "i4"), ("start", "i8"), ("stop", "i8"), ("span", "i8"), ("step", "i8")])
+"""A range of a file that the batch of a `step` reads. Steps are counted over all epochs. A `span`
+of the stream uses the range until the span is closed. With `NO_SPAN`, no later batch uses it.
+"""
+
+NO_SPAN = -1
+
+MOST_AT_ONCE = 1 << 23
+"""Most bytes of one range."""
+
+AHEAD_GAP = 1 << 16
+"""A gap of at most so many bytes between two rows is read ahead, not skipped."""
+
+_LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
+"""The same of shards at a URL, where it is about a record."""
 
 LIMIT = 1 << 26
 """Bytes that are fetched before their batches need them, unless a loader says how many."""
@@ -164,6 +186,46 @@ def extents_of_records(
     rows = index.rows(fields, records)
     nonempty = rows["length"] > 0
     nonempty[outside(index, rows)] = False
-    spans = np.broadcast_to(spans, len(records))
-    spans, steps = (np.repeat(each, len(fields))[nonempty] for each in (spans, steps))
-    return extents_of(rows[nonempty], spans, steps, gap)
+    spans = np.repeat(np.broadcast_to(spans, len(records)), len(fields))[nonempty]
+    return extents_of(rows[nonempty], spans, np.repeat(steps, len(fields))[nonempty], gap)
+
+
+def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /) -> Extents:
+    """Return the `EXTENT`s of rows, by file and offset. Near neighbours of a span share an extent,
+    which has the last of their steps.
+    """
+    order = np.lexsort((rows["offset"], rows["file"]))
+    file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
+    stop = start + rows["length"][order]
+    spans = np.broadcast_to(spans, len(rows))[order]
+    steps = np.broadcast_to(steps, len(rows))[order]
+    apart = np.ones(len(order), bool)
+    apart[1:] = (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (spans[1:] != spans[:-1])
+    begin = start[np.maximum.accumulate(np.where(apart, np.arange(len(order)), 0))]
+    part = (start - begin) // MOST_AT_ONCE
+    apart[1:] |= part[1:] != part[:-1]
+    first = np.flatnonzero(apart)
+    extents = np.zeros(len(first), EXTENT)
+    if len(first):
+        extents["file"], extents["start"], extents["span"] = file[first], start[first], spans[first]
+        extents["stop"] = np.maximum.reduceat(stop, first)
+        extents["step"] = np.maximum.reduceat(steps, first)
+    return extents
+
+
+def outside(index: Index, rows: Rows, /) -> Int64s:
+    """Return the places of rows that do not lie within their shard as it was indexed."""
+    if index.container == "files":
+        return np.zeros(0, np.int64)  # a row is a whole file, and its size is checked
+    last = len(index.shards) - 1
+    sizes = index.shards["bytes"][np.minimum(rows["file"], last)]
+    inside = (rows["offset"] >= 0) & (rows["length"] >= 0)
+    return np.flatnonzero(~inside | (rows["offset"] > sizes - rows["length"]))
+
+
+def gap_of(index: Index, /) -> int:
+    """Return the longest gap between two ranges that is read ahead, not skipped."""
+    if not index.remote:
+        return AHEAD_GAP
+    mean = int(index.shards["bytes"].sum()) // max(1, len(index))
+    return min(max(mean, _LEAST_GAP), _MOST_GAP)

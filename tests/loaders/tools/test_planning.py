@@ -10,7 +10,7 @@ import pytest
 
 from twinfeed.loaders import Feed, Index, open_index, pack, plan, shuffled
 from twinfeed.loaders.command_line import main
-from twinfeed.loaders.reading.prefetch.ranges import AHEAD_GAP
+from twinfeed.loaders.reading.prefetch.read_plan import AHEAD_GAP
 from twinfeed.loaders.support import system
 from twinfeed.loaders.tools import planning
 from twinfeed.loaders.tools.planning import Plan

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
-from twinfeed.loaders.reading.prefetch.ranges import EXTENT, NO_SPAN
-from twinfeed.loaders.reading.prefetch.read_plan import Fetch, Release
+from twinfeed.loaders.reading.prefetch.read_plan import EXTENT, NO_SPAN, Fetch, Release
 from twinfeed.loaders.storage import retries
 
 SIZE = 10  # bytes of a range
@@ -100,8 +99,8 @@ def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch
 
     buffer = RangeBuffer(read, 0)
     fetch(buffer, 1)
-    one = buffer._ranges[1]
-    assert len(wait(one.pieces).done) == 3
+    one = buffer._ranges[0, SIZE, 2 * SIZE]
+    assert len(wait(one.parts).done) == 3
     assert one.failed
     first = needed(buffer, 1).data
     assert first.obj is one.data.obj
@@ -110,7 +109,7 @@ def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch
 def test_a_range_of_a_cleared_buffer_drops_no_other(buffer: RangeBuffer) -> None:
     """As where a batch of an abandoned pass fails while the next pass has begun."""
     fetch(buffer, 0)
-    old = buffer._ranges[1]
+    old = buffer._ranges[0, 0, SIZE]
     buffer.start_plan(90, None)
     fetch(buffer, 3)
     buffer.drop([old])

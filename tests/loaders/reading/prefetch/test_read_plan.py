@@ -28,9 +28,17 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.sizes import large
-from twinfeed.loaders.reading.prefetch import advice
-from twinfeed.loaders.reading.prefetch.ranges import AHEAD_GAP, MOST_AT_ONCE, NO_SPAN, extents_of
-from twinfeed.loaders.reading.prefetch.read_plan import Fetch, ReadPlan, Release, extents_of_records
+from twinfeed.loaders.reading import local
+from twinfeed.loaders.reading.prefetch.read_plan import (
+    AHEAD_GAP,
+    MOST_AT_ONCE,
+    NO_SPAN,
+    Fetch,
+    ReadPlan,
+    Release,
+    extents_of,
+    extents_of_records,
+)
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support import system
 from twinfeed.samplers import (
@@ -166,16 +174,17 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     rows["offset"] = [0, 0, 10, 100 + AHEAD_GAP, 101 + 2 * AHEAD_GAP + 5, 0]
     rows["length"] = [5, 5, 90, 5, 1, 7]
     rows["file"] = [0, 0, 0, 0, 0, 1]
-    alone, steps = np.full(6, NO_SPAN), np.arange(6)[::-1]
-    found = extents_of(rows[::-1], alone, steps)[["file", "start", "stop", "step"]].tolist()
+    steps = np.arange(6)[::-1]
+    found = extents_of(rows[::-1], NO_SPAN, steps, AHEAD_GAP)[
+        ["file", "start", "stop", "step"]
+    ].tolist()
     gap = AHEAD_GAP
     want = [(0, 0, 105 + gap, 3), (0, 106 + 2 * gap, 107 + 2 * gap, 4), (1, 0, 7, 5)]
     assert found == want
     many = np.zeros(100, rows.dtype)
     many["offset"] = np.arange(100) * (MOST_AT_ONCE // 10)
     many["length"] = MOST_AT_ONCE // 10
-    ones = np.ones(100, np.int64)
-    lengths = [stop - start for _, start, stop, *_ in extents_of(many, ones, ones).tolist()]
+    lengths = [stop - start for _, start, stop, *_ in extents_of(many, 1, 1, AHEAD_GAP).tolist()]
     assert sum(lengths) == 100 * (MOST_AT_ONCE // 10)
     assert max(lengths) <= MOST_AT_ONCE + MOST_AT_ONCE // 10
 
@@ -220,7 +229,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
         begun.set()
         assert go_on.wait(20)
 
-    monkeypatch.setattr(advice, "advise", slow)
+    monkeypatch.setattr(local, "advise", slow)
     reader = Reader(long)
     for _ in range(2):
         told.clear()
@@ -229,7 +238,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
         read_ahead(reader, [60])
         closing = threading.Thread(target=reader.close)
         closing.start()
-        while not reader._fetcher.files.advice._stopped:  # type: ignore[attr-defined]
+        while not reader._files.advice._stopped:  # type: ignore[attr-defined]
             time.sleep(0.001)
         go_on.set()
         closing.join()
@@ -240,7 +249,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
     go_on.set()
     told.clear()
     read_ahead(reader, [0])
-    reader._fetcher.files.advice._thread.join()  # type: ignore[attr-defined]
+    reader._files.advice._thread.join()  # type: ignore[attr-defined]
     assert len(told) == 1, "and nothing from before"
 
 
@@ -377,9 +386,9 @@ def test_a_loader_that_reads_on_does_not_move(
     feed = Feed(long, sampler)
     told: list[int] = []
     monkeypatch.setattr(
-        advice.Advice,
+        local.LocalFiles,
         "apply",
-        lambda _self, _opened, _plan, event: told.extend(event.ranges["step"]),
+        lambda _self, _plan, event: told.extend(event.ranges["step"]),
     )
     with NumpyLoader(feed, prefetch=prefetch, readahead=30 * RECORD) as loader:
         for epoch in (0, 1, 2, 9, 10):
