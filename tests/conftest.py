@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import running
 from hypothesis import HealthCheck, settings
-from range_server import RangeServer
+from support import threads
+from support.servers import RangeServer
 
 FRAMEWORKS = {
     "accelerate",
@@ -36,7 +36,7 @@ BACKENDS = tuple(
     f"twinfeed.loaders.{name}" for name in ("grain", "jax", "torch", "tensorflow", "pictures")
 )
 HERE = Path(__file__).parent
-START = HERE / "start"
+START = HERE / "support" / "start"
 
 
 # No test asserts a time, and a machine may be as slow as it likes.
@@ -58,15 +58,16 @@ def pytest_configure(config: pytest.Config) -> None:
     """Let Ctrl-C reach the processes that tests start: a shell's background jobs ignore it.
 
     Collect no garbage while the frameworks are imported, which make a million objects that stay,
-    and little in the processes that tests start (start/sitecustomize.py). These keep the bytecode
-    of what they import, also where a container forbids it, and do not each compile it anew. Numpy's
-    threads, which spin for a twentieth of a second in each new process, are not started.
+    and little in the processes that tests start (support/start/sitecustomize.py). These keep the
+    bytecode of what they import, also where a container forbids it, and do not each compile it
+    anew. Numpy's threads, which spin for a twentieth of a second in each new process, are not
+    started. The processes import `support` as tests do.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     gc.disable()
-    paths = [str(START), *filter(None, [os.environ.get("PYTHONPATH")])]
+    paths = [str(START), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
     if not (config.getoption("without_frameworks") or hasattr(config, "workerinput")):
         config.add_cleanup(serve_forks())
@@ -127,11 +128,11 @@ def pytest_report_header(config: pytest.Config) -> list[str]:
 
 @cache
 def needs_framework(path: Path) -> bool:
-    """Return whether a file is a backend's by its name, or it or a helper imports a framework."""
-    if path.name.startswith(("test_torch", "test_tensorflow")):
+    """Return whether a file is a backend's by its folder, or it or a helper imports a framework."""
+    if path.parent in (HERE / "backends" / "tensorflow", HERE / "backends" / "torch"):
         return True
     for name in imports(ast.parse(path.read_text()).body):
-        helper = HERE / f"{name}.py"
+        helper = HERE / f"{name.replace('.', '/')}.py"
         if name.partition(".")[0] in FRAMEWORKS or name.startswith(BACKENDS):
             return True
         if helper.exists() and needs_framework(helper):
@@ -146,13 +147,13 @@ def imports(body: list[ast.stmt]) -> set[str]:
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names.add(node.module or "")
+            names |= {node.module or ""} | {f"{node.module}.{alias.name}" for alias in node.names}
     return names
 
 
 @pytest.fixture(autouse=True)
 def _threads_before() -> None:
-    running.before[:] = threading.enumerate()
+    threads.before[:] = threading.enumerate()
 
 
 @pytest.fixture(params=[0, 3000], ids=["off", "on"])
@@ -162,7 +163,7 @@ def readahead(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     By default the planner sleeps, as the pages of small local shards are warm. The helpers that
     make batches and loaders take this number.
     """
-    import batches
+    from support import batches
 
     monkeypatch.setattr(batches, "readahead", request.param)
 

@@ -180,17 +180,21 @@ def functions_are_short() -> Problems:
 
 
 def a_test_of_behaviour_uses_public_names() -> Problems:
-    """Those of the inside come from one file; the tests of a module lie at the module's path."""
-    for path in sorted(TESTS.glob("*.py")):
+    """Those of the inside come from one file, or are used by the tests of their own module."""
+    for path in sorted(TESTS.rglob("*.py")):
+        may = path.name == "inside.py" or path.relative_to(TESTS).parts[0] in ("unit", "backends")
         ours = {name for name in imports(path) if name.partition(".")[0] == "twinfeed"}
-        if path.name != "inside.py" and ours - PUBLIC:
-            yield f"tests/{path.name} imports {ours - PUBLIC}"
+        if not may and ours - PUBLIC:
+            yield f"{path.relative_to(ROOT)} imports {ours - PUBLIC}"
 
 
-def the_tests_of_a_module_lie_at_its_path() -> Problems:
-    for path in sorted(TESTS.glob("loaders/*/test_*.py")):
-        if not (ROOT / path.parent.relative_to(TESTS)).is_dir():
-            yield f"{path.parent.relative_to(ROOT)} is of no folder of the library"
+def a_unit_test_is_named_after_a_module() -> Problems:
+    """The tests of `loaders/a/_b.py` are in `tests/unit/loaders/a/test_b.py` or `test_b_….py`."""
+    for path in sorted((TESTS / "unit").rglob("test_*.py")):
+        folder = ROOT / path.parent.relative_to(TESTS / "unit")
+        names = {module.stem.lstrip("_") for module in folder.iterdir()}  # folders too
+        if not any(f"{path.stem}_".startswith(f"test_{name}_") for name in names):
+            yield f"{path.relative_to(ROOT)} is of no module"
 
 
 def a_module_is_found_by_its_name() -> Problems:
@@ -229,7 +233,7 @@ def tests_text() -> str:
 @cache
 def known_tests() -> set[str]:
     return {
-        f"{path.name}::{name}"
+        f"{path.relative_to(TESTS)}::{name}"
         for path in TESTS.rglob("test_*.py")
         for name in re.findall(r"^def (test_\w+)", path.read_text(), re.MULTILINE)
     }
@@ -240,7 +244,7 @@ def numbered(pattern: str, text: str) -> set[int]:
 
 
 def cited_tests(text: str) -> set[str]:
-    return set(re.findall(r"`(test_\w+\.py::test_\w+)`", text))
+    return set(re.findall(r"`([\w/]+\.py::test_\w+)`", text))
 
 
 def every_fault_that_a_test_names_is_in_the_list() -> Problems:
@@ -263,7 +267,7 @@ def every_fault_has_a_number_and_a_test_of_its_own() -> Problems:
     held = numbered(r"def test_fault_(\d+)_", tests_text())
     for letters in re.findall(r"def test_((?:[a-g]\d\d_)+)", tests_text()):
         held |= numbered(r"[a-g](\d\d)_", letters)
-    for cases, tests in re.findall(r"^\| ([\d, ]+) \| (`test_.*) \|$", listed, re.MULTILINE):
+    for cases, tests in re.findall(r"^\| ([\d, ]+) \| (`\S+::test_.*) \|$", listed, re.MULTILINE):
         held |= numbered(r"(\d+)", cases)
         for name in cited_tests(tests) - known_tests():
             yield f"docs/faults.md names {name}"
@@ -275,7 +279,7 @@ def every_fault_has_a_number_and_a_test_of_its_own() -> Problems:
 def every_promise_of_security_is_held_by_a_test() -> Problems:
     text = document("SECURITY.md")
     promised = text[text.index("## What is promised") : text.index("## The tests of each")]
-    table = dict(re.findall(r"^\| ([^|`]+) \| (`test_.*) \|$", text, re.MULTILINE))
+    table = dict(re.findall(r"^\| ([^|`]+) \| (`\S+::test_.*) \|$", text, re.MULTILINE))
     if list(table) != re.findall(r"^- \*\*(.+?)\.\*\*", promised, re.MULTILINE):
         yield "SECURITY.md: its promises and its table of tests differ"
     for promise, tests in table.items():
@@ -317,7 +321,7 @@ RULES: tuple[Callable[[], Problems], ...] = (
     what_begins_with_an_underscore_is_asked_of_objects_of_its_own_room_alone,
     functions_are_short,
     a_test_of_behaviour_uses_public_names,
-    the_tests_of_a_module_lie_at_its_path,
+    a_unit_test_is_named_after_a_module,
     a_module_is_found_by_its_name,
     a_folder_says_what_each_of_its_files_is_for,
     errors_are_in_a_section,

@@ -97,7 +97,7 @@ def parameters(path: str, function: Any) -> Iterator[str]:
 
 def options() -> Iterator[str]:
     """Yield a line for each command, and for each of its arguments."""
-    from inside import _parser
+    from support.inside import _parser
 
     (commands,) = (
         action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)

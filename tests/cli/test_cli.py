@@ -18,10 +18,10 @@ from typing import Any
 
 import fsspec
 import pytest
-from format_help import archive, member
-from inside import _parser, main, tfrecord
-from making_shards import flip, tars, tfrecords, write_tar, write_tfrecord
-from range_server import RangeServer
+from support.formats import archive, member
+from support.inside import _parser, main, tfrecord
+from support.servers import RangeServer
+from support.shards import flip, tars, tfrecords, write_tar, write_tfrecord
 
 from twinfeed.loaders import ShardWarning, build_index, open_index, pack
 

@@ -9,9 +9,9 @@ import shlex
 from pathlib import Path
 
 import pytest
-from inside import _parser, main, sampler_of
-from making_shards import tars, write_tar
 from PIL import Image
+from support.inside import _parser, main, sampler_of
+from support.shards import tars, write_tar
 
 from twinfeed.loaders import ShardWarning, build_index, open_index, pack
 

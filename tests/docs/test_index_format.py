@@ -12,11 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import crc32c
+from support import ROOT
+from support.inside import crc32c
 
 from twinfeed.loaders import Index, open_index
 
-PAGE = (Path(__file__).parent.parent / "docs" / "index-format.md").read_text()
+PAGE = (ROOT / "docs" / "index-format.md").read_text()
 
 
 def blocks(kind: str) -> list[str]:

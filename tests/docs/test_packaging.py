@@ -14,8 +14,8 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 # What a checkout holds beside its sources.
 TRACES = (".*", "__pycache__", "*.egg-info", "PKG-INFO", "build", "dist", "*-data")
 

@@ -9,11 +9,11 @@ from configparser import ConfigParser
 from pathlib import Path
 
 import pytest
-from inside import _parser
-from launching import PYTHON, QUIET
-from pasting import NOT_RUN, all_alike, blocks
+from programs.pasting import NOT_RUN, all_alike, blocks
+from support import PROGRAMS, ROOT
+from support.inside import _parser
+from support.programs import PYTHON, QUIET
 
-ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 # Parsed, since the source distribution's setup.cfg has other spaces.
 SETUP = ConfigParser()
@@ -43,7 +43,7 @@ PLAIN = [
 def paste(names: list[str], folder: Path, python: str = sys.executable) -> None:
     pages = {page.stem: str(page) for page in PAGES}
     done = subprocess.run(
-        [python, Path(__file__).with_name("pasting.py"), folder, *map(pages.get, names)],
+        [python, PROGRAMS / "pasting.py", folder, *map(pages.get, names)],
         capture_output=True,
         text=True,
         timeout=600,

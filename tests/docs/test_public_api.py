@@ -7,21 +7,22 @@ from pathlib import Path
 import pytest
 from lint_files import PUBLIC
 from public_api import breaking, lines, reference
+from support import GOLDEN
 
 import twinfeed
 
 pytestmark = pytest.mark.frameworks
-GOLDEN = Path(__file__).parent / "golden" / "api.txt"
+API = GOLDEN / "api.txt"
 
 
 def test_what_is_public_changes_only_on_purpose() -> None:
-    before, now = GOLDEN.read_text().splitlines(), lines()
+    before, now = API.read_text().splitlines(), lines()
     assert breaking(before, now) == [], (
         "these break programs of users: docs/versions.md says what such a change takes; then "
-        f"`python tests/public_api.py > {GOLDEN}`"
+        f"`python tests/public_api.py > {API}`"
     )
     added = sorted(set(now) - set(before))
-    assert added == [], f"new: name them in CHANGELOG.md; `python tests/public_api.py > {GOLDEN}`"
+    assert added == [], f"new: name them in CHANGELOG.md; `python tests/public_api.py > {API}`"
 
 
 def test_only_what_breaks_programs_is_called_breaking() -> None:

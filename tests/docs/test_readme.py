@@ -1,11 +1,10 @@
 """The README names what is there, and says what was measured."""
 
 import re
-from pathlib import Path
 
 import pytest
+from support import ROOT
 
-ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 
 # A first batch of the class files: what is built, and the first batch after.

@@ -6,10 +6,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import ADDRESS, PYTHON, QUIET, free_port
-from pasting import all_alike
+from programs.pasting import all_alike
+from support import ROOT
+from support.programs import ADDRESS, PYTHON, QUIET, free_port
 
-ROOT = Path(__file__).parent.parent
 EXAMPLES, STORIES = ROOT / "examples", ROOT / "docs" / "stories"
 PAGES = sorted(path.stem for path in STORIES.glob("*.md"))
 ELSEWHERE = {"quickstart.py"}  # of the README

@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support import PROGRAMS, ROOT
 
-ROOT = Path(__file__).parent.parent
-PROGRAM = (ROOT / "tests" / "downstream" / "training.py").read_text()
+PROGRAM = (PROGRAMS / "training.py").read_text()
 
 
 @pytest.fixture(scope="module")

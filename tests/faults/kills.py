@@ -1,7 +1,7 @@
 """Kill packs, builds, caches and saves at random moments, and see that nothing is lost.
 
-    python tests/kills.py --seconds 3600
-    python tests/kills.py --seconds 60 --rooms pack --seed 7
+    PYTHONPATH=tests python tests/faults/kills.py --seconds 3600
+    PYTHONPATH=tests python tests/faults/kills.py --seconds 60 --rooms pack --seed 7
 
 A child does a piece of work, and is killed at a random moment of it. Then the parent looks. What it
 finds must be the old state, the new state, or an error that names the file. After that the same
@@ -29,10 +29,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Literal
 
-import soak
-from inside import build
-from making_shards import tree
-from range_server import RangeServer
+from faults import soak
+from support.inside import build
+from support.servers import RangeServer
+from support.shards import tree
 
 from twinfeed.loaders import (
     DiskCache,

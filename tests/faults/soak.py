@@ -1,6 +1,6 @@
 """Trainings that are killed, broken off, peeked at and resumed, against a plain loop.
 
-    python tests/soak.py --seconds 3600
+    PYTHONPATH=tests python tests/faults/soak.py --seconds 3600
 
 Each route trains in a child process, which notes every batch that its training step receives, and
 saves as its framework does. The parent kills the child at a random moment and starts it again. The
@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inside import replace_file
+from support.inside import replace_file
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, open_index, pack, shuffled
 from twinfeed.samplers import BatchSampler, RandomSampler

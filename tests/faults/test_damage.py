@@ -10,12 +10,12 @@ from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from damage import INDEXES, PARTS, SHARDS
-from format_help import no_hang
-from inside import tar, tfrecord
-from making_parts import made_parts, merged
-from making_shards import tars
-from range_server import RangeServer
+from support.damage import INDEXES, PARTS, SHARDS
+from support.formats import no_hang
+from support.inside import tar, tfrecord
+from support.parts import made_parts, merged
+from support.servers import RangeServer
+from support.shards import tars
 
 from twinfeed.loaders import DataCorruptionError, IndexFormatError, build_index, open_index, pack
 from twinfeed.samplers import PKBatchSampler

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from damage import HTML, LFS, RECORDS, of_members
-from format_help import (
+from support.damage import HTML, LFS, RECORDS, of_members
+from support.formats import (
     archive,
     block,
     contents,
@@ -29,7 +29,7 @@ from format_help import (
     write_records,
     write_tar,
 )
-from inside import (
+from support.inside import (
     COMPRESSED,
     LIMITS,
     decode_list,

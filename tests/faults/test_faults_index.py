@@ -21,9 +21,10 @@ from zipfile import ZipFile
 
 import numpy as np
 import pytest
-from damage import rewrite
-from format_help import archive, member
-from inside import (
+from support import TESTS
+from support.damage import rewrite
+from support.formats import archive, member
+from support.inside import (
     MANIFEST,
     REBUILD,
     BuildPlan,
@@ -33,8 +34,8 @@ from inside import (
     file_digest,
     load_part,
 )
-from making_parts import made_parts, merged
-from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
+from support.parts import made_parts, merged
+from support.shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -623,8 +624,8 @@ def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) ->
 
 
 def test_kills_at_random_moments_lose_nothing() -> None:
-    """A short form of `tests/kills.py`: packs, builds and caches."""
-    script = Path(__file__).parent / "kills.py"
+    """A short form of `tests/faults/kills.py`: packs, builds and caches."""
+    script = TESTS / "faults" / "kills.py"
     command = [sys.executable, script, "--seconds", "5", "--rooms", "pack", "build", "cache"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -815,7 +816,7 @@ def test_fault_62_pipe_commands_are_refused(tmp_path: Path) -> None:
 )
 def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: str) -> None:
     """A manifest from elsewhere cannot make the reader open what is not below its root."""
-    from inside import StringColumn
+    from support.inside import StringColumn
 
     (tmp_path.parent / "secret.tfrecord").touch()
     (folder,) = index.path.glob("columns-*")

@@ -5,8 +5,8 @@ import random
 from pathlib import Path
 
 import pytest
-from foreign import FOREIGN, sub
-from inside import TarWriter, TFRecordWriter, encode
+from support.foreign import FOREIGN, sub
+from support.inside import TarWriter, TFRecordWriter, encode
 
 from twinfeed.loaders import (
     DataCorruptionError,

@@ -5,12 +5,13 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from launching import PYTHON, QUIET
-from range_server import RangeServer
+from support import PROGRAMS
+from support.programs import PYTHON, QUIET
+from support.servers import RangeServer
 
 from twinfeed.loaders import pack
 
-SCRIPT = Path(__file__).parent / "forking.py"
+SCRIPT = PROGRAMS / "forking.py"
 LIMIT = 120  # seconds, for several children
 
 

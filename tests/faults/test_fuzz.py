@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 
 import pytest
-from fuzz import FOUND, TARGETS, run, workshop
+from faults.fuzz.fuzz import FOUND, TARGETS, run, workshop
 
 EACH = 50
 SLOW = {"part": 10, "image": 10, "save": 20, "cache": 20, "url": 20}

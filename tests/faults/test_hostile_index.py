@@ -7,10 +7,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from damage import rewrite
-from inside import LIMITS, manifest
-from making_shards import tars
-from range_server import RangeServer
+from support.damage import rewrite
+from support.inside import LIMITS, manifest
+from support.servers import RangeServer
+from support.shards import tars
 
 from twinfeed.loaders import (
     DiskCache,

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from inside import Location, store_of
-from making_shards import write_tar
+from support.inside import Location, store_of
+from support.shards import write_tar
 
 from twinfeed.loaders import LoaderError, ShardWarning, build_index, open_index
 

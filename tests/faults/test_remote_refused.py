@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from inside import Location, open_store, retries, unquoted
-from range_server import RangeServer
+from support.inside import Location, open_store, retries, unquoted
+from support.servers import RangeServer
 
 from twinfeed.loaders import (
     DiskCache,

@@ -1,16 +1,16 @@
-"""A short form of `tests/soak.py`: each framework's trainings survive kills, breaks and looks."""
+"""A short form of soak.py: each framework's trainings survive kills, breaks and looks."""
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+from support import TESTS
 
 pytestmark = [pytest.mark.frameworks, pytest.mark.long]
 
 
 def test_killed_trainings_receive_what_a_plain_loop_gives() -> None:
-    script = Path(__file__).parent / "soak.py"
+    script = TESTS / "faults" / "soak.py"
     routes = ["torch workers", "tensorflow", "keras door"]
     command = [sys.executable, script, "--seconds", "0", "--seed", "3", "--routes", *routes]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sampler_cases import CASES, digest
+from support.sampler_cases import CASES, digest
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import pytest
-from combinations import SAMPLERS, SOURCES, digest, feed, some, write
-from launching import PYTHON, QUIET
-from plain import batches
+from support import PROGRAMS
+from support.combinations import SAMPLERS, SOURCES, digest, feed, some, write
+from support.plain import batches
+from support.programs import PYTHON, QUIET
 
 from twinfeed.loaders import Feed, NumpyLoader
 from twinfeed.loaders.grain import as_map_dataset
@@ -172,7 +173,7 @@ def test_keras_trains_on_the_same(
 ) -> None:
     """Each sampler with one source, and another in each backend: a fit is slow."""
     asked = [(kind, name) for kind in SOURCES for name in some(first, kind)]
-    script = str(Path(__file__).with_name("keras_combinations.py"))
+    script = str(PROGRAMS / "keras_combinations.py")
     done = subprocess.run(
         [PYTHON, script, str(folder), *chain.from_iterable(asked)],
         capture_output=True,

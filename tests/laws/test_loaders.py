@@ -7,9 +7,9 @@ from tempfile import mkdtemp
 from typing import Any
 
 import pytest
-from batches import Noted, expected, noted, received
-from sampler_cases import FED
-from torch_help import OPTIONS, pack_words
+from support.batches import Noted, expected, noted, received
+from support.sampler_cases import FED
+from support.torch_feeds import OPTIONS, pack_words
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import TorchLoader

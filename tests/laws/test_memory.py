@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sampler_cases
-from inside import prefix_sums
+from support import sampler_cases
+from support.inside import prefix_sums
 
 from twinfeed.samplers import (
     BatchSampler,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_source import RECORDS, Words
+from support.own_source import RECORDS, Words
 
 from twinfeed.loaders import Feed, NumpyLoader
 from twinfeed.samplers import (

@@ -16,18 +16,18 @@ import pickle
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_cases import CASES, digest, digests
+from support import GOLDEN, TESTS
+from support.sampler_cases import CASES, digest, digests
 
 from twinfeed.samplers import BatchStream, StateMismatchError
 from twinfeed.testing import check_sampler
 
-GOLDEN = json.loads((Path(__file__).parent / "golden" / "samplers.json").read_text())
+RECORDED = json.loads((GOLDEN / "samplers.json").read_text())
 FACTORIES = dict(CASES)
 NAMES = list(FACTORIES)
 WORLDS = (1, 2, 3, 4, 5, 8, 16)
@@ -58,14 +58,14 @@ def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
 
 def stream_is_the_golden_one(name: str, sampler: BatchStream) -> None:
     """Law 1: each stream is what it was when it was recorded, on any machine and numpy."""
-    recorded = GOLDEN[name]
+    recorded = RECORDED[name]
     assert [b.tolist() for b in sampler.batches(0, 0, min(3, len(sampler)))] == recorded["first"]
     assert digest(sampler) == recorded["digest"]
 
 
 def test_every_case_has_a_golden_vector_and_none_is_left_over() -> None:
     """A case without a recorded stream, or a record without its case, is a mistake."""
-    assert sorted(GOLDEN) == sorted(NAMES)
+    assert sorted(RECORDED) == sorted(NAMES)
 
 
 def the_laws_hold_that_a_users_own_must_keep(name: str, sampler: BatchStream) -> None:
@@ -86,10 +86,10 @@ def copies_stand_where_the_sampler_stands(name: str, sampler: BatchStream) -> No
 
 def _child(environment: dict[str, str]) -> dict[str, str]:
     """Return the digests of all cases as a fresh process computes them."""
-    code = "import json, sampler_cases; print(json.dumps(sampler_cases.digests()))"
+    code = "import json; from support.sampler_cases import digests; print(json.dumps(digests()))"
     result = subprocess.run(
         [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent), **environment},
+        env={**os.environ, "PYTHONPATH": str(TESTS), **environment},
         capture_output=True,
         text=True,
         check=True,
@@ -109,13 +109,13 @@ def _vector_features() -> str:
 @pytest.mark.parametrize("hash_seed", ["0", "12345"])
 def test_fresh_processes_with_other_hash_seeds_agree(hash_seed: str) -> None:
     """Law 1: PYTHONHASHSEED is not an input."""
-    assert _child({"PYTHONHASHSEED": hash_seed}) == {n: g["digest"] for n, g in GOLDEN.items()}
+    assert _child({"PYTHONHASHSEED": hash_seed}) == {n: g["digest"] for n, g in RECORDED.items()}
 
 
 def test_a_process_without_vector_features_agrees() -> None:
     """Law 1: the streams do not depend on the CPU's vector unit."""
     child = _child({"NPY_DISABLE_CPU_FEATURES": _vector_features()})
-    assert child == {n: g["digest"] for n, g in GOLDEN.items()}
+    assert child == {n: g["digest"] for n, g in RECORDED.items()}
 
 
 def test_a_spawned_process_agrees_on_the_sampler_it_is_sent() -> None:

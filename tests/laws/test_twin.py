@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import own_source
 import pytest
 import torch
-from batches import expected, received
-from own_source import LABELS, WORDS, Words
-from plain import batches
-from twin_help import both, brighter
+from support import own_source
+from support.batches import expected, received
+from support.own_source import LABELS, WORDS, Words
+from support.plain import batches
+from support.twin_transforms import both, brighter
 
 from twinfeed.loaders import (
     DatasetSource,

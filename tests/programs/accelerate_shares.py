@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator
+from support.torch_feeds import lengths, pack_words
 from torch.utils.data import DataLoader
-from torch_help import lengths, pack_words
 
 from twinfeed.loaders import Feed, Index, Results, open_index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors

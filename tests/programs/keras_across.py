@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import numpy as np
 import pytest
-from own_backend import BOXES, Box
+from support.own_backend import BOXES, Box
 
 from twinfeed.loaders import BACKENDS, Feed, open_index
 from twinfeed.loaders.keras import ResumeCallback

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
-from tensorflow_help import loader, packed
+from support.tensorflow_feeds import loader, packed
 
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
-from combinations import digest, feed
+from support.combinations import digest, feed
 
 from twinfeed.loaders import BACKENDS, NumpyLoader
 from twinfeed.loaders.keras import ResumeCallback

@@ -9,8 +9,8 @@ from typing import Any
 
 import keras
 import numpy as np
+from support.torch_feeds import RECORDS, lengths, pack_words
 from torch.utils.data import DataLoader
-from torch_help import RECORDS, lengths, pack_words
 
 from twinfeed.loaders import Feed, Index, pack
 from twinfeed.loaders.keras import ResumeCallback

@@ -7,7 +7,7 @@ import grain
 import numpy as np
 import polars
 import pytest
-from rows_help import SAMPLES, Dicts
+from support.datasets import SAMPLES, Dicts
 
 from twinfeed.loaders import DatasetSource, Feed, NumpyLoader
 from twinfeed.loaders.torch import TorchLoader

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from launching import PYTHON
+from support.programs import PYTHON
 
 from twinfeed.loaders import Feed, open_index, pack
 from twinfeed.loaders.tensorflow import TensorFlowLoader, original_errors

@@ -8,7 +8,7 @@ import sys
 import time
 
 import numpy as np
-import tensorflow_help
+from support import tensorflow_feeds
 
 from twinfeed.samplers import BatchSampler, RandomSampler
 
@@ -24,7 +24,7 @@ def failing_slowly(sample):  # type: ignore[no-untyped-def]
 
 
 def failing(sample):  # type: ignore[no-untyped-def]
-    if sample["word"] == tensorflow_help.word(40):
+    if sample["word"] == tensorflow_feeds.word(40):
         raise RuntimeError("this one is bad")
     return {"x": np.zeros(10)}
 
@@ -32,9 +32,9 @@ def failing(sample):  # type: ignore[no-untyped-def]
 def main(how: str) -> None:
     sampler = BatchSampler(RandomSampler(61, seed=1), batch_size=4)
     decode = {"error": failing, "slow error": failing_slowly}.get(how, slow)
-    index = tensorflow_help.packed(61)
+    index = tensorflow_feeds.packed(61)
     loaders = [
-        tensorflow_help.loader(index, sampler, decode=decode, prefetch=8, readahead=readahead)
+        tensorflow_feeds.loader(index, sampler, decode=decode, prefetch=8, readahead=readahead)
         for readahead in (3000, 0)  # with the planner on, and off
     ]
     both = zip(*(iter(loader.dataset) for loader in loaders), strict=True)

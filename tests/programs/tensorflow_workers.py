@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 from digits import SEED, decode, open_digits
-from launching import PYTHON
+from support.programs import PYTHON
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.tensorflow import TensorFlowLoader

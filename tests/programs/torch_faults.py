@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inside import Pool
+from support.inside import Pool
+from support.torch_feeds import pack_words
 from torch.utils.data import DataLoader, get_worker_info
-from torch_help import pack_words
 
 from twinfeed.loaders import Feed, Index, LoaderError, WorkerDiedError, pack
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch_help import lengths, pack_words
+from support.torch_feeds import lengths, pack_words
 
 from twinfeed.loaders import Feed, open_index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors

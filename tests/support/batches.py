@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from inside import Schedule, batcher_of, extents_of_records, fetch_ahead, gap_of
-from plain import batches as plain
 
+from support.inside import Schedule, batcher_of, extents_of_records, fetch_ahead, gap_of
+from support.plain import batches as plain
 from twinfeed.loaders import Feed, Index, Ragged, Reader
 from twinfeed.samplers import BatchStream
 

@@ -21,10 +21,18 @@ from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 import numpy as np
-from format_help import END, block, flip, member, pax, write_records, write_tar
-from inside import LIMITS, MANIFEST, VERSION, TarWriter, digest_of, file_digest, masked_crc32c
-from making_shards import write_tfrecord
 
+from support.formats import END, block, flip, member, pax, write_records, write_tar
+from support.inside import (
+    LIMITS,
+    MANIFEST,
+    VERSION,
+    TarWriter,
+    digest_of,
+    file_digest,
+    masked_crc32c,
+)
+from support.shards import write_tfrecord
 from twinfeed.loaders import DataCorruptionError, TruncatedShardError
 
 

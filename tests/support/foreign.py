@@ -6,7 +6,7 @@ import random
 import struct
 from collections.abc import Callable
 
-from inside import encode, length_delimited, varint
+from support.inside import encode, length_delimited, varint
 
 
 def sub(number: int, *parts: bytes) -> bytes:

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from inside import Record, TFRecordWriter
 from webdataset.tariterators import group_by_keys, tar_file_expander
+
+from support.inside import Record, TFRecordWriter
 
 Parts = dict[str, bytes]
 OWN = ("__key__", "__url__", "__local_path__")

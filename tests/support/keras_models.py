@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import keras
-from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed
 
+from support.tensorflow_feeds import CLASSES, RECORDS, loader, numbers, packed
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import BatchSampler, RandomSampler
 

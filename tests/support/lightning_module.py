@@ -9,7 +9,8 @@ from typing import Any
 
 import lightning
 import torch
-from batches import noted
+
+from support.batches import noted
 
 
 class Notes(lightning.LightningModule):

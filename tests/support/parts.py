@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Unpack
 
-from inside import (
+from support.inside import (
     BuildPlan,
     IndexStats,
     Reading,
@@ -16,7 +16,6 @@ from inside import (
     load_part,
     write_index,
 )
-
 from twinfeed.loaders import Index, open_index
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from inside import Reads, collate, reader_of, values_of
 
+from support.inside import Reads, collate, reader_of, values_of
 from twinfeed.loaders import Batch, Feed
 
 NUMBERS = ("id", "record", "view", "seed", "seed32")

@@ -6,7 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-EXAMPLES = Path(__file__).parent.parent / "examples"
+from support import ROOT
+
+EXAMPLES = ROOT / "examples"
 ADDRESS = "127.0.0.1"
 # A machine whose own name cannot be looked up has no address for gloo but the loopback's.
 LOOPBACK = "lo" if sys.platform == "linux" else "lo0"

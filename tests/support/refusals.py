@@ -8,7 +8,8 @@ from contextlib import chdir
 from pathlib import Path
 
 import pytest
-from making_shards import tree
+
+from support.shards import tree
 
 Call = Callable[[Path], object]
 Refused = list[tuple[Call, type[Exception], str]]

@@ -13,8 +13,9 @@ import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from inside import _http_connections
-from range_server import RangeServer
+
+from support.inside import _http_connections
+from support.servers import RangeServer
 
 
 @contextmanager

@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from inside import TarWriter, TFRecordWriter, encode
-
+from support.inside import TarWriter, TFRecordWriter, encode
 from twinfeed.loaders import Reader
 
 Sample = Mapping[str, Any]

@@ -10,10 +10,10 @@ from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
-import batches
 import numpy as np
 import tensorflow as tf
 
+from support import batches
 from twinfeed.loaders import Feed, Index, pack
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import BatchStream

@@ -1,4 +1,4 @@
-"""A program runs in a fork (start/forks.py) as in an interpreter of its own."""
+"""A program runs in a fork (support/start/forks.py) as in an interpreter of its own."""
 
 import os
 import subprocess
@@ -6,7 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from launching import PYTHON, QUIET
+
+from support.programs import PYTHON, QUIET
 
 pytestmark = pytest.mark.frameworks
 

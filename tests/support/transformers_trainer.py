@@ -5,8 +5,8 @@ from pathlib import Path
 from typing import Any
 
 import transformers
-from torch_help import RECORDS
 
+from support.torch_feeds import RECORDS
 from twinfeed.loaders.torch import TorchLoader
 
 

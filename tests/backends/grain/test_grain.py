@@ -4,15 +4,15 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import grain
 import numpy as np
 import pytest
 from absl import flags
-from batches import noted
-from launching import PYTHON, QUIET
+from support import PROGRAMS
+from support.batches import noted
+from support.programs import PYTHON, QUIET
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, Seeded, pack
 from twinfeed.loaders.grain import as_map_dataset
@@ -147,7 +147,7 @@ def test_what_makes_no_sense_is_refused(index: Index, call: Any, kind: Any, word
 )
 def test_keras_trains_on_the_same_batches(index: Index, backend: str) -> None:
     done = subprocess.run(
-        [PYTHON, Path(__file__).with_name("grain_keras.py"), index.path],
+        [PYTHON, PROGRAMS / "grain_keras.py", index.path],
         env=os.environ | QUIET | {"KERAS_BACKEND": backend},
         capture_output=True,
         text=True,

@@ -8,13 +8,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from launching import QUIET, free_port
+from support import PROGRAMS
+from support.programs import QUIET, free_port
 
 from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
 from twinfeed.loaders.jax import JaxLoader
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
 
-ROWS = Path(__file__).with_name("jax_rows.py")
+ROWS = PROGRAMS / "jax_rows.py"
 
 
 @pytest.fixture(scope="module")

@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
-from launching import PYTHON, QUIET
-from torch_help import RECORDS, lengths, pack_words
+from support import PROGRAMS
+from support.programs import PYTHON, QUIET
+from support.torch_feeds import RECORDS, lengths, pack_words
 
 from twinfeed.loaders import Feed, Index, pack
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
-
-HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +39,7 @@ def epochs(*numbers: int) -> list[list[int]]:
 def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) -> None:
     """Of a built model and of a model that fit builds from a batch, with workers or not."""
     done = subprocess.run(
-        [PYTHON, str(HERE / "keras_on_torch.py"), str(tmp_path)],
+        [PYTHON, str(PROGRAMS / "keras_on_torch.py"), str(tmp_path)],
         capture_output=True,
         text=True,
         timeout=300,
@@ -169,7 +168,7 @@ def test_a_killed_fit_ends_with_every_bit_as_a_whole_one(backend: str, tmp_path:
         runs += [word for name, steps, _ in names for word in (framework, name, str(steps))]
         ends += [f"{framework} {name} {end}" for name, _, end in names]
     done = subprocess.run(
-        [PYTHON, str(HERE / "keras_across.py"), str(tmp_path), *runs],
+        [PYTHON, str(PROGRAMS / "keras_across.py"), str(tmp_path), *runs],
         capture_output=True,
         text=True,
         timeout=300,

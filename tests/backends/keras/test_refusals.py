@@ -11,9 +11,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_help import Interrupt, made, model, pairs
-from making_shards import tree
-from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed, word
+from support.keras_models import Interrupt, made, model, pairs
+from support.shards import tree
+from support.tensorflow_feeds import CLASSES, RECORDS, loader, numbers, packed, word
 
 from twinfeed.loaders import DecodeError, NumpyLoader, pack
 from twinfeed.loaders.keras import ResumeCallback

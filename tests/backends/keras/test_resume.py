@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_help import CLASSES, RECORDS, loader, numbers, packed
+from support.tensorflow_feeds import CLASSES, RECORDS, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader

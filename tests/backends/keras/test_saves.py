@@ -12,14 +12,15 @@ from typing import Any
 
 import google_crc32c
 import keras
-import keras_child
 import numpy as np
 import pytest
 import tensorflow as tf
-from damage import SAVES
-from inside import mark
-from keras_help import Interrupt, made, model, pairs
-from tensorflow_help import CLASSES, loader, numbers, packed
+from programs import keras_child
+from support import PROGRAMS
+from support.damage import SAVES
+from support.inside import mark
+from support.keras_models import Interrupt, made, model, pairs
+from support.tensorflow_feeds import CLASSES, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader
@@ -63,7 +64,7 @@ class Spoil(keras.callbacks.Callback):
 
 def test_a_process_killed_in_a_write_leaves_the_save_before(tmp_path: Path) -> None:
     """The second write of weights is ended by SIGKILL, when a part of its file is on the disk."""
-    child = Path(__file__).parent / "keras_child.py"
+    child = PROGRAMS / "keras_child.py"
     with subprocess.Popen([sys.executable, str(child), str(tmp_path)]) as process:
         whole = 0
         while process.poll() is None:

@@ -10,8 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_help import Interrupt
-from tensorflow_help import few_files
+from support.keras_models import Interrupt
+from support.tensorflow_feeds import few_files
 
 from twinfeed.loaders import LoaderError, Selector
 from twinfeed.loaders.keras import ResumeCallback

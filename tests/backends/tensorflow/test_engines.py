@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from batches import expected, noted
-from plain import batches
-from sampler_cases import FED
-from tensorflow_help import decode, ids_of, loader, packed, word
+from support.batches import expected, noted
+from support.plain import batches
+from support.sampler_cases import FED
+from support.tensorflow_feeds import decode, ids_of, loader, packed, word
 
 from twinfeed.loaders import (
     DecodeError,

@@ -14,9 +14,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
-from inside import TFRecordWriter
-from launching import PYTHON, QUIET
-from tensorflow_help import loader, packed, word
+from support import PROGRAMS, TESTS
+from support.inside import TFRecordWriter
+from support.programs import PYTHON, QUIET
+from support.tensorflow_feeds import loader, packed, word
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -32,8 +33,6 @@ from twinfeed.samplers import BatchStream, ExactOnceBatchSampler
 
 # What the library reads itself, and not a reader of TensorFlow.
 both_ways = pytest.mark.usefixtures("readahead")
-
-TESTS = Path(__file__).parent
 
 
 def once() -> BatchStream:
@@ -212,7 +211,7 @@ def test_nothing_hangs_at_exit() -> None:
     """The script itself reads both ways."""
     ends = {"exit": 3, "live iterator": 0, "kept": 0, "error": 1, "slow error": 1}
     environment = os.environ | QUIET | {"PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
-    command = [PYTHON, str(TESTS / "tensorflow_faults.py"), *ends]
+    command = [PYTHON, str(PROGRAMS / "tensorflow_faults.py"), *ends]
     done = subprocess.run(
         command, capture_output=True, text=True, timeout=150, check=False, env=environment
     )
@@ -226,7 +225,7 @@ def test_nothing_hangs_at_exit() -> None:
 
 LIVE = """
 import tensorflow as tf
-from tensorflow_help import loader, packed
+from support.tensorflow_feeds import loader, packed
 from twinfeed.samplers import SequentialSampler, BatchSampler
 feed = loader(packed(61), BatchSampler(SequentialSampler(61), batch_size=4))
 live = [iter(feed), iter(feed.dataset), iter(tf.data.Dataset.range(3))]

@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_help import Interrupt
-from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed
+from support.keras_models import Interrupt
+from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
 from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device

@@ -15,10 +15,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from batches import expected, noted
-from inside import Batcher
-from running import started_threads
-from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
+from support.batches import expected, noted
+from support.inside import Batcher
+from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
+from support.threads import started_threads
 
 from twinfeed.loaders import Feed, NumpyLoader, Seeded
 from twinfeed.loaders.tensorflow import (

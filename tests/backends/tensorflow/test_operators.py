@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_help import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
+from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
 
 from twinfeed.loaders import DecodeError
 from twinfeed.loaders.keras import ResumeCallback

@@ -14,10 +14,10 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_help
-from inside import RequestPool
-from launching import PYTHON, QUIET
-from range_server import RangeServer
+from support import TESTS, tensorflow_feeds
+from support.inside import RequestPool
+from support.programs import PYTHON, QUIET
+from support.servers import RangeServer
 
 from twinfeed.loaders import Feed, LoaderError, NumpyLoader, open_index, pack
 from twinfeed.samplers import BatchSampler, SequentialSampler
@@ -67,7 +67,7 @@ def test_batches_are_those_of_local_shards(
 ) -> None:
     sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=8)
     local = Feed(open_index(tmp_path / "data.index"), sampler, **more)
-    with tensorflow_help.loader(open_index(f"{server.url}/data.index"), sampler, **more) as loader:
+    with tensorflow_feeds.loader(open_index(f"{server.url}/data.index"), sampler, **more) as loader:
         server.clear()
         for _ in range(2):
             for one, other in zip(loader, NumpyLoader(local), strict=True):
@@ -80,7 +80,7 @@ def test_batches_are_those_of_local_shards(
 def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer) -> None:
     feed = feed_of(server)
     received: list[list[int]] = []
-    with tensorflow_help.loader(feed.index, feed.sampler) as loader:
+    with tensorflow_feeds.loader(feed.index, feed.sampler) as loader:
         fail_late(server)
         with pytest.raises(LoaderError) as caught:
             received.extend(batch["id"].numpy().tolist() for batch in loader)
@@ -88,7 +88,7 @@ def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer) -> 
         assert isinstance(caught.value.__cause__, tf.errors.OpError)
         assert loader.step == len(received)
         server.fail = lambda _path, _start: None
-        with tensorflow_help.loader(feed.index, feed.sampler) as another:
+        with tensorflow_feeds.loader(feed.index, feed.sampler) as another:
             assert len(list(another)) == 12
         received += [batch["id"].numpy().tolist() for batch in loader]
     assert received == [list(range(8 * n, 8 * n + 8)) for n in range(12)]
@@ -114,7 +114,7 @@ def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(server: Rang
         raise kept
 
     feed, before = feed_of(server), iterators()
-    with tensorflow_help.loader(feed.index, feed.sampler) as loader:
+    with tensorflow_feeds.loader(feed.index, feed.sampler) as loader:
         stop(loader)
         assert iterators() == before
         for way in (fail, fail_and_keep):
@@ -137,7 +137,7 @@ def test_a_loader_goes_on_after_a_failed_fit(server: RangeServer) -> None:
         labels = tf.cast(batch["label"], tf.float32)[:, None]
         return labels, labels
 
-    with tensorflow_help.loader(feed.index, feed.sampler) as loader:
+    with tensorflow_feeds.loader(feed.index, feed.sampler) as loader:
         for _ in range(2):
             fail_late(server)
             with pytest.raises(tf.errors.OpError, match="data-00002") as kept:
@@ -154,8 +154,8 @@ def test_a_loader_goes_on_after_a_failed_fit(server: RangeServer) -> None:
 HOSTILE = """
 import faulthandler, gc, sys, threading
 from pathlib import Path
-import tensorflow_help
-from range_server import RangeServer
+from support import tensorflow_feeds
+from support.servers import RangeServer
 from twinfeed.loaders import open_index
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.samplers import BatchSampler, SequentialSampler
@@ -175,7 +175,7 @@ sampler = BatchSampler(SequentialSampler(records), batch_size=8)
 with RangeServer(Path(folder)) as server:
     index = open_index(f"{server.url}/data.index")
     for _ in range(2):
-        loader = tensorflow_help.loader(index, sampler)
+        loader = tensorflow_feeds.loader(index, sampler)
         server.fail = lambda path, start: 503 if path.startswith("data-00002") else None
         loader.dataset
         faulthandler.dump_traceback_later(100, exit=True)  # nothing slow is left but TensorFlow
@@ -196,8 +196,8 @@ import faulthandler, gc, sys
 from pathlib import Path
 import keras
 import tensorflow as tf
-import tensorflow_help
-from range_server import RangeServer
+from support import tensorflow_feeds
+from support.servers import RangeServer
 from twinfeed.loaders import LoaderError, open_index
 from twinfeed.loaders.reading.prefetch.buffer import RangeBuffer
 from twinfeed.loaders.keras import ResumeCallback
@@ -235,7 +235,7 @@ with RangeServer(Path(folder)) as server:
     index = open_index(f"{server.url}/data.index")
     for _ in range(2):
         decode = lambda sample: {"size": float(len(sample["x"]))}  # so several threads read
-        loader = tensorflow_help.loader(index, sampler, decode=decode)
+        loader = tensorflow_feeds.loader(index, sampler, decode=decode)
         server.fail = lambda path, start: 503 if path.startswith("data-00002") else None
         loader.dataset
         faulthandler.dump_traceback_later(100, exit=True)  # nothing slow is left but TensorFlow
@@ -261,7 +261,7 @@ def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
     """The collector runs while its thread has locks that TensorFlow's threads wait for."""
     done = subprocess.run(
         [PYTHON, "-c", script, str(tmp_path), str(RECORDS)],
-        cwd=Path(__file__).parent,
+        cwd=TESTS,
         env=os.environ | QUIET,
         capture_output=True,
         text=True,

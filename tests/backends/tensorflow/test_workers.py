@@ -5,13 +5,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from launching import run
+from support import PROGRAMS
+from support.programs import run
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_distribute(tmp_path: Path, workers: int) -> None:
     """P x K by whole classes, and 761 records exactly once, over two replicas."""
-    script = Path(__file__).parent / "tensorflow_workers.py"
+    script = PROGRAMS / "tensorflow_workers.py"
     shown = run(script, "--out", str(tmp_path), "--workers", str(workers))
     results: list[dict[str, Any]] = [
         json.loads(path.read_text()) for path in sorted(tmp_path.glob("worker-*.json"))
@@ -30,7 +31,7 @@ def test_distribute(tmp_path: Path, workers: int) -> None:
 
 def test_a_cluster_trains_each_record_once_or_is_refused(tmp_path: Path) -> None:
     """Two real processes, and `experimental_distribute_dataset`, as `fit` calls it."""
-    run(Path(__file__).parent / "tensorflow_cluster.py", "--out", str(tmp_path))
+    run(PROGRAMS / "tensorflow_cluster.py", "--out", str(tmp_path))
     one, other = (json.loads((tmp_path / f"worker-{n}.json").read_text()) for n in range(2))
     for mine, theirs in zip(one["training"]["ids"], other["training"]["ids"], strict=True):
         assert len(mine) == len(theirs) == 4

@@ -165,7 +165,7 @@ def test_lightning_validates_on_every_record_after_its_sanity_check(
     tmp_path: Path, workers: int
 ) -> None:
     """761 records in plain DataLoaders, training and validation."""
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     module = Notes(torch.Tensor.tolist)
     options = {"max_epochs": 2, "num_sanity_val_steps": 2, "enable_checkpointing": False}

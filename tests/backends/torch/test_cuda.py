@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_help import RECORDS, pack_words
+from support.torch_feeds import RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.making.batcher import Batcher

@@ -9,9 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from launching import PYTHON, QUIET
+from support import PROGRAMS
+from support.programs import PYTHON, QUIET
 
-SCRIPT = Path(__file__).parent / "torch_faults.py"
+SCRIPT = PROGRAMS / "torch_faults.py"
 LIMIT = 60  # seconds; each takes a few
 
 

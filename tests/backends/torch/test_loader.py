@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import expected, noted, received, take
-from own_source import Words
-from running import started_threads
+from support.batches import expected, noted, received, take
+from support.own_source import Words
+from support.threads import started_threads
+from support.torch_feeds import OPTIONS, RECORDS, lengths, pack_words
 from torch.utils.data import DataLoader
-from torch_help import OPTIONS, RECORDS, lengths, pack_words
 
 from twinfeed.loaders import (
     DataCorruptionError,

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import running
-from plain import batches
-from range_server import RangeServer
+from support import threads
+from support.plain import batches
+from support.servers import RangeServer
 from torch.utils.data import DataLoader
 
 from twinfeed.loaders import (
@@ -140,10 +140,10 @@ def test_workers_tell_what_is_wrong_and_go_on_after_it(
         server.fail = lambda _path, _start: None
         if fault != "corrupted":  # wrong bytes that came ahead are told one by one
             assert sum(len(batch["id"]) for batch in loader) == 64
-    for thread in {*threading.enumerate()} - {*running.before}:
+    for thread in {*threading.enumerate()} - {*threads.before}:
         if "twinfeed" in thread.name:
             thread.join(10)
-    assert not running.started_threads()
+    assert not threads.started_threads()
 
 
 KILLED = """

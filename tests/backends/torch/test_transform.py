@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import made
-from torch_help import lengths, pack_words
+from support.batches import made
+from support.torch_feeds import lengths, pack_words
 
 from twinfeed.loaders import DecodeError, Feed, Index, Seeded
 from twinfeed.samplers import (

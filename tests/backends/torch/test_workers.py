@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batches import expected, noted, received, take
-from own_source import Words
+from support.batches import expected, noted, received, take
+from support.own_source import Words
+from support.torch_feeds import OPTIONS, RECORDS, lengths, noisy, pack_words, plain
 from torch.utils.data import DataLoader, Dataset
-from torch_help import OPTIONS, RECORDS, lengths, noisy, pack_words, plain
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import (

@@ -9,17 +9,16 @@ import pytest
 import torch
 from accelerate import Accelerator, skip_first_batches
 from accelerate.data_loader import prepare_data_loader
-from batches import expected, noted, received
-from launching import run
+from support import PROGRAMS
+from support.batches import expected, noted, received
+from support.programs import run
+from support.torch_feeds import OPTIONS, RECORDS, pack_words, plain
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
-from torch_help import OPTIONS, RECORDS, pack_words, plain
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
 from twinfeed.samplers import BatchSampler, BatchStream, ExactOnceBatchSampler, RandomSampler
-
-HERE = Path(__file__).parent
 
 # Lightning warns of workers, of checkpoints that it overwrites, and calls what torch retired.
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -48,7 +47,7 @@ def test_lightning_gets_every_epoch_and_whole_validations(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
     """Its sanity check takes two validation batches: none may be missing from the validation."""
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     module = Notes()
     training, validation = (
@@ -67,7 +66,7 @@ def test_lightning_gets_every_epoch_and_whole_validations(
 def test_lightning_sets_the_epoch_where_it_cuts_epochs_short(
     index: Index, tmp_path: Path, limit: int
 ) -> None:
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     module = Notes()
     options = {"max_epochs": 3, "limit_train_batches": limit, "enable_checkpointing": False}
@@ -80,7 +79,7 @@ def test_lightning_sets_the_epoch_where_it_cuts_epochs_short(
 def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int) -> None:
     """In mid-epoch and at an epoch's end."""
     from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     saver = ModelCheckpoint(tmp_path, "state", every_n_train_steps=saved, save_top_k=1)
     first = trainer(tmp_path, max_steps=saved + 1, callbacks=[saver])
@@ -97,7 +96,7 @@ def test_lightning_resumes_a_stateful_dataloader(
 ) -> None:
     """It makes an iterator before it names the epoch, and names two."""
     from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     def made() -> Any:
         feed = Feed(index, random(), **OPTIONS)
@@ -119,7 +118,7 @@ def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
 ) -> None:
     """Workers of a plain DataLoader draw before Lightning names the epoch: we name it first."""
     from lightning.pytorch.callbacks import ModelCheckpoint
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     saver = ModelCheckpoint(tmp_path, "state", save_top_k=1)
     options = {"max_epochs": 1, "callbacks": [saver]}
@@ -221,14 +220,14 @@ def test_accelerate_goes_on_after_a_state_where_it_is_told_the_epoch(index: Inde
 @pytest.mark.long
 def test_lightning_resumes_on_two_ranks(tmp_path: Path) -> None:
     """Each in a process of its own, which Lightning starts."""
-    out = run(HERE / "lightning_ranks.py", "--out", str(tmp_path), "--devices", "2")
+    out = run(PROGRAMS / "lightning_ranks.py", "--out", str(tmp_path), "--devices", "2")
     assert "of 761 right, each met once" in out
     assert out.count("of 2: resumed at step 27 with its stream") == 2
 
 
 def test_accelerate_resumes_on_two_ranks(tmp_path: Path) -> None:
     """Nothing that is pickled is in the checkpoint."""
-    out = run(HERE / "accelerate_ranks.py", "--out", str(tmp_path), ranks=2)
+    out = run(PROGRAMS / "accelerate_ranks.py", "--out", str(tmp_path), ranks=2)
     assert out.count("of 2: resumed at step 27 with its stream") == 2
     assert len(list(tmp_path.rglob("loader.json"))) == 1
     assert list(tmp_path.rglob("custom_checkpoint*")) == []  # which Accelerate would unpickle
@@ -238,7 +237,7 @@ def test_lightning_that_names_another_epoch_than_the_state_is_told(
     index: Index, tmp_path: Path
 ) -> None:
     """What is saved after `max_steps` ended a fit in mid-epoch says that the epoch is over."""
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     first = trainer(tmp_path, max_steps=7, enable_checkpointing=False)
     first.fit(Notes(), whole(index, random()))
@@ -250,7 +249,7 @@ def test_lightning_that_names_another_epoch_than_the_state_is_told(
 
 def said_by(folder: Path, module: Any, loaders: Any, **options: Any) -> list[str]:
     """What this library warns of in a training."""
-    from lightning_help import trainer
+    from support.lightning_module import trainer
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -261,7 +260,7 @@ def said_by(folder: Path, module: Any, loaders: Any, **options: Any) -> list[str
 def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path) -> None:
     """The shorter loader of a CombinedLoader has gone on to epochs that are named only later."""
     from lightning.pytorch.utilities import CombinedLoader
-    from lightning_help import Notes
+    from support.lightning_module import Notes
 
     class Both(Notes):
         def training_step(self, batch: Any, _: int) -> torch.Tensor:
@@ -277,7 +276,7 @@ def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path
 
 def test_lightning_that_leaves_batches_out_is_told(index: Index, tmp_path: Path) -> None:
     """It overfits on the first batches of each epoch, which are others in each epoch."""
-    from lightning_help import Notes
+    from support.lightning_module import Notes
 
     (said,) = said_by(tmp_path, Notes(), whole(index, random()), max_epochs=3, overfit_batches=2)
     assert "3 of 5 batches of epoch 0 do not come" in said
@@ -296,7 +295,7 @@ def test_trainers_find_where_to_set_the_epoch(index: Index, make: Any) -> None:
 
 def test_lightning_overfits_beside_an_evaluation(index: Index, tmp_path: Path) -> None:
     """It would put torch's own sequential sampler into a loader of another order."""
-    from lightning_help import Notes, trainer
+    from support.lightning_module import Notes, trainer
 
     one = whole(index, random())
     again = whole(index, evaluation())
@@ -309,7 +308,7 @@ def test_lightning_overfits_beside_an_evaluation(index: Index, tmp_path: Path) -
 
 
 def test_a_second_training_on_one_loader_is_told(index: Index, tmp_path: Path) -> None:
-    from lightning_help import Notes
+    from support.lightning_module import Notes
 
     loader = whole(index, random())
     assert said_by(tmp_path, Notes(), loader, max_epochs=2) == []
@@ -363,7 +362,7 @@ def test_processes_of_accelerate_are_refused_what_they_cannot_share_out(tmp_path
     """Nine batches of two processes: eight would arrive. What they can share, they may. An
     evaluation whose last batches differ is gathered with padding, or by `Results`.
     """
-    out = run(HERE / "accelerate_shares.py", "--data", str(tmp_path), ranks=2)
+    out = run(PROGRAMS / "accelerate_shares.py", "--data", str(tmp_path), ranks=2)
     assert out.count("of 2: as it must be") == 2
 
 

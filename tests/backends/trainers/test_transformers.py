@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch_help import RECORDS, pack_words
+from support.torch_feeds import RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
 from twinfeed.loaders.torch import RecordDataset, RequestSampler, TorchLoader, as_tensors
@@ -46,7 +46,7 @@ def test_it_resumes_at_any_step(
     index: Index, tmp_path: Path, saved: int, accumulated: int, workers: int
 ) -> None:
     """In mid-epoch, and at the end of an epoch whose steps take two batches."""
-    from transformers_help import Place, Trainer, arguments
+    from support.transformers_trainer import Place, Trainer, arguments
 
     one = loader(index, random(), num_workers=workers)
     options: dict[str, Any] = {
@@ -74,7 +74,7 @@ def test_it_resumes_at_any_step(
 
 def test_its_own_skipping_is_refused_over_a_loader(index: Index, tmp_path: Path) -> None:
     """A loaded state and skipped batches would count twice."""
-    from transformers_help import Trainer, arguments
+    from support.transformers_trainer import Trainer, arguments
 
     Trainer(loader(index, random()), args=arguments(tmp_path, max_steps=3, save_steps=3)).train()
     again = Trainer(loader(index, random()), args=arguments(tmp_path, max_steps=4))
@@ -87,7 +87,7 @@ def test_it_skips_the_batches_of_a_plain_dataloader_itself(
     index: Index, tmp_path: Path, saved: int
 ) -> None:
     """The other route: no state is loaded, and the trainer sets the epoch of the sampler."""
-    from transformers_help import Trainer, arguments
+    from support.transformers_trainer import Trainer, arguments
 
     def plain() -> Any:
         feed = Feed(index, random(), decode=tokens)
@@ -111,7 +111,7 @@ def test_it_counts_the_records_of_an_evaluation(
     index: Index, tmp_path: Path, some: Any, last_batch: Any
 ) -> None:
     """Its speed is of these, and not of batches of the size that a training has."""
-    from transformers_help import Trainer, arguments
+    from support.transformers_trainer import Trainer, arguments
 
     sampler = ExactOnceBatchSampler(RECORDS, batch_size=7, last_batch=last_batch, records=some)
     evaluation = loader(index, sampler, threads=0)
@@ -124,7 +124,7 @@ def test_it_counts_the_records_of_an_evaluation(
 
 def test_it_evaluates_on_every_record(index: Index, tmp_path: Path) -> None:
     """Its `eval_loss` is a mean of the batches' means; what `compute_metrics` is given is whole."""
-    from transformers_help import Trainer, arguments
+    from support.transformers_trainer import Trainer, arguments
 
     given: list[Any] = []
 

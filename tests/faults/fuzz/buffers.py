@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from fuzz_help import Corpus
-from reused_buffers import MOST, ROLES, check_rows, feed_of
+from faults.fuzz.mutations import Corpus
+from support.reused_buffers import MOST, ROLES, check_rows, feed_of
 
 from twinfeed.loaders import NumpyLoader
 from twinfeed.samplers import BatchSampler, RandomSampler, ReuseSampler, SequentialSampler

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fuzz_help import Corpus, must_name, mutated
-from inside import IMAGES as FORMATS
-from inside import build
+from faults.fuzz.mutations import Corpus, must_name, mutated
+from support.inside import IMAGES as FORMATS
+from support.inside import build
 
 from twinfeed.loaders import (
     DecodeImage,
@@ -261,6 +261,6 @@ TARGETS: dict[str, Callable[[Corpus, random.Random], None]] = {
     "results": results,
 }
 if importlib.util.find_spec("keras") is not None:
-    from fuzz_saves import save
+    from faults.fuzz.saves import save
 
     TARGETS["save"] = save

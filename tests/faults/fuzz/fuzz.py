@@ -1,7 +1,7 @@
 """Mutate every kind of input, and see that nothing but the library's own errors comes of it.
 
-    python tests/fuzz.py --seconds 60
-    python tests/fuzz.py --case tar:1234
+    PYTHONPATH=tests python tests/faults/fuzz/fuzz.py --seconds 60
+    PYTHONPATH=tests python tests/faults/fuzz/fuzz.py --case tar:1234
 
 A case is a target and a number, and always the same mutation. What a run finds is printed as such a
 case. `FOUND` keeps the cases that once failed; test_fuzz.py runs them again.
@@ -32,13 +32,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from foreign import FOREIGN, word
-from fuzz_buffers import buffer
-from fuzz_files import TARGETS as FILES
-from fuzz_help import Corpus, change, change_index, mutated, read_some
-from fuzz_stores import TARGETS as STORES
-from inside import MANIFEST, encode, samples_of, tar, tfrecord
-from inside import main as command_line
+from faults.fuzz.buffers import buffer
+from faults.fuzz.files import TARGETS as FILES
+from faults.fuzz.mutations import Corpus, change, change_index, mutated, read_some
+from faults.fuzz.stores import TARGETS as STORES
+from support.foreign import FOREIGN, word
+from support.inside import MANIFEST, encode, samples_of, tar, tfrecord
+from support.inside import main as command_line
 
 from twinfeed.loaders import (
     CompressedShards,

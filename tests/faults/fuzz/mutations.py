@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from inside import MANIFEST, digest_of
+from support.inside import MANIFEST, digest_of
 
 from twinfeed.loaders import Index, Reader, build_index, pack
 

@@ -9,8 +9,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from fuzz_help import Corpus, change, must_name, mutated
-from inside import crc32c
+from faults.fuzz.mutations import Corpus, change, must_name, mutated
+from support.inside import crc32c
 
 
 @functools.cache

@@ -13,9 +13,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from fuzz_help import Corpus, change_index, mutated, read_some
-from inside import expand
-from range_server import RangeServer
+from faults.fuzz.mutations import Corpus, change_index, mutated, read_some
+from support.inside import expand
+from support.servers import RangeServer
 
 from twinfeed.loaders import DiskCache, LoaderError, Reader, build_index, open_index
 from twinfeed.samplers import PKBatchSampler

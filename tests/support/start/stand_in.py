@@ -9,7 +9,7 @@ import socket
 import sys
 import tempfile
 
-IMPORT = r"(?m)^\s*(?:from|import) (?:twinfeed\.loaders\.)?({})(?:_help)?\b"
+IMPORT = r"(?m)^\s*(?:from|import) (?:twinfeed\.loaders\.|support\.)?({})(?:_feeds)?\b"
 # What is imported for a program that imports any of these: few sets, as each has a process. The
 # stories' data are scikit-learn's, and torch's optimisers import half of torch when one is made.
 IMPORTS = {

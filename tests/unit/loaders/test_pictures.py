@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import main
-from making_shards import write_tfrecord
 from matplotlib.figure import Figure
 from PIL import Image
+from support.inside import main
+from support.shards import write_tfrecord
 
 from twinfeed.loaders import Feed, ImageFolder, NumpyLoader, pack
 from twinfeed.loaders.pictures import plot_mixing, show_batch

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_source import Words
+from support.own_source import Words
 
 from twinfeed.samplers import BatchSampler, RandomSampler, ReuseSampler, SamplerTraits
 from twinfeed.testing import check_sampler, check_source

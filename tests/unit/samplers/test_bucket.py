@@ -1,4 +1,4 @@
-"""`BucketBatchSampler`: batches of one budget. The laws of all samplers are in test_laws.py."""
+"""`BucketBatchSampler`: batches of one budget. The laws of all samplers are in test_samplers.py."""
 
 import numpy as np
 import pytest

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sampler_cases import LABELS, NAMES, SUPER
+from support.sampler_cases import LABELS, NAMES, SUPER
 
 from twinfeed.samplers import ClassOrder, PKBatchSampler
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import Cursor
+from support.inside import Cursor
 
 from twinfeed.samplers import (
     BatchSampler,

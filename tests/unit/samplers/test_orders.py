@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside import log
+from support.inside import log
 
 from twinfeed.samplers import (
     BatchSampler,

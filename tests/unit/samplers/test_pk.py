@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import ArrayLike
-from sampler_cases import LABELS, NAMES, SUPER
+from support import sampler_definitions as slow
+from support.sampler_cases import LABELS, NAMES, SUPER
 
 from twinfeed.samplers import PKBatchSampler, StateMismatchError
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import (
+from support.inside import (
     MANIFEST,
     BadRecord,
     Entry,
@@ -32,8 +32,8 @@ from inside import (
     tar,
     tfrecord,
 )
-from making_shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
-from refusing import Call, Refused, check_refused
+from support.refusals import Call, Refused, check_refused
+from support.shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
     DataCorruptionError,

@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import (
+from support import PROGRAMS
+from support.inside import (
     Entry,
     FieldStats,
     IndexOptions,
@@ -29,9 +30,9 @@ from inside import (
     row_type,
     sources,
 )
-from inside import writer as _writer
-from making_parts import made_parts, merged
-from making_shards import tars, tfrecords, tree
+from support.inside import writer as _writer
+from support.parts import made_parts, merged
+from support.shards import tars, tfrecords, tree
 
 from twinfeed.loaders import (
     IndexFormatError,
@@ -135,7 +136,7 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
 
 
 def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
-    from inside import unsigned
+    from support.inside import unsigned
 
     assert [unsigned(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
 
@@ -227,7 +228,7 @@ def test_a_build_killed_at_any_change_leaves_the_old_index_or_the_new_one(
     if before is None:
         shutil.rmtree(start / "x.index")
     (tmp_path / "killed").mkdir()
-    script = str(Path(__file__).parent / "killed_pack.py")
+    script = str(PROGRAMS / "killed_pack.py")
     command = [sys.executable, script, str(start), str(tmp_path / "killed"), "build", "d-*"]
     subprocess.run(command, check=True)
     seen = set()

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from inside import LIMITS, Request, TarWriter, batcher_of, encode
 from PIL import Image, UnidentifiedImageError
+from support import GOLDEN
+from support.inside import LIMITS, Request, TarWriter, batcher_of, encode
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -494,7 +495,7 @@ def test_a_gap_decodes_a_part_of_the_pixels(
     size: tuple[int, int], fit: Any, gap: float | None, part: int, checksum: int
 ) -> None:
     """The pixels are golden, and nearly those of the whole image."""
-    photo = {"image": (Path(__file__).parent / "golden" / "photo.jpg").read_bytes()}
+    photo = {"image": (GOLDEN / "photo.jpg").read_bytes()}
     decode = DecodeImage(size=size, fit=fit, reducing_gap=gap)
     found = decode(photo)["image"]
     assert decode._divisor(192, 256) == part

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import IMAGES
 from PIL import Image, ImageOps
+from support.inside import IMAGES
 
 from twinfeed.loaders import DecodeImage
 

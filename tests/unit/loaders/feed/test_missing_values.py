@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making_shards import write_tar, write_tfrecord
+from support.shards import write_tar, write_tfrecord
 
 from twinfeed.loaders import (
     DecodeImage,

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reused_buffers import ROLES, check_rows, feed_of
+from support.reused_buffers import ROLES, check_rows, feed_of
 
 from twinfeed.loaders import DatasetSource, DecodeError, Feed, NumpyLoader, pack
 from twinfeed.samplers import (

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import tensorflow as tf
-from format_help import tensorflow_values
 from google.protobuf.message import DecodeError
 from hypothesis import given
 from hypothesis import strategies as st
+from support.formats import tensorflow_values
 
 from twinfeed.loaders import DataCorruptionError
 from twinfeed.loaders.formats import features as _features

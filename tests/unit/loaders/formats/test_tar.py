@@ -13,9 +13,18 @@ from pathlib import Path
 
 import pytest
 import webdataset
-from format_help import END, archive, block, contents, member, pax, webdataset_samples, write_tar
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.formats import (
+    END,
+    archive,
+    block,
+    contents,
+    member,
+    pax,
+    webdataset_samples,
+    write_tar,
+)
 from webdataset.tariterators import base_plus_ext
 
 from twinfeed.loaders import DataCorruptionError

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import tensorflow as tf
-from format_help import tensorflow_records, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.formats import tensorflow_records, write_records
 
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.tfrecord import scan

@@ -18,10 +18,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import MANIFEST, SHARD, Reading, StringColumn, index_writer, paths, row_type
-from inside import arrays as _arrays
-from making_shards import flip, tars, tfrecords, tree, write_tar
-from refusing import Call, Refused, check_refused
+from support.inside import MANIFEST, SHARD, Reading, StringColumn, index_writer, paths, row_type
+from support.inside import arrays as _arrays
+from support.refusals import Call, Refused, check_refused
+from support.shards import flip, tars, tfrecords, tree, write_tar
 
 from twinfeed.loaders import (
     Index,

@@ -19,11 +19,11 @@ from typing import Any
 import fsspec
 import obstore
 import pytest
-from batches import expected
-from inside import Limits, digest_of, main, remote_index
-from making_shards import tars, tfrecords
 from obstore.store import S3Store
-from range_server import RangeServer
+from support.batches import expected
+from support.inside import Limits, digest_of, main, remote_index
+from support.servers import RangeServer
+from support.shards import tars, tfrecords
 
 from twinfeed.loaders import (
     DiskCache,

@@ -10,10 +10,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import forking
 import numpy as np
 import pytest
-from forking import BATCH, RECORDS, SAMPLER, ids, wanted
+from programs import forking
+from programs.forking import BATCH, RECORDS, SAMPLER, ids, wanted
 
 from twinfeed.loaders import DecodeError, Feed, FieldSpec, Index, NumpyLoader, Ragged, pack
 from twinfeed.samplers import ExactOnceBatchSampler

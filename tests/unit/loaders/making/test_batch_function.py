@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from batch_functions import decoded, in_place, mixed, trimmed
-from batches import noted, received
-from range_server import RangeServer
+from support.batch_functions import decoded, in_place, mixed, trimmed
+from support.batches import noted, received
+from support.servers import RangeServer
 
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, Pad, Ragged, open_index, pack
 from twinfeed.loaders.grain import as_map_dataset

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import made
-from running import started_threads
+from support.batches import made
+from support.threads import started_threads
 
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, pack
 from twinfeed.loaders.feed.request import Request, requests

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import made
-from inside import Request, batcher_of
 from PIL import Image
+from support.batches import made
+from support.inside import Request, batcher_of
 
 from twinfeed.loaders import (
     DatasetSource,

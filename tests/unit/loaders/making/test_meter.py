@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from making_shards import tfrecords
+from support.shards import tfrecords
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, build_index
 from twinfeed.loaders.making import meter as _meter

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-from running import started_threads
+from support.threads import started_threads
 
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 

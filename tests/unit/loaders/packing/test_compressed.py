@@ -13,11 +13,11 @@ from typing import Any, get_args
 
 import numpy as np
 import pytest
-from foreign import sub
-from format_help import write_records
-from inside import Limits, ShardContainer, _compressed, encode, main
-from making_shards import write_tar, write_tfrecord
-from range_server import RangeServer
+from support.foreign import sub
+from support.formats import write_records
+from support.inside import Limits, ShardContainer, _compressed, encode, main
+from support.servers import RangeServer
+from support.shards import write_tar, write_tfrecord
 
 from twinfeed.loaders import (
     CompressedShards,

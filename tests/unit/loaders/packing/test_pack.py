@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from inside import Entry, _inputs
-from making_shards import numbered, tree, write_tfrecord
-from refusing import Call, Refused, check_refused
+from support.inside import Entry, _inputs
+from support.refusals import Call, Refused, check_refused
+from support.shards import numbered, tree, write_tfrecord
 
 from twinfeed.loaders import (
     CompressedShards,

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from inside import (
+from programs.killed_pack import samples
+from support import PROGRAMS
+from support.inside import (
     MANIFEST,
     MARK,
     PUBLISHING,
@@ -26,8 +28,7 @@ from inside import (
     file_digest,
     mark,
 )
-from killed_pack import samples
-from making_shards import numbered, tree
+from support.shards import numbered, tree
 
 from twinfeed.loaders import IndexFormatError, Reader, build_index, open_index, pack, verify
 
@@ -54,7 +55,7 @@ def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refus
     whole = [tmp_path / "old", tmp_path / "new"]
     for number, shards, out in zip((1, 2), (2, 1), whole, strict=True):
         pack(samples(number), out, split=SPLIT, seed=number, shards=shards)
-    script = str(Path(__file__).parent / "killed_pack.py")
+    script = str(PROGRAMS / "killed_pack.py")
     (tmp_path / "killed").mkdir()
     command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), "pack", "1"]
     subprocess.run(command, check=True)

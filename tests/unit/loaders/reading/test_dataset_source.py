@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import noted
-from launching import run
-from rows_help import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Once, X
+from support import PROGRAMS
+from support.batches import noted
+from support.datasets import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Once, X
+from support.programs import run
 
 from twinfeed import DatasetSource
 from twinfeed.loaders import (
@@ -455,4 +456,4 @@ def test_array_record(tmp_path: Path) -> None:
 @pytest.mark.frameworks
 def test_polars_and_grain() -> None:
     """Among others, workers that would hang after a fork."""
-    assert run(Path(__file__).with_name("polars_rows.py")) == "the same polars_rows\n"
+    assert run(PROGRAMS / "polars_rows.py") == "the same polars_rows\n"

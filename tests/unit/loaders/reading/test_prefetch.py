@@ -1,7 +1,7 @@
 """What is prefetched of remote shards: a golden trace of requests, and what must hold of each pass.
 
-`PYTHONPATH=tests python tests/test_prefetch.py` records `tests/golden/prefetch.json`. A trace has a
-line for each step: `file:start+bytes` of each request in order, a bar, and what is buffered then.
+`PYTHONPATH=tests python tests/unit/loaders/reading/test_prefetch.py` records the traces. A trace
+has a line for each step: `file:start+bytes` of each request, a bar, and what is buffered then.
 """
 
 from __future__ import annotations
@@ -25,8 +25,9 @@ from unittest import mock
 import fsspec
 import numpy as np
 import pytest
-from batches import read_ahead
-from inside import (
+from support import GOLDEN
+from support.batches import read_ahead
+from support.inside import (
     Schedule,
     batcher_of,
     buffered,
@@ -36,7 +37,7 @@ from inside import (
     retries,
     store_of,
 )
-from range_server import RangeServer
+from support.servers import RangeServer
 
 from twinfeed.loaders import (
     DecodeError,
@@ -58,7 +59,7 @@ from twinfeed.samplers import (
     ShardShuffleSampler,
 )
 
-GOLDEN = Path(__file__).parent / "golden" / "prefetch.json"
+TRACES = GOLDEN / "prefetch.json"
 RECORD, COUNT = 9000, 60
 
 STREAMS: dict[str, Callable[[Index], BatchStream]] = {
@@ -182,7 +183,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", STREAMS)
 def test_the_requests_of_each_step_are_as_recorded(folder: Path, name: str, way: str) -> None:
     """In this order, no more and no fewer; and no byte is buffered for longer or shorter."""
-    assert trace(folder, name, way) == json.loads(GOLDEN.read_text())[f"{name}, {way}"]
+    assert trace(folder, name, way) == json.loads(TRACES.read_text())[f"{name}, {way}"]
 
 
 def profiled(folder: Path, name: str, way: str) -> tuple[int, int, int]:
@@ -281,5 +282,5 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as temporary:
         folder_ = packed(Path(temporary) / "data")
         traces = {f"{name}, {way}": trace(folder_, name, way) for name in STREAMS for way in WAYS}
-        GOLDEN.write_text(json.dumps(traces, indent=0) + "\n")
+        TRACES.write_text(json.dumps(traces, indent=0) + "\n")
         print({key: profiled(folder_, *key) for key in MOST_CALLS})

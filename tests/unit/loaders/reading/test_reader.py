@@ -19,14 +19,14 @@ from typing import Any
 import fsspec
 import numpy as np
 import pytest
-from batches import read_ahead
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from inside import Entry, Handles, Limits, arrays, local, near_rows, sources
-from making_shards import flip, numbered, tars, tfrecords, total_bytes, write_tar
-from own_source import LABELS, WORDS, Words, samplers
-from range_server import RangeServer
-from rows_help import SAMPLES, Flipped, X
+from support.batches import read_ahead
+from support.datasets import SAMPLES, Flipped, X
+from support.inside import Entry, Handles, Limits, arrays, local, near_rows, sources
+from support.own_source import LABELS, WORDS, Words, samplers
+from support.servers import RangeServer
+from support.shards import flip, numbered, tars, tfrecords, total_bytes, write_tar
 
 from twinfeed import DatasetSource
 from twinfeed.loaders import (

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import expected, made
-from inside import EXTENT, NO_SPAN, fetch_ahead, request_pool
-from inside import retries as _retries
-from making_shards import tars, tfrecords
-from range_server import RangeServer
+from support.batches import expected, made
+from support.inside import EXTENT, NO_SPAN, fetch_ahead, request_pool
+from support.inside import retries as _retries
+from support.servers import RangeServer
+from support.shards import tars, tfrecords
 
 from twinfeed.loaders import (
     Feed,

@@ -4,10 +4,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import noted
-from inside import Request, batcher_of
-from own_source import LABELS, WORDS, Words, noisy, samplers, size
-from plain import batches
+from support.batches import noted
+from support.inside import Request, batcher_of
+from support.own_source import LABELS, WORDS, Words, noisy, samplers, size
+from support.plain import batches
 
 from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack
 from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError

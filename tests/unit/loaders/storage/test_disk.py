@@ -12,9 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from format_help import no_hang
-from making_shards import tfrecords
-from range_server import RangeServer
+from support import TESTS
+from support.formats import no_hang
+from support.servers import RangeServer
+from support.shards import tfrecords
 
 from twinfeed.loaders import DiskCache, LoaderError, Reader, build_index, open_index
 from twinfeed.loaders.storage.disk import Disk
@@ -124,9 +125,9 @@ def test_what_is_not_written_takes_no_room(tmp_path: Path) -> None:
 WITHOUT_LOCKS = """
 import sys
 from pathlib import Path
-from without_locks import take_locks_away
+from programs.without_locks import take_locks_away
 take_locks_away(int(sys.argv[1]))
-from making_shards import tfrecords
+from support.shards import tfrecords
 from twinfeed.loaders import build_index, open_index, pack
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.storage.disk_cache import DiskCache
@@ -155,7 +156,7 @@ def test_a_file_system_without_locks_is_enough(tmp_path: Path, error: str) -> No
     subprocess.run(
         [sys.executable, "-c", WITHOUT_LOCKS, str(getattr(errno, error)), tmp_path],
         check=True,
-        cwd=Path(__file__).parents[2],
+        cwd=TESTS,
     )
 
 

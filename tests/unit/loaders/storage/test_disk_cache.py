@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import made
-from inside import (
+from support.batches import made
+from support.inside import (
     Disk,
     ReadStep,
     Schedule,
@@ -31,9 +31,9 @@ from inside import (
     retries,
     start_pass,
 )
-from inside import disk as _disk
-from plain import batches
-from range_server import RangeServer
+from support.inside import disk as _disk
+from support.plain import batches
+from support.servers import RangeServer
 
 from twinfeed.loaders import (
     DataCorruptionError,

@@ -20,10 +20,10 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
-from inside import Location, masked_text, open_store, retries, store_of
-from making_shards import tfrecords
-from range_server import RangeServer
-from secure_server import at_https, serving_securely
+from support.inside import Location, masked_text, open_store, retries, store_of
+from support.secure_server import at_https, serving_securely
+from support.servers import RangeServer
+from support.shards import tfrecords
 
 from twinfeed.loaders import LoaderError, Reader, build_index
 

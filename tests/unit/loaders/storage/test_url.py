@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 import boto3
 import fsspec
 import pytest
-from inside import (
+from support.inside import (
     Location,
     _http_connections,
     allowed,
@@ -26,9 +26,9 @@ from inside import (
     retries,
     unquoted,
 )
-from making_shards import tars, tfrecords, write_tar, write_tfrecord
-from range_server import RangeServer
-from secure_server import at_https, serving_securely
+from support.secure_server import at_https, serving_securely
+from support.servers import RangeServer
+from support.shards import tars, tfrecords, write_tar, write_tfrecord
 
 from twinfeed.loaders import (
     DiskCache,

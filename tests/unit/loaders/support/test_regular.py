@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from format_help import no_hang
-from inside import Entry, digest_of, main, read_bad_records
-from making_parts import made_parts, merged
-from making_shards import tfrecords
+from support.formats import no_hang
+from support.inside import Entry, digest_of, main, read_bad_records
+from support.parts import made_parts, merged
+from support.shards import tfrecords
 
 from twinfeed.loaders import (
     FromTable,

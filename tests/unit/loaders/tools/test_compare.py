@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from own_backend import BOXES
+from support.own_backend import BOXES
 
 from twinfeed.loaders import (
     BACKENDS,

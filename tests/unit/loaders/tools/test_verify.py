@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from format_help import archive, member
-from inside import MANIFEST, crc32c, digest_of, file_digest, tfrecord
-from making_shards import flip, tars, tfrecords, write_tfrecord
+from support.formats import archive, member
+from support.inside import MANIFEST, crc32c, digest_of, file_digest, tfrecord
+from support.shards import flip, tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import (
     BadRecord,

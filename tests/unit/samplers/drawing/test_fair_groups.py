@@ -6,9 +6,9 @@ from itertools import combinations
 
 import numpy as np
 import pytest
-import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import sampler_definitions as slow
 
 from twinfeed.samplers.drawing.fair_groups import FairGroups
 

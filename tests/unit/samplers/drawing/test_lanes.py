@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import sampler_definitions as slow
 
 from twinfeed.samplers import BatchSampler, ReuseSampler, ShardShuffleSampler, diagnose
 from twinfeed.samplers.drawing import blocks

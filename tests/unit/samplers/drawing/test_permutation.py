@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sampler_slow as slow
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support import sampler_definitions as slow
 
 from twinfeed.samplers import RandomSampler
 from twinfeed.samplers.drawing.permutation import (

@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from batches import read_ahead
-from making_shards import tfrecords
-from running import started_threads
-from sampler_cases import CASES
+from support.batches import read_ahead
+from support.sampler_cases import CASES
+from support.shards import tfrecords
+from support.threads import started_threads
 
 from twinfeed.loaders import (
     Feed,

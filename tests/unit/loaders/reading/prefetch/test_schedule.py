@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sampler_cases import CASES
+from support.sampler_cases import CASES
 
 import twinfeed.loaders
 from twinfeed.loaders import DiskCache, Feed, Index, NumpyLoader, open_index, pack
