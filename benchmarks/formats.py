@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from twinfeed.loaders.formats import tar, tfrecord
-from twinfeed.loaders.formats.example import encode, locate, parse
+from twinfeed.loaders.formats.example import encode, locate, parse_sequence
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.support.checksum import crc32c
@@ -92,7 +92,7 @@ def parsers(messages: list[bytes]) -> dict[str, Callable[[], object]]:
     batches = [tf.constant(messages[at : at + 128]) for at in range(0, len(messages), 128)]
     return {
         "example.locate": lambda: consume(map(locate, messages)),
-        "example.parse": lambda: consume(map(parse, messages)),
+        "example.parse_sequence": lambda: consume(map(parse_sequence, messages)),
         "protobuf (upb) FromString": lambda: consume(map(tf.train.Example.FromString, messages)),
         "TensorFlow parse_example, 128 at once": lambda: consume(
             tf.io.parse_example(batch, FEATURES) for batch in batches

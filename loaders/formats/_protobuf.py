@@ -15,7 +15,6 @@ VARINT, FIXED64, LEN, FIXED32 = 0, 1, 2, 5
 _WORD = (1 << 64) - 1
 _CHUNK = 1 << 16
 _SHIFTS = tuple(range(0, 70, 7))
-_SHORT = _SHIFTS[:5]
 
 
 class WireError(ValueError):
@@ -46,19 +45,10 @@ def read_varint(data: bytes, at: int, end: int, /) -> tuple[int, int]:
 
 def read_short(data: bytes, at: int, end: int, /) -> tuple[int, int]:
     """Return (value, next place) of a tag or a length: at most five bytes and 32 bits."""
-    value = 0
-    try:
-        for shift in _SHORT:
-            byte = data[at]
-            at += 1
-            value |= (byte & 127) << shift
-            if byte < 128:
-                if at > end or value >> 32:
-                    break
-                return value, at
-    except IndexError:
-        pass
-    raise WireError("a tag or a length does not end, or is longer than 32 bits", at)
+    value, stop = read_varint(data, at, end)
+    if stop - at > 5 or value >> 32:
+        raise WireError("a tag or a length is longer than 32 bits", at)
+    return value, stop
 
 
 def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:

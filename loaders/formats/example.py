@@ -68,24 +68,12 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
         raise _corrupt(error, base) from None
 
 
-def parse(data: bytes, /) -> dict[str, Values]:
-    """Return the values of every feature: a list of bytes, int64[n] or float32[n].
-
-    A feature without a list is left out.
-
-    Raises:
-        DataCorruptionError: a malformed message.
-    """
-    try:
-        return {name: _at(data, span) for name, span in _spans(data).items()}
-    except WireError as error:
-        raise _corrupt(error, 0) from None
-
-
 def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Values]]]:
-    """Return the context of a `tf.train.SequenceExample` as `parse` does, and its feature lists.
+    """Parse a `tf.train.SequenceExample` into its context and its feature lists.
 
-    A feature list has the values of each step. An Example is a context alone.
+    The context has the values of each feature: a list of bytes, int64[n] or float32[n]. A feature
+    without a list is left out. A feature list has the values of each step. An Example is a context
+    alone.
 
     Raises:
         DataCorruptionError: a malformed message.

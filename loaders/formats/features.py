@@ -116,7 +116,11 @@ def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
     """
     found: dict[str, list[Span | None]] = {}
     for name, values in _entries(data, 2, sequence=True):
-        steps = [step for at, end in values for step in _steps(data, at, end)]
+        steps = [
+            _list(data, at, end, None)
+            for list_range in values
+            for at, end in _messages(data, *list_range, 1)
+        ]
         if len(steps) > LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} steps", values[0][0])
         if not steps and any(end > at for at, end in values):
@@ -142,41 +146,32 @@ def _entries(
     data: bytes, within: int, *, sequence: bool
 ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield the name of each entry of the map in field `within`, and the ranges of its values."""
+    feature_lists = () if sequence else list(_messages(data, 0, len(data), 2))
+    if feature_lists:
+        raise WireError(
+            "it may be a tf.train.SequenceExample, for example=False and DecodeExample",
+            feature_lists[0][0],
+        )
     names = set[str]()
-    for number, wire, start, stop in fields(data, 0, len(data)):
-        if number == 2 and wire == LEN and not sequence:
-            raise WireError(
-                "it may be a tf.train.SequenceExample, for example=False and DecodeExample", start
-            )
-        if number != within or wire != LEN:
-            continue
-        for inner, inner_wire, at, end in fields(data, start, stop):
-            if inner == 1 and inner_wire == LEN:
-                name, values = "", []
-                for part, part_wire, begin, close in fields(data, at, end):
-                    if part == 1 and part_wire == LEN:
-                        name = _name(data, begin, close)
-                    elif part == 2 and part_wire == LEN:
-                        values.append((begin, close))
-                names.add(name)
-                if len(names) > LIMITS.features:
-                    raise WireError(f"more than {LIMITS.features} features or lists", at)
-                yield name, values
+    for map_range in _messages(data, 0, len(data), within):
+        for start, stop in _messages(data, *map_range, 1):
+            name = ""
+            for at, end in _messages(data, start, stop, 1):
+                try:
+                    name = data[at:end].decode()
+                except UnicodeDecodeError:
+                    raise WireError("a feature's name is not UTF-8", at) from None
+            names.add(name)
+            if len(names) > LIMITS.features:
+                raise WireError(f"more than {LIMITS.features} features or lists", start)
+            yield name, list(_messages(data, start, stop, 2))
 
 
-def _steps(data: bytes, at: int, end: int) -> Iterator[Span | None]:
-    """Yield the list of each Feature of a FeatureList."""
-    for number, wire, start, stop in fields(data, at, end):
-        if number == 1 and wire == LEN:
-            yield _list(data, start, stop, None)
-
-
-def _name(data: bytes, at: int, end: int) -> str:
-    """Return the name of a feature."""
-    try:
-        return data[at:end].decode()
-    except UnicodeDecodeError:
-        raise WireError("a feature's name is not UTF-8", at) from None
+def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
+    """Yield the range of each value of field `number` that is a message or a string."""
+    for found, wire, at, end in fields(data, start, stop):
+        if found == number and wire == LEN:
+            yield at, end
 
 
 def _list(data: bytes, at: int, end: int, found: Span | None) -> Span | None:

@@ -32,7 +32,7 @@ from twinfeed.loaders.feed.collate import collate
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats import files, tar, tfrecord
 from twinfeed.loaders.formats._protobuf import length_delimited, varint
-from twinfeed.loaders.formats.example import decode_list, encode, locate, parse
+from twinfeed.loaders.formats.example import decode_list, encode, locate, parse_sequence
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.records import Record
 from twinfeed.loaders.formats.sniff import COMPRESSED, IMAGES

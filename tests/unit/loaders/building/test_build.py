@@ -27,7 +27,7 @@ from support.inside import (
     encode,
     list_images,
     mark,
-    parse,
+    parse_sequence,
     read_bad_records,
     tar,
     tfrecord,
@@ -160,7 +160,7 @@ def test_raw_records_have_one_field(tmp_path: Path) -> None:
     index = build_index(shard, tmp_path / "x.index", example=False)
     with Reader(index) as reader:
         (data,) = reader.read([3])["data"]
-    assert parse(data)["label"].tolist() == [3]  # type: ignore[union-attr]
+    assert parse_sequence(data)[0]["label"].tolist() == [3]  # type: ignore[union-attr]
 
 
 @pytest.mark.frameworks
