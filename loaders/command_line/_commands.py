@@ -31,10 +31,9 @@ from twinfeed.loaders.errors import LoaderError, ShardWarning, WorkerDiedError
 from twinfeed.loaders.feed.shuffling import shuffled
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.index import load_index
-from twinfeed.loaders.index.manifest import is_index
 from twinfeed.loaders.index.open import open_without_checks
 from twinfeed.loaders.index.options import ReadingOptions
-from twinfeed.loaders.index.remote_index import index_at_url
+from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.packing import CompressedShards, pack
@@ -66,7 +65,7 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 def run_pack(options: argparse.Namespace) -> None:
     source: str | list[str] | Index = _one_or_all(options.source)
     if options.root is not None:
-        if not isinstance(source, str) or not _is_index_path(source):
+        if not isinstance(source, str) or not is_index_path(source):
             raise ValueError("--root is the root of an index, and the source is not an index")
         source = open_index(source, root=options.root)
     how = {name: getattr(options, name) for name in ("label", "key", "example")}
@@ -124,7 +123,7 @@ def run_verify(options: argparse.Namespace) -> int:
 
     A warning ends with the status of bad data.
     """
-    indexes = [path for path in options.target if _is_index_path(path)]
+    indexes = [path for path in options.target if is_index_path(path)]
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
@@ -350,16 +349,11 @@ def _numbered(index: Index, number: str) -> int:
     return int(number) % n
 
 
-def _is_index_path(path: str) -> bool:
-    """Whether a path or a URL leads to an index."""
-    return is_index(Path(path)) or index_at_url(path)
-
-
 def _classes(path: str | None) -> list[str] | None:
     """Return the class names that a file or an index has."""
     if path is None:
         return None
-    if _is_index_path(path):
+    if is_index_path(path):
         return list(load_index(path, None).classes)
     return read_file(path, LIMITS.table_bytes).decode().splitlines()
 

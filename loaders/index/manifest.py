@@ -15,6 +15,7 @@ from typing import Any
 
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
 from twinfeed.loaders.formats.records import CONTAINERS
+from twinfeed.loaders.storage.url import Location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file, read_file
 
@@ -46,7 +47,7 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
             problem = "incomplete index: its build was interrupted, or ended in an error"
             advice = "build it again with the same arguments, which keeps finished shards"
             raise error(problem, advice=advice) from None
-        raise FileNotFoundError(errno.ENOENT, _no_index(path), str(path)) from None
+        raise no_index_error(path) from None
     except LoaderError as wrong:
         problem = f"damaged index: {MANIFEST} is {wrong.problem}"
         raise error(problem, expected=wrong.expected, found=wrong.found) from None
@@ -78,28 +79,35 @@ def invalid_manifest(source: object, wrong: Exception, /) -> IndexFormatError:
     return IndexFormatError(problem, path=source, found=found)
 
 
-def _no_index(path: Path) -> str:
-    """Return the message for a path without an index: the indexes nearby, or how to build one."""
-    if path.is_file():
-        return f"a file, not an index; index it: {_command(path, path.with_suffix('.index'))}"
-    inside = sorted(each.parent.name for each in path.glob(f"[!.]*/{MANIFEST}"))
-    new = path / "train.index" if path.is_dir() and any(path.iterdir()) else path
-    found = [] if path.exists() else path.parent.glob(f"[!.]*.index/{MANIFEST}")
-    return no_index(inside, sorted(each.parent.name for each in found), new)
+def array_files(manifest: Mapping[str, Any], /) -> dict[str, int]:
+    """Return the files of the arrays, relative to the index, with their sizes in bytes."""
+    folder = manifest["folder"]
+    return {f"{folder}/{name}.npy": entry["bytes"] for name, entry in manifest["arrays"].items()}
 
 
-def no_index(inside: Sequence[str], beside: Sequence[str], new: object, /) -> str:
-    """Return the message for a missing index: indexes in the folder, or beside it, and a command
-    that builds one at `new`.
-    """
-    if inside:
-        return f"no index here, but in it: {', '.join(inside[:5])}; open one of those"
-    beside = f", but beside it: {', '.join(beside[:5])}" if beside else f" (no {MANIFEST})"
-    command = _command("SHARDS", str(new))
-    return f"no index here{beside}; check the name, or build one: {command}"
+def no_index_error(path: Path | Location, /) -> FileNotFoundError:
+    """Return the error of a path without an index: the indexes nearby, or how to build one."""
+    if isinstance(path, Path) and path.is_file():
+        command = _build_command(path, path.with_suffix(".index"))
+        problem = f"a file, not an index; index it: {command}"
+    elif inside := _indexes(path, "*"):
+        problem = f"no index here, but in it: {inside}; open one of those"
+    else:
+        found = _indexes(path.parent, "*.index")
+        beside = f", but beside it: {found}" if found else f" (no {MANIFEST})"
+        is_used = isinstance(path, Path) and path.is_dir() and any(path.iterdir())
+        command = _build_command("SHARDS", path / "train.index" if is_used else path)
+        problem = f"no index here{beside}; check the name, or build one: {command}"
+    return FileNotFoundError(errno.ENOENT, problem, str(path))
 
 
-def _command(shards: Path | str, out: Path | str) -> str:
+def _indexes(folder: Path | Location, pattern: str) -> str:
+    """Name the first indexes of a local folder."""
+    found = folder.glob(f"[!.]{pattern}/{MANIFEST}") if isinstance(folder, Path) else ()
+    return ", ".join(sorted(manifest.parent.name for manifest in found)[:5])
+
+
+def _build_command(shards: Path | str, out: Path | Location) -> str:
     return shlex.join(["twinfeed", "index", str(shards), "--out", str(out)])
 
 

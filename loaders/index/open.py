@@ -135,11 +135,7 @@ def is_there(root: Root, name: str, /) -> bool:
     """Whether a shard or a file exists below a root."""
     if isinstance(root, str):
         return os.path.exists(join(root, name))
-    try:
-        store_of(root).stat([inside(name, key=True)], fresh=True)
-    except FileNotFoundError:
-        return False
-    return True
+    return store_of(root).exists(inside(name, key=True))
 
 
 def _stat_shards(index: Index) -> None:

@@ -15,14 +15,20 @@ from pathlib import Path
 from typing import Any
 
 from twinfeed.loaders.errors import LoaderError, StaleIndexError, check_bytes
-from twinfeed.loaders.index.manifest import MANIFEST, no_index, read_manifest
+from twinfeed.loaders.index.manifest import (
+    MANIFEST,
+    array_files,
+    is_index,
+    no_index_error,
+    read_manifest,
+)
 from twinfeed.loaders.storage.disk import cache_error, make_cache_folder
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.storage.download import download
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.request_pool import request_pool
 from twinfeed.loaders.storage.retries import NETWORK
-from twinfeed.loaders.storage.url import Location, is_url
+from twinfeed.loaders.storage.url import Location, parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.temporary import make_temporary, remove_temporary
 
@@ -68,7 +74,7 @@ def _download_once(url: Location, base: Path) -> Path | None:
     fresh = base / f".{secrets.token_hex(8)}"
     fresh.mkdir()
     try:
-        manifest = _manifest(url, fresh)
+        manifest = _download_manifest(url, fresh)
         digest = hashlib.sha256((fresh / MANIFEST).read_bytes()).hexdigest()[:16]
         final = base / digest / "index"
         if _is_whole(final, manifest):
@@ -76,7 +82,7 @@ def _download_once(url: Location, base: Path) -> Path | None:
         try:
             _download_arrays(url, manifest, fresh)
         except FileNotFoundError:  # if the manifest is new, a build has replaced the index
-            if _manifest(url, fresh) == manifest:
+            if _download_manifest(url, fresh) == manifest:
                 raise
             return None
         final.parent.mkdir(exist_ok=True)
@@ -97,40 +103,33 @@ def _download_once(url: Location, base: Path) -> Path | None:
 def send_index(path: Path, url: Location, /) -> None:
     """Upload an index to `url`: its arrays, then the manifest (the commit point)."""
     store, manifest = store_of(url), read_manifest(path)
-    folder = manifest["folder"]
-    arrays = [f"{folder}/{name}.npy" for name in manifest["arrays"]]
+    arrays = array_files(manifest)
     uploads = [
-        request_pool().submit(partial(store.write, name, path / name), (path / name).stat().st_size)
-        for name in arrays
+        request_pool().submit(partial(store.write, file, path / file), size)
+        for file, size in arrays.items()
     ]
     wait(uploads)
     for upload in uploads:
         upload.result()
-    old = _arrays_at(url, path)
+    previous = path / "before"
+    previous.mkdir()
+    old_files = set[str]()
+    with suppress(LoaderError, FileNotFoundError):  # there is no old index, or it is damaged
+        old_files = {*array_files(_download_manifest(url, previous))}
     store.write(MANIFEST, path / MANIFEST)  # the commit point
-    for name in old - set(arrays):
+    for file in old_files - {*arrays}:
         with suppress(FileNotFoundError):
-            store.delete(name)
+            store.delete(file)
 
 
-def _arrays_at(url: Location, path: Path) -> set[str]:
-    """Return the array files of the index at a URL; none if it is missing or damaged."""
-    before = path / "before"
-    before.mkdir()
-    with suppress(LoaderError, FileNotFoundError):
-        manifest = _manifest(url, before)
-        return {f"{manifest['folder']}/{name}.npy" for name in manifest["arrays"]}
-    return set()
-
-
-def _manifest(url: Location, folder: Path) -> dict[str, Any]:
+def _download_manifest(url: Location, folder: Path) -> dict[str, Any]:
     """Download the manifest of an index, and return its content."""
     try:
         download(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
     except FileNotFoundError:
-        raise FileNotFoundError(errno.ENOENT, no_index([], [], url), str(url)) from None
+        raise no_index_error(url) from None
     manifest = read_manifest(folder, url)
-    size = sum(entry["bytes"] for entry in manifest["arrays"].values())
+    size = sum(array_files(manifest).values())
     advice = "copy the index here if it is meant to be this large, and open the copy"
     check_bytes("an index", size, LIMITS.download_bytes, path=url, advice=advice)
     return manifest
@@ -140,21 +139,20 @@ def _download_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -
     """Download all arrays, in parallel."""
     (folder / manifest["folder"]).mkdir()
     store = store_of(url)
-
-    def fetch(name: str) -> None:
-        file = f"{manifest['folder']}/{name}.npy"
-        download(store, file, folder / file, int(manifest["arrays"][name]["bytes"]))
-
     with ThreadPoolExecutor(NETWORK.requests) as pool:
-        list(pool.map(fetch, manifest["arrays"]))
+        downloads = [
+            pool.submit(download, store, file, folder / file, size)
+            for file, size in array_files(manifest).items()
+        ]
+    for finished in downloads:
+        finished.result()
 
 
 def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
     """Whether a copy has all arrays of a manifest, each of the right size."""
     try:
         return (path / MANIFEST).exists() and all(
-            (path / manifest["folder"] / f"{name}.npy").stat().st_size == entry["bytes"]
-            for name, entry in manifest["arrays"].items()
+            (path / file).stat().st_size == size for file, size in array_files(manifest).items()
         )
     except FileNotFoundError:
         return False
@@ -168,13 +166,9 @@ def _indexes(cache: DiskCache, url: Location) -> Path:
     return folder
 
 
-def index_at_url(path: str | os.PathLike[str], /) -> bool:
-    """Whether a path is the URL of an index."""
-    text = os.fspath(path)
-    if not is_url(text):
-        return False
-    try:
-        store_of(Location.of(text)).stat([MANIFEST], fresh=True)
-    except FileNotFoundError:
-        return False
-    return True
+def is_index_path(path: str | os.PathLike[str], /) -> bool:
+    """Return whether a local path or a URL is that of an index."""
+    location = parse_location(path)
+    if isinstance(location, Location):
+        return store_of(location).exists(MANIFEST)
+    return is_index(Path(location))

@@ -18,10 +18,9 @@ from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromJson, LabelSource
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index import Index, open_index
-from twinfeed.loaders.index.manifest import is_index
 from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import to_write
-from twinfeed.loaders.index.remote_index import index_at_url
+from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing._compressed import CompressedShards, Shards, samples_of
 from twinfeed.loaders.packing._inputs import (
@@ -158,7 +157,7 @@ def _open_source(source: Any) -> Records:
         if all(isinstance(path, (str, os.PathLike)) for path in source):
             return CompressedShards(source)
     elif isinstance(source, (str, os.PathLike)):
-        if is_index(Path(source)) or index_at_url(source):
+        if is_index_path(source):
             return open_index(source)
         return ImageFolder(source) if os.path.isdir(source) else CompressedShards(source)
     known = (LooseFiles, Index, CompressedShards, Iterable)

@@ -84,6 +84,14 @@ class Store(ABC):
         self._info |= {path: future.result() for path, future in zip(missing, futures, strict=True)}
         return [self._info[path] for path in paths]
 
+    def exists(self, path: str, /) -> bool:
+        """Return whether a file exists, by a request of its own."""
+        try:
+            self.stat([path], fresh=True)
+        except FileNotFoundError:
+            return False
+        return True
+
     def forget(self) -> None:
         """Clear the cached sizes and ETags."""
         self._info.clear()

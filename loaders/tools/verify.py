@@ -27,7 +27,7 @@ from twinfeed.loaders.index.manifest import MANIFEST, file_digest
 from twinfeed.loaders.index.open import find_shards, is_there
 from twinfeed.loaders.index.options import ReadingOptions, reading_of
 from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_write
-from twinfeed.loaders.index.remote_index import index_at_url
+from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.progress import bar
@@ -130,7 +130,7 @@ def verify(
     if bad_list is not None:
         bad_list = to_write(bad_list)
     if isinstance(source, (str, os.PathLike)) and (
-        Path(source, MANIFEST).exists() or index_at_url(source)
+        Path(source, MANIFEST).exists() or is_index_path(source)
     ):
         source = load_index(source, root)
         if root is None:
