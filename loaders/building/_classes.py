@@ -88,18 +88,6 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
         raise ValueError(f"classes must be different names, and not empty, got {bad[:5]}")
 
 
-def check_range(labels: Array, classes: Sequence[str], /) -> None:
-    """Raise ValueError for integer labels outside the range of `classes`."""
-    chunks = (labels[start : start + READ] for start in range(0, len(labels), READ))
-    outside = [chunk[(chunk < 0) | (chunk >= len(classes))] for chunk in chunks]
-    bad = sum(map(len, outside))
-    if bad:
-        first = np.concatenate(outside)[:5].tolist()
-        raise ValueError(
-            f"labels lie outside [0, {len(classes)}) of classes= ({bad}, first: {first})"
-        )
-
-
 def _is_integer(name: str) -> bool:
     """Whether text is an int64 in Python's notation."""
     try:
@@ -108,12 +96,21 @@ def _is_integer(name: str) -> bool:
         return False
 
 
-def write_class_order(store: IndexWriter, labels: Int64s, /) -> str:
+def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str], /) -> str:
     """Write the arrays of the `ClassOrder` of labels to `store`, and return the digest of labels.
 
     The memory does not grow with the number of labels.
+
+    Raises:
+        ValueError: a label is not the number of one of the `classes`, if there are names.
     """
     values, sizes, first = _census(labels)
+    outside = (values < 0) | (values >= len(classes))
+    if classes and outside.any():
+        raise ValueError(
+            f"labels lie outside [0, {len(classes)}) of classes= ({sizes[outside].sum()}, "
+            f"first: {values[outside][:5].tolist()})"
+        )
     narrow = np.int32 if len(labels) < 1 << 31 else np.int64
     records = store.new("classorder-records", narrow, labels.shape)
     ends = np.cumsum(sizes)

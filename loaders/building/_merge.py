@@ -15,7 +15,6 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders.building._classes import (
-    check_range,
     class_numbers,
     whole_background,
     write_class_order,
@@ -24,7 +23,7 @@ from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import Block, ShardPart, damaged_part, load_part
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
-from twinfeed.loaders.index.arrays import StringColumn, missing_rows, row_type, unsigned
+from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, row_type, unsigned
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import room_for
 
@@ -164,7 +163,7 @@ class _Merge:
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, records: int) -> None:
         """Add rows of a field, None for a part without the field."""
         if rows is None:
-            rows = missing_rows(records, writer.file.dtype)
+            rows = np.array([MISSING_ROW] * records, writer.file.dtype)
         rows = rows.astype(writer.file.dtype)
         present = rows["length"] >= 0
         if self.stats.files:
@@ -188,9 +187,7 @@ class _Merge:
         label, order = self.columns.get("label"), None
         if label is not None and label.kind == "<i8" and len(label.file.shape) == 1:
             values = store.finished(label.file.file.stem)
-            if self.names:
-                check_range(values, self.names)
-            order = write_class_order(store, values)
+            order = write_class_order(store, values, self.names)
         elif self.names:
             raise ValueError(
                 "classes= names integer labels, and the index has no labels: name the source "

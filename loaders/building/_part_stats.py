@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from array import array
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
@@ -21,22 +22,25 @@ from twinfeed.loaders.support.array_types import Array
 
 
 class FieldTotals:
-    """Totals of a field over all shards; `path` is the first shard with the field."""
+    """Totals of a field over all shards; `kinds` maps each kind to the first shard with it."""
 
-    def __init__(self, path: str) -> None:
-        self.path, self.kind = path, ""
-        self.kinds, self.widths = dict[str, str](), set[int]()  # the first shard of each kind
+    def __init__(self) -> None:
+        self.kinds, self.widths = dict[str, str](), set[int]()
         self.offset = self.length = self.shards = 0
 
     def add(self, stats: FieldStats, path: str, records: int) -> None:
         """Add the statistics of a shard."""
-        self.kind = stats.kind
         self.kinds.setdefault(stats.kind, path)
         self.offset = max(self.offset, stats.offset)
         self.length = max(self.length, stats.length)
         if records:
             self.widths.add(stats.width)
             self.shards += 1
+
+    @property
+    def kind(self) -> str:
+        """The kind, of which there is one."""
+        return next(iter(self.kinds))
 
     def width(self, filled: int) -> int:
         """Return the values per record of a column, or 0; `filled` shards have records."""
@@ -56,8 +60,9 @@ class IndexStats:
         self.sizes, self.headers, self.lengths = array("q"), array("L"), array("q")
         self.sums = bytearray()
         self.records = self.left_out = self.broken = self.filled = self.files = 0
-        self.fields: dict[str, FieldTotals] = {}
+        self.fields = defaultdict[str, FieldTotals](FieldTotals)
         self.strings: dict[str, tuple[int, int]] = {}
+        self.mixed: set[str] = set()
         self.numbering = Numbering()
         self.labels: dict[str, str] = {}
         if table is not None:
@@ -86,10 +91,11 @@ class IndexStats:
         self.sums += bytes.fromhex(part.sha256)
         self.left_out += part.excluded + part.missing
         self.broken += part.broken
+        self.mixed.update(part.mixed)
         self.numbering.of(part.names)
         self.labels = part.labels | self.labels
         for name, stats in part.fields.items():
-            self.fields.setdefault(name, FieldTotals(part.path)).add(stats, part.path, part.records)
+            self.fields[name].add(stats, part.path, part.records)
 
     @property
     def integer_labels(self) -> bool:
@@ -97,8 +103,8 @@ class IndexStats:
         no_names = "names" not in self.labels and isinstance(self.options.background, int)
         return "integers" in self.labels or no_names
 
-    def mixed(self) -> list[str]:
-        """Return the bytes features that are single values in some parts and lists in others."""
+    def mixed_features(self) -> set[str]:
+        """Return the bytes features with one value in some records, and several in others."""
         clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
         for name, kinds in clashes.items():
             if kinds.keys() != {"bytes", "bytes_list"}:
@@ -107,7 +113,7 @@ class IndexStats:
                     f"feature {name!r} is {where}: write it as one kind in all shards, or leave it "
                     "out with fields= (--field)"
                 )
-        return sorted(clashes)
+        return self.mixed | clashes.keys()
 
     def check(self) -> None:
         """Raise ValueError if the parts cannot be an index; warn of shards without records."""
@@ -145,7 +151,7 @@ class IndexStats:
                     "feature with key="
                 )
             if "label" in self.fields:
-                raise label_clash(self.fields["label"].path)
+                raise label_clash(next(iter(self.fields["label"].kinds.values())))
         else:
             refuse_mixed(self.labels)
 

@@ -7,7 +7,6 @@ entry, and its directory comes last, so damage and truncation are found.
 
 from __future__ import annotations
 
-import io
 import json
 import os
 import zipfile
@@ -62,6 +61,7 @@ class ShardPart:
     - `block_arrays` has the number of records of each block, and the names of the block's arrays.
     - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
     - `labels` says where the first label of each kind ("integers", "names") is.
+    - `mixed` are the bytes features with one value in some records, and several in others.
     - `names` are the names that the blocks refer to by number; None stands for no label.
     """
 
@@ -75,6 +75,7 @@ class ShardPart:
     excluded: int = 0
     broken: bool = False
     missing: int = 0
+    mixed: list[str] = field(default_factory=list)
     block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)
     strings: dict[str, tuple[int, int]] = field(default_factory=dict)
     labels: dict[str, str] = field(default_factory=dict)
@@ -104,9 +105,9 @@ class ShardPart:
     def blocks(self) -> Iterator[Block]:
         """Yield the blocks of records."""
         try:
-            with open_file(self.file) as data, zipfile.ZipFile(data) as archive:
+            with open_file(self.file) as data, np.load(data) as arrays:  # checks CRCs
                 for number, (records, names) in enumerate(self.block_arrays):
-                    yield Block(records, {name: _array(archive, number, name) for name in names})
+                    yield Block(records, {name: arrays[f"{number}/{name}"] for name in names})
         except Exception as error:
             raise damaged_part(self.file) from error
 
@@ -172,9 +173,3 @@ def new_part(file: Path, /) -> Iterator[PartFile]:
             with suppress(OSError):  # a full disk was reported already
                 out.zip.close()
             out.file.unlink(missing_ok=True)
-
-
-def _array(archive: zipfile.ZipFile, block: int, name: str) -> Array:
-    """Return an array of a block."""
-    data = archive.read(f"{block}/{name}.npy")  # checks the CRC
-    return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)

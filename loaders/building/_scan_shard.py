@@ -21,11 +21,11 @@ from twinfeed.loaders.building.labels import (
     refuse_mixed,
 )
 from twinfeed.loaders.building.plan import BuildPlan, add_header
-from twinfeed.loaders.building.sources import Job, Local, local
+from twinfeed.loaders.building.sources import Job, local
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Range, Record
-from twinfeed.loaders.index.arrays import StringColumn, row_type
+from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, row_type
 from twinfeed.loaders.index.manifest import file_digest
 from twinfeed.loaders.index.options import Label
 from twinfeed.loaders.index.paths import below, join
@@ -40,7 +40,6 @@ CELLS = 1 << 16
 """The approximate number of fields, over all records, of one block of a part."""
 
 _MEMO = 1 << 16
-_MISSING_ROW = (0, -1, 0)
 _DOTS_ADVICE = (
     "; a sample's key ends at the first dot of its members' names, and parts that lie apart are "
     "put together with --join (join=True)"
@@ -58,33 +57,22 @@ _LABEL_ADVICE = (
 
 def build_part(plan: BuildPlan, job: Job, file: str) -> None:
     """Scan one shard, check every checksum, and write the part to `file`."""
-    if job.entries:
-        _build(plan, job, Local(str(plan.root)), Path(file))
-        return
-    full = join(plan.root, job.shard)
-    if isinstance(plan.root, str):
+    source = plan.root if job.entries else join(plan.root, job.shard)
+    if isinstance(plan.root, str) and not job.entries:
         below(plan.root, job.shard)
-    with local(full) as local_file:
+    with local(source) as local_file:
+        size = 0 if job.entries else os.stat(local_file.path).st_size
+        part = ShardPart(plan.options, job.shard, size, local_file.tag, file=Path(file))
         try:
-            _build(plan, job, local_file, Path(file))
-        except LoaderError as error:
-            error.path = str(full)
-            raise
-
-
-def _build(plan: BuildPlan, job: Job, local_file: Local, file: Path) -> None:
-    """Write the part; restart if a bytes feature turns out to be a list."""
-    size = 0 if job.entries else os.stat(local_file.path).st_size
-    while True:
-        part = ShardPart(plan.options, job.shard, size, local_file.tag, file=file)
-        with new_part(file) as out:
-            scanner = ShardScanner(plan, part, local_file.path, out)
-            _scan(plan, job, local_file.path, scanner)
-            if not scanner.mixed:
+            with new_part(part.file) as out:
+                scanner = ShardScanner(plan, part, local_file.path, out)
+                _scan(plan, job, local_file.path, scanner)
                 part.sha256 = file_digest(Path(local_file.path)) if plan.options.digest else ""
                 scanner.finish()
-                return
-        plan = plan.with_lists(scanner.mixed)
+        except LoaderError as error:
+            if not job.entries:
+                error.path = str(source)  # the local file may be a temporary copy
+            raise
 
 
 def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
@@ -145,7 +133,7 @@ class _Column:
 
     def pad(self, records: int) -> None:
         """Mark the field as missing in the following records, up to this number."""
-        self.rows += [_MISSING_ROW] * (records - len(self.rows))
+        self.rows += [MISSING_ROW] * (records - len(self.rows))
 
     def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
         """Return the rows of a block, and its values if every record has as many."""
@@ -173,9 +161,7 @@ class ShardScanner:
         self.chosen = [(name, names.split(";")) for name, names in fields.items()]
         self.dropped = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
         self.columns: dict[str, _Column] = {}
-        self.mixed: set[str] = set()
         self.numbering = Numbering()
-        self.label_cache: dict[bytes, Label] = {}
         self.clear()
 
     def clear(self) -> None:
@@ -215,19 +201,14 @@ class ShardScanner:
         source = self.source
         if source is None:
             return True
-        range_ = record.fields.get(source) if isinstance(source, str) else None
-        label = None if range_ is None else self.label_cache.get(range_.data)
-        if label is None:
-            label = label_of(source, record, self.path)
-            if label is not None:
-                self.check_label_kind(label, record)
-                if range_ is not None and len(self.label_cache) < _MEMO:
-                    self.label_cache[range_.data] = label
-            elif self.options.background is None:
-                named = isinstance(source, str | FromJson)
-                what = f"what {label_source_text(source)} names" if named else "a label"
-                self.skip_or_refuse(what, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
-                return False
+        label = label_of(source, record, self.path)
+        if label is not None:
+            self.check_label_kind(label, record)
+        elif self.options.background is None:
+            named = isinstance(source, str | FromJson)
+            what = f"what {label_source_text(source)} names" if named else "a label"
+            self.skip_or_refuse(what, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
+            return False
         self.labels.append(label)
         return True
 
@@ -280,7 +261,7 @@ class ShardScanner:
                     f"feature {name!r} of {self.part.path} is {column.kind} in record "
                     f"{column.first} and {range_.kind} in record {number}"
                 )
-            self.mixed.add(name)
+            self.part.mixed.append(name)
             return
         offset = base + range_.path_no if self.whole_files else range_.offset
         column.add(self.records, range_, offset)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -94,12 +95,12 @@ def _parsed(line: str) -> BadRecord:
 
 def without(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     """Return the jobs, each with the records that it leaves out."""
-    given = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
-    left_out = [_entry(one, source.root) for one in given]
-    bad: dict[str, list[BadRecord]] = {}
-    for one in left_out:
-        bad.setdefault(one.shard, []).append(one)
-    unknown = sorted(set(bad) - {job.shard for job in source.jobs})
+    listed = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
+    by_shard = defaultdict[str, list[BadRecord]](list)
+    for item in listed:
+        record = _parse_item(item, source.root)
+        by_shard[record.shard].append(record)
+    unknown = sorted(set(by_shard) - {job.shard for job in source.jobs})
     if unknown:
         raise ValueError(
             f"exclude= names shards that are not indexed ({len(unknown)}: {unknown[:5]}): "
@@ -108,34 +109,34 @@ def without(source: ShardSource, exclude: Exclude, /) -> list[Job]:
         )
     jobs = []
     for job in source.jobs:
-        listed = bad.get(job.shard, [])
-        _check_keys(job, listed)
-        rest = min((one.record for one in listed if one.rest), default=None)
-        named = (one.record for one in listed if rest is None or one.record <= rest)
-        jobs.append(job._replace(exclude=frozenset(named), rest=rest))
+        records = by_shard[job.shard]
+        _check_keys(job, records)
+        rest = min((record.record for record in records if record.rest), default=None)
+        numbers = (record.record for record in records if rest is None or record.record <= rest)
+        jobs.append(job._replace(exclude=frozenset(numbers), rest=rest))
     return jobs
 
 
-def _entry(one: Any, root: Root) -> BadRecord:
-    """Return an entry of `exclude`, which may be a pair, with a path below the root."""
-    if isinstance(one, str) or not isinstance(one, Sequence) or len(one) < 2:
+def _parse_item(item: Any, root: Root) -> BadRecord:
+    """Return an item of `exclude`, which may be a pair, with a path below the root."""
+    if isinstance(item, str) or not isinstance(item, Sequence) or len(item) < 2:
         raise TypeError(
             "exclude must be the list that verify writes, or (shard, number) pairs such as "
-            f"('a.tar', 7), got {one!r}"
+            f"('a.tar', 7), got {item!r}"
         )
-    entry = BadRecord(*one)
-    if os.path.isabs(entry.shard) or is_url(entry.shard):
+    record = BadRecord(*item)
+    if os.path.isabs(record.shard) or is_url(record.shard):
         with suppress(ValueError):
-            return entry._replace(shard=relative_to(root, parse_location(entry.shard)))
-    return entry
+            return record._replace(shard=relative_to(root, parse_location(record.shard)))
+    return record
 
 
-def _check_keys(job: Job, listed: Iterable[BadRecord]) -> None:
-    """Raise ValueError if loose files have other numbers than when the list was made."""
-    for one in listed:
-        files = job.entries[one.record : one.record + 1]
-        if files and one.key not in (None, files[0].key):
+def _check_keys(job: Job, records: Iterable[BadRecord]) -> None:
+    """Raise ValueError if loose files have other numbers than when the list was written."""
+    for record in records:
+        files = job.entries[record.record : record.record + 1]
+        if files and record.key not in (None, files[0].key):
             raise ValueError(
-                f"exclude= names {one.key!r}, which is not record {one.record} of {job.shard}: "
-                "remove the file, or name the record as (shard, number)"
+                f"exclude= names {record.key!r}, which is not record {record.record} of "
+                f"{job.shard}: remove the file, or name the record as (shard, number)"
             )

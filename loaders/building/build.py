@@ -113,8 +113,7 @@ def build_index(
         here = here or folder / "x.index"
         with _alone(here / "parts"):
             stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
-            mixed = stats.mixed()
-            if mixed:  # some shards have one value a record, others several: read all as lists
+            if mixed := stats.mixed_features():  # read all of their values as lists
                 plan = plan.with_lists(mixed)
                 stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
             write_index(here, stats, classes=classes)
@@ -159,8 +158,9 @@ def _parts(
     gives the labels, every part is built anew, since the labels may be other labels than before.
     """
     digest = plan.digest()
-    states = [f"{digest} {state}".encode() for state in describe_jobs(plan.root, jobs)]
-    files = [folder / f"{hashlib.sha256(state).hexdigest()[:32]}.part" for state in states]
+    states = [f"{digest} {state}" for state in describe_jobs(plan.root, jobs)]
+    names = [hashlib.sha256(state.encode("utf-8", "surrogateescape")) for state in states]
+    files = [folder / f"{name.hexdigest()[:32]}.part" for name in names]
     if callable(plan.label):
         for file in files:
             file.unlink(missing_ok=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from twinfeed.loaders.errors import ShardWarning
@@ -40,7 +40,13 @@ def list_images(
     found = _files_below(root)
     paths = [path for path in found if os.path.splitext(path)[1][1:].lower() in wanted]
     if extensions is IMAGE_EXTENSIONS and len(paths) < len(found):
-        _warn_of_others(root, set(found).difference(paths))
+        others = sorted(set(found).difference(paths))
+        warnings.warn(
+            f"files below {os.fspath(root)} are not images and are left out ({len(others)}, first: "
+            f"{', '.join(others[:5])})",
+            ShardWarning,
+            stacklevel=2,
+        )
     stems = [os.path.splitext(path)[0] for path in paths]
     times = Counter(stems)
     return [
@@ -95,21 +101,6 @@ def _files_below(root: str | os.PathLike[str]) -> list[str]:
         links = [f"{name}/" for name in folders if prefix and Path(place, name).is_symlink()]
         found += [prefix + name for name in names + links if not name.startswith(".")]
     return sorted(found)
-
-
-def _warn_of_others(root: str | os.PathLike[str], others: Collection[str]) -> None:
-    """Warn that files that are not images, and links to folders, are left out."""
-    kinds = Counter(
-        "link" if path.endswith("/") else os.path.splitext(path)[1].lower() or "no extension"
-        for path in sorted(others)
-    )
-    counts = ", ".join(f"{kind} {count}" for kind, count in kinds.most_common(5))
-    warnings.warn(
-        f"files below {os.fspath(root)} are not images and are left out ({len(others)}: {counts}), "
-        f"such as {min(others)}",
-        ShardWarning,
-        stacklevel=3,
-    )
 
 
 def _raise(error: OSError) -> None:

@@ -66,7 +66,7 @@ class BuildPlan:
         text = repr([VERSION, replace(self.options, root=None), label, keys])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
-    def scan(self, job: Job, path: str, on_bad: OnBad | None) -> Iterator[Record]:
+    def scan(self, job: Job, path: str, on_bad: OnBad) -> Iterator[Record]:
         """Scan the records of a job, whose shard is at `path`."""
         options, limit = self.options, self.options.max_record_bytes
         if job.entries:

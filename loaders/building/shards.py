@@ -7,7 +7,9 @@ import itertools
 import math
 import os
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.sniff import compression_advice, compression_by_name
@@ -50,7 +52,7 @@ def expand(
     found: list[str] = []
     for pattern in [os.fspath(each) for each in given]:
         refuse_command(pattern)
-        for name in [pattern] if _is_there(pattern) else expand_braces(pattern):
+        for name in [pattern] if _exists(pattern) else expand_braces(pattern):
             found += _glob(name)
     if not found:
         raise ValueError(f"shards must name at least one file, got {shards!r}")
@@ -85,11 +87,11 @@ def expand_braces(pattern: str, /) -> list[str]:
 
 def check_complete(paths: Iterable[str], /) -> None:
     """Raise DataCorruptionError, with the gaps, for incomplete sets of `-00003-of-00010` names."""
-    sets: dict[tuple[str, str, str], set[int]] = {}
+    sets = defaultdict[tuple[str, str, str], set[int]](set)
     for path in paths:
         if match := _NUMBERED.fullmatch(path):
             prefix, number, total, suffix = match.groups()
-            sets.setdefault((prefix, total, suffix), set()).add(int(number))
+            sets[prefix, total, suffix].add(int(number))
     for (prefix, total, suffix), numbers in sets.items():
         name = f"{prefix}-*-of-{total}{suffix}"
         beyond = sorted(number for number in numbers if number >= int(total))
@@ -110,16 +112,15 @@ def check_complete(paths: Iterable[str], /) -> None:
 
 def check_distinct(names: Iterable[str], /) -> None:
     """Raise ValueError for a shard that is named twice, in any spelling or through a link."""
-    by_path: dict[str, list[str]] = {}
+    by_path = defaultdict[str, list[str]](list)
     for name in names:
-        same = str(Location.of(name)) if is_url(name) else os.path.realpath(name)
-        by_path.setdefault(same, []).append(name)
+        by_path[str(Location.of(name)) if is_url(name) else os.path.realpath(name)].append(name)
     twice = [" and ".join(spellings) for spellings in by_path.values() if len(spellings) > 1]
     if twice:
         raise ValueError(f"shards are named twice ({len(twice)}: {', '.join(twice[:5])})")
 
 
-def _is_there(name: str) -> bool:
+def _exists(name: str) -> bool:
     """Return whether a file or an object has exactly this name.
 
     A store is asked only about names that could be patterns.
@@ -130,47 +131,32 @@ def _is_there(name: str) -> bool:
     if name.endswith("/") or not re.search(r"[*?[{]", place.key):
         return False
     store, path = split(place)
-    try:
-        store.stat([path], fresh=True)
-    except (FileNotFoundError, RefusedError):  # a store may refuse a name that is not there
-        return False
-    return True
+    with suppress(RefusedError):  # a store may refuse a name that is not there
+        return store.exists(path)
+    return False
 
 
 def _glob(name: str) -> list[str]:
     """Return the files or URLs that match one name."""
-    if is_url(name):
-        if not _MAGIC.search(name) or _is_there(name):
-            return [name]
-        return _glob_store(name)
-    if os.path.exists(name) or not glob.has_magic(name):
+    if not _MAGIC.search(name) or _exists(name):
         return [name]
-    matches = sorted(glob.glob(name, recursive=True))
+    matches = _glob_store(name) if is_url(name) else sorted(glob.glob(name, recursive=True))
     if not matches:
-        if os.path.isdir(folder := os.path.dirname(name) or "."):
+        if not is_url(name) and os.path.isdir(folder := os.path.dirname(name) or "."):
             os.listdir(folder)  # raises if it may not be read, which glob hides
-        raise _no_match(name)
+        raise FileNotFoundError(f"no shard matches {name!r}: check the name")
     return matches
 
 
 def _glob_store(name: str) -> list[str]:
     """Return the URLs that match a pattern. The names of a folder come from its store."""
-    place = folder = Location.of(name)
+    pattern = folder = Location.of(name)
     while _MAGIC.search(folder.key):
         folder = folder.parent
     store = store_of(folder)
-    try:
-        matches = [store.url(path) for path in store.glob(str(place.below(folder)))]
-    except FileNotFoundError:
-        matches = []
-    if not matches:
-        raise _no_match(name)
-    return matches
-
-
-def _no_match(name: str) -> FileNotFoundError:
-    """Return the error of a pattern that nothing matches."""
-    return FileNotFoundError(f"no shard matches {name!r}: check the name")
+    with suppress(FileNotFoundError):
+        return [store.url(path) for path in store.glob(str(pattern.below(folder)))]
+    return []
 
 
 def _choices(text: str, pattern: str) -> Sequence[str]:

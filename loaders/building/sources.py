@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from twinfeed.loaders.building.image_folder import empty_classes, list_images, no_images
@@ -75,27 +75,31 @@ def find_source(
     folder that holds `beside`. For shards at URLs, and for shards without `beside`, the default is
     the nearest folder that all of the shards lie below.
     """
-    where: Root
     entries = _entries(shards)
     if entries is not None:
-        where, entries = _loose_root(shards, entries, beside, root)
-        return ShardSource("files", where, _stretches(entries))
-    given = None if root is None else parse_location(root)
+        folder, entries = _loose_root(shards, entries, beside, root)
+        jobs = [
+            Job(f"files-{n:05d}", tuple(entries[start : start + FILES_PER_PART]))
+            for n, start in enumerate(range(0, len(entries), FILES_PER_PART))
+        ]
+        return ShardSource("files", folder, jobs)
     names = _expand(shards, complete)
-    for place in {os.path.dirname(name) for name in names if not is_url(name)}:
-        refuse_unfinished(place)
-    if given is not None:
-        where = os.path.abspath(given) if isinstance(given, str) else given
+    for folder in {os.path.dirname(name) for name in names if not is_url(name)}:
+        refuse_unfinished(folder)
+    shards_root: Root
+    if root is not None:
+        shards_root = parse_location(root)
     elif is_url(names[0]):
-        where = _common_folder(names)
+        shards_root = _common_folder(names)
     elif beside is not None:
-        where = os.path.dirname(os.path.abspath(beside))
+        shards_root = os.path.dirname(os.path.abspath(beside))
     else:
-        where = os.path.commonpath([os.path.dirname(os.path.abspath(name)) for name in names])
-    relative = [_relative(where, name) for name in names]
-    return ShardSource(
-        container or _guess(where, relative[0]), where, [Job(name) for name in relative]
-    )
+        shards_root = os.path.commonpath([os.path.dirname(os.path.abspath(n)) for n in names])
+    if isinstance(shards_root, str):
+        shards_root = os.path.abspath(shards_root)
+    paths = [_relative(shards_root, name) for name in names]
+    container = container or _container_of(shards_root, paths[0])
+    return ShardSource(container, shards_root, [Job(path) for path in paths])
 
 
 class Local(NamedTuple):
@@ -122,22 +126,20 @@ def local(path: Root) -> Iterator[Local]:
 
 
 def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
-    """Return for each job a digest of what its part depends on besides the plan.
+    """Return as text, for each job, what its part depends on besides the plan.
 
-    The digest is of the path and the state of the shard or of each file, and the records to leave
+    This is the path, size and time (or ETag) of the shard or of each file, and the records to leave
     out.
     """
     if isinstance(root, Location):
-        facts = store_of(root).stat([job.shard for job in jobs], fresh=True)
-        states = [[(job.shard, *one)] for job, one in zip(jobs, facts, strict=True)]
+        found = store_of(root).stat([job.shard for job in jobs], fresh=True)
+        states = [[(job.shard, *info)] for job, info in zip(jobs, found, strict=True)]
     else:
         states = [list(_local_states(root, job)) for job in jobs]
-    digests = []
-    for job, state in zip(jobs, states, strict=True):
-        content = [state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest]
-        text = repr(content).encode("utf-8", "surrogateescape")
-        digests.append(hashlib.sha256(text).hexdigest())
-    return digests
+    return [
+        repr([state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
+        for job, state in zip(jobs, states, strict=True)
+    ]
 
 
 def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
@@ -170,43 +172,16 @@ def _loose_root(
     shards: Shards, entries: list[Entry], beside: PathLike | None, root: PathLike | None
 ) -> tuple[str, list[Entry]]:
     """Return the root of loose files, and the entries relative to it."""
-    images = shards if isinstance(shards, (str, os.PathLike)) else None
+    images = os.path.realpath(shards) if isinstance(shards, (str, os.PathLike)) else None
+    if not entries and images is not None:
+        raise no_images(shards)
     where = os.path.abspath(root or os.path.dirname(os.path.abspath(beside or images or "index")))
-    if images is None:
-        return where, entries
-    if not entries:
-        raise no_images(images)
-    full, inside = os.path.abspath(images), os.path.realpath(where)
-    real = os.path.realpath(full)
-    if not (_within(where, full) and _within(inside, real)):
-        if root is None and _within(where, full):  # a link that the user named
-            inside = os.path.dirname(real)
-            if beside is not None:
-                advice = (
-                    f"write the index there (--out {inside}/NAME.index), or open it with "
-                    f"root={inside!r} (--root in a terminal)"
-                )
-                warnings.warn(f"{full} leads to {real}: {advice}", ShardWarning, stacklevel=4)
-        where, full = inside, real
-    prefix = relative_to(where, full)
+    prefix = "." if images is None else relative_to(os.path.realpath(where), images)
     if prefix == ".":
         return where, entries
     return where, [
         entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})
         for entry in entries
-    ]
-
-
-def _within(folder: str, path: str) -> bool:
-    """Return whether a path is a folder or lies below it, without following links."""
-    return os.path.commonpath([folder, path]) == folder
-
-
-def _stretches(entries: list[Entry]) -> list[Job]:
-    """Cut loose files into jobs."""
-    return [
-        Job(f"files-{n:05d}", tuple(entries[start : start + FILES_PER_PART]))
-        for n, start in enumerate(range(0, len(entries), FILES_PER_PART))
     ]
 
 
@@ -238,17 +213,13 @@ def _relative(root: Root, shard: str) -> str:
 
 def _common_folder(urls: Sequence[str]) -> Location:
     """Return the nearest folder that all `urls` lie below."""
-    places = [Location.of(url) for url in urls]
-    if not all(place.key for place in places):
-        split(next(place for place in places if not place.key))  # raises the error
-    folder = places[0].parent
-    for place in places:
-        while place.below(folder) is None and folder.key:
-            folder = folder.parent
-    return folder
+    files = [Location.of(url) for url in urls]
+    split(min(files, key=lambda file: len(file.key)))  # raises an error for a URL without a file
+    folder = posixpath.commonpath([file.parent.key for file in files])
+    return replace(files[0], key=folder)
 
 
-def _guess(root: Root, shard: str) -> Container:
+def _container_of(root: Root, shard: str) -> Container:
     """Return the container by the name of the first shard's file, or else by its first bytes."""
     name = posixpath.basename(shard)
     if name.endswith(".tar"):

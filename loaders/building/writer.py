@@ -29,6 +29,7 @@ from twinfeed.loaders.index.manifest import (
     FORMAT,
     MANIFEST,
     VERSION,
+    array_files,
     digest_of,
     is_index,
     read_manifest,
@@ -144,8 +145,11 @@ class IndexWriter:
         (self.folder / MANIFEST).write_bytes(text.encode())
         sync(self.folder / MANIFEST)
         final = self.path / manifest["folder"]
+        old = _old_manifest(self.path)
+        if old is None or old["folder"] != final.name:
+            delete_marked(final)  # left by a build that was killed
         folder = _publish_arrays(self.folder, final)
-        with _old_arrays_deletable(self.path):
+        with _deletable(self.path, old):
             os.replace(folder / MANIFEST, self.path / MANIFEST)  # the commit point
             sync(self.path)
         (final / MARK).unlink(missing_ok=True)
@@ -155,22 +159,28 @@ class IndexWriter:
 
 
 @contextmanager
-def _old_arrays_deletable(path: Path) -> Iterator[None]:
+def _deletable(path: Path, old: Mapping[str, Any] | None) -> Iterator[None]:
     """Mark the old arrays deletable while the manifest is replaced, so that the next build can
     remove them if this one is killed.
     """
-    try:
-        manifest = read_manifest(path)
-        folder = path / manifest["folder"]
-        mark(folder, [f"{name}.npy" for name in manifest["arrays"]])
-    except (LoaderError, OSError):  # there is no old state, or it is damaged
+    if old is None:
         yield
         return
+    folder = path / old["folder"]
+    with suppress(OSError):  # the arrays are missing
+        mark(folder, [f"{name}.npy" for name in old["arrays"]])
     try:
         yield
     except BaseException:
         (folder / MARK).unlink(missing_ok=True)
         raise
+
+
+def _old_manifest(path: Path) -> dict[str, Any] | None:
+    """Return the manifest at `path`, or None if there is no index, or a damaged one."""
+    with suppress(LoaderError, OSError):
+        return read_manifest(path)
+    return None
 
 
 @contextmanager
@@ -216,22 +226,19 @@ def check_own_folder(path: Path) -> Path:
 
 def foreign_files(path: Path, /) -> list[str]:
     """Return the files in the folder of an index that no build has written."""
-    own = {MANIFEST} if is_index(path) else set()
-    with suppress(LoaderError, OSError, TypeError):
-        manifest = read_manifest(path)
-        own |= {f"{manifest['folder']}/{name}.npy" for name in manifest["arrays"]}
-    found = []
-    for each in path.iterdir():
-        if not each.is_dir() or each.is_symlink():
-            found += [each.name] if each.name != LOCK else []
+    own = {LOCK, MANIFEST} if is_index(path) else {LOCK}
+    if (manifest := _old_manifest(path)) is not None:
+        own |= {*array_files(manifest)}
+    found = set[str]()
+    for entry in path.iterdir():
+        if entry.is_dir() and not entry.is_symlink():
+            deletable = marked(entry)
+            known = {LOCK} if deletable is None else {LOCK, MARK, *deletable}
+            files = [file for file in entry.iterdir() if not is_part(file)]
+            found |= {f"{entry.name}/{file.name}" for file in files if file.name not in known}
         else:
-            files = marked(each)
-            known = [LOCK] if files is None else [LOCK, MARK, *files]
-            others = [
-                path for path in each.iterdir() if path.name not in known and not is_part(path)
-            ]
-            found += [f"{each.name}/{path.name}" for path in others]
-    return sorted(set(found) - own)
+            found.add(entry.name)
+    return sorted(found - own)
 
 
 def is_part(path: Path) -> bool:
@@ -249,8 +256,6 @@ def _publish_arrays(temporary: Path, final: Path) -> Path:
     Return the folder with the manifest.
     """
     sync(temporary)
-    if _current_arrays(final.parent) != final:
-        delete_marked(final)  # of a killed build
     try:
         os.rename(temporary, final)
     except OSError as error:
@@ -260,10 +265,3 @@ def _publish_arrays(temporary: Path, final: Path) -> Path:
             os.replace(file, final / file.name)
         return temporary
     return final
-
-
-def _current_arrays(path: Path) -> Path | None:
-    """Return the folder of arrays that the manifest names, or None if there is no index."""
-    with suppress(LoaderError, OSError):
-        return path / str(read_manifest(path)["folder"])
-    return None

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, UnsafeContentError
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record, raise_error
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 
@@ -32,7 +32,7 @@ def scan(
     /,
     *,
     max_record_bytes: int = LIMITS.record_bytes,
-    on_bad: OnBad | None = None,
+    on_bad: OnBad = raise_error,
 ) -> Iterator[Record]:
     """Read the files of every entry, and yield a record. Memory is bounded by the longest record.
 
@@ -58,8 +58,6 @@ def scan(
                 found=f"{sum(sizes)} bytes",
                 advice=TOO_LONG,
             )
-            if on_bad is None:
-                raise error
             on_bad(error)
             continue
         fields = {}

@@ -25,6 +25,12 @@ Sample = dict[str, Any]
 OnBad = Callable[[DataCorruptionError], None]
 """Called with the error of one bad record after which the scan can go on."""
 
+
+def raise_error(error: DataCorruptionError, /) -> None:
+    """Raise the error of a bad record, which ends the scan."""
+    raise error
+
+
 TOO_LONG = "raise --max-record-bytes (in Python max_record_bytes=) if it is meant to be this long"
 """What to do about a record that is refused for its length."""
 

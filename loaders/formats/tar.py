@@ -22,7 +22,7 @@ from twinfeed.loaders.formats._tarkeys import (
     split_name,
     stretches_of,
 )
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record, raise_error
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
@@ -50,7 +50,7 @@ def scan(
     *,
     max_record_bytes: int = LIMITS.record_bytes,
     join: bool = False,
-    on_bad: OnBad | None = None,
+    on_bad: OnBad = raise_error,
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
@@ -162,13 +162,11 @@ class _Sample:
             advice=advice,
         )
 
-    def finish(self, on_bad: OnBad | None) -> Iterator[Record]:
+    def finish(self, on_bad: OnBad) -> Iterator[Record]:
         """Yield the record, or call `on_bad` with its error."""
         if self.bad is None:
             length, header = self.end - self.start, b"".join(self.headers)
             yield Record(self.start, length, self.key, self.fields, header, self.number)
-        elif on_bad is None:
-            raise self.bad
         else:
             on_bad(self.bad)
 

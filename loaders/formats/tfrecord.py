@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats.example import locate
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record
+from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record, raise_error
 from twinfeed.loaders.formats.sniff import HEAD, disguise
 from twinfeed.loaders.support.checksum import masked_crc32c
 from twinfeed.loaders.support.closing import Closing
@@ -34,7 +34,7 @@ def scan(
     *,
     example: bool = True,
     max_record_bytes: int = LIMITS.record_bytes,
-    on_bad: OnBad | None = None,
+    on_bad: OnBad = raise_error,
 ) -> Iterator[Record]:
     """Yield every record of a TFRecord shard in one sequential pass.
 
@@ -68,8 +68,6 @@ def scan(
                     fields = {"data": Range("bytes", 0, start, len(data), data, 0)}
             except DataCorruptionError as error:
                 error.path, error.record = path, number
-                if on_bad is None:
-                    raise
                 on_bad(error)
                 continue
             length = HEADER + len(data) + FOOTER

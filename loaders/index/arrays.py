@@ -36,6 +36,7 @@ READ_WHOLE = 1 << 18
 ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
 """The location of a field of a record; a `length` of -1 marks a missing field."""
 
+MISSING_ROW = (0, -1, 0)
 
 _STRINGS, _SHOWN = 1 << 14, 100  # strings decoded at a time, and shown in a repr
 
@@ -62,13 +63,6 @@ def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
 def unsigned(largest: int, /) -> str:
     """Return the integer type for numbers up to `largest`: four bytes if enough, or else eight."""
     return "<u4" if largest < 1 << 32 else "<i8"
-
-
-def missing_rows(records: int, dtype: npt.DTypeLike, /) -> Array:
-    """Return the table of a field that every record lacks."""
-    table = np.zeros(records, dtype)
-    table["length"] = -1
-    return table
 
 
 class StringColumn(Sequence[str]):
@@ -111,25 +105,29 @@ class StringColumn(Sequence[str]):
         return len(self.ends)
 
     @overload
-    def __getitem__(self, place: int) -> str: ...
+    def __getitem__(self, number: int) -> str: ...
     @overload
-    def __getitem__(self, place: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, place: int | slice) -> str | tuple[str, ...]:
-        if isinstance(place, slice):
-            return tuple(map(self.__getitem__, range(*place.indices(len(self)))))
-        place = range(len(self))[place]
-        start = self.ends[place - 1] if place else 0
-        string = self.text[start : self.ends[place]].tobytes().decode("utf-8", "surrogateescape")
-        return string if self._spelling is None else self._spelling(string)
+    def __getitem__(self, number: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, number: int | slice) -> str | tuple[str, ...]:
+        if isinstance(number, slice):
+            return tuple(map(self.__getitem__, range(*number.indices(len(self)))))
+        number = range(len(self))[number]
+        return self._decode(number, number + 1)[0]
 
     def __iter__(self) -> Iterator[str]:
-        for low in range(0, len(self), _STRINGS):  # string by string takes ten times as long
-            ends = self.ends[low : low + _STRINGS].tolist()
-            first = int(self.ends[low - 1]) if low else 0
-            text = self.text[first : ends[-1]].tobytes()
-            for start, end in pairwise([first, *ends]):
-                string = text[start - first : end - first].decode("utf-8", "surrogateescape")
-                yield string if self._spelling is None else self._spelling(string)
+        for start in range(0, len(self), _STRINGS):  # string by string takes ten times as long
+            yield from self._decode(start, start + _STRINGS)
+
+    def _decode(self, start: int, stop: int) -> list[str]:
+        """Decode a range of strings, which is not empty."""
+        ends = self.ends[start:stop].tolist()
+        base = int(self.ends[start - 1]) if start else 0
+        text = self.text[base : ends[-1]].tobytes()
+        strings = [
+            text[low - base : high - base].decode("utf-8", "surrogateescape")
+            for low, high in pairwise([base, *ends])
+        ]
+        return strings if self._spelling is None else list(map(self._spelling, strings))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) or not isinstance(other, Sequence):

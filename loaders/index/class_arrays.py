@@ -13,14 +13,9 @@ def check_class_order(*, records: Array, starts: Array, sizes: Array, num_record
         raise ValueError("its arrays are not of integers in one dimension")
     if len(records) != num_records or len(starts) != len(sizes):
         raise ValueError(f"{len(records)} records, {len(starts)} starts and {len(sizes)} sizes")
-    order = np.argsort(starts, kind="stable")
-    stops = np.append(starts[order][1:], num_records)
-    if not len(starts) == 0 == num_records and (
-        len(starts) == 0
-        or starts[order[0]] != 0
-        or (sizes < 1).any()
-        or (sizes[order] != stops - starts[order]).any()
-    ):
+    order = np.argsort(starts)
+    bounds = np.append(starts[order], num_records)
+    if bounds[0] != 0 or (sizes < 1).any() or (sizes[order] != np.diff(bounds)).any():
         raise ValueError("its classes overlap, or leave records out")
     for low in range(0, num_records, SEEN):
         seen = np.zeros(min(SEEN, num_records - low), np.bool_)

@@ -645,8 +645,8 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (tmp_path / "images" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / "a" / name).write_bytes(b"...")
     images = str(tmp_path / "images")
-    want = f"twinfeed: warning: files below {images} are not images and are left out (1: .txt 1), "
-    want += "such as a/1.txt\n"
+    want = f"twinfeed: warning: files below {images} are not images and are left out "
+    want += "(1, first: a/1.txt)\n"
     for command in (["pack", images, f"{tmp_path}/out"], ["index", images, "--out", f"{images}.i"]):
         assert main([*command, "-q"]) == 0
         assert capsys.readouterr().err == want

@@ -158,7 +158,7 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
         patch.setattr(_classes, "SORTED", at_once)
         patch.setattr(_classes, "READ", 4)
         with _writer.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
-            digest = _classes.write_class_order(store, values)
+            digest = _classes.write_class_order(store, values, ())
             written = {
                 name: store.finished(f"classorder-{name}").tolist()
                 for name in ("records", "starts", "sizes")
