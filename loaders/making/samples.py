@@ -17,9 +17,9 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS, copied, first_shared, repeated, reused, same
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making._calls import Calls, Made, call, check_values
-from twinfeed.loaders.making._decoded import DecodedCache
-from twinfeed.loaders.making._shared import lent, unchanged, with_read_only_arrays
+from twinfeed.loaders.making._decoded_cache import DecodedCache
+from twinfeed.loaders.making._sample_map import Calls, Made, call, check_values
+from twinfeed.loaders.making._shared_samples import lent, unchanged, with_read_only_arrays
 from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.source import Reads, Source, values_of

@@ -13,7 +13,7 @@ from support.threads import started_threads
 
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, pack
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.making._decoded import Decoded, DecodedCache
+from twinfeed.loaders.making._decoded_cache import Decoded, DecodedCache
 from twinfeed.samplers import BatchSampler, ReuseSampler
 
 N = 21
