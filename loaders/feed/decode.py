@@ -258,9 +258,9 @@ class DecodeImage:
             swapped = orientation in range(5, 9)  # height and width
             divisor = self._divisor(*((width, height) if swapped else (height, width)))
             height, width = -(-height // divisor), -(-width // divisor)
-            shape = (height, width) if self.mode == "L" else (height, width, 3)
+            shape = (height, width) + (() if self.mode == "L" else (3,))
             final = orientation == 1 and self.size in (None, (height, width))
-            if slot is None or not final or (slot.shape, slot.dtype) != (shape, np.uint8):
+            if slot is None or not final or slot.shape != shape or slot.dtype != np.uint8:
                 slot = None
             nbytes = math.prod(shape)
             array = simplejpeg.decode_jpeg(
@@ -276,7 +276,7 @@ class DecodeImage:
             if str(error).startswith("Corrupt JPEG data"):
                 raise ValueError(f"{error}: strict=False decodes it as Pillow does") from None
             raise
-        return array.reshape(shape) if slot is None else slot  # type: ignore[no-any-return]
+        return array.reshape(shape) if slot is None else slot
 
     def _divisor(self, height: int, width: int) -> int:
         """Return by what a JPEG's height and width may be divided in decoding: 1, 2, 4 or 8."""

@@ -9,13 +9,16 @@ from itertools import islice
 from threading import Lock
 from typing import Any
 
+import numpy as np
+
 from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.support.array_types import Int64s
 
 Decoded = Mapping[str, Any]
-Decode = Callable[[list[int]], Sequence[Decoded]]
+Decode = Callable[[Int64s], Sequence[Decoded]]
 
 # Most requests that are searched in one go, so that no batch waits for a long search.
-_LOOKED_AT = 64
+_SEARCHED = 64
 
 
 class DecodedCache:
@@ -31,18 +34,18 @@ class DecodedCache:
         self.peak = 0
         self._decode = decode
         self._last_use = reuse - 1
-        self._held: dict[int, Decoded] = {}
+        self._images: dict[int, Decoded] = {}
         self._next: tuple[int, int] | None = None
         self._lock = Lock()
         # Threads may decode ahead of the batches. They decode the new images of each request.
         self._pool: ThreadPoolExecutor | None = None
         self._threads = 0
-        self._coming: Iterator[Request] = iter(())
-        self._live: set[int] = set()  # after the requests that were looked at
+        self._requests: Iterator[Request] = iter(())  # that are not yet searched
+        self._live: set[int] = set()  # images in use after the requests that were searched
         self._pending: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._images)
 
     def __reduce__(self) -> tuple[type[DecodedCache], tuple[int, Decode]]:
         """Pickle without the images and the threads."""
@@ -53,50 +56,50 @@ class DecodedCache:
 
         The threads decode `threads` images ahead, or all new images of one batch if these are more.
         """
-        self._coming, self._threads = requests, threads
+        self._requests, self._threads = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
-        self._look(self._pool)
+        self._submit(self._pool)
 
     def get(self, request: Request, /) -> list[Decoded]:
         """Return the decoded records of a request without padding, in order."""
         with self._lock:
             if (request.epoch, request.step) != self._next:
-                self._held.clear()
+                self._images.clear()
             self._next = (request.epoch, request.step + 1)
             records = request.records.tolist()
-            wanted = [record for record in records if record not in self._held]
-            made: Sequence[Decoded] = ()
-            if wanted and self._pool is not None:
-                new, decoded = self._pending.popleft()
-                assert new == wanted
-                made = decoded.result()
-            elif wanted:
-                made = self._decode(wanted)
-            self._held.update(zip(wanted, made, strict=True))
-            self.decodes += len(wanted)
-            waiting = 0 if self._pool is None else self._look(self._pool)
-            self.peak = max(self.peak, len(self._held) + waiting)
-            batch = [self._held[record] for record in records]
+            new = [record for record in records if record not in self._images]
+            images: Sequence[Decoded] = ()
+            if new and self._pool is not None:
+                submitted, future = self._pending.popleft()
+                assert submitted == new
+                images = future.result()
+            elif new:
+                images = self._decode(np.array(new))
+            self._images.update(zip(new, images, strict=True))
+            self.decodes += len(new)
+            pending = 0 if self._pool is None else self._submit(self._pool)
+            self.peak = max(self.peak, len(self._images) + pending)
+            batch = [self._images[record] for record in records]
             for record in self._last_used(request):
-                del self._held[record]
+                del self._images[record]
             return batch
 
-    def _look(self, pool: ThreadPoolExecutor) -> int:
-        """Have threads decode what comes next; return how many images wait to be taken."""
-        waiting = sum(len(records) for records, _ in self._pending)
-        if waiting >= self._threads:
-            return waiting
-        for request in islice(self._coming, _LOOKED_AT):
-            kept = request.where(request.ids >= 0)
-            new = [record for record in kept.records.tolist() if record not in self._live]
+    def _submit(self, pool: ThreadPoolExecutor) -> int:
+        """Have threads decode the images of coming requests; return how many images are pending."""
+        pending = sum(len(records) for records, _ in self._pending)
+        if pending >= self._threads:
+            return pending
+        for request in islice(self._requests, _SEARCHED):
+            real = request.where(request.ids >= 0)
+            new = [record for record in real.records.tolist() if record not in self._live]
             self._live.update(new)
-            self._live.difference_update(self._last_used(kept))
+            self._live.difference_update(self._last_used(real))
             if new:
-                self._pending.append((new, pool.submit(self._decode, new)))
-                waiting += len(new)
-                if waiting >= self._threads:
+                self._pending.append((new, pool.submit(self._decode, np.array(new))))
+                pending += len(new)
+                if pending >= self._threads:
                     break
-        return waiting
+        return pending
 
     def _last_used(self, request: Request) -> list[int]:
         """Return the records whose last use is in this request."""
@@ -107,5 +110,5 @@ class DecodedCache:
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         with self._lock:
-            self._held.clear()
+            self._images.clear()
             self._next = None

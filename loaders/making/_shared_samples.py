@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -12,14 +13,14 @@ import numpy as np
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.checksum import crc32c
 
-_PIECE = 1 << 18  # items that are copied for a checksum at once: a copy of all takes long
+Fields = Mapping[str, Any]
+"""The fields of a sample by name."""
 
 _IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 
-def with_read_only_arrays(sample: Mapping[str, Any], /) -> Mapping[str, Any]:
+def with_read_only_arrays(sample: Fields, /) -> Fields:
     """Return the sample with read-only views of its arrays."""
     return {
         name: read_only(value) if isinstance(value, np.ndarray) else value
@@ -27,29 +28,39 @@ def with_read_only_arrays(sample: Mapping[str, Any], /) -> Mapping[str, Any]:
     }
 
 
-def lent(sample: Mapping[str, Any], /) -> dict[str, Any]:
-    """Return a sample for one use: the arrays themselves, and copies of what no flag protects."""
+def with_writable_arrays(sample: Fields, /) -> dict[str, Any]:
+    """Return the sample with copies of its read-only arrays."""
     return {
-        name: value if isinstance(value, (np.ndarray, *_IMMUTABLE)) else copy.deepcopy(value)
+        name: value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
         for name, value in sample.items()
     }
 
 
+def with_private_copies(sample: Fields, /, *, arrays: bool) -> dict[str, Any]:
+    """Return the sample with copies of its mutable values, with or without those of its arrays."""
+    copies = dict(sample)
+    for name, value in sample.items():
+        if not isinstance(value, _IMMUTABLE) and (arrays or not isinstance(value, np.ndarray)):
+            with suppress(Exception):  # an open file, a tensor with a gradient
+                copies[name] = copy.deepcopy(value)
+    return copies
+
+
 @contextmanager
-def unchanged(sample: Mapping[str, Any], /) -> Iterator[None]:
+def check_not_mutated(sample: Fields, /) -> Iterator[None]:
     """Raise DecodeError if the block changes an array of the sample.
 
-    numpy keeps to the lock. torch does not: `torch.from_numpy(array).add_(1)` writes to the array,
-    and every later use would get a changed image.
+    The arrays are read-only in numpy, but `torch.from_numpy(array).add_(1)` ignores the flag, and
+    would change the image of all later uses. So checksums are compared.
     """
-    sums = {
+    checksums = {
         name: _checksum(value)
         for name, value in sample.items()
         if isinstance(value, np.ndarray) and value.dtype != object
     }
     yield
-    for name, before in sums.items():
-        if _checksum(sample[name]) != before:
+    for name, checksum in checksums.items():
+        if _checksum(sample[name]) != checksum:
             raise DecodeError(
                 f"transform wrote to the array of field {name!r}, which other uses share",
                 advice="write to array.copy(), or to torch.tensor(array)",
@@ -57,7 +68,4 @@ def unchanged(sample: Mapping[str, Any], /) -> Iterator[None]:
 
 
 def _checksum(array: Array) -> int:
-    flat, checksum = np.ascontiguousarray(array).reshape(-1), 0
-    for start in range(0, flat.size, _PIECE):
-        checksum = crc32c(flat[start : start + _PIECE].tobytes(), checksum)
-    return checksum
+    return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

@@ -28,7 +28,7 @@ from twinfeed.loaders.feed.collate import (
 )
 from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
 from twinfeed.loaders.feed.request import Request
-from twinfeed.loaders.feed.seeded import repeated
+from twinfeed.loaders.making.repeatability import call_repeatedly
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
 
@@ -57,7 +57,9 @@ class BatchFunction:
             rows.pop("mask", None)
             return self._called(rows, request)
 
-        values = repeated("batch_transform", call, first, other, times=3, of="one batch")
+        values = call_repeatedly(
+            "batch_transform", call, first, other, times=3, input_name="one batch"
+        )
         check_names(feed, "field", values, "give it another name in batch_transform")
         how: dict[str, Mode] = dict.fromkeys(values, "stack")
         how.update({name: "ragged" for name, rows in values.items() if isinstance(rows, list)})

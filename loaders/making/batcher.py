@@ -12,9 +12,10 @@ from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_col
 from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.formats.records import Sample
+from twinfeed.loaders.making._shared_samples import with_writable_arrays
 from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.making.samples import Samples, Values, joined_rows, writable
+from twinfeed.loaders.making.samples import Samples, Values, samples_of
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
@@ -64,7 +65,7 @@ class Batcher(Closing):
         """
         held = request.ids >= 0 if self._masked else None
         kept = request if held is None else request.where(held)
-        joined = joined_rows(self._index, self._side, kept)
+        joined = self.samples.joined(kept)
         try:
             with ExitStack() as stack:
                 step = request.epoch * self._steps + request.step
@@ -117,12 +118,10 @@ class Batcher(Closing):
                     f"{counted(len(self._index), 'record')}: only a sampler can join it"
                 )
         request = Request.plain(records, seeds)
-        joined = joined_rows(self._index, self._side, request)
+        joined = self.samples.joined(request)
         values = self.samples.values(request, joined, cached=False)
-        held = {"id": records.tolist(), **joined, **values}
-        return [
-            writable(dict(zip(held, row, strict=True))) for row in zip(*held.values(), strict=True)
-        ]
+        fields = {"id": records.tolist(), **joined, **values}
+        return [with_writable_arrays(sample) for sample in samples_of(fields)]
 
     def start_pass(
         self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
@@ -133,7 +132,7 @@ class Batcher(Closing):
         """
         first = epoch * self._steps + start
         self._plan = start_pass(self._reader, schedule, self._stored, first, readahead)
-        threads = self.samples.calls.threads
+        threads = self.samples.map.threads
         if self.samples.cache is not None and threads:
             coming = requests(schedule, epoch, start, seeds=False)
             self.samples.cache.look_ahead(coming, threads=threads)

@@ -70,7 +70,7 @@ def _first_sample(feed: FeedConfig) -> Mapping[str, Any]:
     """Make the first sample by repeated calls that must agree."""
     with closing(reader_of(feed.index)) as reader:
         samples = Samples(CompiledFeed(feed, {}), reader)
-        return samples.probe_sample(*probe_requests(feed), feed.side)
+        return samples.probe_sample(*probe_requests(feed))
 
 
 def _read(feed: FeedConfig) -> dict[str, FieldSpec]:

@@ -1,0 +1,141 @@
+"""Check that a user's function repeats its results, and gives each in memory of its own."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, TypeVar
+
+import numpy as np
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.feed.seeded import restored, seed_all
+from twinfeed.loaders.support.array_types import Array, as_array
+
+Argument = TypeVar("Argument")
+Result = TypeVar("Result", bound=Mapping[str, Any])
+
+_RESULTS = 3  # that are compared at the end: a function may fill as many buffers in turn
+
+_ADVICE = {
+    "batch_transform": "draw from np.random.default_rng(seed), its second argument",
+    "read": "leave what is random out of the dataset, and give it as transform=",
+    "decode": "draw in transform, which is given a seed",
+    "transform": "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)",
+}
+
+
+def call_repeatedly(
+    name: str,
+    function: Callable[[Argument], Result],
+    argument: Argument,
+    another: Argument,
+    /,
+    *,
+    times: int,
+    input_name: str = "one sample",
+) -> Result:
+    """Return `function(argument)`, which is called `times` times under different random states.
+
+    Raises:
+        ValueError: the results differ, or a call on another argument changes an earlier result,
+            since the function fills one buffer again and again.
+    """
+    results: deque[Result] = deque(maxlen=_RESULTS)
+    with restored():
+        for seed in range(1, times + 1):
+            seed_all(seed)
+            results.append(function(argument))
+            if seed == 1:
+                expected = array_copy(results[0])
+            elif not same(expected, results[-1]):
+                raise ValueError(
+                    f"{name} returned different things for {input_name} and one seed: "
+                    f"{_ADVICE[name]}"
+                )
+        with suppress(LoaderError, OSError):  # the batch of the other argument raises this
+            function(another)
+    for field, value in expected.items():
+        if not all(same(value, result[field]) for result in results):
+            raise buffer_error(name, field)
+    return results[-1]
+
+
+def buffer_error(name: str, field: str, /) -> ValueError:
+    """Return the error of a function, or of a source's `read`, that fills one buffer again."""
+    return ValueError(
+        f"{name} returned one buffer again: a later call changed the field {field!r} of a result. "
+        f"Return a copy, as buffer.copy()"
+    )
+
+
+def first_shared(values: Sequence[Any], /) -> int | None:
+    """Return the position of the first value whose memory a later value has too, if there is one.
+
+    Read-only arrays do not count: samples may share them.
+    """
+    # The objects that own the memory are compared twenty times as fast as addresses.
+    arrays = (value for value in values if isinstance(value, np.ndarray))
+    owners = {id(array if array.base is None else array.base) for array in arrays}
+    if len(owners) == len(values):
+        return None
+    addresses = [_address(value) for value in values]
+    counts = Counter(addresses)
+    shared = (n for n, start in enumerate(addresses) if start is not None and counts[start] > 1)
+    return next(shared, None)
+
+
+def _address(value: Any) -> int | None:
+    """Return where a mutable value begins in memory."""
+    if isinstance(value, np.ndarray):
+        return value.__array_interface__["data"][0] if value.flags.writeable else None
+    if hasattr(value, "data_ptr"):  # a tensor of torch
+        return value.data_ptr()  # type: ignore[no-any-return]
+    return id(value) if isinstance(value, list) else None
+
+
+def array_copy(value: Any, /) -> Any:
+    """Return a value as a copied array; of a dict or a list, the same of each item."""
+    if isinstance(value, Mapping):
+        return {name: array_copy(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [*map(array_copy, value)]
+    return _to_array(value).copy()
+
+
+def same(value: Any, other: Any, /) -> bool:
+    """Whether two values are equal to the last bit; NaN is equal to itself."""
+    if isinstance(value, Mapping):
+        same_keys = isinstance(other, Mapping) and value.keys() == other.keys()
+        return same_keys and all(same(item, other[name]) for name, item in value.items())
+    if isinstance(value, (list, tuple)):
+        same_length = isinstance(other, (list, tuple)) and len(value) == len(other)
+        return same_length and all(map(same, value, other))
+    array, other_array = _to_array(value), _to_array(other)
+    if array.dtype != other_array.dtype or array.shape != other_array.shape:
+        return False
+    if array.dtype != object:
+        return array.tobytes() == other_array.tobytes()
+    return all(map(same if array.shape else _equal, array.flat, other_array.flat))
+
+
+def _to_array(value: Any) -> Array:
+    """Return a value as an array: of an object where numpy fails, as for a sparse tensor."""
+    try:
+        return as_array(value)
+    except Exception:
+        array = np.empty((), object)
+        array[()] = value
+        return array
+
+
+def _equal(value: Any, other: Any) -> bool:
+    """Whether two objects are equal, as far as their class can say: decode makes arrays of them."""
+    if type(value) is not type(other):
+        return False
+    try:
+        comparison: Any = type(value).__eq__
+        return comparison is object.__eq__ or bool(value == other)
+    except Exception:  # as where the attributes are arrays
+        return True
