@@ -6,7 +6,12 @@ from collections.abc import Mapping
 from typing import Any, SupportsIndex
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.state import STATE_VERSION, StateMismatchError, compare, recorded
+from twinfeed.samplers.state import (
+    STATE_VERSION,
+    StateMismatchError,
+    compare_fingerprints,
+    json_value,
+)
 from twinfeed.samplers.traits import Samples
 
 
@@ -29,9 +34,9 @@ class Epochs(Samples):
     def __len__(self) -> int:
         return self._steps
 
-    def _position(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
+    def _as_ints(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
         """Return epoch and step as ints; IndexError unless `0 <= step < end`."""
-        epoch, step = validate.whole("epoch", epoch), validate.whole("step", step)
+        epoch, step = validate.as_int("epoch", epoch), validate.as_int("step", step)
         if not 0 <= epoch < self.max_epochs:
             raise IndexError(f"epoch must be in [0, {self.max_epochs}), got {epoch}")
         if not 0 <= step < end:
@@ -69,12 +74,12 @@ class Epochs(Samples):
             )
         epoch = validate.integer("epoch of the state", state["epoch"], minimum=0)
         step = validate.integer("step of the state", state["step"], minimum=0)
-        theirs = state["fingerprint"]
-        if not isinstance(theirs, Mapping):
-            raise StateMismatchError(f"fingerprint of the state must be a mapping, got {theirs!r}")
+        saved = state["fingerprint"]
+        if not isinstance(saved, Mapping):
+            raise StateMismatchError(f"fingerprint of the state must be a mapping, got {saved!r}")
         global_step = epoch * len(self) + step
-        compare(
-            self._relevant_fingerprint(theirs, global_step),
+        compare_fingerprints(
+            self._relevant_fingerprint(saved, global_step),
             self._relevant_fingerprint(self.fingerprint, global_step),
         )
         validate.integer("epoch of the state", epoch, minimum=0, below=self.max_epochs)
@@ -98,13 +103,13 @@ class Epochs(Samples):
                 "stream_version": self.stream_version,
                 "steps": self._steps,
                 "seed": self.seed,
-                **recorded(self.parameters),
+                **json_value(self.parameters),
             }
         return dict(self._fingerprint)
 
 
 def normalise(stream: Epochs, epoch: int, step: int) -> tuple[int, int]:
-    """Return the position; the end of an epoch becomes the start of the next pass."""
+    """Return the position, where the end of an epoch is replaced by the start of the next pass."""
     if step == len(stream) > 0:
         return (epoch if stream.evaluation else epoch + 1), 0
     return epoch, step
@@ -112,4 +117,4 @@ def normalise(stream: Epochs, epoch: int, step: int) -> tuple[int, int]:
 
 def checked_position(stream: Epochs, epoch: SupportsIndex, step: SupportsIndex) -> tuple[int, int]:
     """Return the position before a step as ints; `len(stream)` is the end of the epoch."""
-    return normalise(stream, *stream._position(epoch, step, len(stream) + 1))
+    return normalise(stream, *stream._as_ints(epoch, step, len(stream) + 1))

@@ -14,7 +14,7 @@ from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
 from twinfeed.samplers.batch_table import batch_table
 from twinfeed.samplers.cursor import Passes
-from twinfeed.samplers.drawing.chunks import IDS, growing
+from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import num_processes, warn_unsharded
 from twinfeed.samplers.types import Int64s, UInt64s
@@ -68,7 +68,7 @@ class BatchStream(Epochs, ABC):
         if not num_steps and not self.evaluation:
             number = validate.counted(self.num_records, "record")
             raise ValueError(
-                f"an epoch must have a batch, got none of {number}: mend the records, the batch "
+                f"an epoch must have a batch, got none of {number}: correct the records, the batch "
                 f"size or last_batch=, or take ExactOnceBatchSampler, whose epoch may be empty"
             )
         super().__init__(num_steps=num_steps, size=size, seed=seed)
@@ -146,7 +146,7 @@ class BatchStream(Epochs, ABC):
         Raises:
             IndexError: a step outside `[0, len(self))`.
         """
-        epoch, step = self._position(epoch, step, self._steps)
+        epoch, step = self._as_ints(epoch, step, self._steps)
         return self._batches(epoch, step, step + 1)[0]
 
     def batches(
@@ -157,8 +157,8 @@ class BatchStream(Epochs, ABC):
         Raises:
             IndexError: a step outside `[0, len(self))`, or `start` after `stop`.
         """
-        epoch, start = self._position(epoch, start, self._steps + 1)
-        epoch, stop = self._position(epoch, stop, self._steps + 1)
+        epoch, start = self._as_ints(epoch, start, self._steps + 1)
+        epoch, stop = self._as_ints(epoch, stop, self._steps + 1)
         if start > stop:
             raise IndexError(f"start must be at most stop, got {start} and {stop}")
         return self._batches(epoch, start, stop) if start < stop else []
@@ -176,7 +176,7 @@ class BatchStream(Epochs, ABC):
         A seed is a hash of (seed, epoch, step, index in the global batch). Ranks and workers
         change no seed.
         """
-        epoch, step = self._position(epoch, step, self._steps)
+        epoch, step = self._as_ints(epoch, step, self._steps)
         (low,), (high,) = self.rank_slices(epoch, step, step + 1)
         return random_words(derive(self._augmentation_key, epoch, step), np.arange(low, high))
 
@@ -190,7 +190,7 @@ class BatchStream(Epochs, ABC):
         >>> stream.batch_seed(0, 1) == stream.shard(1, 2).batch_seed(0, 1)
         True
         """
-        return derive(self.batch_key, *self._position(epoch, step, self._steps))
+        return derive(self.batch_key, *self._as_ints(epoch, step, self._steps))
 
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
         """Return this stream as one rank sees it; the global batches stay what they are.
@@ -270,7 +270,7 @@ class BatchStream(Epochs, ABC):
 
         They are drawn in chunks that grow: the first batch comes at once, later batches cheaply.
         """
-        for start, stop in growing(step, self._steps, max(1, IDS // self._largest)):
+        for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest)):
             yield from self._batches(epoch, start, stop)
 
     def __iter__(self) -> Iterator[Int64s]:

@@ -15,10 +15,10 @@ def batch_table(title: str, ranks: list[list[Int64s]], samples: Samples) -> str:
     """
     steps = len(ranks[0])
     batches = [ids for batches in ranks for ids in batches]
-    plain = not any(samples.views(ids).any() for ids in batches)  # every view is 0
+    without_views = not any(samples.views(ids).any() for ids in batches)  # every view is 0
     cells = (
         " ".join(
-            "-" if record < 0 else str(record) if plain else f"{record}.{view}"
+            "-" if record < 0 else str(record) if without_views else f"{record}.{view}"
             for record, view in zip(
                 samples.records(ids).tolist(), samples.views(ids).tolist(), strict=True
             )

@@ -23,7 +23,7 @@ class Cursor:
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> from twinfeed.samplers.cursor import Cursor
     >>> cursor = Cursor(BatchSampler(RandomSampler(8, seed=0), batch_size=4))
-    >>> cursor.begin()
+    >>> cursor.start_pass()
     (0, 0)
     >>> cursor.advance(), cursor.advance()
     (False, True)
@@ -48,18 +48,18 @@ class Cursor:
         """Step of the next batch, in `[0, len(stream))`."""
         return self._step
 
-    def begin(self, *, whole: bool = False) -> tuple[int, int]:
-        """Begin a pass, and return its first (epoch, step): normally the cursor's position.
+    def start_pass(self, *, whole: bool = False) -> tuple[int, int]:
+        """Start a pass, and return its first (epoch, step): normally the cursor's position.
 
-        With `whole`, and for an evaluation, the pass begins at step 0 of the epoch. Only the first
-        pass after `load_state_dict` begins at the loaded step.
+        With `whole`, and for an evaluation, the pass starts at step 0 of the epoch. Only the first
+        pass after `load_state_dict` starts at the loaded step.
         """
         if not self._resuming and (whole or self._stream.evaluation):
             self._step = 0
         self._resuming = False
         return self._epoch, self._step
 
-    def count(self, epoch: int, advice: str) -> None:
+    def count_pass(self, epoch: int, advice: str) -> None:
         """Count a pass that starts an epoch; warn at the third in a row of one training epoch."""
         # The second time is no mistake: sanity checks and Keras draw a batch to inspect it.
         last_epoch, times = self._pass_counts
@@ -149,10 +149,10 @@ class Passes(Cursor):
 
         Nothing happens before the first `next`.
         """
-        epoch, step = self.begin(whole=True)
+        epoch, step = self.start_pass(whole=True)
         running = self._running = Cursor(self._stream)
         running.seek(epoch, step)
-        self.count(epoch, "use a loader of twinfeed.loaders")
+        self.count_pass(epoch, "use a loader of twinfeed.loaders")
         try:
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
                 # Before the batch is yielded: a loop that takes exactly len() batches never resumes
@@ -172,7 +172,7 @@ class Passes(Cursor):
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set where the next pass begins; the epoch of the running pass changes nothing."""
-        epoch = validate.whole("epoch", epoch)
+        epoch = validate.as_int("epoch", epoch)
         if self._running is not None and self._running.epoch == epoch:
             self.seek(epoch, self._running.step)
         else:

@@ -12,6 +12,7 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.drawing.int_arrays import owners_of
 from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
 from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.types import Int64s
@@ -108,21 +109,21 @@ class Diagnosis:
         displacement, correlation = self.displacement, self.rank_correlation
         missing = validate.counted(self.records - self.covered, "record")
         uniform = "in a uniform shuffle"
-        found = {
+        findings = {
             f"records move {displacement.ratio:.0%} as far as {uniform}": displacement.low,
             f"place and record number correlate by {correlation:.2f}": (
                 abs(correlation) > max(_FLAGGED_RATIO, _MAX_DEVIATIONS / self.samples**0.5)
             ),
         }
         for name, m in self.head_distinct.items():
-            found[f"the first tenth has {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
+            findings[f"the first tenth has {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
         for name, m in self.distinct.items():
-            found[f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} {uniform}"] = m.low
+            findings[f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} {uniform}"] = m.low
         for name, (m, place) in self.worst.items():
             where = f"{self.batch_size:,} samples from place {place:,} on"
-            found[f"{where} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"] = m.low
-        found[f"not in the stream: {missing}"] = self.covered < self.records
-        return [finding for finding, holds in found.items() if holds]
+            findings[f"{where} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"] = m.low
+        findings[f"not in the stream: {missing}"] = self.covered < self.records
+        return [finding for finding, holds in findings.items() if holds]
 
     def __str__(self) -> str:
         """Return the numbers as lines, then the findings."""
@@ -192,35 +193,14 @@ def diagnose(
     >>> good.displacement.uniform, good.ok
     (333.333, True)
     """
-    if isinstance(stream, BatchStream):
-        batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
-        ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
-        ends = np.cumsum([len(b) for b in batches])
-        records = stream.num_records
-    else:
-        ids = validate.integers("stream", stream, minimum=-1)
-        if batch_size is None:
-            raise ValueError("batch_size must be given with a stream of ids, got None")
-        size = validate.integer("batch_size", batch_size, minimum=1)
-        ends = np.minimum(np.arange(size, len(ids) + size, size), len(ids))
-        highest = int(ids.max(initial=-1)) + 1
-        number = highest if num_records is None else num_records
-        records = validate.integer("num_records", number, minimum=0)
-    real = ids >= 0
-    batch = np.searchsorted(ends, np.flatnonzero(real), side="right")
-    ids = ids[real]
-    if not ids.size:
-        raise ValueError("stream must hold a record at least, got none")
-    if ids.max() >= records:
-        raise ValueError(
-            f"stream must hold records below num_records={records}, got {int(ids.max())}"
-        )
+    ids, batch, records = _samples_of(stream, epoch, batch_size, num_records)
     groups = {}  # the class, shard and block of each record
     if labels is not None:
         groups["classes"] = np.unique(as_labels(labels), return_inverse=True)[1]
     if shard_lengths is not None:
-        lengths = validate.integers("shard_lengths", shard_lengths, minimum=0)
-        groups["shards"] = np.repeat(np.arange(len(lengths)), lengths)
+        groups["shards"], _ = owners_of(
+            validate.integers("shard_lengths", shard_lengths, minimum=0)
+        )
     if block is not None:
         groups["blocks"] = np.arange(records) // validate.integer("block", block, minimum=1)
     for name, group in groups.items():
@@ -229,12 +209,44 @@ def diagnose(
     return _measure(ids, batch, records, groups)
 
 
+def _samples_of(
+    stream: BatchStream | ArrayLike,
+    epoch: SupportsIndex,
+    batch_size: SupportsIndex | None,
+    num_records: SupportsIndex | None,
+) -> tuple[Int64s, Int64s, int]:
+    """Return the record and the batch of each sample, without padding, and the number of records.
+
+    The arguments are those of `diagnose`.
+    """
+    if isinstance(stream, BatchStream):
+        batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
+        ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
+        batch, _ = owners_of(np.array([len(ids) for ids in batches], np.int64))
+        records = stream.num_records
+    else:
+        ids = validate.integers("stream", stream, minimum=-1)
+        if batch_size is None:
+            raise ValueError("batch_size must be given with a stream of ids, got None")
+        batch = np.arange(len(ids)) // validate.integer("batch_size", batch_size, minimum=1)
+        number = int(ids.max(initial=-1)) + 1 if num_records is None else num_records
+        records = validate.integer("num_records", number, minimum=0)
+    real = ids >= 0
+    if not real.any():
+        raise ValueError("stream must hold a record at least, got none")
+    if ids.max() >= records:
+        raise ValueError(
+            f"stream must hold records below num_records={records}, got {int(ids.max())}"
+        )
+    return ids[real], batch[real], records
+
+
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
     """Compute all statistics; `batch` is the batch of each sample, `groups` those of records."""
     samples = len(ids)
     head = -(-samples // 10)
-    place = np.arange(samples)
-    stored_place = ids * samples // records
+    position = np.arange(samples)
+    stored_position = ids * samples // records
     counts = np.bincount(ids, minlength=records)
     sizes = np.bincount(batch)
     size = int(sizes.max())
@@ -255,11 +267,11 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         covered=int(np.count_nonzero(counts)),
         most_repeats=int(counts.max()),
         displacement=Measure(
-            float(np.abs(place - stored_place).mean()),
+            float(np.abs(position - stored_position).mean()),
             (samples**2 - 1) / (3 * samples),
             sqrt((samples + 1) * (2 * samples**2 + 7) / 45) / samples,
         ),
-        rank_correlation=_correlation(place, ids),
+        rank_correlation=_correlation(position, ids),
         head_distinct=head_distinct,
         distinct=distinct,
         worst=worst,
@@ -307,13 +319,13 @@ def _probability_absent(n: int, s: int, size: int) -> float:
     return exp(lgamma(n - s + 1) - lgamma(n - s - size + 1) - lgamma(n + 1) + lgamma(n - size + 1))
 
 
-def _correlation(place: Int64s, ids: Int64s) -> float:
-    """Return Spearman's rank correlation; equal ids share their mean rank."""
+def _correlation(position: Int64s, ids: Int64s) -> float:
+    """Return Spearman's rank correlation of position and id; equal ids share their mean rank."""
     _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
     if len(counts) < 2:
         return 0.0
     rank = np.cumsum(counts) - (counts + 1) / 2
-    return float(np.corrcoef(place, rank[inverse])[0, 1])
+    return float(np.corrcoef(position, rank[inverse])[0, 1])
 
 
 def simulate_shuffle_buffer(
@@ -341,9 +353,9 @@ def simulate_shuffle_buffer(
     key = root_key(validate.seed(seed), "shuffle buffer")
     out = np.empty(total, np.int64)
     picks = uniform_below(random_words(key, np.arange(total)), buffered).tolist()
-    for place, pick in enumerate(picks):
-        out[place] = buffer[pick]
-        next_record = place + int(buffered[0])
+    for position, pick in enumerate(picks):
+        out[position] = buffer[pick]
+        next_record = position + int(buffered[0])
         if next_record < total:
             buffer[pick] = next_record
         else:

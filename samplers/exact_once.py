@@ -66,7 +66,7 @@ class ExactOnceBatchSampler(BatchSampler):
         validate.choice("last_batch", last_batch, ("smaller", "pad"))
         order: Sampler = SequentialSampler(validate.size(n, ids=_SOME))
         if records is not None:
-            order = SubsetSampler(validate.records(records, len(order)), of=n)
+            order = SubsetSampler(validate.sorted_record_ids(records, len(order)), of=n)
         order.seed = validate.seed(seed)
         super().__init__(order, batch_size=batch_size, last_batch=last_batch)
         self.num_samples = len(order)  # records that are evaluated

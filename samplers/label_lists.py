@@ -38,14 +38,19 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
     return counts, as_labels(flat)
 
 
-def by_class(counts: Int64s, labels: Array, chosen: Int64s | None, /) -> tuple[ClassOrder, Array]:
-    """Return the class order of all or the chosen records, and the label of each class."""
+def class_order_of_lists(
+    counts: Int64s, labels: Array, record_ids: Int64s | None, /
+) -> tuple[ClassOrder, Array]:
+    """Return the class order of records with several labels, and the label of each class.
+
+    `counts` are the labels of each record; with `record_ids`, only these records are in the order.
+    """
     # A pair is a record with one of its labels.
     records, _ = owners_of(counts)
     pairs = ClassOrder(labels)
     content = f"{pairs.digest} of {digest(records)}"
-    if chosen is not None:
-        pairs = pairs.subset(np.flatnonzero(np.isin(records, chosen)))
+    if record_ids is not None:
+        pairs = pairs.subset(np.flatnonzero(np.isin(records, record_ids)))
     order = ClassOrder.from_arrays(
         records=records[pairs.records], starts=pairs.starts, sizes=pairs.sizes, digest=content
     )
@@ -63,21 +68,20 @@ def check_pairs(order: ClassOrder, names: Array, k: int, /) -> None:
     sizes = np.asarray(order.sizes)
     owner, records = order.class_record_pairs()
     width = int(records.max(initial=0)) + 1
-    codes = owner * width + records  # (class, record) in one integer, sorted
+    members = owner * width + records  # (class, record) in one integer, sorted
     starts = np.cumsum(sizes) - sizes
     for first, second in _overlapping_pairs(owner, records, sizes, k):
-        stops = starts[first] + sizes[first]
-        # The records of the first class, searched in the second.
-        sought = codes[ranges(starts[first], stops)]
-        sought += np.repeat((second - first) * width, sizes[first])
-        index = np.searchsorted(codes, sought).clip(max=len(codes) - 1)
-        pair_of = np.repeat(np.arange(len(first)), sizes[first])
-        num_shared = np.bincount(pair_of[codes[index] == sought], minlength=len(first))
+        # Search the records of the first class in the second class.
+        pair, _ = owners_of(sizes[first])
+        wanted = members[ranges(starts[first], starts[first] + sizes[first])]
+        wanted += ((second - first) * width)[pair]
+        index = np.searchsorted(members, wanted).clip(max=len(members) - 1)
+        num_shared = np.bincount(pair[members[index] == wanted], minlength=len(first))
         too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)
         if len(too_few):
-            pair = [first[too_few[0]], second[too_few[0]]]
-            named = " and ".join(map(str, names[pair]))
-            raise ValueError(f"classes {named} together have fewer than {2 * k} records: lower k")
+            classes = [first[too_few[0]], second[too_few[0]]]
+            text = " and ".join(map(str, names[classes]))
+            raise ValueError(f"classes {text} together have fewer than {2 * k} records: lower k")
 
 
 def _overlapping_pairs(
@@ -104,11 +108,12 @@ def _overlapping_pairs(
         rows_by_gap += [rows[remaining[rows] > gap] for gap in range(1, k + 1)]
         first = np.concatenate(rows_by_gap)
         second = first + np.repeat(np.arange(k + 1), [*map(len, rows_by_gap)])
-        key = records[first] * (int(records.max(initial=0)) + 1) + records[second]
-        by_key = np.argsort(key, kind="stable")
-        key, number = key[by_key], owner[first[by_key]]
-        for distance in range(1, len(key)):
-            equal = np.flatnonzero(key[distance:] == key[:-distance])
+        record_pair = records[first] * (int(records.max(initial=0)) + 1) + records[second]
+        order = np.argsort(record_pair, kind="stable")
+        record_pair, class_of = record_pair[order], owner[first[order]]
+        # Classes that have the same pair of records are neighbours now.
+        for distance in range(1, len(record_pair)):
+            equal = np.flatnonzero(record_pair[distance:] == record_pair[:-distance])
             if not len(equal):
                 break
-            yield number[equal], number[equal + distance]
+            yield class_of[equal], class_of[equal + distance]

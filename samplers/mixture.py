@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
@@ -123,20 +123,24 @@ class MixtureSampler(Sampler):
 
     def records(self, ids: Int64s) -> Int64s:
         """Return the record of each sample id in the joined index."""
-        return self._by_sampler(ids, lambda order, ids: order.records(ids), self._record_bounds)
+        out = np.empty(np.shape(ids), np.int64)
+        for number, mask, own_ids in _by_sampler(self._id_bounds, ids):
+            out[mask] = self._record_bounds[number] + self._samplers[number].records(own_ids)
+        return out
 
     def views(self, ids: Int64s) -> Int64s:
-        offsets = np.zeros_like(self._record_bounds)
-        return self._by_sampler(ids, lambda order, ids: order.views(ids), offsets)
+        out = np.empty(np.shape(ids), np.int64)
+        for number, mask, own_ids in _by_sampler(self._id_bounds, ids):
+            out[mask] = self._samplers[number].views(own_ids)
+        return out
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the range of records around each record, from the record's sampler."""
         records = np.asarray(records, dtype=np.int64)
-        stream = np.searchsorted(self._record_bounds, records, side="right") - 1
         first, stop = np.empty_like(records), np.empty_like(records)
-        for number in np.unique(stream).tolist():
-            mask, offset = stream == number, self._record_bounds[number]
-            low, high = self._samplers[number].spans(records[mask] - offset)
+        for number, mask, own_records in _by_sampler(self._record_bounds, records):
+            low, high = self._samplers[number].spans(own_records)
+            offset = self._record_bounds[number]
             first[mask], stop[mask] = low + offset, high + offset
         return first, stop
 
@@ -158,11 +162,11 @@ class MixtureSampler(Sampler):
         other = copy.copy(self)
         other._batch_size = batch_size
         weights, period = self._weights, int(self._weights.sum())
-        # The most that a batch may take of each sampler: of whole periods, and of a part of a
+        # The most samples of each sampler in a batch: of complete periods, and of a part of a
         # period at either end.
-        whole = max(0, batch_size // period - 1)
+        complete = max(0, batch_size // period - 1)
         most = np.maximum(
-            whole * weights + np.minimum(batch_size - whole * period, 2 * weights),
+            complete * weights + np.minimum(batch_size - complete * period, 2 * weights),
             batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
         )
         # A mixture in a mixture starts its next epoch as a whole, like any other sampler.
@@ -174,26 +178,13 @@ class MixtureSampler(Sampler):
         other.traits = replace(self.traits, repeats=repeats)
         return other
 
-    def _by_sampler(
-        self, ids: Int64s, function: Callable[[Sampler, Int64s], Int64s], offsets: Int64s
-    ) -> Int64s:
-        """Return `function(sampler, the sampler's own ids) + the sampler's offset` for all ids."""
-        ids = np.asarray(ids, dtype=np.int64)
-        stream = self.group_of(ids)
-        out = np.empty(ids.shape, np.int64)
-        for number in np.unique(stream).tolist():
-            mask = stream == number
-            own_ids = ids[mask] - self._id_bounds[number]
-            out[mask] = offsets[number] + function(self._samplers[number], own_ids)
-        return out
-
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         if not len(positions):
             return positions
         stream, count = self._interleave.streams_at(epoch * self._samples + positions)
         self._move_duplicates_back(stream, count)
         chunk, offset = np.divmod(count, _CHUNK)
-        first, row = distinct_pairs(stream, chunk)
+        first, row = distinct_pairs(stream, chunk)  # a sample of each chunk, and the sample's chunk
         chunks = [
             self._cache[of].get(number, lambda: _draw_chunk(self._samplers[of], number))  # noqa: B023
             for of, number in zip(stream[first].tolist(), chunk[first].tolist(), strict=True)
@@ -225,10 +216,12 @@ class MixtureSampler(Sampler):
         after the next samples. As each epoch is longer than two batches, its end never changes.
         """
         order, length = self._samplers[stream], int(self._lengths[stream])
-        turn = self._interleave.position_of(stream, epoch * length)
-        start = turn - turn % self._samples % self._batch_size  # of the batch
-        stop = min(start + self._batch_size, turn - turn % self._samples + self._samples)
-        before, after = (int(self._interleave.counts_before(t)[stream]) for t in (start, stop))
+        position = self._interleave.position_of(stream, epoch * length)
+        # The batch in which the epoch starts: its first position, and where it stops.
+        offset = position % self._samples  # in the epoch of the mixture
+        start = position - offset % self._batch_size
+        stop = min(start + self._batch_size, position - offset + self._samples)
+        before, after = (int(self._interleave.counts_before(p)[stream]) for p in (start, stop))
         num_old, num_drawn = epoch * length - before, after - before
         if not num_old:
             return np.empty(0, np.int64)
@@ -237,6 +230,18 @@ class MixtureSampler(Sampler):
         free = ~np.isin(new, old)
         chosen = free & (np.cumsum(free) <= num_drawn - num_old)
         return np.argsort(~chosen, kind="stable")
+
+
+def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
+    """Yield the number of each sampler with ids, the mask of its ids, and the sampler's own ids.
+
+    The ids of sampler i are `bounds[i]` to `bounds[i + 1] - 1`.
+    """
+    ids = np.asarray(ids, dtype=np.int64)
+    sampler = np.searchsorted(bounds, ids, side="right") - 1
+    for number in np.unique(sampler).tolist():
+        mask = sampler == number
+        yield number, mask, ids[mask] - bounds[number]
 
 
 def _draw_chunk(order: Sampler, chunk: int) -> Int64s:

@@ -14,7 +14,7 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
-from twinfeed.samplers.state import recorded
+from twinfeed.samplers.state import json_value
 from twinfeed.samplers.traits import Samples
 from twinfeed.samplers.types import Int64s
 
@@ -78,7 +78,7 @@ class Sampler(Samples, ABC):
         return {
             "name": type(self).__name__,
             "stream_version": self.stream_version,
-            **recorded({"seed": self.seed, **self.parameters}),
+            **json_value({"seed": self.seed, **self.parameters}),
         }
 
     def for_batches(self, batch_size: int) -> Sampler:
@@ -90,27 +90,27 @@ def checked_draw(
     sampler: Sampler,
     epoch: int,
     positions: Int64s,
-    describe: Callable[[int, int], str] = "epoch {}, position {}".format,
+    position_text: Callable[[int, int], str] = "epoch {}, position {}".format,
 ) -> Int64s:
     """Return `sampler.draw(epoch, positions)`, checked: a wrong id would read another record.
 
-    `describe(epoch, position)` names a position in the error.
+    `position_text(epoch, position)` names a position in the error.
 
     Raises:
         ValueError: another number of ids, no integers, or ids outside `[0, num_ids)`.
     """
     ids = np.asarray(sampler.draw(epoch, positions))
-    index, wrong = 0, ""
+    index, problem = 0, ""
     if ids.shape != positions.shape:
-        wrong = f"the shape {ids.shape} for {len(positions)} positions"
+        problem = f"the shape {ids.shape} for {len(positions)} positions"
     elif ids.size and ids.dtype.kind not in "iu":
-        wrong = f"{ids.dtype} in place of integers"
+        problem = f"{ids.dtype} in place of integers"
     elif ids.size and (ids.min() < 0 or ids.max() >= sampler.num_ids):
         index = int(np.flatnonzero((ids < 0) | (ids >= sampler.num_ids))[0])
-        wrong = f"the id {ids[index]}, where ids are in [0, {sampler.num_ids})"
-    if wrong:
-        where = describe(epoch, int(positions[index]))
-        raise ValueError(f"{sampler!r} gave {wrong}, at {where}: mend its draw")
+        problem = f"the id {ids[index]}, where ids are in [0, {sampler.num_ids})"
+    if problem:
+        position = position_text(epoch, int(positions[index]))
+        raise ValueError(f"{sampler!r} gave {problem}, at {position}: correct its draw")
     return ids.astype(np.int64, copy=False)
 
 
@@ -168,7 +168,7 @@ def check_order(order: Sampler, *, name: str = "order") -> Sampler:
             f"{type(order).__name__}.parameters must be a dict of what its ids depend on beside "
             f"the seed, which states compare"
         )
-    recorded({"seed": order.seed, **order.parameters}, hashed=False)
+    json_value({"seed": order.seed, **order.parameters}, hashed=False)
     return order
 
 

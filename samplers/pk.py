@@ -15,7 +15,7 @@ from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
-from twinfeed.samplers.label_lists import by_class, check_pairs, label_lists
+from twinfeed.samplers.label_lists import check_pairs, class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
 
@@ -118,9 +118,9 @@ class PKBatchSampler(BatchStream):
             "min_class_size": self._min_size,
             "coverage": coverage,
             "order_within": order_within,
-            "records": self._chosen,
+            "records": self._record_ids,
         }
-        self._check_enough(int(supers.sizes[-1]) if supers else len(classes))
+        self._check_p(int(supers.sizes[-1]) if supers else len(classes))
         if names is not None:
             check_pairs(classes, names, shape.largest_k)
         if coverage is None:
@@ -184,16 +184,17 @@ class PKBatchSampler(BatchStream):
     ) -> tuple[ClassOrder, Array | None]:
         """Return the class order, and the label of each class if records have several labels."""
         lists = label_lists(labels)
+        self._several_labels = lists is not None
         if lists is None:
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
         self.num_records = len(order.records if lists is None else lists[0])
-        self._several = lists is not None
-        chosen = None if records is None else validate.records(records, self.num_records)
-        self._chosen = chosen
+        if records is not None:
+            records = validate.sorted_record_ids(records, self.num_records)
+        self._record_ids = records
         if lists is not None:
             validate.choice("small, with lists of labels,", self._small, ("raise", "drop"))
-            return by_class(*lists, chosen)
-        return (order if chosen is None else order.subset(chosen)), None
+            return class_order_of_lists(*lists, records)
+        return (order if records is None else order.subset(records)), None
 
     def _num_kept(self, order: ClassOrder) -> int:
         """Apply `min_class_size` and `small`: return how many of the largest classes are kept."""
@@ -202,7 +203,7 @@ class PKBatchSampler(BatchStream):
         if self._small == "drop":
             return min(kept, large)
         if self._small == "raise" and kept > large:
-            once = self._coverage == "once" or self._several
+            once = self._coverage == "once" or self._several_labels
             repeat = "" if once else "small='repeat' to use their records again, "
             raise ValueError(
                 f"{kept - large} of {kept} classes have fewer than k={k} "
@@ -211,7 +212,8 @@ class PKBatchSampler(BatchStream):
             )
         return kept
 
-    def _check_enough(self, fewest: int) -> None:
+    def _check_p(self, fewest: int) -> None:
+        """Raise ValueError if P is above `fewest`, the classes of the smallest super-class."""
         p = self._shape.largest_p
         if fewest < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
@@ -221,13 +223,14 @@ class PKBatchSampler(BatchStream):
             )
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
+        """Raise ValueError for an option that coverage excludes."""
         coverage = validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {
             "p and k must be plain integers": self._shape.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
             "super_labels must not be given": self.parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
-            "labels must be one a record": not self._several,
+            "labels must be one a record": not self._several_labels,
         }
         if coverage == "once":
             rules["small must be 'raise' or 'drop'"] = self._small != "repeat"
@@ -248,7 +251,7 @@ class PKBatchSampler(BatchStream):
         shape = self._shape
         most = "" if shape.fixed else "at most "
         coverage = f", coverage={self._coverage!r}" if self._coverage else ""
-        subset = "" if self._chosen is None else f"{len(self._chosen):,} of "
+        subset = "" if self._record_ids is None else f"{len(self._record_ids):,} of "
         counted = validate.counted
         return (
             f"PKBatchSampler({subset}{counted(self.num_records, 'record')}, "
@@ -269,15 +272,15 @@ class PKBatchSampler(BatchStream):
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
-            "records=": self._chosen is not None,
-            "several labels a record": self._several,
+            "records=": self._record_ids is not None,
+            "several labels a record": self._several_labels,
             f"{self.world_size} ranks": self.world_size > 1,
         }
-        several = self.num_classes < self.num_records or self._several
+        several_records = self.num_classes < self.num_records or self._several_labels
         return SamplerTraits(
             repeats=self._small == "repeat",
-            record_ids=self._chosen,
-            num_groups=None if several else self.num_classes,
+            record_ids=self._record_ids,
+            num_groups=None if several_records else self.num_classes,
             needs_records=next((option for option, used in options.items() if used), None),
         )
 

@@ -159,40 +159,40 @@ class ShardShuffleSampler(Sampler):
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         table = self._table(epoch)
-        place = self._places(table.lanes, positions)
-        block_start, record, size = table.order.locate(place)
+        entry = self._entries(table.lanes, positions)
+        block_start, record, size = table.order.locate(entry)
         # If a bound cuts the block, its two parts are shuffled separately.
-        part = np.searchsorted(table.cuts, place, side="right")
+        part = np.searchsorted(table.cuts, entry, side="right")
         stop = np.minimum(block_start + size, np.append(table.cuts, self.num_records)[part])
         start = np.maximum(block_start, np.append(-1, table.cuts)[part])
-        first, member = record + start - block_start, place - start
+        first, member = record + start - block_start, entry - start
         if self._within == "random":
             keys = random_words(derive(self._key, epoch, 1), first)
             member = permute_rows(stop - start, keys, member[:, None])[:, 0]
         ids: Int64s = first + member
         return ids
 
-    def _places(self, lanes: ConstantLanes, positions: Int64s) -> Int64s:
-        """Return the place of each output in the sequence of all blocks end to end."""
+    def _entries(self, lanes: ConstantLanes, positions: Int64s) -> Int64s:
+        """Return the index of each position in the sequence of all blocks, one after the other."""
         if self._sections == 1:
             return lanes.entries(0, positions)
         section, output = self._outputs(positions)
-        places = section * self._section_size + lanes.entries(section, output)
-        return np.where(positions < self._sections * self._section_size, places, positions)
+        entries = section * self._section_size + lanes.entries(section, output)
+        return np.where(positions < self._sections * self._section_size, entries, positions)
 
     def _outputs(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the section of each position, and which output of the section it is."""
         sections, size = self._sections, self._section_size
-        share = self._batch_size // sections  # of a batch
-        step, slot = np.divmod(positions, self._batch_size)
-        # The last batch has the rest of each section, then the records that are in no section.
-        last = step == size // share
-        section, offset = np.divmod(slot, np.where(last, max(1, size % share), share))
-        output = (step * share + offset).clip(max=size - 1)
+        count = self._batch_size // sections  # records of a section in a batch
+        step, index = np.divmod(positions, self._batch_size)
+        # The last batch has the end of each section, then the records that are in no section.
+        last = step == size // count
+        section, offset = np.divmod(index, np.where(last, max(1, size % count), count))
+        output = (step * count + offset).clip(max=size - 1)
         return np.minimum(section, sections - 1), output
 
     def _lanes(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the number of the lane of each position."""
+        """Return the lane of each position; the lanes are numbered section by section."""
         section, output = self._outputs(positions)
         return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(output)
 
@@ -215,6 +215,6 @@ class _EpochTable(NamedTuple):
     """The order of blocks of an epoch, its lanes, and where bounds of lanes cut blocks."""
 
     order: BlockOrder
-    cuts: Int64s  # places of the cuts in the sequence of blocks, sorted
+    cuts: Int64s  # where bounds cut blocks, as indices into the sequence of blocks, sorted
     cut_records: Int64s  # records of the cuts, sorted
     lanes: ConstantLanes

@@ -37,33 +37,35 @@ class StateMismatchError(ValueError):
     """
 
 
-def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise StateMismatchError, with a line for each field that differs."""
     absent = "nothing"
-    theirs, ours = dict(_fields(theirs)), dict(_fields(ours))
+    saved, current = dict(_flattened(saved)), dict(_flattened(current))
     lines = [
-        f"  {field}: the state has {theirs.get(field, absent)!r}, "
-        f"this sampler has {ours.get(field, absent)!r}"
-        for field in (*ours, *(f for f in theirs if f not in ours))
-        if theirs.get(field, absent) != ours.get(field, absent)
+        f"  {field}: the state has {saved.get(field, absent)!r}, "
+        f"this sampler has {current.get(field, absent)!r}"
+        for field in current | saved
+        if saved.get(field, absent) != current.get(field, absent)
     ]
     if lines:
         raise StateMismatchError("\n".join(["the state is of another stream:", *lines, _ADVICE]))
 
 
-def _fields(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every field with its path: `inner.n`, `orders.0.seed`."""
+def _flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield (path, value) of every field of nested mappings: `inner.n`, `orders.0.seed`."""
     for name, value in nested.items():
         if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
             value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping):
-            yield from _fields(value, f"{path}{name}.")
+            yield from _flattened(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
 
 
-def recorded(parameter: Any, *, hashed: bool = True) -> Any:
-    """Make a parameter JSON-serialisable and short: arrays and long lists become digests.
+def json_value(parameter: Any, *, hashed: bool = True) -> Any:
+    """Return a parameter as a short JSON value: arrays and long lists become digests.
+
+    With `hashed=False` digests are left out, to check parameters without their cost.
 
     Raises:
         TypeError: JSON has no value for the parameter.
@@ -71,11 +73,11 @@ def recorded(parameter: Any, *, hashed: bool = True) -> Any:
     if isinstance(parameter, np.ndarray) and parameter.dtype.kind in "biufU":
         return digest(parameter) if hashed else ""
     if isinstance(parameter, Mapping):
-        return {str(name): recorded(value, hashed=hashed) for name, value in parameter.items()}
+        return {str(name): json_value(value, hashed=hashed) for name, value in parameter.items()}
     if hasattr(type(parameter), "fingerprint"):
         return parameter.fingerprint if hashed else ""
     if isinstance(parameter, (list, tuple)):
-        parameter = [recorded(item, hashed=hashed) for item in parameter]
+        parameter = [json_value(item, hashed=hashed) for item in parameter]
     elif isinstance(parameter, np.generic):
         parameter = parameter.item()
     if not isinstance(parameter, (list, str, int, float, type(None))):

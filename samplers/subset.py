@@ -57,7 +57,7 @@ class SubsetSampler(InnerSampler):
         order: Sampler | None = None,
     ) -> None:
         self._table = validate.integers("records", records, minimum=0)
-        values = validate.distinct("records", self._table)
+        values = validate.sorted_distinct("records", self._table)
         least = int(values[-1]) + 1 if len(values) else 0
         self.num_records = validate.integer("of", of, minimum=least)
         size = len(self._table)
@@ -168,7 +168,7 @@ def split(
 
 
 def _stratified(order: ClassOrder, hashes: UInt64s, threshold: int, key: int) -> NDArray[np.bool_]:
-    """Return a mask: the fraction `threshold / 2^53` of each class with the lowest hashes."""
+    """Return a mask of the records with the lowest hashes, `threshold / 2^53` of each class."""
     _check_count("by", len(order.records), len(hashes))
     if not len(hashes):
         return np.zeros(0, np.bool_)
@@ -189,6 +189,7 @@ def _stratified(order: ClassOrder, hashes: UInt64s, threshold: int, key: int) ->
 
 
 def _check_count(name: str, count: int, records: int) -> None:
+    """Raise ValueError unless there are as many entries as records."""
     if count != records:
         number = validate.counted(records, "record")
         raise ValueError(f"{name} must have one entry a record, got {count:,} for {number}")

@@ -16,7 +16,7 @@ T = TypeVar("T")
 LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
 
 
-def whole(name: str, value: SupportsIndex) -> int:
+def as_int(name: str, value: SupportsIndex) -> int:
     """Return an integer of Python, numpy or torch as an int, which does not overflow."""
     if type(value) is int:
         return value
@@ -30,7 +30,7 @@ def whole(name: str, value: SupportsIndex) -> int:
 
 def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT) -> int:
     """Return `value` as an int within `[minimum, below)`."""
-    number = whole(name, value)
+    number = as_int(name, value)
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
     if number >= below:
@@ -101,7 +101,7 @@ def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
     return as_mapped(array.view(array.dtype.str.replace("u8", "i8")))
 
 
-def distinct(name: str, array: Int64s) -> Int64s:
+def sorted_distinct(name: str, array: Int64s) -> Int64s:
     """Return the values of an array sorted, all of which must differ."""
     if is_increasing(array):
         return array
@@ -113,9 +113,9 @@ def distinct(name: str, array: Int64s) -> Int64s:
     return values
 
 
-def records(values: ArrayLike, num_records: int) -> Int64s:
+def sorted_record_ids(values: ArrayLike, num_records: int) -> Int64s:
     """Return record ids sorted; they must be distinct and below `num_records`."""
-    ids = distinct("records", integers("records", values, minimum=0))
+    ids = sorted_distinct("records", integers("records", values, minimum=0))
     if len(ids) and ids[-1] >= num_records:
         raise ValueError(f"records must be below {num_records}, their number, got {ids[-1]}")
     return ids

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.drawing.chunks import growing
+from twinfeed.samplers.drawing.chunks import growing_ranges
 
 
 class Request(NamedTuple):
@@ -99,7 +99,7 @@ def requests(
     """
     sampler = schedule.sampler
     sampler.batches(epoch, start, start)  # raises outside the epochs and the steps
-    for first, stop in growing(start, len(sampler), STEPS):
+    for first, stop in growing_ranges(start, len(sampler), STEPS):
         batches = schedule.batches(epoch, first, stop)
         together = np.concatenate(batches)
         records, views = sampler.records(together), sampler.views(together)

@@ -76,8 +76,8 @@ class ExternalPasses:
                 return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step
             if self._next is None:
-                self._latest = self._cursor.begin()
-                self._cursor.count(self._latest[0], self._advice)
+                self._latest = self._cursor.start_pass()
+                self._cursor.count_pass(self._latest[0], self._advice)
             elif position > self._next and not self._sampler.evaluation:
                 # The counting pass was abandoned, or somebody looks at a batch meanwhile.
                 return PassStart(*position, self._generation)

@@ -159,7 +159,7 @@ class Loader(Closing, Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         self._stop()
-        epoch, start = self._cursor.begin()
+        epoch, start = self._cursor.start_pass()
         self.meter.begin(start)
         running = self._begin(epoch, start)
         yield from self._deliver(running, self._received, batches=len(self) - start)

@@ -12,7 +12,7 @@ from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers import BatchStream, validate
-from twinfeed.samplers.drawing.chunks import IDS, growing
+from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 
 SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 """The number of the source of each sample id: a function of ids, int64[n], or an array by id."""
@@ -41,8 +41,7 @@ class Choices:
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
         """Yield what `numbers` gives in chunks that grow, so that the first chunk comes soon."""
-        most = max(1, IDS // max(1, self.sampler.batch_size))
-        for first, last in growing(start, stop, most):
+        for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
             yield self.numbers(epoch, first, last)
 
     def drawn(self, epoch: int, step: int) -> Int64s:

@@ -109,7 +109,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         if validate.choice("order", order, (None, "unchecked")) is None:
             adapter_of(self).check_position(dataset)
         self._stop()
-        epoch, start = self._cursor.begin()
+        epoch, start = self._cursor.start_pass()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
         self.external_passes.track_from(epoch, start, reshardable=distributed)
         self.meter.begin(start)

@@ -23,7 +23,7 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import called
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._passes import START, PassServer, PassState
-from twinfeed.samplers.drawing.chunks import growing
+from twinfeed.samplers.drawing.chunks import growing_ranges
 
 # The most batches of one call, a power of two, and about the most bytes of one call.
 _MOST_TOGETHER, _TOGETHER = 16, 6 << 20
@@ -132,7 +132,7 @@ class Server(PassServer):
 
     def calls(self, start: int) -> list[tuple[int, int]]:
         """Return the batches of each call from a step on: 1, 2, 4, … and then `together`."""
-        return [*growing(start, self.steps, self.together)] if self.together > 1 else []
+        return [*growing_ranges(start, self.steps, self.together)] if self.together > 1 else []
 
     def read_together(self, pass_state: Int64s, call: np.int64) -> list[Array]:
         """Read the batches of one call: `pass_state`, place, size and arrays, each [batches, …].

@@ -25,7 +25,7 @@ from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.loaders.tensorflow.feed_datasets import SourceDatasets
 from twinfeed.samplers import BatchStream, validate
-from twinfeed.samplers.drawing.chunks import IDS
+from twinfeed.samplers.drawing.chunks import steps_per_draw
 
 
 def choose(
@@ -128,7 +128,7 @@ class Numbers(PassServer):
     def __init__(self, loader: Loader[Any], choices: Choices) -> None:
         super().__init__(loader, choices.sampler)
         self.choices = choices
-        self._together = max(1, IDS // max(1, self.sampler.batch_size))  # steps of a call
+        self._together = steps_per_draw(self.sampler.batch_size)  # steps of a call
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, numbers) of a pass."""

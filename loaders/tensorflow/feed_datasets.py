@@ -24,7 +24,7 @@ from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.loaders.tensorflow._passes import PassState
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.drawing.chunks import growing
+from twinfeed.samplers.drawing.chunks import growing_ranges
 
 # Batches whose samples a dataset reads at once, and samples that all datasets read ahead.
 _BATCHES, _READAHEAD = 4, 1 << 10
@@ -128,7 +128,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         """Yield the samples of a group, several at once, from the start of a pass to its end."""
         sampler, (_, epoch, start, *_) = self._feed.sampler, PassState.of(pass_state)
         steps = max(1, _READAHEAD // max(1, sampler.batch_size))
-        for first, stop in growing(start, len(sampler), steps):
+        for first, stop in growing_ranges(start, len(sampler), steps):
             wanted = self._requests_by_group(epoch, first, stop).get(int(group), [])
             for number in range(0, len(wanted), _BATCHES):
                 together = wanted[number : number + _BATCHES]

@@ -59,7 +59,7 @@ class Results:
         else:
             self._n, self._run = validate.integer("n", of, minimum=0), {}
         self._ids = checks.check_ids(np.arange(self._n) if ids is None else ids, self._n)
-        validate.distinct("ids", self._ids)
+        validate.sorted_distinct("ids", self._ids)
         self._added: list[Part] = []
 
     def add(self, ids: Any, /, **results: Any) -> None:

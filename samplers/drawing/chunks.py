@@ -4,17 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-IDS = 1 << 15
+MAX_IDS = 1 << 15
 """The most ids that are drawn in one call."""
 
 
-def growing(start: int, stop: int, most: int, /) -> Iterator[tuple[int, int]]:
-    """Cut steps into ranges that grow up to `most`, so that a look at one batch costs little.
+def steps_per_draw(batch_size: int, /) -> int:
+    """Return the most steps that are drawn in one call.
 
-    >>> list(growing(0, 10, 4))
+    >>> steps_per_draw(256)
+    128
+    """
+    return max(1, MAX_IDS // max(1, batch_size))
+
+
+def growing_ranges(start: int, stop: int, max_size: int, /) -> Iterator[tuple[int, int]]:
+    """Cut steps into ranges that grow up to `max_size` steps, so that the first batch is cheap.
+
+    >>> list(growing_ranges(0, 10, 4))
     [(0, 1), (1, 3), (3, 7), (7, 10)]
     """
     size = 1
     while start < stop:
         yield start, min(start + size, stop)
-        start, size = start + size, min(2 * size, most)
+        start, size = start + size, min(2 * size, max_size)

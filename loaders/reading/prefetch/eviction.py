@@ -14,7 +14,7 @@ from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans, reads_spans
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.samplers.drawing.chunks import IDS
+from twinfeed.samplers.drawing.chunks import MAX_IDS
 from twinfeed.samplers.drawing.int_arrays import ranges
 
 CURRENT_STEP = -1
@@ -63,8 +63,8 @@ class NextUses:
             records, steps, _ = Spans(self._schedule, self._begin).records_before(self._end)
         else:
             records, steps = self._schedule.records(self._begin, self._end)
-        parts = range(0, len(records), IDS)
-        keys = [self._keys_of(records[n : n + IDS], steps[n : n + IDS]) for n in parts]
+        parts = range(0, len(records), MAX_IDS)
+        keys = [self._keys_of(records[n : n + MAX_IDS], steps[n : n + MAX_IDS]) for n in parts]
         self._keys = _distinct(np.concatenate([*keys, [NO_STEP]]))
         return True
 

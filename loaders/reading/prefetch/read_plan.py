@@ -15,7 +15,7 @@ from twinfeed.loaders.index.sizes import large
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import Spans, reads_spans
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.samplers.drawing.chunks import IDS
+from twinfeed.samplers.drawing.chunks import steps_per_draw
 
 Rows = npt.NDArray[Any]
 """Rows of an index: the offset, length, file and checksum of each."""
@@ -156,7 +156,7 @@ class ReadPlan:
         if 4 * size > self.limit:
             self._together = max(1, self._together // 2)
         elif 8 * size < self.limit:
-            self._together = max(1, min(2 * self._together, IDS // self._sampler.batch_size))
+            self._together = min(2 * self._together, steps_per_draw(self._sampler.batch_size))
 
     def _extents(self, stop: int) -> Extents:
         """Return the ranges that these batches read, and no earlier batch reads."""

@@ -10,7 +10,7 @@ import numpy as np
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import PerProcess
 from twinfeed.samplers import BatchStream
-from twinfeed.samplers.drawing.chunks import IDS
+from twinfeed.samplers.drawing.chunks import steps_per_draw
 
 STEPS = 32
 """Steps that are drawn together: this costs hardly more than one step."""
@@ -33,7 +33,7 @@ class Schedule:
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self.sampler = sampler
-        self._together = max(1, min(STEPS, IDS // max(1, sampler.batch_size)))
+        self._together = min(STEPS, steps_per_draw(sampler.batch_size))
         self._chunks: dict[tuple[int, int], list[Int64s]] = {}
         self._ids = 0
         self._whole: Schedule | None = None

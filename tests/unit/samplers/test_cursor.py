@@ -67,17 +67,17 @@ def test_a_cursor_goes_through_epochs() -> None:
         places.append(where(cursor))
         cursor.advance()
     assert places == [(epoch, step) for epoch in range(3) for step in range(5)][:11]
-    assert cursor.begin() == (2, 1)
+    assert cursor.start_pass() == (2, 1)
     cursor.end()
-    assert cursor.begin() == (2, 1)
-    assert cursor.begin(whole=True) == (2, 0)
+    assert cursor.start_pass() == (2, 1)
+    assert cursor.start_pass(whole=True) == (2, 0)
 
 
 def test_a_cursor_of_an_evaluation_has_no_place_to_stand() -> None:
     """Each pass is whole and of the same epoch, except the first pass after a state."""
     cursor = Cursor(evaluation())
     for _ in range(3):
-        assert cursor.begin() == (0, 0)
+        assert cursor.start_pass() == (0, 0)
         cursor.advance()
         assert where(cursor) == (0, 1)
     cursor.end()
@@ -86,8 +86,8 @@ def test_a_cursor_of_an_evaluation_has_no_place_to_stand() -> None:
         cursor.advance()
     assert where(cursor) == (0, 0)
     cursor = loaded(evaluation(), 0, 3)
-    assert cursor.begin() == (0, 3)
-    assert cursor.begin() == (0, 0)
+    assert cursor.start_pass() == (0, 3)
+    assert cursor.start_pass() == (0, 0)
 
 
 def test_naming_the_loaded_epoch_keeps_the_loaded_step_until_the_first_batch() -> None:
@@ -97,7 +97,7 @@ def test_naming_the_loaded_epoch_keeps_the_loaded_step_until_the_first_batch() -
     assert where(cursor) == (0, 0)
     cursor.set_epoch(1)
     assert where(cursor) == (1, 3)
-    assert cursor.begin(whole=True) == (1, 3)
+    assert cursor.start_pass(whole=True) == (1, 3)
     cursor.set_epoch(1)
     assert where(cursor) == (1, 3)
     cursor.advance()
@@ -136,7 +136,7 @@ def test_an_evaluation_without_a_batch_stays_in_its_epoch() -> None:
     cursor = Cursor(stream)
     for _ in range(3):
         assert where(cursor) == where(stream) == (0, 0)
-        assert cursor.begin() == where(cursor)
+        assert cursor.start_pass() == where(cursor)
         cursor.end()
         assert list(stream) == []
 
