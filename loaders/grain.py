@@ -12,10 +12,10 @@ from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.reading.source import reader_of
-from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import StateMismatchError, validate
 
-with needing("twinfeed.loaders.grain", "grain"):
+with requires_extra("twinfeed.loaders.grain", "grain"):
     import grain
 
 __all__ = ["as_map_dataset"]

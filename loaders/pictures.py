@@ -19,12 +19,12 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.prefetch.spans import most_open
 from twinfeed.loaders.support.array_types import Array, Int64s
-from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
 from twinfeed.samplers.diagnostics import plot_order
 from twinfeed.samplers.validate import counted
 
-with needing("twinfeed.loaders.pictures", "pictures"):
+with requires_extra("twinfeed.loaders.pictures", "pictures"):
     from matplotlib.figure import Figure
 
 __all__ = ["plot_mixing", "show_batch"]

@@ -25,7 +25,7 @@ from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, row_type, unsigned
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import room_for
+from twinfeed.loaders.support.atomic import naming_full_disk
 
 
 def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | None) -> None:
@@ -34,7 +34,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
     with index_writer(path) as store:
         merge = _Merge(store, stats, classes)
         store.add(stats.arrays())
-        with room_for(path):
+        with naming_full_disk(path):
             for file in stats.parts:
                 try:
                     merge.add(load_part(file, check=False))

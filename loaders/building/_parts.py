@@ -21,7 +21,7 @@ import numpy as np
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import beside, room_for
+from twinfeed.loaders.support.atomic import naming_full_disk, temporary_name
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 
@@ -165,8 +165,8 @@ class PartFile:
 @contextmanager
 def new_part(file: Path, /) -> Iterator[PartFile]:
     """Yield a temporary file for a part, beside `file`. An unfinished part is removed."""
-    with room_for(file.parent):
-        out = PartFile(beside(file))
+    with naming_full_disk(file.parent):
+        out = PartFile(temporary_name(file))
         try:
             yield out
         finally:

@@ -28,8 +28,8 @@ from twinfeed.loaders.index.remote_index import send_index
 from twinfeed.loaders.storage.store import read_only_error
 from twinfeed.loaders.storage.url import Location, parse_location
 from twinfeed.loaders.support.atomic import locked
-from twinfeed.loaders.support.progress import bar
-from twinfeed.loaders.support.temporary import temporary
+from twinfeed.loaders.support.progress import progress_bar
+from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.samplers.validate import counted
 
 KEEP_FROM = 1 << 20
@@ -109,7 +109,7 @@ def build_index(
     )
     plan, jobs = BuildPlan.of(source, label, fields, reading), without(source, exclude)
     table = label if isinstance(label, FromTable) else None
-    with nullcontext(Path()) if here else temporary() as folder:
+    with nullcontext(Path()) if here else temporary_folder() as folder:
         here = here or folder / "x.index"
         with _alone(here / "parts"):
             stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
@@ -172,7 +172,7 @@ def _parts(
     copies = executor is None and isinstance(plan.root, Location) and not callable(plan.label)
     with ThreadPoolExecutor(_COPIES) if copies else nullcontext(executor) as pool:
         done = starmap(build_part, todo) if pool is None else _run(pool, todo)
-        for _ in bar(done, "indexing", "shard", progress, total=len(todo)):
+        for _ in progress_bar(done, "indexing", "shard", progress, total=len(todo)):
             pass
     for job, file in zip(jobs, files, strict=True):
         part = load_part(file)

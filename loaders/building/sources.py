@@ -23,7 +23,7 @@ from twinfeed.loaders.storage.open_store import split, store_of
 from twinfeed.loaders.storage.url import Location, Root, is_url, parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_shard
-from twinfeed.loaders.support.temporary import temporary
+from twinfeed.loaders.support.temporary import temporary_folder
 
 PathLike = str | os.PathLike[str]
 Shards = PathLike | Iterable[PathLike] | Sequence[Entry]
@@ -119,7 +119,7 @@ def local(path: Root) -> Iterator[Local]:
     if isinstance(path, str):
         yield Local(path)
         return
-    with temporary() as folder:
+    with temporary_folder() as folder:
         copy = folder / "shard"
         facts = download(*split(path), copy, LIMITS.download_bytes)
         yield Local(str(copy), facts.tag)

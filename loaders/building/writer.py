@@ -35,14 +35,20 @@ from twinfeed.loaders.index.manifest import (
     read_manifest,
 )
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import LOCK, beside, locked, sync, writable
-from twinfeed.loaders.support.owned import (
+from twinfeed.loaders.support.atomic import (
+    LOCK,
+    fsync_path,
+    locked,
+    naming_unwritable,
+    temporary_name,
+)
+from twinfeed.loaders.support.deletable import (
     MARK,
-    add_to_mark,
-    delete_marked,
-    delete_whole,
-    mark,
-    marked,
+    add_deletable,
+    deletable_files,
+    delete_folder,
+    delete_listed,
+    mark_deletable,
 )
 from twinfeed.loaders.support.regular import open_file
 
@@ -112,7 +118,7 @@ class IndexWriter:
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
         """Create an array, to be written in blocks."""
-        add_to_mark(self.folder, f"{name}.npy")
+        add_deletable(self.folder, f"{name}.npy")
         self.open[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
         return self.open[name]
 
@@ -141,21 +147,21 @@ class IndexWriter:
         manifest["folder"] = f"columns-{digest_of(entries)[:16]}"
         manifest["checksum"] = digest_of(manifest)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
-        add_to_mark(self.folder, MANIFEST)  # a manifest that a killed build leaves is deleted
+        add_deletable(self.folder, MANIFEST)  # a manifest that a killed build leaves is deleted
         (self.folder / MANIFEST).write_bytes(text.encode())
-        sync(self.folder / MANIFEST)
+        fsync_path(self.folder / MANIFEST)
         final = self.path / manifest["folder"]
         old = _old_manifest(self.path)
         if old is None or old["folder"] != final.name:
-            delete_marked(final)  # left by a build that was killed
+            delete_listed(final)  # left by a build that was killed
         folder = _publish_arrays(self.folder, final)
         with _deletable(self.path, old):
             os.replace(folder / MANIFEST, self.path / MANIFEST)  # the commit point
-            sync(self.path)
+            fsync_path(self.path)
         (final / MARK).unlink(missing_ok=True)
         for folder in self.path.iterdir():
             if folder != final and COLUMNS.fullmatch(folder.name.removeprefix(".")):
-                delete_marked(folder)
+                delete_listed(folder)
 
 
 @contextmanager
@@ -168,7 +174,7 @@ def _deletable(path: Path, old: Mapping[str, Any] | None) -> Iterator[None]:
         return
     folder = path / old["folder"]
     with suppress(OSError):  # the arrays are missing
-        mark(folder, [f"{name}.npy" for name in old["arrays"]])
+        mark_deletable(folder, [f"{name}.npy" for name in old["arrays"]])
     try:
         yield
     except BaseException:
@@ -188,9 +194,9 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
     """Yield a writer of the index at `path`, under a lock; remove temporary files at the end."""
     check_own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
-        store = IndexWriter(path, beside(path / "columns"))
+        store = IndexWriter(path, temporary_name(path / "columns"))
         store.folder.mkdir()
-        mark(store.folder)
+        mark_deletable(store.folder)
         try:
             yield store
         finally:
@@ -198,12 +204,12 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
                 with suppress(OSError):  # a full disk was reported already
                     file.close()
             with suppress(OSError):  # renamed to the folder of the index
-                delete_whole(store.folder)
+                delete_folder(store.folder)
 
 
 def make_folder(path: Path) -> Path:
     """Create a folder to write in; an error advises where to write instead."""
-    with writable(path, _ELSEWHERE):
+    with naming_unwritable(path, _ELSEWHERE):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -232,7 +238,7 @@ def foreign_files(path: Path, /) -> list[str]:
     found = set[str]()
     for entry in path.iterdir():
         if entry.is_dir() and not entry.is_symlink():
-            deletable = marked(entry)
+            deletable = deletable_files(entry)
             known = {LOCK} if deletable is None else {LOCK, MARK, *deletable}
             files = [file for file in entry.iterdir() if not is_part(file)]
             found |= {f"{entry.name}/{file.name}" for file in files if file.name not in known}
@@ -255,7 +261,7 @@ def _publish_arrays(temporary: Path, final: Path) -> Path:
 
     Return the folder with the manifest.
     """
-    sync(temporary)
+    fsync_path(temporary)
     try:
         os.rename(temporary, final)
     except OSError as error:

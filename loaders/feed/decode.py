@@ -15,11 +15,10 @@ import numpy as np
 from twinfeed.loaders.formats.example import parse_sequence
 from twinfeed.loaders.formats.sniff import IMAGES
 from twinfeed.loaders.support import system
+from twinfeed.loaders.support.argument_hints import DECODE_IMAGE_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.counterparts import OF_DECODE_IMAGE
-from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import validate
 
 if TYPE_CHECKING:
@@ -83,7 +82,7 @@ class DecodeImage:
            [255, 255, 255]], dtype=uint8)
     """
 
-    @counterparts(**OF_DECODE_IMAGE)
+    @hint_arguments(**DECODE_IMAGE_HINTS)
     def __init__(
         self,
         field: str = "image",
@@ -120,7 +119,7 @@ class DecodeImage:
         self.strict = validate.flag("strict", strict)
         colours = "red", "green", "blue"
         self.background = _integers("background", background, colours, minimum=0, below=256)
-        with needing("DecodeImage", "images"):
+        with requires_extra("DecodeImage", "images"):
             import PIL  # noqa: F401
             import simplejpeg  # noqa: F401
 

@@ -10,15 +10,14 @@ import numpy as np
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.index.sizes import record_bytes
 from twinfeed.loaders.support import checks, system
+from twinfeed.loaders.support.argument_hints import SHUFFLED_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Ids
-from twinfeed.loaders.support.counterparts import OF_SHUFFLED
-from twinfeed.loaders.support.misnamed import counterparts
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
 
 _BLOCK, _LANES = 1 << 22, 128  # bytes of a block; most blocks open at once
 
 
-@counterparts(**OF_SHUFFLED)
+@hint_arguments(**SHUFFLED_HINTS)
 def shuffled(
     index: Index,
     /,

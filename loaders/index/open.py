@@ -15,13 +15,13 @@ from twinfeed.loaders.storage.disk_cache import DiskCache, cache_of_environment
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.retries import RefusedError
 from twinfeed.loaders.storage.url import ROOTS, Location, Root, allowed, is_url
-from twinfeed.loaders.support.misnamed import counterparts
+from twinfeed.loaders.support.argument_hints import hint_arguments
 
 _STAT_ALL, _STAT_SAMPLE = 1000, 16
 """All of up to `_STAT_ALL` shards are checked at opening, and `_STAT_SAMPLE` of more."""
 
 
-@counterparts()
+@hint_arguments()
 def open_index(
     path: str | os.PathLike[str],
     /,

@@ -11,8 +11,8 @@ import numpy as np
 
 from twinfeed.loaders.formats.records import CONTAINERS, Container
 from twinfeed.loaders.support import checks
+from twinfeed.loaders.support.argument_hints import closest_name
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.misnamed import alike
 from twinfeed.samplers import validate
 
 Missing = Literal["error", "skip", "empty"]
@@ -141,7 +141,7 @@ def reading_of(function: Callable[..., object], options: ReadingOptions, /) -> R
             parameters = signature(function).parameters.values()
             keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
             raise TypeError(
-                f"{function.__name__} takes no {name}=: {alike(name, [*keywords, *known])}"
+                f"{function.__name__} takes no {name}=: {closest_name(name, [*keywords, *known])}"
             )
     return Reading(**options)
 

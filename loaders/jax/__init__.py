@@ -3,9 +3,9 @@
 `JaxLoader` (loader.py) makes the rows that this process's devices hold, and gives global arrays.
 """
 
-from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.extras import requires_extra
 
-with needing("twinfeed.loaders.jax", "jax"):
+with requires_extra("twinfeed.loaders.jax", "jax"):
     from twinfeed.loaders.jax.loader import JaxLoader
 
 __all__ = ["JaxLoader"]

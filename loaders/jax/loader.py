@@ -14,9 +14,8 @@ from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
+from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
-from twinfeed.loaders.support.misnamed import counterparts
 
 
 class JaxLoader(MakingLoader[B]):
@@ -59,7 +58,7 @@ class JaxLoader(MakingLoader[B]):
     [1 3] [1. 3.]
     """
 
-    @counterparts(**OF_LOADERS, **OF_PROCESSES)
+    @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
     def __init__(
         self,
         feed: Feed,

@@ -9,9 +9,9 @@
 - _saves.py: saves on the disk.
 """
 
-from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.extras import requires_extra
 
-with needing("twinfeed.loaders.keras", "tensorflow"):
+with requires_extra("twinfeed.loaders.keras", "tensorflow"):
     from twinfeed.loaders.keras.callback import ResumeCallback
 
 __all__ = ["ResumeCallback"]

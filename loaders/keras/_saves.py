@@ -16,10 +16,10 @@ import h5py
 import numpy as np
 
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import beside, sync
+from twinfeed.loaders.support.atomic import fsync_path, temporary_name
 from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.support.deletable import delete_folder, is_deletable, mark_deletable
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.owned import delete_whole, is_marked, mark
 from twinfeed.loaders.support.regular import open_file, read_file
 
 VERSION = 3
@@ -59,7 +59,8 @@ class Saves:
 
     A save is a folder of its own: weights, arrays, a state that JSON can hold, and their checksums.
     The folder is written under a hidden name, and renamed when all its bytes are on the disk. A
-    folder without the mark of `owned` is no save, whatever its name: it is never read or deleted.
+    folder that is not marked as deletable is no save, whatever its name: it is never read or
+    deleted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -83,27 +84,27 @@ class Saves:
         epoch, step = state["loader"]["epoch"], state["loader"]["step"]
         name = f"{number:06}-epoch{epoch}-step{step}{'-end' if state['final'] else ''}"
         save = Save(self.folder / name, state)
-        work = beside(save.folder)
+        work = temporary_name(save.folder)
         try:
             work.mkdir()
-            mark(work)
+            mark_deletable(work)
             save_weights(work / save.weights.name)
             _write(work, state)
             (work / _SUMS).write_text(json.dumps(checksums(work)))
             for file in work.iterdir():
-                sync(file)
-            sync(work)
+                fsync_path(file)
+            fsync_path(work)
             work.rename(save.folder)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
-        sync(self.folder)
+        fsync_path(self.folder)
         self._delete_old()
         return save._replace(state={"final": state["final"]})  # the arrays would stay in memory
 
     def _folders(self) -> list[Path]:
         """Return the folders of the saves, the last save at the end."""
-        return sorted(filter(is_marked, self._named_folders()), key=_number)
+        return sorted(filter(is_deletable, self._named_folders()), key=_number)
 
     def _named_folders(self) -> list[Path]:
         """Return the folders with the name of a save."""
@@ -113,9 +114,9 @@ class Saves:
     def _delete_old(self) -> None:
         """Remove old saves, and the leftovers of killed processes."""
         for old in self._folders()[:-_NUM_SAVES]:
-            old.rename(beside(old))  # a save that is half removed must not look like a save
-        for leftover in filter(is_marked, self.folder.glob(".*-epoch*-step*-*")):
-            delete_whole(leftover)
+            old.rename(temporary_name(old))  # a save that is half removed must not look like a save
+        for leftover in filter(is_deletable, self.folder.glob(".*-epoch*-step*-*")):
+            delete_folder(leftover)
 
 
 def _number(folder: Path) -> int:

@@ -18,7 +18,7 @@ from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, r
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.support.misnamed import counterparts
+from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.samplers import StateMismatchError, validate
 
 _REST_TRAINED = "the rest of the epoch was trained on"
@@ -83,7 +83,7 @@ class ResumeCallback(keras.callbacks.Callback):
     False
     """
 
-    @counterparts()
+    @hint_arguments()
     def __init__(
         self,
         loader: Loader[Any],

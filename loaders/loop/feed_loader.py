@@ -17,8 +17,7 @@ from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
 from twinfeed.loaders.reading.source import Reads, Source, reader_of
-from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
-from twinfeed.loaders.support.misnamed import counterparts
+from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.samplers import StateMismatchError, validate
 
 T = TypeVar("T")
@@ -85,7 +84,7 @@ class FeedLoader(Loader[B]):
 class MakingLoader(FeedLoader[B]):
     """Make the batches in this process: in order, on threads, ahead of the loop."""
 
-    @counterparts(**OF_LOADERS, **OF_PROCESSES)
+    @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
     def __init__(
         self,
         feed: Feed,

@@ -30,8 +30,7 @@ from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
-from twinfeed.loaders.support.counterparts import OF_A_FEED
-from twinfeed.loaders.support.misnamed import counterparts
+from twinfeed.loaders.support.argument_hints import FEED_HINTS, hint_arguments
 from twinfeed.samplers import BatchStream
 
 
@@ -105,7 +104,7 @@ class Feed(FeedConfig):
     {'id': array([0, 1]), 'size': array([2, 2])}
     """
 
-    @counterparts(**OF_A_FEED)
+    @hint_arguments(**FEED_HINTS)
     def __init__(
         self,
         index: Source,

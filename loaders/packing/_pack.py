@@ -41,8 +41,8 @@ from twinfeed.loaders.packing._shard_writer import (
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.support.atomic import locked, room_for
-from twinfeed.loaders.support.misnamed import counterparts
+from twinfeed.loaders.support.argument_hints import hint_arguments
+from twinfeed.loaders.support.atomic import locked, naming_full_disk
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import root_key
@@ -54,7 +54,7 @@ _IN_ANY_ORDER = (Index, LooseFiles, Sequence)
 _SPARE = 1 << 26  # bytes of a cache beyond those that are stored, as chunks overlap the ends
 
 
-@counterparts()
+@hint_arguments()
 def pack(
     source: Records | Shards,
     out: str | os.PathLike[str],
@@ -127,7 +127,7 @@ def pack(
         check_split(split, seed)
     records = _open_source(source)
     folder = to_write(out)
-    with staging(folder) as work, room_for(folder):
+    with staging(folder) as work, naming_full_disk(folder):
         source = samples_of(records, work) if isinstance(records, CompressedShards) else records
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1

@@ -16,8 +16,13 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.manifest import read_manifest
 from twinfeed.loaders.index.paths import PUBLISHING
-from twinfeed.loaders.support.atomic import beside, locked, sync, writable
-from twinfeed.loaders.support.owned import delete_marked, delete_whole, is_marked, mark
+from twinfeed.loaders.support.atomic import fsync_path, locked, naming_unwritable, temporary_name
+from twinfeed.loaders.support.deletable import (
+    delete_folder,
+    delete_listed,
+    is_deletable,
+    mark_deletable,
+)
 
 _WORK = "packing"
 _OWN_WORK = re.compile(r"\.packing-[0-9a-f]{16}")
@@ -55,13 +60,13 @@ def staging(folder: Path, /) -> Iterator[Path]:
     created here and nothing was packed, it is removed again.
     """
     existed = folder.exists()
-    work = beside(folder / _WORK)
+    work = temporary_name(folder / _WORK)
     lock_fd = _start(folder, work)
     try:
         yield work
     finally:
         with locked(folder), suppress(FileNotFoundError):  # it was published
-            delete_whole(work)
+            delete_folder(work)
         os.close(lock_fd)
         if not existed:
             with suppress(OSError):  # not empty
@@ -71,13 +76,13 @@ def staging(folder: Path, /) -> Iterator[Path]:
 def _start(folder: Path, work: Path) -> int:
     """Create and lock the staging folder `work`, after cleaning up after killed packers."""
     make = partial(Path.mkdir, parents=True, exist_ok=True)
-    with writable(folder, _ELSEWHERE), locked(folder, make=make):
+    with naming_unwritable(folder, _ELSEWHERE), locked(folder, make=make):
         _complete_publish(folder)
         for old in folder.glob(f".{_WORK}-*"):
             if _OWN_WORK.fullmatch(old.name):
-                (_remove_unlocked if is_marked(old) else delete_marked)(old)
+                (_remove_unlocked if is_deletable(old) else delete_listed)(old)
         work.mkdir(mode=0o700)  # else another user could open and lock the folder
-        mark(work)
+        mark_deletable(work)
         lock_fd = os.open(work, os.O_RDONLY)
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,7 +95,7 @@ def _remove_unlocked(work: Path) -> None:
         fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            delete_whole(work)
+            delete_folder(work)
         finally:
             os.close(fd)
 
@@ -104,9 +109,9 @@ def publish(work: Path, folder: Path, /) -> None:
     _complete_publish(folder)  # another packer may have been killed meanwhile
     for index in list(work.glob("*.index")):
         (work / f"{index.name}.placing").touch()
-    sync(work)
+    fsync_path(work)
     os.rename(work, folder / PUBLISHING)
-    sync(folder)
+    fsync_path(folder)
     _complete_publish(folder)
 
 
@@ -115,16 +120,16 @@ def _complete_publish(folder: Path) -> None:
     publishing = folder / PUBLISHING
     if not os.path.lexists(publishing):
         return
-    if not is_marked(publishing):
+    if not is_deletable(publishing):
         raise FileExistsError(
             errno.EEXIST, "no packer made this, and it is in the way: move it", str(publishing)
         )
     for index in sorted(publishing.glob("*.index")):
         _publish_index(publishing, folder, index.name)
-    sync(folder)
-    done = beside(folder / _WORK)
+    fsync_path(folder)
+    done = temporary_name(folder / _WORK)
     os.rename(publishing, done)
-    delete_whole(done)
+    delete_folder(done)
 
 
 def _publish_index(publishing: Path, folder: Path, name: str) -> None:

@@ -19,8 +19,8 @@ from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.packing._inputs import Sample, tar_key
 from twinfeed.loaders.packing._sample_check import checked, naming, value_kind
-from twinfeed.loaders.support.atomic import sync
-from twinfeed.loaders.support.progress import bar
+from twinfeed.loaders.support.atomic import fsync_path
+from twinfeed.loaders.support.progress import progress_bar
 
 ShardContainer = Literal["tfrecord", "tar"]
 Kinds = dict[str, tuple[str, int]]
@@ -86,7 +86,9 @@ def write_shards(
     - `most_bytes`, `most_records`: a shard also ends when it has so many.
     """
     samples = written.samples
-    items = iter(bar(samples, f"packing {written.name}", "record", progress, total=written.total))
+    items = iter(
+        progress_bar(samples, f"packing {written.name}", "record", progress, total=written.total)
+    )
     open_writer = TarWriter if written.container == "tar" else TFRecordWriter
     for first in items:
         path = written.folder / f"{written.name}-{len(written.files):05d}.shard"
@@ -109,7 +111,7 @@ def write_shards(
                 full = in_shard == most_records or writer.offset >= most_bytes
                 if full or written.records in written.stops:
                     break
-        sync(path)
+        fsync_path(path)
 
 
 def _example(key: str | None, values: dict[str, Any]) -> bytes:

@@ -15,7 +15,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.fork import PerProcess
-from twinfeed.loaders.support.progress import bar
+from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.samplers import validate
 from twinfeed.samplers.mapped import as_mapped, is_mapped
 from twinfeed.samplers.validate import counted
@@ -174,7 +174,7 @@ class _Items:
 
     def column(self, name: str, /) -> Any:
         """Return a field of all records."""
-        every = bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
+        every = progress_bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
         return [as_array(self.take(np.array([each]), [name])[name][0]).copy() for each in every]
 
     def filled(self, name: str, value: Any, /) -> Any:

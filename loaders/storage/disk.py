@@ -15,7 +15,7 @@ from pathlib import Path
 
 from twinfeed.loaders.errors import LoaderError, UnsafeContentError
 from twinfeed.loaders.storage.disk_cache import DiskCache
-from twinfeed.loaders.support.atomic import beside, lock, replace_file
+from twinfeed.loaders.support.atomic import flock, replace_file, temporary_name
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.regular import open_file, read_file
 
@@ -52,8 +52,8 @@ class Disk:
         self._state = _open_state_file(self._folder, "used")
         self._users = _open_state_file(self._folder, "users")
         with self._locked(), suppress(BlockingIOError):
-            self._recount(exclusive=lock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        lock(self._users, fcntl.LOCK_SH)
+            self._recount(exclusive=flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        flock(self._users, fcntl.LOCK_SH)
         self._warned = False
 
     def __del__(self) -> None:
@@ -89,7 +89,7 @@ class Disk:
         file, size = self._file(name), len(data) + _TRAILER.size
         if not self._reserve(size, victims):
             return False
-        temporary = beside(file)
+        temporary = temporary_name(file)
         try:
             file.parent.mkdir(mode=0o700, exist_ok=True)
             with temporary.open("xb") as out:
@@ -166,11 +166,11 @@ class Disk:
     def _locked(self) -> Iterator[None]:
         """Lock the total size, against threads and processes."""
         with self._lock:
-            lock(self._state, fcntl.LOCK_EX)
+            flock(self._state, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                lock(self._state, fcntl.LOCK_UN)
+                flock(self._state, fcntl.LOCK_UN)
 
     def _used(self) -> int:
         """Return the total size; call it with the lock."""

@@ -1,12 +1,12 @@
-"""What every room needs: arrays, limits, files and folders, the machine, closing.
+"""Helpers of all rooms: arguments, files and folders, processes.
 
 Nothing here knows of shards, samplers or batches.
 
-- Arguments: array_types.py has types of arrays, limits.py the largest sizes, misnamed.py and
-  counterparts.py the options of other libraries, extras.py what is not installed. checks.py checks
-  names and ids, samplers/validate.py numbers.
-- Files and folders: regular.py opens, atomic.py replaces, temporary.py makes folders that do not
-  stay, owned.py marks the library's own folders, checksum.py has CRC-32C.
-- The machine: system.py has its facts, pool.py starts processes, fork.py has what each
-  process has of its own, closing.py closes, progress.py shows a bar.
+- Arguments: array_types.py has types of arrays, limits.py the largest sizes, argument_hints.py
+  advice on options of other libraries, extras.py errors for packages that are not installed.
+  checks.py checks names and ids, samplers/validate.py numbers.
+- Files and folders: regular.py opens regular files, atomic.py replaces and locks, temporary.py
+  makes temporary folders, deletable.py guards deletions, checksum.py has CRC-32C.
+- The machine: system.py has facts of the operating system, pool.py a process pool, fork.py values
+  per process, closing.py a context manager, progress.py a progress bar.
 """

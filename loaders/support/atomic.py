@@ -33,12 +33,12 @@ def replace_file(path: Path, data: bytes) -> None:
     """
     for stale in path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 16}"):
         with suppress(LoaderError, OSError), open_file(stale) as file:
-            if file.read(1) and lock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
+            if file.read(1) and flock(file.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB):
                 stale.unlink()
-    temporary = beside(path)
+    temporary = temporary_name(path)
     try:
         with temporary.open("xb") as file:
-            lock(file.fileno(), fcntl.LOCK_EX)
+            flock(file.fileno(), fcntl.LOCK_EX)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
@@ -48,15 +48,15 @@ def replace_file(path: Path, data: bytes) -> None:
         if isinstance(error, OSError):
             error.filename = os.fspath(path)  # not the temporary name
         raise
-    sync(path.parent)
+    fsync_path(path.parent)
 
 
-def beside(path: Path) -> Path:
+def temporary_name(path: Path) -> Path:
     """Return an unused hidden name in the folder of `path`."""
     return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
 
 
-def sync(path: Path) -> None:
+def fsync_path(path: Path) -> None:
     """Sync a file's or folder's bytes to the disk."""
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -123,7 +123,7 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
             return None
         raise
     try:
-        lock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(fd)
         return None
@@ -138,7 +138,7 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
     return None
 
 
-def lock(fd: int, how: int, /) -> bool:
+def flock(fd: int, how: int, /) -> bool:
     """Lock or unlock an open file as `fcntl.flock` does; False if the file system has no locks."""
     try:
         fcntl.flock(fd, how)
@@ -149,12 +149,12 @@ def lock(fd: int, how: int, /) -> bool:
     return True
 
 
-def room_for(path: Path) -> AbstractContextManager[None]:
+def naming_full_disk(path: Path) -> AbstractContextManager[None]:
     """Name `path` in the error of a full disk, or of a file that may not grow."""
     return _naming(path, "make room there", (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def writable(path: Path, advice: str) -> AbstractContextManager[None]:
+def naming_unwritable(path: Path, advice: str) -> AbstractContextManager[None]:
     """Name `path`, and what to do, when it may not be written."""
     return _naming(path, advice, (errno.EACCES, errno.EPERM, errno.EROFS))
 

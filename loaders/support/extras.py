@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def needing(what: str, extra: str, /) -> Iterator[None]:
+def requires_extra(what: str, extra: str, /) -> Iterator[None]:
     """Name the extra to install if the block does not find a module of another library."""
     try:
         yield

@@ -9,7 +9,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def bar(
+def progress_bar(
     items: Iterable[T], doing: str, unit: str, /, shown: bool, total: int | None = None
 ) -> Iterator[T]:
     """Yield `items`, with a bar on standard error if `shown` and tqdm is there."""

@@ -13,8 +13,8 @@ from multiprocessing import current_process
 from multiprocessing.util import Finalize, get_temp_dir
 from pathlib import Path
 
+from twinfeed.loaders.support.deletable import is_deletable, mark_deletable
 from twinfeed.loaders.support.fork import PerProcess
-from twinfeed.loaders.support.owned import is_marked, mark
 from twinfeed.loaders.support.system import SHARED_MEMORY
 
 _PREFIX, _LOCK = "twinfeed-", "lock"
@@ -33,7 +33,7 @@ def make_temporary() -> Path:
     """
     _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
-    mark(folder)
+    mark_deletable(folder)
     fd = os.open(folder / ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _locks()[folder] = fd
     with suppress(OSError):  # a file system without locks: nobody removes the folder of another
@@ -50,7 +50,7 @@ def remove_temporary(folder: Path, /) -> None:
 
 
 @contextmanager
-def temporary() -> Iterator[Path]:
+def temporary_folder() -> Iterator[Path]:
     """Give such a folder, and remove it afterwards."""
     folder = make_temporary()
     try:
@@ -87,7 +87,7 @@ def _remove_stale() -> None:
     """Remove the folders of processes that were killed."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
-            if not is_marked(folder):
+            if not is_deletable(folder):
                 continue
             fd = os.open(folder / _LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
             try:

@@ -18,9 +18,9 @@ How a dataset is made:
 - _callbacks.py lets TensorFlow call all of them, and _iterators.py ends their iterators.
 """
 
-from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.extras import requires_extra
 
-with needing("twinfeed.loaders.tensorflow", "tensorflow"):
+with requires_extra("twinfeed.loaders.tensorflow", "tensorflow"):
     from twinfeed.loaders.tensorflow import _processes as _processes
     from twinfeed.loaders.tensorflow.choosing import choose, selector_dataset
     from twinfeed.loaders.tensorflow.device import prefetch_to_device

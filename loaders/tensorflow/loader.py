@@ -8,8 +8,7 @@ from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.concurrency import resolve_prefetch
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.support.counterparts import OF_LOADERS, OF_PROCESSES
-from twinfeed.loaders.support.misnamed import counterparts
+from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._pipeline import batches_of
 from twinfeed.loaders.tensorflow._serve import Server
@@ -65,7 +64,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     2
     """
 
-    @counterparts(**OF_LOADERS, **OF_PROCESSES)
+    @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
     def __init__(
         self,
         feed: Feed,

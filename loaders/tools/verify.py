@@ -30,7 +30,7 @@ from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_writ
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.support.progress import bar
+from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.samplers.validate import counted
 
 _BATCH = 256
@@ -147,7 +147,7 @@ def verify(
         plan = BuildPlan.of(found, None, None, reading)
         check, shards = partial(_plain_shards, plan, full), found.jobs
     checked = _results(check, shards, executor)
-    results = list(bar(checked, "verifying", "shard", progress, len(shards)))
+    results = list(progress_bar(checked, "verifying", "shard", progress, len(shards)))
     bad = [one for _, found_bad in results for one in found_bad]
     if bad_list is not None:
         write_bad_records(bad_list, [one for one in bad if one.record >= 0])

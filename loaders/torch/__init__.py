@@ -7,9 +7,9 @@ your own. _sharing.py passes the tensors of a worker on, and _processes.py knows
 there are.
 """
 
-from twinfeed.loaders.support.extras import needing
+from twinfeed.loaders.support.extras import requires_extra
 
-with needing("twinfeed.loaders.torch", "torch"):
+with requires_extra("twinfeed.loaders.torch", "torch"):
     from twinfeed.loaders.torch import _processes as _processes
     from twinfeed.loaders.torch.dataset import RecordDataset, RequestSampler, as_tensors
     from twinfeed.loaders.torch.loader import TorchLoader

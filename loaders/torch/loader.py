@@ -18,8 +18,7 @@ from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.concurrency import PREFETCH
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.making.prefetch import Prefetcher
-from twinfeed.loaders.support.counterparts import OF_LOADERS, PINNED
-from twinfeed.loaders.support.misnamed import counterparts
+from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PINNED_HINTS, hint_arguments
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device
 from twinfeed.loaders.torch._processes import check_not_in_worker
@@ -100,7 +99,7 @@ class TorchLoader(MakingLoader[B]):
     _adapter = _Adapter
     _unshared = ("_running", "_workers")
 
-    @counterparts(**OF_LOADERS, **PINNED)
+    @hint_arguments(**LOADER_HINTS, **PINNED_HINTS)
     def __init__(
         self,
         feed: Feed,

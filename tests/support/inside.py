@@ -85,8 +85,8 @@ from twinfeed.loaders.storage.url import masked as masked_text
 from twinfeed.loaders.support import atomic
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.checksum import crc32c, masked_crc32c
+from twinfeed.loaders.support.deletable import MARK, mark_deletable
 from twinfeed.loaders.support.limits import LIMITS, Limits
-from twinfeed.loaders.support.owned import MARK, mark
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.samplers.cursor import Cursor
 from twinfeed.samplers.drawing import prefix_sums

@@ -18,7 +18,7 @@ import tensorflow as tf
 from programs import keras_child
 from support import PROGRAMS
 from support.damage import SAVES
-from support.inside import mark
+from support.inside import mark_deletable
 from support.keras_models import Interrupt, made, model, pairs
 from support.tensorflow_feeds import CLASSES, loader, numbers, packed
 
@@ -129,7 +129,7 @@ def test_a_save_is_on_the_disk_before_it_has_its_name(
 def test_what_a_killed_process_left_is_removed_and_two_saves_stay(tmp_path: Path) -> None:
     left = tmp_path / ".000001-epoch0-step3-0123456789abcdef"
     left.mkdir()
-    mark(left)
+    mark_deletable(left)
     (left / "model.weights.h5").write_bytes(b"half")
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, model(), Interrupt(15), save_freq=2)

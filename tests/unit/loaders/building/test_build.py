@@ -26,7 +26,7 @@ from support.inside import (
     build,
     encode,
     list_images,
-    mark,
+    mark_deletable,
     parse_sequence,
     read_bad_records,
     tar,
@@ -700,7 +700,7 @@ def test_an_index_takes_a_folder_with_nothing_but_its_own(tmp_path: Path) -> Non
         out = tmp_path / f"{name}.index"
         (out / name).mkdir(parents=True)
         if name.startswith("columns"):
-            mark(out / name)  # as an interrupted build does
+            mark_deletable(out / name)  # as an interrupted build does
         build_index(shards, out)
     (out / "notes.txt").write_text("mine")
     assert len(build_index(shards, out)) == 30

@@ -25,7 +25,7 @@ from support.inside import (
     TFRecordWriter,
     _classes,
     _scan_shard,
-    mark,
+    mark_deletable,
     new_part,
     row_type,
     sources,
@@ -198,8 +198,8 @@ def test_what_a_killed_build_was_writing_is_removed_by_the_next_one(tmp_path: Pa
     for folder in (left, mixed, others):
         folder.mkdir(parents=True)
         (folder / "field-0.npy").touch()
-    mark(left, ["field-0.npy"])
-    mark(mixed, ["field-0.npy", "../../mine", "field-1.npy"])
+    mark_deletable(left, ["field-0.npy"])
+    mark_deletable(mixed, ["field-0.npy", "../../mine", "field-1.npy"])
     (mixed / "mine.npy").touch()
     (tmp_path / "mine").touch()
     build_index(tars(tmp_path), path)

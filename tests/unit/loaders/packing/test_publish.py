@@ -26,7 +26,7 @@ from support.inside import (
     build,
     digest_of,
     file_digest,
-    mark,
+    mark_deletable,
 )
 from support.shards import numbered, tree
 
@@ -90,7 +90,7 @@ def test_a_folder_that_was_not_marked_to_the_end_is_removed(
     for folder in (own, other):
         folder.mkdir()
         if length is not None:
-            mark(folder)
+            mark_deletable(folder)
             os.truncate(folder / MARK, length)
     (other / "notes.md").touch()
     pack(numbered(0, 4), tmp_path)
@@ -147,7 +147,7 @@ def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) 
     (tmp_path / ".packing-fedcba9876543210").mkdir()
     (tmp_path / ".packing-fedcba9876543210" / "mine").touch()
     (tmp_path / ".packing-0000000000000000").mkdir()
-    mark(tmp_path / ".packing-0000000000000000")  # what a killed packer has left
+    mark_deletable(tmp_path / ".packing-0000000000000000")  # what a killed packer has left
     before = {path.name for path in tmp_path.glob(".packing-*")}
     pack(numbered(0, 4), tmp_path)
     left = {path.name for path in tmp_path.glob(".packing-*")}

@@ -1,0 +1,119 @@
+"""TypeErrors that say what an option of another library, or a misspelt option, is called here."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_BATCHES = "the feed's sampler has it, as in Feed(index, BatchSampler(order, batch_size=…"
+_SEED = "the sampler of the feed has the seed: seed="
+_SAMPLER = "the feed has it: Feed(index, sampler)"
+_LOADER = "the loader has it, as in TorchLoader(feed, {}=…)"
+_MEMORY = "it follows from memory=, the bytes of the open blocks; ShardShuffleSampler takes it"
+_SAMPLER_HINTS = {
+    "batch_size": f"{_BATCHES}))",
+    "collate_fn": "the feed has it: collate= says how fields become a batch, batch_transform= "
+    "changes the batch",
+    "drop_last": f"{_BATCHES}, last_batch='drop'))",
+    "drop_remainder": f"{_BATCHES}, last_batch='drop'))",
+    "generator": _SEED,
+    "shuffle": "the feed's sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), "
+    "batch_size=…)",
+}
+
+FEED_HINTS = {
+    **_SAMPLER_HINTS,
+    **{name: _LOADER.format(name) for name in ("device", "num_workers", "prefetch", "threads")},
+}
+"""Hints for options that a `Feed` does not take."""
+
+LOADER_HINTS = {
+    **_SAMPLER_HINTS,
+    "batch_sampler": _SAMPLER,
+    "buffer_size": "prefetch= is the number of batches ahead; a sampler shuffles without a buffer",
+    "num_parallel_calls": "threads= is the number of threads that make batches",
+    "sampler": _SAMPLER,
+    "seed": _SEED,
+    "transform": "the feed has it: Feed(…, transform=…)",
+}
+"""Hints for options of torch's DataLoader and of tf.data that no loader takes."""
+
+PROCESS_HINTS = {
+    "num_workers": "threads= is the number of threads that make batches; TorchLoader has processes",
+    "pin_memory": "leave it out, or name the device= that batches go to",
+}
+"""Hints for options of torch's DataLoader that only a `TorchLoader` can have."""
+
+PINNED_HINTS = {
+    "pin_memory": "leave it out: where device= is a GPU, batches come through pinned memory",
+    "pin_memory_device": "leave it out: device= names the GPU that batches go to",
+}
+"""Hints for options of torch's DataLoader that a `TorchLoader` does not need."""
+
+SHUFFLED_HINTS = {
+    "batch_size": "BatchSampler has it, as in BatchSampler(shuffled(index, seed=0), batch_size=…)",
+    "block": _MEMORY,
+    "buffer_size": "memory= is the number of bytes of the open blocks, 512 MiB by default",
+    "window": _MEMORY,
+}
+"""Hints for options of other shuffles that `shuffled` computes."""
+
+DECODE_IMAGE_HINTS = {
+    "channels_first": "images are [height, width, channel]: batch['image'].permute(0, 3, 1, 2)",
+}
+"""Hints for options of other image decoders whose effect is a change of the batch here."""
+
+
+def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a function or constructor so that its TypeErrors for wrong arguments give advice.
+
+    `hints` has the advice by name: for options of other libraries, and for required options that
+    are easily forgotten. For any other unknown option, the error has the option whose name is most
+    alike.
+    """
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        parameters = inspect.signature(function).parameters.values()
+        options = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
+        names = [option.name for option in options]
+        required = [option.name for option in options if option.default is option.empty]
+        max_positional = len(parameters) - len(options)
+
+        @wraps(function)
+        def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
+            is_constructor = function.__name__ == "__init__"
+            what = type(args[0]).__name__ if is_constructor else function.__name__
+            for name in kwargs:
+                if name not in names:
+                    hint = hints.get(name) or closest_name(name, names)
+                    raise TypeError(f"{what} takes no {name}=: {hint}")
+            if len(args) > max_positional:
+                raise TypeError(
+                    f"{what} takes its options by name, as in {names[0]}=…, "
+                    f"got {args[max_positional]!r}"
+                )
+            for name in required:
+                if name in hints and name not in kwargs:
+                    raise TypeError(f"{what} needs {name}=: {hints[name]}")
+            return function(*args, **kwargs)
+
+        return check_and_call
+
+    return decorate
+
+
+def closest_name(name: str, names: Iterable[str], /) -> str:
+    """Say which of the names is most like `name`, or list the names.
+
+    >>> closest_name("batchsize", ["batch_size", "seed"]), closest_name("x", ["batch_size", "seed"])
+    ('did you mean batch_size=?', 'its options are batch_size, seed')
+    """
+    names = list(names)
+    closest = get_close_matches(name, names, 1)
+    return f"did you mean {closest[0]}=?" if closest else f"its options are {', '.join(names)}"

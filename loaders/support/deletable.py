@@ -1,0 +1,78 @@
+"""Deletion guard: a folder is only deleted if it holds a marker file of this library.
+
+A matching name is never enough. The marker lists the files of the folder that may be deleted.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.support.regular import read_file
+
+MARK = ".twinfeed"
+_HEADER = b"twinfeed made these files, and deletes them when they are no longer needed:\n"
+_MAX_BYTES = 1 << 20
+
+
+def mark_deletable(folder: Path, /, files: Iterable[str] = ()) -> None:
+    """Write the marker of a folder; `files` may be deleted."""
+    if not folder.is_symlink():
+        (folder / MARK).unlink(missing_ok=True)
+        with (folder / MARK).open("xb") as marker:
+            marker.write(_HEADER + "".join(f"{file}\n" for file in files).encode())
+
+
+def add_deletable(folder: Path, file: str, /) -> None:
+    """Add a file, which is about to be written, to the marker of a folder."""
+    with (folder / MARK).open("ab") as marker:
+        marker.write(f"{file}\n".encode())
+
+
+def is_deletable(folder: Path, /) -> bool:
+    """Return whether a folder has a complete marker."""
+    return deletable_files(folder) is not None
+
+
+def delete_listed(folder: Path, /) -> None:
+    """Delete the files that the marker lists, and then the folder if nothing else is in it.
+
+    A truncated marker (its process was killed) lists no files, so nothing else is deleted.
+    """
+    for file in deletable_files(folder) or ():
+        with suppress(OSError):
+            (folder / file).unlink()
+    with suppress(LoaderError, OSError):
+        marker = _read_marker(folder)
+        if marker[: len(_HEADER)] == _HEADER[: len(marker)]:
+            (folder / MARK).unlink()
+    with suppress(OSError):
+        folder.rmdir()
+
+
+def delete_folder(folder: Path, /) -> None:
+    """Delete a marked folder with everything in it, the marker last."""
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.name != MARK:
+            path.unlink()
+    delete_listed(folder)
+
+
+def deletable_files(folder: Path, /) -> list[str] | None:
+    """Return the files that the marker lists; None if the folder has no complete marker."""
+    with suppress(LoaderError, OSError, UnicodeDecodeError):
+        marker = _read_marker(folder)
+        if marker.startswith(_HEADER):
+            names = marker[len(_HEADER) :].decode().splitlines()
+            return [name for name in names if "/" not in name]
+    return None
+
+
+def _read_marker(folder: Path) -> bytes:
+    """Return the bytes of the marker; none for a link, which may lead to a user's folder."""
+    return b"" if folder.is_symlink() else read_file(folder / MARK, _MAX_BYTES)
