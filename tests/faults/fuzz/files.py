@@ -187,8 +187,8 @@ def collected(_: Corpus, draw: random.Random) -> None:
     """Load mutated results."""
     feed = Feed(open_index("x.index"), BatchSampler(SequentialSampler(3), batch_size=1))
     results = Results(feed)
-    boxes = Ragged(np.ones([9, 4]), np.array([0, 1, 2, 3, 3, 0]))
-    results.add(np.arange(6), box=boxes, point=np.ones([6, 2]), name=np.array(list("abcdef")))
+    boxes = Ragged(np.ones([4, 4]), np.array([0, 1, 3]))
+    results.add(np.arange(3), box=boxes, point=np.ones([3, 2]), name=np.array(list("abc")))
     results.save("rank.npz")
     damage_zip(Path("rank.npz"), draw)
     with contextlib.suppress(ValueError):  # documented: results that do not fit together
