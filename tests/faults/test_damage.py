@@ -13,9 +13,8 @@ import pytest
 from support.damage import INDEXES, PARTS, SHARDS
 from support.formats import no_hang
 from support.inside import tar, tfrecord
-from support.parts import made_parts, merged
 from support.servers import RangeServer
-from support.shards import tars
+from support.shards import made_parts, merged, tars
 
 from twinfeed.loaders import DataCorruptionError, IndexFormatError, build_index, open_index, pack
 from twinfeed.samplers import PKBatchSampler

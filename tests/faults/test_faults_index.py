@@ -34,8 +34,17 @@ from support.inside import (
     file_digest,
     load_part,
 )
-from support.parts import made_parts, merged
-from support.shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
+from support.shards import (
+    flip,
+    made_parts,
+    merged,
+    numbered,
+    tars,
+    tfrecords,
+    tree,
+    write_tar,
+    write_tfrecord,
+)
 
 from twinfeed.loaders import (
     DataCorruptionError,

@@ -13,7 +13,7 @@ from support import own_source
 from support.batches import expected, received
 from support.own_source import LABELS, WORDS, Words
 from support.plain import batches
-from support.twin_transforms import both, brighter
+from support.transforms import both, brighter
 
 from twinfeed.loaders import (
     DatasetSource,

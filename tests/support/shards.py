@@ -5,10 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
-from support.inside import TarWriter, TFRecordWriter, encode
-from twinfeed.loaders import Reader
+from support.inside import (
+    BuildPlan,
+    IndexStats,
+    Reading,
+    ReadingOptions,
+    TarWriter,
+    TFRecordWriter,
+    build,
+    encode,
+    find_source,
+    load_part,
+    write_index,
+)
+from twinfeed.loaders import Index, Reader, open_index
 
 Sample = Mapping[str, Any]
 
@@ -83,3 +95,19 @@ def tree(folder: Path) -> dict[str, bytes]:
 def total_bytes(reader: Reader) -> int:
     """The bytes of all images; here since a spawned process must be able to import it."""
     return sum(map(len, reader.read(range(len(reader.index)), ["image"])["image"]))
+
+
+def made_parts(
+    shards: list[Path], folder: Path, *, label: Any = None, **options: Unpack[ReadingOptions]
+) -> list[Path]:
+    """The files of the parts of shards, in a folder beside the shards."""
+    folder.mkdir(exist_ok=True)
+    source = find_source(shards, folder, container=None, root=None)
+    plan = BuildPlan.of(source, label, None, Reading(**options))
+    return [part.file for part in build._parts(plan, source.jobs, folder, None, False)]
+
+
+def merged(files: Iterable[Path], path: Path) -> Index:
+    """The index of parts."""
+    write_index(path, IndexStats(map(load_part, files), None), classes=None)
+    return open_index(path)

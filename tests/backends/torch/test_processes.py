@@ -1,7 +1,11 @@
-"""What torch knows of processes."""
+"""Processes of torch: the ranks that torch knows of, and what torchrun starts gets warnings."""
+
+from pathlib import Path
 
 import pytest
 import torch.distributed
+from support import PROGRAMS
+from support.programs import run
 
 from twinfeed.loaders.torch import _processes
 from twinfeed.samplers.processes import num_processes
@@ -15,3 +19,8 @@ def test_the_ranks_of_a_process_group_count_without_a_launcher(
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 3)
     assert (_processes.world_size(), num_processes()) == (3, 3)
+
+
+def test_two_ranks_are_told_of_one_stream_and_share_out_the_last_batch(tmp_path: Path) -> None:
+    out = run(PROGRAMS / "two_ranks.py", "--data", str(tmp_path), ranks=2)
+    assert out.count("of 2: as it must be") == 2

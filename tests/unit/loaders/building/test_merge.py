@@ -31,8 +31,7 @@ from support.inside import (
     sources,
 )
 from support.inside import writer as _writer
-from support.parts import made_parts, merged
-from support.shards import tars, tfrecords, tree
+from support.shards import made_parts, merged, tars, tfrecords, tree
 
 from twinfeed.loaders import (
     IndexFormatError,

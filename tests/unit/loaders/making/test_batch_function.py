@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.batch_functions import decoded, in_place, mixed, trimmed
 from support.batches import noted, received
 from support.servers import RangeServer
+from support.transforms import decoded, in_place, mixed, trimmed
 
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, Pad, Ragged, open_index, pack
 from twinfeed.loaders.grain import as_map_dataset

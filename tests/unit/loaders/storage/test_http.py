@@ -21,8 +21,7 @@ from urllib.parse import urlsplit
 import boto3
 import pytest
 from support.inside import Location, masked_text, open_store, retries, store_of
-from support.secure_server import at_https, serving_securely
-from support.servers import RangeServer
+from support.servers import RangeServer, at_https, serving_securely
 from support.shards import tfrecords
 
 from twinfeed.loaders import LoaderError, Reader, build_index

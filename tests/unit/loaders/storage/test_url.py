@@ -26,8 +26,7 @@ from support.inside import (
     retries,
     unquoted,
 )
-from support.secure_server import at_https, serving_securely
-from support.servers import RangeServer
+from support.servers import RangeServer, at_https, serving_securely
 from support.shards import tars, tfrecords, write_tar, write_tfrecord
 
 from twinfeed.loaders import (

@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 from support.formats import no_hang
 from support.inside import Entry, digest_of, main, read_bad_records
-from support.parts import made_parts, merged
-from support.shards import tfrecords
+from support.shards import made_parts, merged, tfrecords
 
 from twinfeed.loaders import (
     FromTable,

@@ -1,8 +1,10 @@
-"""Functions of a batch; spawned workers import no framework for them."""
+"""Functions of samples and of batches; spawned workers import no framework for them."""
 
 from typing import Any
 
 import numpy as np
+
+from twinfeed.loaders import DecodeImage
 
 
 def mixed(batch: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -31,3 +33,14 @@ def in_place(batch: dict[str, Any], seed: int) -> dict[str, Any]:
     batch["x"][...] = made["x"]
     batch["label"] += 1
     return made | {"x": batch["x"], "label": batch["label"]}
+
+
+def both(sample: dict[str, Any]) -> dict[str, Any]:
+    """Keep the encoded bytes beside the decoded image."""
+    return DecodeImage(mode="L")(sample) | {"encoded": sample["image"]}
+
+
+def brighter(sample: dict[str, Any]) -> dict[str, Any]:
+    """An augmentation that draws from the sample's seed."""
+    random = np.random.default_rng(sample["seed"])
+    return sample | {"image": sample["image"] + random.random(dtype=np.float32)}
