@@ -18,7 +18,6 @@ from twinfeed.loaders.feed.collate import Ragged as Ragged
 from twinfeed.loaders.feed.config import Batch as Batch
 from twinfeed.loaders.feed.config import BatchTransform as BatchTransform
 from twinfeed.loaders.feed.config import Decode as Decode
-from twinfeed.loaders.feed.config import Sample as Sample
 from twinfeed.loaders.feed.decode import DecodeExample as DecodeExample
 from twinfeed.loaders.feed.decode import DecodeImage as DecodeImage
 from twinfeed.loaders.feed.request import Request as Request
@@ -28,6 +27,7 @@ from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.formats import Entry as Entry
 from twinfeed.loaders.formats import TarWriter as TarWriter
 from twinfeed.loaders.formats import TFRecordWriter as TFRecordWriter
+from twinfeed.loaders.formats.records import Sample as Sample
 from twinfeed.loaders.grain import as_map_dataset as as_map_dataset
 from twinfeed.loaders.index import Index as Index
 from twinfeed.loaders.index import open_index as open_index
