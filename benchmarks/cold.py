@@ -19,13 +19,17 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders import Feed, Index, NumpyLoader, pack, shuffled
-from twinfeed.samplers import (
+from twinfeed import (
     BatchSampler,
+    Feed,
+    Index,
+    NumpyLoader,
     RandomSampler,
     Sampler,
     SequentialSampler,
     ShardShuffleSampler,
+    pack,
+    shuffled,
 )
 
 BATCH, SHARDS = 128, 8
@@ -53,11 +57,11 @@ def drop(index: Index) -> None:
 def loader(backend: str, feed: Feed, **options: Any) -> Any:
     """Carry the feed to a framework."""
     if backend == "torch":
-        from twinfeed.loaders.torch import TorchLoader
+        from twinfeed import TorchLoader
 
         return TorchLoader(feed, device="cpu", **options)
     if backend == "tensorflow":
-        from twinfeed.loaders.tensorflow import TensorFlowLoader
+        from twinfeed import TensorFlowLoader
 
         return TensorFlowLoader(feed, device="/CPU:0", **options)
     return NumpyLoader(feed, **options)

@@ -26,8 +26,17 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders import DecodeImage, Feed, Index, Loader, NumpyLoader, Reader, pack
-from twinfeed.samplers import BatchSampler, ReuseSampler
+from twinfeed import (
+    BatchSampler,
+    DecodeImage,
+    Feed,
+    Index,
+    Loader,
+    NumpyLoader,
+    Reader,
+    ReuseSampler,
+    pack,
+)
 
 HEIGHT, WIDTH, SIDE, BATCH, LIVE = 3000, 4000, 224, 10, 10
 
@@ -108,13 +117,13 @@ def spent(thread: threading.Thread) -> float:
 
 
 def torch_loader(feed: Feed, threads: int | None = None) -> Loader:
-    from twinfeed.loaders.torch import TorchLoader
+    from twinfeed import TorchLoader
 
     return TorchLoader(feed, device="cpu", threads=threads)
 
 
 def tensorflow_loader(feed: Feed, threads: int | None = None) -> Loader:
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
+    from twinfeed import TensorFlowLoader
 
     return TensorFlowLoader(feed, device="/CPU:0", threads=threads)
 

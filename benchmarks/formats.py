@@ -23,10 +23,9 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
+from twinfeed import TarWriter, TFRecordWriter
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats.example import encode, locate, parse_sequence
-from twinfeed.loaders.formats.tar import TarWriter
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.support.checksum import crc32c
 
 RUNS = 5

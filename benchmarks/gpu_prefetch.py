@@ -23,11 +23,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from twinfeed.loaders import Feed, Index, open_index, pack
+from twinfeed import BatchSampler, Feed, Index, RandomSampler, TorchLoader, open_index, pack
 from twinfeed.loaders.making.prefetch import Prefetcher
-from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch._copier import copier_for
-from twinfeed.samplers import BatchSampler, RandomSampler
 
 SIDE, RECORDS = 224, 4096
 

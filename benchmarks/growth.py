@@ -27,14 +27,12 @@ from typing import Any
 import numpy as np
 from ways import Ways, main, timed
 
-from twinfeed.loaders import Reader, build_index, open_index, verify
+from twinfeed import IndexOptions, Reader, TFRecordWriter, build_index, open_index, verify
 from twinfeed.loaders.building.writer import index_writer
 from twinfeed.loaders.command_line import main as command
 from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.index import SHARD
-from twinfeed.loaders.index.options import IndexOptions
 
 Found = dict[str, float]
 
@@ -76,7 +74,7 @@ def one_rank(name: str) -> Found:
 
 def many_blocks(blocks: int) -> Found:
     """Draw 128 ids at a time from shards of 400 blocks; the first batch is that of epoch 1."""
-    from twinfeed.samplers import BatchSampler, ShardShuffleSampler
+    from twinfeed import BatchSampler, ShardShuffleSampler
 
     lengths = [400 * 256 - 7] * (blocks // 400)
     order = ShardShuffleSampler(lengths, block=256, window=256, seed=0)
@@ -89,7 +87,7 @@ def many_blocks(blocks: int) -> Found:
 
 def mixture_of_many() -> Found:
     """Draw 64 ids of 1,000 orders."""
-    from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
+    from twinfeed import BatchSampler, MixtureSampler, RandomSampler
 
     orders = [RandomSampler(10_000, seed=seed) for seed in range(1000)]
     mixture = MixtureSampler(orders, weights=[1] * 1000, num_samples=10**8, seed=0)
@@ -98,7 +96,7 @@ def mixture_of_many() -> Found:
 
 def reuse_of_many() -> Found:
     """Draw 100 ids with 100,000 records live."""
-    from twinfeed.samplers import BatchSampler, ReuseSampler
+    from twinfeed import BatchSampler, ReuseSampler
 
     order = ReuseSampler(10**6, reuse=10, live=10**5, seed=0)
     return draws(BatchSampler(order, batch_size=100), steps=2000)
@@ -106,7 +104,7 @@ def reuse_of_many() -> Found:
 
 def weighted_epochs() -> Found:
     """Draw 10 million without replacement: the slowest draw is where an epoch begins."""
-    from twinfeed.samplers import BatchSampler, WeightedSampler
+    from twinfeed import BatchSampler, WeightedSampler
 
     weights = np.random.default_rng(0).random(10_000_000)
     stream = BatchSampler(WeightedSampler(weights, replacement=False, seed=0), batch_size=1000)
@@ -169,7 +167,7 @@ def held_for(make: Callable[[], Any], *, steps: int) -> Found:
 
 def pk_mapped() -> Found:
     """P x K of 10^9 records in 10^7 classes, from a class order that is mapped; a sparse file."""
-    from twinfeed.samplers import ClassOrder, PKBatchSampler
+    from twinfeed import ClassOrder, PKBatchSampler
 
     classes, size = 10**7, 100
     with tempfile.TemporaryDirectory() as folder:
@@ -184,7 +182,7 @@ def pk_mapped() -> Found:
 
 def weights_mapped() -> Found:
     """Draw from 10^8 mapped weights."""
-    from twinfeed.samplers import BatchSampler, WeightedSampler
+    from twinfeed import BatchSampler, WeightedSampler
 
     with tempfile.TemporaryDirectory() as folder:
         weights = mapped(folder, weights=np.tile(np.arange(100, dtype=np.uint8), 10**6))["weights"]
@@ -195,7 +193,7 @@ def weights_mapped() -> Found:
 
 def views_mapped() -> Found:
     """Draw one of five views of 10^8 records."""
-    from twinfeed.samplers import BatchSampler, RandomSampler, ViewSampler
+    from twinfeed import BatchSampler, RandomSampler, ViewSampler
 
     with tempfile.TemporaryDirectory() as folder:
         views = mapped(folder, views=np.full(10**8, 5, np.uint8))["views"]
@@ -208,7 +206,7 @@ def views_mapped() -> Found:
 
 def subset_mapped() -> Found:
     """Draw from 10^8 ids of records."""
-    from twinfeed.samplers import BatchSampler, RandomSampler, SubsetSampler
+    from twinfeed import BatchSampler, RandomSampler, SubsetSampler
 
     with tempfile.TemporaryDirectory() as folder:
         ids = mapped(folder, ids=np.arange(10**8, dtype=np.int32))["ids"]
@@ -221,7 +219,7 @@ def subset_mapped() -> Found:
 
 def shards_mapped() -> Found:
     """Draw from 10^6 shards of 1,000 records, a block each."""
-    from twinfeed.samplers import BatchSampler, ShardShuffleSampler
+    from twinfeed import BatchSampler, ShardShuffleSampler
 
     with tempfile.TemporaryDirectory() as folder:
         lengths = mapped(folder, lengths=np.full(10**6, 1000))["lengths"]
@@ -235,7 +233,7 @@ def shards_mapped() -> Found:
 
 def mixture_of_ten_thousand() -> Found:
     """Draw 64 ids of 10,000 orders."""
-    from twinfeed.samplers import BatchSampler, MixtureSampler, RandomSampler
+    from twinfeed import BatchSampler, MixtureSampler, RandomSampler
 
     orders = [RandomSampler(100_000, seed=seed) for seed in range(10_000)]
     return held_for(
@@ -248,7 +246,7 @@ def mixture_of_ten_thousand() -> Found:
 
 def states() -> Found:
     """Take a state with four million weights."""
-    from twinfeed.samplers import BatchSampler, WeightedSampler
+    from twinfeed import BatchSampler, WeightedSampler
 
     sampler = BatchSampler(WeightedSampler(np.arange(4_000_000), seed=0), batch_size=64)
     sampler.state_dict()

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import numpy as np
 from PIL import Image
 
-from twinfeed.loaders import DecodeImage
+from twinfeed import DecodeImage
 
 SHAPES = ((256, 256), (600, 800), (1200, 1600))
 SIZES = (64, 224)

@@ -16,12 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders import open_index
+from twinfeed import IndexOptions, open_index
 from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, load_part, new_part
 from twinfeed.loaders.index.arrays import row_type
-from twinfeed.loaders.index.options import IndexOptions
 
 BLOCK = 1 << 15
 CLASSES = 1000

@@ -16,15 +16,23 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders import Feed, Index, NumpyLoader, pack, shuffled
+from twinfeed import (
+    BatchSampler,
+    BatchStream,
+    Feed,
+    Index,
+    NumpyLoader,
+    RandomSampler,
+    Reader,
+    pack,
+    shuffled,
+)
 from twinfeed.loaders.feed.config import stored_fields
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import compile_feed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
-from twinfeed.loaders.reading.reader import Reader
-from twinfeed.samplers import BatchSampler, BatchStream, RandomSampler
 
 BATCH, ROUNDS = 128, 7
 

@@ -48,28 +48,28 @@ def balanced(labels: Labels) -> np.ndarray:
 
 def twinfeed_pk(labels: Labels) -> Iterator[Epoch]:
     """P x K, an epoch of as many records as there are."""
-    from twinfeed.samplers import PKBatchSampler
+    from twinfeed import PKBatchSampler
 
     return endless(PKBatchSampler(labels, p=P, k=K, seed=SEED))
 
 
 def twinfeed_pk_all(labels: Labels) -> Iterator[Epoch]:
     """P x K, every record at least once an epoch."""
-    from twinfeed.samplers import PKBatchSampler
+    from twinfeed import PKBatchSampler
 
     return endless(PKBatchSampler(labels, p=P, k=K, coverage="all", seed=SEED))
 
 
 def twinfeed_random(labels: Labels) -> Iterator[Epoch]:
     """A random order."""
-    from twinfeed.samplers import BatchSampler, RandomSampler
+    from twinfeed import BatchSampler, RandomSampler
 
     return endless(BatchSampler(RandomSampler(len(labels), seed=SEED), batch_size=BATCH))
 
 
 def twinfeed_weighted(labels: Labels) -> Iterator[Epoch]:
     """Weights that balance the classes, with replacement."""
-    from twinfeed.samplers import BatchSampler, WeightedSampler
+    from twinfeed import BatchSampler, WeightedSampler
 
     return endless(BatchSampler(WeightedSampler(balanced(labels), seed=SEED), batch_size=BATCH))
 

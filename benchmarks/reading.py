@@ -21,15 +21,11 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building.build import build_index
+from twinfeed import IndexOptions, Reader, TFRecordWriter, build_index, open_index
 from twinfeed.loaders.building.writer import index_writer
 from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import StringColumn, row_type
 from twinfeed.loaders.index.index import SHARD, Index
-from twinfeed.loaders.index.open import open_index
-from twinfeed.loaders.index.options import IndexOptions
-from twinfeed.loaders.reading.reader import Reader
 
 RUNS = 7
 BATCH = 128

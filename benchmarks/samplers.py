@@ -69,7 +69,7 @@ def pk_argsort() -> dict[str, float]:
 
 def pk_twinfeed() -> dict[str, float]:
     """This library."""
-    from twinfeed.samplers import PKBatchSampler
+    from twinfeed import PKBatchSampler
 
     data = labels()
     PKBatchSampler(data[:1000] % 10, p=2, k=2, seed=0).batch(0, 0)  # imports and first calls
@@ -95,7 +95,7 @@ def pk_open_metric_learning() -> dict[str, float]:
 
 def random_twinfeed() -> dict[str, float]:
     """This library, in batches."""
-    from twinfeed.samplers import BatchSampler, RandomSampler
+    from twinfeed import BatchSampler, RandomSampler
 
     BatchSampler(RandomSampler(10**6, seed=0), batch_size=2).batch(0, 0)
     return measure(lambda: BatchSampler(RandomSampler(N, seed=0), batch_size=BATCH), iter)
@@ -120,7 +120,7 @@ def random_grain() -> dict[str, float]:
 
 def restore_twinfeed() -> dict[str, float]:
     """Load a state of step 60,000 into a sampler that is there, and draw its batch."""
-    from twinfeed.samplers import PKBatchSampler
+    from twinfeed import PKBatchSampler
 
     sampler = PKBatchSampler(labels(), p=P, k=K, seed=0)
     state = sampler.state_at(7, 60_000)

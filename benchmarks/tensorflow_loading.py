@@ -26,17 +26,23 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import numpy as np
 import tensorflow as tf
 
-from twinfeed.loaders import DecodeImage, Feed, Index, build_index, pack
-from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
-from twinfeed.loaders.tensorflow._callbacks import called
-from twinfeed.samplers import (
+from twinfeed import (
     BatchSampler,
+    DecodeImage,
+    Feed,
+    Index,
     PKBatchSampler,
     RandomSampler,
     ShardShuffleSampler,
+    TensorFlowLoader,
+    TFRecordWriter,
+    build_index,
+    choose,
+    pack,
+    source_datasets,
 )
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.tensorflow._callbacks import called
 
 BATCH = 128
 FEATURES = {

@@ -56,10 +56,8 @@ def photo(number: int) -> bytes:
 
 def make(folder: Path) -> None:
     """Write the same records in every format whose writer is there; once."""
-    from twinfeed.loaders import build_index
+    from twinfeed import TarWriter, TFRecordWriter, build_index
     from twinfeed.loaders.formats.example import encode
-    from twinfeed.loaders.formats.tar import TarWriter
-    from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 
     if (folder / "images.index").exists():
         return
@@ -103,7 +101,7 @@ def make(folder: Path) -> None:
 
 def floor_pread(folder: Path) -> Batches:
     """Random reads in a plain loop, with nothing around them but the heap that a reader keeps."""
-    from twinfeed.loaders import Reader, open_index
+    from twinfeed import Reader, open_index
 
     index = open_index(folder / "bytes.index")
     Reader(index).read([0])
@@ -118,9 +116,7 @@ def floor_pread(folder: Path) -> Batches:
 
 
 def loader(folder: Path, **options: Any) -> Batches:
-    from twinfeed.loaders import Feed, open_index
-    from twinfeed.loaders.torch import TorchLoader
-    from twinfeed.samplers import BatchSampler, RandomSampler
+    from twinfeed import BatchSampler, Feed, RandomSampler, TorchLoader, open_index
 
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
@@ -133,9 +129,15 @@ def loader(folder: Path, **options: Any) -> Batches:
 def plain_dataloader(folder: Path, workers: int) -> Batches:
     from torch.utils.data import DataLoader
 
-    from twinfeed.loaders import Feed, open_index
-    from twinfeed.loaders.torch import RecordDataset, RequestSampler, as_tensors
-    from twinfeed.samplers import BatchSampler, RandomSampler
+    from twinfeed import (
+        BatchSampler,
+        Feed,
+        RandomSampler,
+        RecordDataset,
+        RequestSampler,
+        as_tensors,
+        open_index,
+    )
 
     index = open_index(folder / "bytes.index")
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)
@@ -236,9 +238,7 @@ def decode_only(folder: Path, threads: int) -> Batches:
 
 
 def image_loader(folder: Path, **options: Any) -> Batches:
-    from twinfeed.loaders import DecodeImage, Feed, open_index
-    from twinfeed.loaders.torch import TorchLoader
-    from twinfeed.samplers import BatchSampler, RandomSampler
+    from twinfeed import BatchSampler, DecodeImage, Feed, RandomSampler, TorchLoader, open_index
 
     index = open_index(folder / "images.index")
     sampler = BatchSampler(RandomSampler(IMAGES, seed=0), batch_size=BATCH)

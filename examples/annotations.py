@@ -22,16 +22,16 @@ from PIL import Image
 from twinfeed import (
     BatchSampler,
     DecodeImage,
+    Entry,
     ExactOnceBatchSampler,
     Feed,
+    Index,
     RandomSampler,
     SubsetSampler,
     build_index,
     open_index,
     split,
 )
-from twinfeed.loaders import Index
-from twinfeed.loaders.formats import Entry
 
 EPOCHS, SAVED_EVERY = 3, 10  # epochs; batches
 NAMES = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")

@@ -11,7 +11,7 @@ import tensorflow as tf
 from annotations import EPOCHS, SAVED_EVERY, feeds, options
 from tqdm import tqdm
 
-from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed import TensorFlowLoader
 
 
 def scores(model: keras.Model, batch: dict[str, tf.Tensor]) -> tf.Tensor:

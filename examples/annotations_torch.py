@@ -12,7 +12,7 @@ from annotations import EPOCHS, SAVED_EVERY, feeds, options
 from torch.nn.functional import cross_entropy
 from tqdm import tqdm
 
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed import TorchLoader
 
 
 def scores(model: torch.nn.Module, batch: dict[str, torch.Tensor]) -> torch.Tensor:

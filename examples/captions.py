@@ -15,8 +15,7 @@ from pathlib import Path
 import numpy as np
 from digits import SEED, decode, open_digits
 
-from twinfeed import BatchSampler, Feed, NumpyLoader, RandomSampler, ViewSampler
-from twinfeed.loaders import SideTable
+from twinfeed import BatchSampler, Feed, NumpyLoader, RandomSampler, SideTable, ViewSampler
 
 CAPTIONS, FEATURES = 5, 50_000
 STYLES = ("a {}", "one {}", "the digit {}", "{}, written by hand", "a small picture of a {}")

@@ -17,9 +17,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from twinfeed import PKBatchSampler
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.tensorflow import choose
+from twinfeed import PKBatchSampler, TFRecordWriter, choose
 
 CLASSES, RECORDS, P, STEPS = 1000, 20, 16, 200
 

@@ -23,8 +23,7 @@ import numpy as np
 from digits import SEED, decode, open_digits
 from matplotlib.figure import Figure
 
-from twinfeed import BatchSampler, Feed, PKBatchSampler, RandomSampler, compare
-from twinfeed.loaders import Index
+from twinfeed import BatchSampler, Feed, Index, PKBatchSampler, RandomSampler, compare
 
 BATCH, RATE = 32, 0.1
 

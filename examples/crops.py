@@ -23,8 +23,10 @@ from PIL import Image
 
 from twinfeed import (
     BatchSampler,
+    BatchStream,
     DecodeImage,
     Feed,
+    Index,
     NumpyLoader,
     RandomSampler,
     Reader,
@@ -33,8 +35,6 @@ from twinfeed import (
     open_index,
     pack,
 )
-from twinfeed.loaders import Index
-from twinfeed.samplers import BatchStream
 
 IMAGES, CROPS, LIVE, BATCH, SIDE = 24, 16, 8, 8, 224
 HEIGHT, WIDTH = 1500, 2000

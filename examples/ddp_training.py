@@ -20,9 +20,7 @@ from digits import SEED, decode, open_digits
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from twinfeed import BatchSampler, ExactOnceBatchSampler, Feed, RandomSampler
-from twinfeed.loaders import Index
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed import BatchSampler, ExactOnceBatchSampler, Feed, Index, RandomSampler, TorchLoader
 
 BATCH = 40
 

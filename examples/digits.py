@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from twinfeed import open_index, pack
-from twinfeed.loaders import Index
+from twinfeed import Index, open_index, pack
 
 SEED = 7
 

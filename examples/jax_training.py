@@ -23,9 +23,7 @@ import orbax.checkpoint as ocp
 from digits import SEED, decode, open_digits
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, Results
-from twinfeed.loaders import Index
-from twinfeed.loaders.jax import JaxLoader
+from twinfeed import ExactOnceBatchSampler, Feed, Index, JaxLoader, PKBatchSampler, Results
 
 EPOCHS, STEPS, EVERY, RATE, MARGIN = 3, 20, 10, 0.1, 0.2
 

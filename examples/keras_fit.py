@@ -16,9 +16,7 @@ import keras
 import tensorflow as tf
 from digits import SEED, decode, open_digits
 
-from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler
-from twinfeed.loaders.keras import ResumeCallback
-from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, ResumeCallback, TensorFlowLoader
 
 EPOCHS, STEPS = 3, 20
 

@@ -20,10 +20,7 @@ from digits import SEED, decode, open_digits
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.nn.functional import cross_entropy
 
-from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler
-from twinfeed.loaders import Index
-from twinfeed.loaders.torch import TorchLoader
-from twinfeed.samplers import BatchStream
+from twinfeed import BatchStream, ExactOnceBatchSampler, Feed, Index, PKBatchSampler, TorchLoader
 
 STOP, END = 27, 60  # steps; an epoch has 20
 

@@ -22,10 +22,8 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from twinfeed import Feed, PKBatchSampler, build_index, open_index
+from twinfeed import Feed, PKBatchSampler, TensorFlowLoader, TFRecordWriter, build_index, open_index
 from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
-from twinfeed.loaders.tensorflow import TensorFlowLoader
 
 P, K, BATCHES = 16, 4, 100
 

@@ -26,14 +26,15 @@ from twinfeed import (
     DecodeImage,
     ExactOnceBatchSampler,
     Feed,
+    FromFolder,
+    Index,
     NumpyLoader,
     PKBatchSampler,
+    TensorFlowLoader,
+    TorchLoader,
     build_index,
     split,
 )
-from twinfeed.loaders import FromFolder, Index
-from twinfeed.loaders.tensorflow import TensorFlowLoader
-from twinfeed.loaders.torch import TorchLoader
 
 MARGIN, RATE = 0.2, 1e-3
 as_gray = DecodeImage(mode="L")

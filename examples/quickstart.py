@@ -23,8 +23,16 @@ from PIL import Image
 from sklearn.datasets import load_digits
 from tqdm import tqdm
 
-from twinfeed import DecodeImage, ExactOnceBatchSampler, Feed, ImageFolder, PKBatchSampler, pack
-from twinfeed.loaders import Index, Loader
+from twinfeed import (
+    DecodeImage,
+    ExactOnceBatchSampler,
+    Feed,
+    ImageFolder,
+    Index,
+    Loader,
+    PKBatchSampler,
+    pack,
+)
 
 SEED = 7
 CLASSES, PER_CLASS, LATER = 8, 2, 3  # P, K, and K from step `GROWS` on
@@ -73,7 +81,7 @@ def train_torch(train: Index, evaluation: Index) -> tuple[Log, dict[str, np.ndar
     """Train in PyTorch; return what was received, and the embeddings of both sets."""
     import torch
 
-    from twinfeed.loaders.torch import TorchLoader
+    from twinfeed import TorchLoader
 
     torch.manual_seed(SEED)
     loader = TorchLoader(training_feed(train))
@@ -112,7 +120,7 @@ def train_tensorflow(train: Index, evaluation: Index) -> tuple[Log, dict[str, np
     import keras
     import tensorflow as tf
 
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
+    from twinfeed import TensorFlowLoader
 
     keras.utils.set_random_seed(SEED)
     loader = TensorFlowLoader(training_feed(train))
@@ -179,7 +187,7 @@ def draw(path: Path, train: Index, evaluation: Index, found: dict[str, np.ndarra
     mpl.use("Agg")
     from matplotlib import pyplot as plt
 
-    from twinfeed.loaders import Reader
+    from twinfeed import Reader
 
     ids = training_feed(train).sampler.batch(EPOCHS - 1, 0)
     with Reader(train) as reader:
@@ -221,8 +229,7 @@ def packed_as(container: Any, out: Path) -> dict[str, Index]:
 
 def logs_of_tar(train: Index) -> dict[str, Log]:
     """Receive the same stream from tar files, in both frameworks."""
-    from twinfeed.loaders.tensorflow import TensorFlowLoader
-    from twinfeed.loaders.torch import TorchLoader
+    from twinfeed import TensorFlowLoader, TorchLoader
 
     feed = training_feed(train)
     torch_log = receive(TorchLoader(feed, device="cpu"))

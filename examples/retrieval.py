@@ -23,8 +23,7 @@ from digits import SEED, decode, open_digits
 from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
-from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, Results
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, Results, TorchLoader
 
 EPOCHS, STEPS, MARGIN = 3, 20, 0.2
 

@@ -20,7 +20,9 @@ import numpy as np
 
 from twinfeed import (
     BatchSampler,
+    BatchStream,
     Feed,
+    Index,
     NumpyLoader,
     RandomSampler,
     ShardShuffleSampler,
@@ -28,8 +30,6 @@ from twinfeed import (
     open_index,
     pack,
 )
-from twinfeed.loaders import Index
-from twinfeed.samplers import BatchStream
 
 BATCH = 128
 

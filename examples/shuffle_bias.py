@@ -16,8 +16,7 @@ import numpy as np
 import tensorflow as tf
 from digits import SEED, open_digits
 
-from twinfeed import BatchSampler, RandomSampler, ShardShuffleSampler, diagnose
-from twinfeed.loaders.pictures import plot_mixing
+from twinfeed import BatchSampler, RandomSampler, ShardShuffleSampler, diagnose, plot_mixing
 
 BATCH, BUFFER = 32, 200
 

@@ -17,8 +17,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 import tensorflow as tf
 from digits import SEED, decode, open_digits
 
-from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler
-from twinfeed.loaders.tensorflow import TensorFlowLoader
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, TensorFlowLoader
 
 
 def two_replicas() -> tf.distribute.Strategy:

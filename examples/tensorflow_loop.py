@@ -16,8 +16,14 @@ import keras
 import tensorflow as tf
 from digits import SEED, decode, open_digits
 
-from twinfeed import BatchSampler, ExactOnceBatchSampler, Feed, ShardShuffleSampler
-from twinfeed.loaders.tensorflow import TensorFlowLoader, prefetch_to_device
+from twinfeed import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    Feed,
+    ShardShuffleSampler,
+    TensorFlowLoader,
+    prefetch_to_device,
+)
 
 EPOCHS, BATCH = 3, 51
 

@@ -18,8 +18,7 @@ import transformers
 from digits import SEED, decode, open_digits
 from torch.nn.functional import cross_entropy
 
-from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler
-from twinfeed.loaders.torch import TorchLoader
+from twinfeed import ExactOnceBatchSampler, Feed, PKBatchSampler, TorchLoader
 
 STOP, END = 27, 60  # steps; an epoch has 20
 
