@@ -13,7 +13,7 @@ import numpy.typing as npt
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.reading.source import Source, check_source
+from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
@@ -178,7 +178,6 @@ def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /)
 
 def check_fit(index: Source, sampler: BatchStream, /) -> None:
     """Raise TypeError or ValueError if `sampler` cannot draw from `index`."""
-    check_source(index)
     if not isinstance(sampler, BatchStream):
         raise TypeError(
             f"sampler must give batches, got a {type(sampler).__name__}: "

@@ -27,6 +27,7 @@ from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
+from twinfeed.loaders.reading.dataset_source import source_of
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
@@ -55,8 +56,10 @@ class Feed(FeedConfig):
     twice. A transform then gets read-only arrays, and has to copy an array before writing to it.
 
     Args:
-        index: where the records lie. `open_index`, `build_index` and `pack` return an index. Any
-            other source of records will do: see `OwnSource`.
+        index: where the records lie. `open_index`, `build_index` and `pack` return an index. A dict
+            of arrays, or a dataset whose records are dicts, is taken as `DatasetSource(index)`:
+            record 0 is read once, for the names of the fields. Any other source of records will
+            do: see `OwnSource`.
         sampler: which records make the next batch; a batch sampler of `twinfeed.samplers`.
         fields: the names of the fields to read. Default: all fields.
         decode: a function from a dict of one record's fields to a dict of decoded values. The
@@ -107,7 +110,7 @@ class Feed(FeedConfig):
     @hint_arguments(**FEED_HINTS)
     def __init__(
         self,
-        index: Source,
+        index: Source | Any,
         sampler: BatchStream,
         /,
         *,
@@ -121,6 +124,7 @@ class Feed(FeedConfig):
         batch_spec: Mapping[str, FieldSpec] | None = None,
         missing: MissingValues = "error",
     ) -> None:
+        index = source_of(index)
         check_fit(index, sampler)
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
         check_fields(index, names, decode)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.source import Source, check_source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.loaders.support.fork import PerProcess
@@ -29,7 +32,8 @@ _MANY = 10_000  # records, from which on reading their labels one by one shows a
 class DatasetSource:
     """Make a source of any dataset that gives its records by number.
 
-    A `Feed` takes the source in place of an index, and every sampler and loader serves it.
+    A `Feed` takes the source in place of an index, and every sampler and loader serves it. Of a
+    dict of arrays, and of a dataset whose records are dicts, a `Feed` makes the source by itself.
 
     - A dict of arrays, or one array, is indexed by all ids of a batch at once. An array that is
       mapped from a file stays there: other processes map the file.
@@ -88,6 +92,7 @@ class DatasetSource:
         self._data, self._kind = known, type(data).__name__
         self._one_at_a_time = not (validate.flag("threads", threads) or known.pure)
         self.fresh, self.in_memory = known.fresh, known.in_memory
+        self.unnamed = known.unnamed
         self.fork_safe = bool(getattr(data, "fork_safe", True))
         given = columns if isinstance(columns, Mapping) else {}
         self.columns = {name: _numbers(name, column) for name, column in given.items()}
@@ -134,16 +139,25 @@ class _Items:
 
     pure = fresh = in_memory = False
     names: Sequence[str]
+    unnamed = ""  # the type of record 0, if that is a value without a name
     copied = 0  # bytes of arrays that are pickled, as far as is known
     lacks: Mapping[str, npt.NDArray[np.bool_]] = {}  # which records have no value, where known
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data = data
         self.pure = self.in_memory = isinstance(data, list)
-        first = self._items([0])[0] if len(data) else {}
+        try:
+            first = self._items([0])[0] if len(data) else {}
+        except Exception as error:
+            error.add_note(f"in record 0 of a {type(data).__name__}, which is read for its fields")
+            raise
         if fields is None and isinstance(first, tuple):
-            raise ValueError(f"fields must name the {counted(len(first), 'part')} of each tuple")
-        self.names = fields or ([*first] if isinstance(first, Mapping) else ["row"])
+            raise ValueError(
+                f"fields must name the {counted(len(first), 'part')} of each tuple, as in "
+                'DatasetSource(dataset, fields=("image", "label"))'
+            )
+        self.unnamed = "" if isinstance(first, Mapping) else type(first).__name__
+        self.names = fields or (["row"] if self.unnamed else [*first])
 
     def __len__(self) -> int:
         return len(self.data)
@@ -261,6 +275,7 @@ class _Arrays(_Items):
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         if not isinstance(data, Mapping):
+            self.unnamed = type(data).__name__
             data = dict.fromkeys(fields or ["row"], data)
         self.data = {name: _array(name, values) for name, values in data.items()}
         self.names = fields or [*data]
@@ -280,6 +295,27 @@ class _Arrays(_Items):
         return {name: np.asarray(self.data[name]).take(ids, 0) for name in names}
 
 
+def source_of(records: Any, /) -> Source:
+    """Return an index or a source as it is, and a source of a dict of arrays or a dataset of dicts.
+
+    Raises:
+        TypeError: a path, what has no records by number, and records without names.
+    """
+    if isinstance(records, Index) or hasattr(records, "reader") or hasattr(records, "digests"):
+        check_source(records)
+        return records  # type: ignore[no-any-return]
+    kind = type(records).__name__
+    if isinstance(records, (str, bytes, os.PathLike)):
+        raise TypeError(f"index must be an Index, got a {kind}: open_index(path) gives one")
+    source = DatasetSource(records)
+    if source.unnamed:
+        raise TypeError(
+            f"record 0 of a {kind} is of type {source.unnamed}, and no dict: name its values, as "
+            'in DatasetSource(dataset, fields=("image",))'
+        )
+    return source
+
+
 def _kind(data: Any) -> type[_Items]:
     """Return how a dataset is read, by what it has: no library is imported for this."""
     if hasattr(data, "iloc") or hasattr(data, "to_arrow"):
@@ -291,8 +327,12 @@ def _kind(data: Any) -> type[_Items]:
         return _Arrays
     gives = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     if not (hasattr(data, "__len__") and gives):
+        if hasattr(data, "dataset"):
+            advice = ": give its dataset"
+        else:
+            advice = ": pack(data, folder) writes an index" if hasattr(data, "__iter__") else ""
         raise TypeError(
-            f"data must have a length and records by number, got a {type(data).__name__}"
+            f"data must have a length and records by number, got a {type(data).__name__}{advice}"
         )
     if not hasattr(data, "column_names"):
         return _Items

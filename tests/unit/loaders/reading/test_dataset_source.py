@@ -78,6 +78,47 @@ def test_rows_are_the_same_records_packed(kind: str, index: Index, tmp_path: Pat
         assert two_epochs(NumpyLoader(Feed(rows, sampler, spec=spec))) == packed
 
 
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(name for name, (_, fields) in KINDS.items() if fields is None),
+        *(
+            pytest.param(name, marks=pytest.mark.frameworks)
+            for name, (_, fields) in FRAMEWORKS.items()
+            if fields is None
+        ),
+    ],
+)
+def test_a_feed_takes_a_dataset_of_dicts_as_its_source(kind: str, tmp_path: Path) -> None:
+    made = {**KINDS, **FRAMEWORKS}[kind][0](tmp_path)
+    sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=5)
+    loaders = [NumpyLoader(Feed(data, sampler)) for data in (made, DatasetSource(made))]
+    assert loaders[0].state_dict() == loaders[1].state_dict()
+    assert two_epochs(loaders[0]) == two_epochs(loaders[1])
+
+
+def test_a_feed_reads_record_0_of_a_dataset_once_when_it_is_made() -> None:
+    class Counting(Dicts):
+        def __getitem__(self, record: int) -> Any:
+            read.append(record)
+            return super().__getitem__(record)
+
+    read: list[int] = []
+    feed = Feed(Counting(), BatchSampler(SequentialSampler(RECORDS), batch_size=5))
+    assert read == [0]
+    assert feed[0, 0]["id"].tolist() == [0, 1, 2, 3, 4]
+
+
+def test_an_error_of_record_0_says_why_it_was_read() -> None:
+    class Fails(Dicts):
+        def __getitem__(self, record: int) -> Any:
+            raise RuntimeError("no disk")
+
+    with pytest.raises(RuntimeError, match="no disk") as raised:
+        Feed(Fails(), BatchSampler(SequentialSampler(RECORDS), batch_size=5))
+    assert raised.value.__notes__ == ["in record 0 of a Fails, which is read for its fields"]
+
+
 def feed_of(data: Any, **options: Any) -> Feed:
     kept = {name: options.pop(name) for name in ("decode",) if name in options}
     rows = DatasetSource(data, **options)

@@ -14,6 +14,7 @@ import textwrap
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -24,7 +25,7 @@ from hypothesis import strategies as st
 from support.batches import read_ahead
 from support.datasets import SAMPLES, Flipped, X
 from support.inside import Entry, Handles, Limits, arrays, local, near_rows, sources
-from support.own_source import LABELS, WORDS, Words, samplers
+from support.own_source import LABELS, Words, samplers
 from support.servers import RangeServer
 from support.shards import flip, numbered, tars, tfrecords, total_bytes, write_tar
 
@@ -103,6 +104,18 @@ def batch(data: Any, step: int = 0, **options: Any) -> Call:
     return lambda _: Feed(data, sampler, **options)[0, step]
 
 
+class Unfinished:
+    """A source that lacks methods. That it could be a dataset too does not make it one."""
+
+    fields, columns, digests = ["x"], dict[str, Any](), dict[str, str]()
+
+    def __len__(self) -> int:
+        return 24
+
+    def __getitem__(self, record: int) -> dict[str, int]:
+        return {"x": record}
+
+
 class Giving(Words):
     """A source with another column, or whose `read` returns this for ids."""
 
@@ -179,10 +192,26 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
         r"read returned .* things for record \d+ of a Flipped",
     ),
     # Sources of one's own
+    (batch("x"), TypeError, r"must be an Index, got a str: open_index\(path\) gives one"),
+    (batch(Unfinished()), TypeError, "must be an Index, got a .*lacks describe, reader"),
+    # A dataset that a feed is to take as it is
     *(
-        (batch(one), TypeError, "an Index, got a .*lacks .*describe, r")
-        for one in (WORDS, "x", None)
+        (batch(dataset), TypeError, f"must have a length and records by number, got a {word}$")
+        for dataset, word in (
+            (None, "NoneType"),
+            (iter(SAMPLES), "list_iterator: pack.* writes an index"),
+            (SimpleNamespace(dataset=SAMPLES), "SimpleNamespace: give its dataset"),
+        )
     ),
+    *(
+        (batch(dataset), TypeError, rf"record 0 of a .* is of type {word}, and no dict: .*fields=")
+        for dataset, word in ((["a.tfrecord"], "str"), ([[1, 2]], "list"), (X, "ndarray"))
+    ),
+    (batch([(X, 1)]), ValueError, r'name the 2 parts .*\(dataset, fields=\("image", "label"\)\)'),
+    (batch({"x": X, "y": X[1:]}), ValueError, r"lengths \{'x': 24, 'y': 23\}"),
+    (batch({}), ValueError, r"a row for each record, got the lengths \{\}"),
+    (batch({0: X}), TypeError, "the name of a field must be a str, got 0"),
+    (batch({"id": X}), ValueError, "'id' has a name that the loader itself gives"),
     (
         lambda _: plan(Feed(Words(), next(samplers()))),
         TypeError,
