@@ -206,9 +206,9 @@ class BatchStream(Epochs, ABC):
         world_size = validate.integer("world_size", world_size, minimum=1)
         rank = validate.integer("rank", rank, minimum=0, below=world_size)
         self._check_world(world_size)
-        other = copy.copy(self)
-        other.rank, other.world_size, other.sharded = rank, world_size, True
-        return other
+        stream = copy.copy(self)
+        stream.rank, stream.world_size, stream.sharded = rank, world_size, True
+        return stream
 
     def rank_slices(self, epoch: int, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return where this rank's slice of each global batch of these steps starts and stops.
@@ -222,7 +222,8 @@ class BatchStream(Epochs, ABC):
         if world == 1:
             return np.zeros_like(sizes), sizes
         # As many ids as if all ids of the stream were dealt to the ranks round-robin: so the longer
-        # slices rotate.
+        # slices rotate. `before` is the number of ids before each batch, up to multiples of `world`
+        # at the start.
         before = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
         low, high = (
             np.diff(before // world * rank + np.minimum(before % world, rank))
@@ -231,10 +232,9 @@ class BatchStream(Epochs, ABC):
         return low, high
 
     def __copy__(self: _Stream) -> _Stream:
-        other = object.__new__(type(self))
-        vars(other).update(vars(self))
-        other._passes = copy.copy(self._passes)
-        return other
+        stream = object.__new__(type(self))
+        vars(stream).update(vars(self), _passes=copy.copy(self._passes))
+        return stream
 
     @property
     def _cursor(self) -> Passes:
@@ -263,9 +263,9 @@ class BatchStream(Epochs, ABC):
     def passes(self) -> Iterator[tuple[int, int, Int64s]]:
         """Iterate, and yield (epoch, step, ids) for each batch."""
         warn_unsharded(self)
-        return self._cursor.iterate(self._ids_from)
+        return self._cursor.iterate(self._batches_from)
 
-    def _ids_from(self, epoch: int, step: int) -> Iterator[Int64s]:
+    def _batches_from(self, epoch: int, step: int) -> Iterator[Int64s]:
         """Yield the batches of a pass from a step on.
 
         They are drawn in chunks that grow: the first batch comes at once, later batches cheaply.
@@ -325,9 +325,9 @@ class BatchStream(Epochs, ABC):
             world_size = self.world_size
         world = validate.integer("world_size", world_size, minimum=1)
         stop = min(validate.integer("num_steps", num_steps, minimum=1), self._steps)
-        whole = copy.copy(self)
-        whole.rank, whole.world_size = 0, 1
-        ranks = [whole.shard(rank, world) for rank in range(world)]
+        unsharded = copy.copy(self)
+        unsharded.rank, unsharded.world_size = 0, 1
+        ranks = [unsharded.shard(rank, world) for rank in range(world)]
         return batch_table(repr(self), [rank.batches(self.epoch, 0, stop) for rank in ranks], self)
 
     @property

@@ -91,10 +91,11 @@ class BatchSampler(BatchStream):
 
     def __repr__(self) -> str:
         last_batch = "" if self._last_batch == "smaller" else f", last_batch={self._last_batch!r}"
-        return f"{type(self).__name__}({self._order!r}, {self._counts}{last_batch})"
+        return f"{type(self).__name__}({self._order!r}, {self._batches_text}{last_batch})"
 
     @property
-    def _counts(self) -> str:
+    def _batches_text(self) -> str:
+        """The number and the size of the batches, for `repr`."""
         return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
@@ -114,6 +115,7 @@ class BatchSampler(BatchStream):
 
     @property
     def by_group(self) -> tuple[int, BatchSampler] | None:
+        """The number of groups, and this stream with group numbers in place of ids."""
         groups = None if self.traits.padded else self._order.by_group
         if groups is None:
             return None

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import islice
-
 from twinfeed.samplers.traits import Samples
 from twinfeed.samplers.types import Int64s
 
@@ -13,20 +11,17 @@ def batch_table(title: str, ranks: list[list[Int64s]], samples: Samples) -> str:
 
     `ranks` are the batches of each rank, and `samples` gives the record and view of each id.
     """
-    steps = len(ranks[0])
-    batches = [ids for batches in ranks for ids in batches]
-    without_views = not any(samples.views(ids).any() for ids in batches)  # every view is 0
-    cells = (
-        " ".join(
-            "-" if record < 0 else str(record) if without_views else f"{record}.{view}"
-            for record, view in zip(
-                samples.records(ids).tolist(), samples.views(ids).tolist(), strict=True
-            )
+    without_views = not any(samples.views(ids).any() for batches in ranks for ids in batches)
+
+    def cell(ids: Int64s) -> str:
+        pairs = zip(samples.records(ids).tolist(), samples.views(ids).tolist(), strict=True)
+        return " ".join(
+            "-" if record < 0 else f"{record}" if without_views else f"{record}.{view}"
+            for record, view in pairs
         )
-        for ids in batches
-    )
-    columns = [["step", *map(str, range(steps))]]
-    columns += [[f"rank {rank}", *islice(cells, steps)] for rank in range(len(ranks))]
+
+    columns = [["step", *map(str, range(len(ranks[0])))]]
+    columns += [[f"rank {rank}", *map(cell, batches)] for rank, batches in enumerate(ranks)]
     widths = [max(map(len, column)) for column in columns]
     rows = [
         "   ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()

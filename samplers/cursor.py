@@ -48,13 +48,13 @@ class Cursor:
         """Step of the next batch, in `[0, len(stream))`."""
         return self._step
 
-    def start_pass(self, *, whole: bool = False) -> tuple[int, int]:
+    def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
         """Start a pass, and return its first (epoch, step): normally the cursor's position.
 
-        With `whole`, and for an evaluation, the pass starts at step 0 of the epoch. Only the first
-        pass after `load_state_dict` starts at the loaded step.
+        With `from_start`, and for an evaluation, the pass starts at step 0 of the epoch. Only the
+        first pass after `load_state_dict` starts at the loaded step.
         """
-        if not self._resuming and (whole or self._stream.evaluation):
+        if not self._resuming and (from_start or self._stream.evaluation):
             self._step = 0
         self._resuming = False
         return self._epoch, self._step
@@ -149,7 +149,7 @@ class Passes(Cursor):
 
         Nothing happens before the first `next`.
         """
-        epoch, step = self.start_pass(whole=True)
+        epoch, step = self.start_pass(from_start=True)
         running = self._running = Cursor(self._stream)
         running.seek(epoch, step)
         self.count_pass(epoch, "use a loader of twinfeed.loaders")

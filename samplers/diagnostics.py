@@ -115,13 +115,19 @@ class Diagnosis:
                 abs(correlation) > max(_FLAGGED_RATIO, _MAX_DEVIATIONS / self.samples**0.5)
             ),
         }
-        for name, m in self.head_distinct.items():
-            findings[f"the first tenth has {m.value:.0f} {name}, {m.uniform:.0f} {uniform}"] = m.low
-        for name, m in self.distinct.items():
-            findings[f"a batch holds {m.value:.1f} {name}, {m.uniform:.1f} {uniform}"] = m.low
-        for name, (m, place) in self.worst.items():
+        for name, measure in self.head_distinct.items():
+            findings[
+                f"the first tenth has {measure.value:.0f} {name}, {measure.uniform:.0f} {uniform}"
+            ] = measure.low
+        for name, measure in self.distinct.items():
+            findings[
+                f"a batch holds {measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
+            ] = measure.low
+        for name, (measure, place) in self.worst.items():
             where = f"{self.batch_size:,} samples from place {place:,} on"
-            findings[f"{where} hold {m.value:.0f} {name}, {m.uniform:.1f} {uniform}"] = m.low
+            findings[
+                f"{where} hold {measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
+            ] = measure.low
         findings[f"not in the stream: {missing}"] = self.covered < self.records
         return [finding for finding, holds in findings.items() if holds]
 
@@ -134,9 +140,9 @@ class Diagnosis:
             f"mean displacement           {self.displacement}",
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
-                f"{f'{name} per batch':27} {m}, fewest in a row "
+                f"{f'{name} per batch':27} {measure}, fewest in a row "
                 f"{self.worst[name].distinct.value:,.0f} from place {self.worst[name].place:,} on"
-                for name, m in self.distinct.items()
+                for name, measure in self.distinct.items()
             ),
             *(f"! {finding}" for finding in self.findings),
         ]

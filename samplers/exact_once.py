@@ -64,7 +64,7 @@ class ExactOnceBatchSampler(BatchSampler):
         seed: SupportsIndex = 0,
     ) -> None:
         validate.choice("last_batch", last_batch, ("smaller", "pad"))
-        order: Sampler = SequentialSampler(validate.size(n, ids=_SOME))
+        order: Sampler = SequentialSampler(validate.record_count(n, ids=_SOME))
         if records is not None:
             order = SubsetSampler(validate.sorted_record_ids(records, len(order)), of=n)
         order.seed = validate.seed(seed)
@@ -75,4 +75,4 @@ class ExactOnceBatchSampler(BatchSampler):
         subset = "" if self.num_samples == self.num_records else f"{self.num_samples:,} of "
         records = subset + validate.counted(self.num_records, "record")
         last_batch = f"last_batch={self._last_batch!r}"
-        return f"ExactOnceBatchSampler({records} once, {self._counts}, {last_batch})"
+        return f"ExactOnceBatchSampler({records} once, {self._batches_text}, {last_batch})"

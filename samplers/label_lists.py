@@ -16,7 +16,7 @@ from twinfeed.samplers.types import Array, Int64s
 
 _CHUNK = 1 << 22  # pairs of records that are sorted at once
 _LISTS = (list, tuple, np.ndarray)
-_SEVERAL = (*_LISTS, set)  # sets are refused: their order differs from process to process
+_COLLECTIONS = (*_LISTS, set)  # sets are refused: their order differs from process to process
 
 
 def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
@@ -29,7 +29,9 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
         counts = np.diff(validate.integers("offsets of labels", offsets, minimum=0))
         if [*offsets[:1], *offsets[-1:]] != [0, len(flat)] or any(counts < 0):
             raise ValueError(f"offsets of labels must rise from 0 to their number, {len(flat)}")
-    elif isinstance(labels, (list, tuple)) and any(isinstance(item, _SEVERAL) for item in labels):
+    elif isinstance(labels, (list, tuple)) and any(
+        isinstance(item, _COLLECTIONS) for item in labels
+    ):
         check_types("labels", "lists (sorted, if they were sets)", labels, _LISTS)
         counts = np.array([len(item) for item in labels])
         flat = [label for item in labels for label in item]

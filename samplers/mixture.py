@@ -159,26 +159,27 @@ class MixtureSampler(Sampler):
         `_deduplicated` is the number of samples at the head of a sampler's epoch among which
         duplicates of the same batch are moved back; 0 for samplers that stay as they are.
         """
-        other = copy.copy(self)
-        other._batch_size = batch_size
+        mixture = copy.copy(self)
+        mixture._batch_size = batch_size
         weights, period = self._weights, int(self._weights.sum())
         # The most samples of each sampler in a batch: of complete periods, and of a part of a
         # period at either end.
         complete = max(0, batch_size // period - 1)
-        most = np.maximum(
+        max_counts = np.maximum(
             complete * weights + np.minimum(batch_size - complete * period, 2 * weights),
             batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
         )
         # A mixture in a mixture starts its next epoch as a whole, like any other sampler.
         nested = [isinstance(order, MixtureSampler) for order in self._samplers]
         repeating = np.array([order.traits.repeats for order in self._samplers])
-        possible = (~repeating | nested) & (self._lengths >= 2 * most - 1)
-        other._deduplicated = np.where(possible, most, 0)
-        repeats = bool(repeating.any() or not other._deduplicated.all())
-        other.traits = replace(self.traits, repeats=repeats)
-        return other
+        possible = (~repeating | nested) & (self._lengths >= 2 * max_counts - 1)
+        mixture._deduplicated = np.where(possible, max_counts, 0)
+        repeats = bool(repeating.any() or not mixture._deduplicated.all())
+        mixture.traits = replace(self.traits, repeats=repeats)
+        return mixture
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        """Draw each sampler's own ids, and number them sampler by sampler."""
         if not len(positions):
             return positions
         stream, count = self._interleave.streams_at(epoch * self._samples + positions)

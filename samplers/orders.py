@@ -151,9 +151,9 @@ class InnerSampler(Sampler):
 
     def for_batches(self: _Inner, batch_size: int) -> _Inner:
         """Return this sampler over the inner sampler's variant for batches of this size."""
-        other = copy.copy(self)
-        other._order = self._order.for_batches(batch_size)
-        return other
+        sampler = copy.copy(self)
+        sampler._order = self._order.for_batches(batch_size)
+        return sampler
 
 
 def check_order(order: Sampler, *, name: str = "order") -> Sampler:
@@ -181,7 +181,7 @@ class SequentialSampler(Sampler):
     """
 
     def __init__(self, n: SupportsIndex, /) -> None:
-        self.num_records = validate.size(n, ids="SubsetSampler(ids, of=len(index))")
+        self.num_records = validate.record_count(n, ids="SubsetSampler(ids, of=len(index))")
         self.parameters = {"n": self.num_records}
 
     def __repr__(self) -> str:
@@ -206,7 +206,7 @@ class RandomSampler(Sampler):
 
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
         ids = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
-        self.num_records = validate.size(n, ids=ids)
+        self.num_records = validate.record_count(n, ids=ids)
         self.parameters = {"n": self.num_records}
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")

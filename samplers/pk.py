@@ -286,10 +286,11 @@ class PKBatchSampler(BatchStream):
 
     @property
     def by_group(self) -> tuple[int, PKBatchSampler]:
-        other = copy.copy(self)
-        other._source = copy.copy(self._source)
-        other._source.by_class = True
-        return self.num_classes, other
+        """The number of classes, and this stream with class numbers in place of record ids."""
+        stream = copy.copy(self)
+        stream._source = copy.copy(self._source)
+        stream._source.by_class = True
+        return self.num_classes, stream
 
     def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         if self._small == "drop":  # a later k decides which classes are left out from the start

@@ -88,6 +88,7 @@ class ReuseSampler(Sampler):
         return np.asarray(ids, dtype=np.int64) % self._uses
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        """Draw from the sequence of all uses of all records, lane by lane."""
         key = derive(self._key, epoch)
         lanes = self._cache.get(
             epoch, lambda: StaggeredLanes(self._bounds, self._first_rounds, key=derive(key, 0))

@@ -135,10 +135,7 @@ class ShardShuffleSampler(Sampler):
         """
         first, stop = self._blocks.of_records(records)
         if epoch is not None:
-            cuts = self._table(epoch).cut_records
-            part = np.searchsorted(cuts, records, side="right")
-            first = np.maximum(first, np.append(-1, cuts)[part])
-            stop = np.minimum(stop, np.append(cuts, self.num_records)[part])
+            first, stop = _clipped(first, stop, self._table(epoch).cut_records, records)
         return first, stop
 
     def for_batches(self, batch_size: int) -> ShardShuffleSampler:
@@ -148,9 +145,9 @@ class ShardShuffleSampler(Sampler):
                 f"batch_size must be divisible by the order's sections={self._sections}, "
                 f"got {batch_size}"
             )
-        other = copy.copy(self)
-        other._batch_size = batch_size
-        return other
+        sampler = copy.copy(self)
+        sampler._batch_size = batch_size
+        return sampler
 
     @property
     def by_group(self) -> tuple[int, Sampler]:
@@ -158,13 +155,12 @@ class ShardShuffleSampler(Sampler):
         return lanes, GroupSampler(self, lanes, self._lanes)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        """Draw from the block sequence of the epoch, lane by lane, shuffled within each block."""
         table = self._table(epoch)
         entry = self._entries(table.lanes, positions)
         block_start, record, size = table.order.locate(entry)
         # If a bound cuts the block, its two parts are shuffled separately.
-        part = np.searchsorted(table.cuts, entry, side="right")
-        stop = np.minimum(block_start + size, np.append(table.cuts, self.num_records)[part])
-        start = np.maximum(block_start, np.append(-1, table.cuts)[part])
+        start, stop = _clipped(block_start, block_start + size, table.cuts, entry)
         first, member = record + start - block_start, entry - start
         if self._within == "random":
             keys = random_words(derive(self._key, epoch, 1), first)
@@ -209,6 +205,13 @@ class ShardShuffleSampler(Sampler):
         cut_records = np.sort((record + cuts - block_start)[inside])
         keys = random_words(derive(key, 2), np.arange(self._sections))
         return _EpochTable(order, cuts[inside], cut_records, ConstantLanes(self._bounds, keys))
+
+
+def _clipped(starts: Int64s, stops: Int64s, cuts: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each range clipped to the part between two cuts in which its index lies."""
+    part = np.searchsorted(cuts, index, side="right")
+    lowest, highest = np.append(-1, cuts)[part], np.append(cuts, validate.LIMIT)[part]
+    return np.maximum(starts, lowest), np.minimum(stops, highest)
 
 
 class _EpochTable(NamedTuple):

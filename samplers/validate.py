@@ -38,8 +38,11 @@ def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT
     return number
 
 
-def size(n: SupportsIndex, *, ids: str) -> int:
-    """Return a number of records; `ids` says how to give the ids of some records instead."""
+def record_count(n: SupportsIndex, *, ids: str) -> int:
+    """Return a number of records as an int; TypeError for an array or a list.
+
+    `ids` is the advice of that error: how to draw some of the records by their ids.
+    """
     if hasattr(n, "__len__") and getattr(n, "shape", None) != ():
         kind = type(n).__name__
         raise TypeError(f"n must be the number of records, got {kind}: for some of them, {ids}")

@@ -91,6 +91,7 @@ class ViewSampler(InnerSampler):
         return self.records(first), self.records(stop - 1) + 1
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        """Draw records or pairs; of a record take the view that the epoch is at."""
         inner = checked_draw(self._order, epoch, positions)
         if self._per_epoch == "all":
             return inner

@@ -67,15 +67,15 @@ class WeightedSampler(Sampler):
         num_samples: SupportsIndex | None = None,
         replacement: bool = True,
     ) -> None:
-        self._weights = whole = _quantised(weights)
-        self.num_records = len(whole)
+        self._weights = integers = _quantised(weights)
+        self.num_records = len(integers)
         self.seed = validate.seed(seed)
         self.traits = SamplerTraits(repeats=validate.flag("replacement", replacement))
-        drawable = sum(np.count_nonzero(whole[chunk]) for chunk in slices(len(whole)))
+        drawable = sum(np.count_nonzero(integers[chunk]) for chunk in slices(len(integers)))
         if not drawable:
             raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
         if num_samples is None:
-            num_samples = len(whole) if self.traits.repeats else drawable
+            num_samples = len(integers) if self.traits.repeats else drawable
         self._samples = validate.integer("num_samples", num_samples, minimum=0)
         if self._samples > drawable and not self.traits.repeats:
             raise ValueError(
@@ -83,11 +83,11 @@ class WeightedSampler(Sampler):
                 f"without replacement, got {self._samples}"
             )
         self.parameters = {
-            "weights": whole,
+            "weights": integers,
             "num_samples": self._samples,
             "replacement": self.traits.repeats,
         }
-        self._sums = PrefixSums(whole)
+        self._sums = PrefixSums(integers)
         self._total = self._sums.total if self.traits.repeats else 0
         self._key = root_key(self.seed, "weighted")
         self._cache: FifoCache[WeightedPermutation] = FifoCache(
@@ -105,6 +105,7 @@ class WeightedSampler(Sampler):
         )
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        """Draw by inverse transform sampling, or without replacement by an exponential race."""
         if not self.traits.repeats:
             records = self._permutation(epoch).records(positions)
             fraction = int(positions.max(initial=-1) + 1) / max(1, self._samples)
@@ -159,6 +160,6 @@ def _scaled_at(weights: Array, largest: float, index: Int64s) -> Int64s:
 def _scale(weights: Array, largest: float) -> Int64s:
     """Scale numbers so that the largest becomes 2^32; none above 0 becomes 0."""
     numbers = weights.astype(np.float64)
-    whole: Int64s = np.rint(numbers / largest * _SCALE).astype(np.int64)
-    whole[(whole == 0) & (numbers > 0)] = 1
-    return whole
+    scaled: Int64s = np.rint(numbers / largest * _SCALE).astype(np.int64)
+    scaled[(scaled == 0) & (numbers > 0)] = 1
+    return scaled

@@ -35,7 +35,7 @@ class BatchShape:
     ) -> None:
         self.lowest_k: int | None = None
         if isinstance(k, tuple):
-            self.lowest_k, k = _range(k)
+            self.lowest_k, k = _k_range(k)
         for name, value in (("p", p), ("k", k)):
             if callable(value):
                 raise TypeError(
@@ -96,8 +96,8 @@ def _schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
     return dict([ordered[0], *(b for a, b in pairwise(ordered) if a[1] != b[1])])
 
 
-def _range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
-    """Return the lowest and the highest K of a range."""
+def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
+    """Return the lowest and the highest K of the range `k=(low, high)`, checked."""
     ends = [validate.integer("k", end, minimum=1) for end in k]
     if len(ends) != 2 or ends[0] > ends[1]:
         raise ValueError(f"k must be a range (low, high) with low at most high, got {k!r}")

@@ -27,12 +27,16 @@ def ranges(starts: Int64s, stops: Int64s) -> Int64s:
 
 
 def distinct_pairs(first: Array, second: Array) -> tuple[Int64s, Int64s]:
-    """Return the row of each distinct pair, sorted by pair, and the pair's number of each row.
+    """Return the index and the inverse of the distinct pairs `(first[i], second[i])`.
 
-    As `np.unique((first, second), axis=1, return_index=True, return_inverse=True)`, but faster.
+    As `np.unique` with `return_index` and `return_inverse` over the pairs, but faster: the index of
+    one occurrence of each distinct pair, sorted by pair, and for each i the number of its pair.
+
+    >>> [array.tolist() for array in distinct_pairs(np.array([5, 3, 5]), np.array([1, 2, 1]))]
+    [[1, 0], [1, 0, 1]]
     """
     order = np.lexsort((second, first))
-    change = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
-    number = np.empty(len(order), np.int64)
-    number[order] = np.append(0, np.cumsum(change))
-    return order[np.append(True, change)], number
+    changes = (np.diff(first[order]) != 0) | (np.diff(second[order]) != 0)
+    inverse = np.empty(len(order), np.int64)
+    inverse[order] = np.append(0, np.cumsum(changes))
+    return order[np.append(True, changes)], inverse

@@ -70,7 +70,7 @@ def test_a_cursor_goes_through_epochs() -> None:
     assert cursor.start_pass() == (2, 1)
     cursor.end()
     assert cursor.start_pass() == (2, 1)
-    assert cursor.start_pass(whole=True) == (2, 0)
+    assert cursor.start_pass(from_start=True) == (2, 0)
 
 
 def test_a_cursor_of_an_evaluation_has_no_place_to_stand() -> None:
@@ -97,7 +97,7 @@ def test_naming_the_loaded_epoch_keeps_the_loaded_step_until_the_first_batch() -
     assert where(cursor) == (0, 0)
     cursor.set_epoch(1)
     assert where(cursor) == (1, 3)
-    assert cursor.start_pass(whole=True) == (1, 3)
+    assert cursor.start_pass(from_start=True) == (1, 3)
     cursor.set_epoch(1)
     assert where(cursor) == (1, 3)
     cursor.advance()
