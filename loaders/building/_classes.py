@@ -73,7 +73,7 @@ def class_numbers(
     return np.array([numbers[name] for name in filled], np.int64), list(classes)
 
 
-def whole_background(background: Label | None, /) -> int:
+def integer_background(background: Label | None, /) -> int:
     """Return the background label as an integer, for integer labels."""
     if isinstance(background, str) and not _is_integer(background):
         raise ValueError(f"background={background!r} is a name, and labels are integers")
@@ -104,7 +104,7 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
     Raises:
         ValueError: a label is not the number of one of the `classes`, if there are names.
     """
-    values, sizes, first = _census(labels)
+    values, sizes, first = _count_classes(labels)
     outside = (values < 0) | (values >= len(classes))
     if classes and outside.any():
         raise ValueError(
@@ -118,12 +118,14 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
     while low < len(values):
         start = int(ends[low] - sizes[low])
         high = max(low + 1, int(np.searchsorted(ends, start + SORTED, side="right")))
-        chunks = list(_between(labels, values[low], values[high - 1])) if high > low + 1 else []
+        chunks = (
+            list(_records_between(labels, values[low], values[high - 1])) if high > low + 1 else []
+        )
         if chunks:
             ids, chunk_labels = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
             records.add(ids[ClassOrder(chunk_labels).records])
         else:  # a single class is in order already, however large it is
-            for ids, _ in _between(labels, values[low], values[low]):
+            for ids, _ in _records_between(labels, values[low], values[low]):
                 records.add(ids)
         low = high
     rank = by_size(sizes, first)
@@ -131,7 +133,7 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
     return digest(labels)
 
 
-def _between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
+def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield ids of records whose labels lie in [low, high], with these labels."""
     for start in range(0, len(labels), READ):
         chunk = labels[start : start + READ]
@@ -139,7 +141,7 @@ def _between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int6
         yield found + start, chunk[found]
 
 
-def _census(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
+def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
     """Return the distinct labels, sorted, with the count and the first record of each."""
     values, sizes, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for start in range(0, len(labels), READ):

@@ -16,14 +16,14 @@ import numpy as np
 
 from twinfeed.loaders.building._classes import (
     class_numbers,
-    whole_background,
+    integer_background,
     write_class_order,
 )
 from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import Block, ShardPart, damaged_part, load_part
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
-from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, row_type, unsigned
+from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import naming_full_disk
 
@@ -32,7 +32,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
     """Write the index of the parts of `stats`, in their order, to the folder `path`."""
     stats.check()
     with index_writer(path) as store:
-        merge = _Merge(store, stats, classes)
+        merge = _IndexMerger(store, stats, classes)
         store.add(stats.arrays())
         with naming_full_disk(path):
             for file in stats.parts:
@@ -77,7 +77,7 @@ class _StringWriter:
     def __init__(self, store: IndexWriter, name: str, strings: int, size: int) -> None:
         self.name, self.size = name, 0
         self.text = store.new(f"{name}-text", "u1", (size,))
-        self.ends = store.new(f"{name}-ends", unsigned(size), (strings,))
+        self.ends = store.new(f"{name}-ends", integer_type(size), (strings,))
 
     def write(self, block: Block) -> None:
         """Add the strings of a block."""
@@ -87,7 +87,7 @@ class _StringWriter:
         self.size += len(text)
 
 
-class _Merge:
+class _IndexMerger:
     """The merge: writes the arrays of an index, part by part."""
 
     def __init__(
@@ -126,7 +126,7 @@ class _Merge:
         stats, background = self.stats, self.stats.options.background
         names = stats.numbering.names
         if stats.integer_labels:
-            labels = [whole_background(background) if name is None else name for name in names]
+            labels = [integer_background(background) if name is None else name for name in names]
             self.numbers = np.array(labels, np.int64)
         else:
             self.numbers, self.names = class_numbers(
@@ -171,9 +171,11 @@ class _Merge:
         writer.missing += records - int(present.sum())
         writer.write(rows)
 
-    def join(self, table: FromTable) -> None:
+    def join_table(self, table: FromTable) -> None:
         """Add the labels of a table by key, after the keys are written."""
-        keys = StringColumn(self.store.finished("keys-text"), self.store.finished("keys-ends"))
+        keys = StringColumn(
+            self.store.finish_array("keys-text"), self.store.finish_array("keys-ends")
+        )
         partial = self.stats.options.background is not None
         labels = self.stats.numbering.of(table.match(keys.tolist(), partial=partial))
         self.number_classes()
@@ -183,10 +185,10 @@ class _Merge:
         """Write the arrays that depend on all records; return the entries of the manifest."""
         stats, store = self.stats, self.store
         if stats.table is not None:
-            self.join(stats.table)
+            self.join_table(stats.table)
         label, order = self.columns.get("label"), None
         if label is not None and label.kind == "<i8" and len(label.file.shape) == 1:
-            values = store.finished(label.file.file.stem)
+            values = store.finish_array(label.file.file.stem)
             order = write_class_order(store, values, self.names)
         elif self.names:
             raise ValueError(

@@ -12,8 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from twinfeed.loaders.building._classes import Numbering
-from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_number
-from twinfeed.loaders.building.labels import FromTable, kind_of, label_clash, refuse_mixed
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count
+from twinfeed.loaders.building.labels import (
+    FromTable,
+    check_one_kind,
+    label_field_error,
+    label_kind,
+)
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.index import SHARD
@@ -66,7 +71,7 @@ class IndexStats:
         self.numbering = Numbering()
         self.labels: dict[str, str] = {}
         if table is not None:
-            self.labels = {kind_of(label): "the table" for label in table.labels.values()}
+            self.labels = {label_kind(label): "the table" for label in table.labels.values()}
         for part in parts:
             self.add(part)
 
@@ -143,7 +148,7 @@ class IndexStats:
                 "the records have no field and no label, so there is nothing to read: name "
                 "fields that records have, or read them as raw bytes with example=False (--raw)"
             )
-        check_number(self.fields)
+        check_field_count(self.fields)
         if self.table is not None:
             if "keys" not in self.strings:
                 raise ValueError(
@@ -151,9 +156,9 @@ class IndexStats:
                     "feature with key="
                 )
             if "label" in self.fields:
-                raise label_clash(next(iter(self.fields["label"].kinds.values())))
+                raise label_field_error(next(iter(self.fields["label"].kinds.values())))
         else:
-            refuse_mixed(self.labels)
+            check_one_kind(self.labels)
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays with one entry for each shard."""

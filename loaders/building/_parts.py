@@ -112,7 +112,7 @@ class ShardPart:
             raise damaged_part(self.file) from error
 
 
-def check_number(fields: Collection[str], /) -> None:
+def check_field_count(fields: Collection[str], /) -> None:
     """Raise ValueError for more fields than an index may have."""
     if len(fields) > LIMITS.fields:
         raise ValueError(

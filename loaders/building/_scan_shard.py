@@ -8,17 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.building._classes import Numbering, whole_background
-from twinfeed.loaders.building._parts import FieldStats, PartFile, ShardPart, check_number, new_part
+from twinfeed.loaders.building._classes import Numbering, integer_background
+from twinfeed.loaders.building._parts import (
+    FieldStats,
+    PartFile,
+    ShardPart,
+    check_field_count,
+    new_part,
+)
 from twinfeed.loaders.building.labels import (
     FromJson,
+    check_one_kind,
     key_of,
-    kind_of,
-    label_clash,
+    label_field_error,
+    label_kind,
     label_of,
     label_source_text,
     missing_error,
-    refuse_mixed,
 )
 from twinfeed.loaders.building.plan import BuildPlan, add_header
 from twinfeed.loaders.building.sources import Job, local
@@ -28,7 +34,7 @@ from twinfeed.loaders.formats.records import Range, Record
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, row_type
 from twinfeed.loaders.index.manifest import file_digest
 from twinfeed.loaders.index.options import Label
-from twinfeed.loaders.index.paths import below, join
+from twinfeed.loaders.index.paths import join, resolve_below
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.regular import open_file
@@ -59,7 +65,7 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
     """Scan one shard, check every checksum, and write the part to `file`."""
     source = plan.root if job.entries else join(plan.root, job.shard)
     if isinstance(plan.root, str) and not job.entries:
-        below(plan.root, job.shard)
+        resolve_below(plan.root, job.shard)
     with local(source) as local_file:
         size = 0 if job.entries else os.stat(local_file.path).st_size
         part = ShardPart(plan.options, job.shard, size, local_file.tag, file=Path(file))
@@ -81,14 +87,14 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
     bad: set[int | None] = set()
 
     def on_bad(error: DataCorruptionError) -> None:
-        if not job.without(error.record):
+        if not job.excludes(error.record):
             raise error
         bad.add(error.record)
 
     try:
         for record in plan.scan(job, path, on_bad):
             part.headers = add_header(part.headers, record)
-            if job.without(record.number):
+            if job.excludes(record.number):
                 bad.add(record.number)
             else:
                 scanner.add(record)
@@ -103,9 +109,9 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
 class _Column:
     """The rows of one field, and its values if it can be a column, block by block."""
 
-    def __init__(self, kind: str, first: int) -> None:
+    def __init__(self, kind: str, first_record: int) -> None:
         self.kind = kind
-        self.first = first
+        self.first_record = first_record
         self.offset = self.length = self.width = self.count = 0
         self.numeric = kind not in ("bytes", "bytes_list")
         self.decode = lru_cache(_MEMO)(partial(decode_list, kind))
@@ -158,8 +164,8 @@ class ShardScanner:
         self.part, self.path, self.out = part, path, out
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
-        self.chosen = [(name, names.split(";")) for name, names in fields.items()]
-        self.dropped = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
+        self.wanted_fields = [(name, names.split(";")) for name, names in fields.items()]
+        self.used_names = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
         self.columns: dict[str, _Column] = {}
         self.numbering = Numbering()
         self.clear()
@@ -207,25 +213,25 @@ class ShardScanner:
         elif self.options.background is None:
             named = isinstance(source, str | FromJson)
             what = f"what {label_source_text(source)} names" if named else "a label"
-            self.skip_or_refuse(what, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
+            self.skip_or_raise(what, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
             return False
         self.labels.append(label)
         return True
 
     def check_label_kind(self, label: Label, record: Record) -> None:
         """Raise ValueError for labels of two kinds."""
-        kind, labels = kind_of(label), self.part.labels
+        kind, labels = label_kind(label), self.part.labels
         if kind not in labels:
             where = f"{self.part.path}, record {record.number}, key {record.key!r}"
             labels[kind] = f"{where}: {label!r}"
-            refuse_mixed(labels)
+            check_one_kind(labels)
 
     def select(self, record: Record) -> list[tuple[str, Range]] | None:
         """Return the record's fields by their names in the index, or None to skip the record."""
         if self.options.fields is None:
-            return [item for item in record.fields.items() if item[0] not in self.dropped]
+            return [item for item in record.fields.items() if item[0] not in self.used_names]
         chosen = []
-        for name, aliases in self.chosen:
+        for name, aliases in self.wanted_fields:
             for alias in aliases:
                 if alias in record.fields:
                     if (name, alias) != ("label", self.source):  # that is the label's column
@@ -234,11 +240,11 @@ class ShardScanner:
             else:
                 if self.options.missing != "empty":
                     names = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
-                    self.skip_or_refuse(f"the field {name!r}{names}", record, _FIELD_ADVICE)
+                    self.skip_or_raise(f"the field {name!r}{names}", record, _FIELD_ADVICE)
                     return None
         return chosen
 
-    def skip_or_refuse(self, what: str, record: Record, advice: str) -> None:
+    def skip_or_raise(self, what: str, record: Record, advice: str) -> None:
         """Raise DataCorruptionError for a missing field or label, or count the record."""
         if self.options.missing != "skip":
             tar = _DOTS_ADVICE if self.options.container == "tar" else ""
@@ -252,18 +258,18 @@ class ShardScanner:
         column = self.columns.get(name)
         if column is None:
             if name == "label" and self.source is not None:
-                raise label_clash(self.part.path)
+                raise label_field_error(self.part.path)
             column = self.columns[name] = _Column(range_.kind, number)
-            check_number(self.columns)
+            check_field_count(self.columns)
         elif column.kind != range_.kind:
             if {column.kind, range_.kind} != {"bytes", "bytes_list"}:
                 raise ValueError(
                     f"feature {name!r} of {self.part.path} is {column.kind} in record "
-                    f"{column.first} and {range_.kind} in record {number}"
+                    f"{column.first_record} and {range_.kind} in record {number}"
                 )
             self.part.mixed.append(name)
             return
-        offset = base + range_.path_no if self.whole_files else range_.offset
+        offset = base + range_.file_number if self.whole_files else range_.offset
         column.add(self.records, range_, offset)
 
     def as_list(self, range_: Range) -> Range:
@@ -271,7 +277,7 @@ class ShardScanner:
         with open_file(self.path) as file:
             head = os.pread(file.fileno(), range_.head, range_.offset - range_.head)
         start, length = range_.offset - range_.head, range_.length + range_.head
-        return Range("bytes_list", range_.path_no, start, length, head + range_.data, 0)
+        return Range("bytes_list", range_.file_number, start, length, head + range_.data, 0)
 
     def write(self) -> None:
         """Write the block, and start the next."""
@@ -297,7 +303,7 @@ class ShardScanner:
         if "integers" not in self.part.labels:
             return {"names": self.numbering.of(self.labels)}
         if None in self.labels:
-            background = whole_background(self.options.background)
+            background = integer_background(self.options.background)
             self.labels = [background if label is None else label for label in self.labels]
         return {"labels": np.array(self.labels, np.int64)}
 

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from twinfeed.loaders.building.sources import Job, PathLike, ShardSource
 from twinfeed.loaders.errors import LoaderError, StaleIndexError, printable
-from twinfeed.loaders.index.paths import relative_to, to_write
+from twinfeed.loaders.index.paths import output_path, relative_to
 from twinfeed.loaders.storage.url import Root, is_url, parse_location
 from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.limits import LIMITS
@@ -61,7 +61,7 @@ def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) 
 def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:
     """Write a list of bad records, a line of JSON each."""
     lines = [json.dumps(record._asdict()) + "\n" for record in records]
-    replace_file(to_write(path), "".join(lines).encode())
+    replace_file(output_path(path), "".join(lines).encode())
 
 
 def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
@@ -93,7 +93,7 @@ def _parsed(line: str) -> BadRecord:
     return entry
 
 
-def without(source: ShardSource, exclude: Exclude, /) -> list[Job]:
+def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     """Return the jobs, each with the records that it leaves out."""
     listed = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
     by_shard = defaultdict[str, list[BadRecord]](list)

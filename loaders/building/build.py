@@ -15,15 +15,15 @@ from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
 from twinfeed.loaders.building._parts import ShardPart, load_part
 from twinfeed.loaders.building._scan_shard import build_part
-from twinfeed.loaders.building.bad_records import Exclude, without
+from twinfeed.loaders.building.bad_records import Exclude, exclude_records
 from twinfeed.loaders.building.labels import FromTable, LabelSource
 from twinfeed.loaders.building.plan import BuildPlan, Fields
-from twinfeed.loaders.building.sources import Job, PathLike, Shards, describe_jobs, find_source
+from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, job_states
 from twinfeed.loaders.building.writer import DAY, check_own_folder, is_part, make_folder
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.index.open import open_index
-from twinfeed.loaders.index.options import ReadingOptions, reading_of
-from twinfeed.loaders.index.paths import to_write
+from twinfeed.loaders.index.options import ReadingOptions, parse_reading
+from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import send_index
 from twinfeed.loaders.storage.store import read_only_error
 from twinfeed.loaders.storage.url import Location, parse_location
@@ -99,19 +99,19 @@ def build_index(
     (('cat',), array([0]), ['0001'])
     """
     out = parse_location(path)
-    here = check_own_folder(to_write(out)) if isinstance(out, str) else None
+    here = check_own_folder(output_path(out)) if isinstance(out, str) else None
     if isinstance(out, Location) and out.web:
         raise read_only_error(out)
     check_classes(classes)
-    reading = reading_of(build_index, options)
+    reading = parse_reading(build_index, options)
     source = find_source(
         shards, here, container=reading.container, root=root, complete=reading.complete
     )
-    plan, jobs = BuildPlan.of(source, label, fields, reading), without(source, exclude)
+    plan, jobs = BuildPlan.of(source, label, fields, reading), exclude_records(source, exclude)
     table = label if isinstance(label, FromTable) else None
     with nullcontext(Path()) if here else temporary_folder() as folder:
         here = here or folder / "x.index"
-        with _alone(here / "parts"):
+        with _build_lock(here / "parts"):
             stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
             if mixed := stats.mixed_features():  # read all of their values as lists
                 plan = plan.with_lists(mixed)
@@ -123,7 +123,7 @@ def build_index(
 
 
 @contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _build_lock(folder: Path) -> Iterator[None]:
     """Let one process at a time build an index. Remove the parts that no later build needs."""
     there = folder.parent.exists()
     try:
@@ -134,7 +134,7 @@ def _alone(folder: Path) -> Iterator[None]:
                 finished = True
             finally:
                 for file in filter(is_part, folder.iterdir()):
-                    if finished or _is_small(file):
+                    if finished or _is_small_part(file):
                         file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or other files
@@ -143,7 +143,7 @@ def _alone(folder: Path) -> Iterator[None]:
                 folder.parent.rmdir()
 
 
-def _is_small(file: Path) -> bool:
+def _is_small_part(file: Path) -> bool:
     """Return whether a file is the part of a small shard, or no part."""
     part = ShardPart.load(file, check=False)
     return part is None or max(part.bytes, part.files << 10) < KEEP_FROM
@@ -158,21 +158,21 @@ def _parts(
     gives the labels, every part is built anew, since the labels may be other labels than before.
     """
     digest = plan.digest()
-    states = [f"{digest} {state}" for state in describe_jobs(plan.root, jobs)]
+    states = [f"{digest} {state}" for state in job_states(plan.root, jobs)]
     names = [hashlib.sha256(state.encode("utf-8", "surrogateescape")) for state in states]
     files = [folder / f"{name.hexdigest()[:32]}.part" for name in names]
     if callable(plan.label):
         for file in files:
             file.unlink(missing_ok=True)
-    todo = [
+    tasks = [
         (plan, job, str(file))
         for job, file in zip(jobs, files, strict=True)
         if ShardPart.load(file) is None
     ]
     copies = executor is None and isinstance(plan.root, Location) and not callable(plan.label)
     with ThreadPoolExecutor(_COPIES) if copies else nullcontext(executor) as pool:
-        done = starmap(build_part, todo) if pool is None else _run(pool, todo)
-        for _ in progress_bar(done, "indexing", "shard", progress, total=len(todo)):
+        done = starmap(build_part, tasks) if pool is None else _run_on(pool, tasks)
+        for _ in progress_bar(done, "indexing", "shard", progress, total=len(tasks)):
             pass
     for job, file in zip(jobs, files, strict=True):
         part = load_part(file)
@@ -184,9 +184,9 @@ def _parts(
         yield part
 
 
-def _run(executor: Executor, todo: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
+def _run_on(executor: Executor, tasks: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
     """Run the jobs on `executor`. The first error cancels the jobs that wait."""
-    futures = [executor.submit(build_part, *one) for one in todo]
+    futures = [executor.submit(build_part, *one) for one in tasks]
     try:
         for future in as_completed(futures):
             yield future.result()

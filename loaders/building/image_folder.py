@@ -59,7 +59,7 @@ def list_images(
     ]
 
 
-def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
+def empty_class_folders(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
     """Name the folders directly below `root` that hold no entry, links to folders included.
 
     Returns None if every folder has an entry, and if no entry lies in a folder.
@@ -75,7 +75,7 @@ def empty_classes(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> 
     )
 
 
-def no_images(
+def no_images_error(
     folder: str | os.PathLike[str], extensions: Sequence[str] = IMAGE_EXTENSIONS, /
 ) -> FileNotFoundError:
     """Return the error of a folder without images."""

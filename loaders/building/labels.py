@@ -96,7 +96,7 @@ class FromTable:
         unknown = [] if partial else [key for key in keys if key not in self.labels]
         unused = [key for key in self.labels if key not in known]
         found: dict[str, list[Any]] = {
-            "records have the key of another": _repeated(keys),
+            "records have the key of another": _duplicates(keys),
             "records are not in the table": unknown,
             "rows of the table have no record": unused,
             "labels are not a name or an integer": [
@@ -108,7 +108,7 @@ class FromTable:
             for what, bad in found.items()
             if bad
         ]
-        if not _nfc(known).isdisjoint(_nfc(unused)):
+        if not _normalized(known).isdisjoint(_normalized(unused)):
             problems.append(
                 "some differ in their Unicode form alone (an accent of its own, as in files of "
                 "macOS): write the keys as the files are named, with unicodedata.normalize"
@@ -119,8 +119,10 @@ class FromTable:
             raise ValueError(
                 f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
             )
-        items = reversed(self.labels.items())  # the error names the first label of each kind
-        refuse_mixed({kind_of(label): f"the table, {key!r}: {label!r}" for key, label in items})
+        first = dict[str, str]()  # of each kind
+        for key, label in self.labels.items():
+            first.setdefault(label_kind(label), f"the table, {key!r}: {label!r}")
+        check_one_kind(first)
         return [self.labels.get(key) for key in keys]
 
 
@@ -138,16 +140,16 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
         DecodeError: a function fails, or returns something that is not a label.
     """
     if isinstance(source, str):
-        value = _of_field(source, record)
+        value = _field_value(source, record)
         rule = "must hold one integer or one name"
     elif isinstance(source, FromJson):
-        value = _of_json(source, record, shard)
+        value = _json_value(source, record, shard)
         rule = "must lead to an integer or a name"
     elif isinstance(source, FromFolder):
         value = record.label or PurePosixPath(record.key or shard).parent.name or None
         rule = "must be a label"
     else:
-        value = _of_function(source, record, shard)
+        value = _call_function(source, record, shard)
         rule = "must return an int, a str or None"
     if value is None:
         return None
@@ -158,7 +160,7 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
             advice = "it is a JSON object: name one of its keys with FromJson (--label-json)"
         raise kind(
             f"{label_source_text(source)} {rule}",
-            **at(record, shard),
+            **location_of(record, shard),
             expected="an int64, or UTF-8 text that is not empty",
             found=reprlib.repr(value),
             advice=advice,
@@ -168,17 +170,17 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
 
 def key_of(name: str, record: Record, shard: str, /) -> str:
     """Return the key in a feature; raise DataCorruptionError for a record without this feature."""
-    part = record.fields.get(name)
-    if part is None or part.kind != "bytes":
+    field = record.fields.get(name)
+    if field is None or field.kind != "bytes":
         what = f"the bytes feature {name!r} of key="
         raise missing_error(what, record, shard, "name another feature")
-    return part.data.decode("utf-8", "surrogateescape")
+    return field.data.decode("utf-8", "surrogateescape")
 
 
 def missing_error(what: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
     """Return the error of a record with a missing field or label."""
     found = f"the fields {reprlib.repr(sorted(record.fields))}"
-    where = at(record, shard)
+    where = location_of(record, shard)
     return DataCorruptionError(f"a record lacks {what}", **where, found=found, advice=advice)
 
 
@@ -192,12 +194,12 @@ def label_source_text(source: RecordLabel, /) -> str:
     return f"label={source!r}" if isinstance(source, str) else "the function of label="
 
 
-def kind_of(label: Label, /) -> str:
+def label_kind(label: Label, /) -> str:
     """Return "names" or "integers"."""
     return "names" if isinstance(label, str) else "integers"
 
 
-def refuse_mixed(first: Mapping[str, str], /) -> None:
+def check_one_kind(first: Mapping[str, str], /) -> None:
     """Raise ValueError for labels of two kinds; `first` says where the first of each kind is."""
     if len(first) > 1:
         raise ValueError(
@@ -206,7 +208,7 @@ def refuse_mixed(first: Mapping[str, str], /) -> None:
         )
 
 
-def label_clash(where: str, /) -> ValueError:
+def label_field_error(where: str, /) -> ValueError:
     """Return the error of a field with the name of the labels' column."""
     return ValueError(
         f"a field of {where} is called 'label' like the column of the labels: name all fields, and "
@@ -214,64 +216,67 @@ def label_clash(where: str, /) -> ValueError:
     )
 
 
-def at(record: Record, shard: str, part: Range | None = None) -> dict[str, Any]:
+def location_of(record: Record, shard: str, field: Range | None = None) -> dict[str, Any]:
     """Return the path, offset, number and key of a record (or of its field) for an error."""
     path = shard
-    offset: int | None = (part or record).offset
+    offset: int | None = (field or record).offset
     if record.paths:
-        path, offset = record.paths[part.path_no if part else 0], None
+        path, offset = record.paths[field.file_number if field else 0], None
     return {"path": path, "offset": offset, "record": record.number, "key": record.key}
 
 
-def _of_field(name: str, record: Record) -> Any:
+def _field_value(name: str, record: Record) -> Any:
     """Return the value of a field: text, a single integer, or a list."""
-    part = record.fields.get(name)
-    if part is None:
+    field = record.fields.get(name)
+    if field is None:
         return None
-    if part.kind == "bytes":
-        text = part.data.decode("utf-8", "surrogateescape").strip()
+    if field.kind == "bytes":
+        text = field.data.decode("utf-8", "surrogateescape").strip()
         if text[:1] == "{":
             with suppress(ValueError, RecursionError):  # on an error, the text is a name
                 return json.loads(text)
         return text
-    values = decode_list(part.kind, part.data)
-    return values[0] if part.kind == "int64_list" and len(values) == 1 else values
+    values = decode_list(field.kind, field.data)
+    return values[0] if field.kind == "int64_list" and len(values) == 1 else values
 
 
-def _of_json(source: FromJson, record: Record, shard: str) -> Any:
+def _json_value(source: FromJson, record: Record, shard: str) -> Any:
     """Return the value at a key path of a JSON field."""
-    part = record.fields.get(source.field)
-    if part is None:
+    field = record.fields.get(source.field)
+    if field is None:
         return None
     try:
-        value = json.loads(part.data)
+        value = json.loads(field.data)
     except (ValueError, RecursionError) as error:
-        problem = f"field {source.field!r} is not JSON: {error}"
-        raise DataCorruptionError(problem, **at(record, shard, part), advice=_REPAIR) from None
+        problem, where = (
+            f"field {source.field!r} is not JSON: {error}",
+            location_of(record, shard, field),
+        )
+        raise DataCorruptionError(problem, **where, advice=_REPAIR) from None
     for step in source.key.split(".") if source.key else ():
         value = value.get(step) if isinstance(value, dict) else None
     return value
 
 
-def _of_function(function: LabelFunction, record: Record, shard: str) -> Any:
+def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:
     """Return what the caller's function returns for a record."""
     sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
-    for name, part in record.fields.items():
-        sample[name] = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
+    for name, field in record.fields.items():
+        sample[name] = field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
     try:
         return function(sample)
     except Exception as error:
         problem = f"the function of label= failed: {type(error).__name__}: {error}"
-        raise DecodeError(problem, **at(record, shard), advice=_FUNCTION) from error
+        raise DecodeError(problem, **location_of(record, shard), advice=_FUNCTION) from error
 
 
-def _repeated(items: Iterable[str]) -> list[str]:
+def _duplicates(items: Iterable[str]) -> list[str]:
     """Return the items that occur a second time."""
     seen: set[str] = set()
     return [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
 
 
-def _nfc(keys: Iterable[str]) -> set[str]:
+def _normalized(keys: Iterable[str]) -> set[str]:
     """Return keys with each accent composed with its letter."""
     return {unicodedata.normalize("NFC", key) for key in keys if isinstance(key, str)}
 
@@ -298,13 +303,13 @@ def _read_table(path: str) -> dict[str, Label | float]:
     short = [number for number, row in enumerate(rows, 1) if len(row) <= max(columns)]
     if short:
         raise ValueError(f"{path}: rows lack a column ({len(short)}, first: row {short[0]})")
-    repeated = _repeated(row[columns[0]] for row in rows)
+    repeated = _duplicates(row[columns[0]] for row in rows)
     if repeated:
         raise ValueError(f"{path}: keys occur twice ({len(repeated)}: {repeated[:5]})")
-    return {row[columns[0]]: _cell(row[columns[1]]) for row in rows}
+    return {row[columns[0]]: _parse_cell(row[columns[1]]) for row in rows}
 
 
-def _cell(text: str) -> Label | float:
+def _parse_cell(text: str) -> Label | float:
     """Parse a cell to a label; a fraction becomes a float, which is refused later."""
     text = text.strip()
     try:

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from twinfeed.loaders.building.image_folder import empty_classes, list_images, no_images
+from twinfeed.loaders.building.image_folder import empty_class_folders, list_images, no_images_error
 from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.files import Entry
@@ -45,7 +45,7 @@ class Job(NamedTuple):
     exclude: frozenset[int] = frozenset()
     rest: int | None = None
 
-    def without(self, number: int | None) -> bool:
+    def excludes(self, number: int | None) -> bool:
         """Return whether the record of this number is to be left out."""
         if number is None:
             return False
@@ -75,15 +75,15 @@ def find_source(
     folder that holds `beside`. For shards at URLs, and for shards without `beside`, the default is
     the nearest folder that all of the shards lie below.
     """
-    entries = _entries(shards)
+    entries = _loose_entries(shards)
     if entries is not None:
-        folder, entries = _loose_root(shards, entries, beside, root)
+        folder, entries = _relative_entries(shards, entries, beside, root)
         jobs = [
             Job(f"files-{n:05d}", tuple(entries[start : start + FILES_PER_PART]))
             for n, start in enumerate(range(0, len(entries), FILES_PER_PART))
         ]
         return ShardSource("files", folder, jobs)
-    names = _expand(shards, complete)
+    names = _shard_names(shards, complete)
     for folder in {os.path.dirname(name) for name in names if not is_url(name)}:
         refuse_unfinished(folder)
     shards_root: Root
@@ -102,7 +102,7 @@ def find_source(
     return ShardSource(container, shards_root, [Job(path) for path in paths])
 
 
-class Local(NamedTuple):
+class LocalFile(NamedTuple):
     """A local file with the bytes of a shard, and the tag that a store gave the shard."""
 
     path: str
@@ -110,22 +110,22 @@ class Local(NamedTuple):
 
 
 @contextmanager
-def local(path: Root) -> Iterator[Local]:
+def local(path: Root) -> Iterator[LocalFile]:
     """Give a local file with the bytes of `path`: itself, or a temporary copy of an object.
 
     Raises:
         LoaderError: the object has more than `LIMITS.download_bytes`.
     """
     if isinstance(path, str):
-        yield Local(path)
+        yield LocalFile(path)
         return
     with temporary_folder() as folder:
         copy = folder / "shard"
         facts = download(*split(path), copy, LIMITS.download_bytes)
-        yield Local(str(copy), facts.tag)
+        yield LocalFile(str(copy), facts.tag)
 
 
-def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
+def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
     """Return as text, for each job, what its part depends on besides the plan.
 
     This is the path, size and time (or ETag) of the shard or of each file, and the records to leave
@@ -135,14 +135,14 @@ def describe_jobs(root: Root, jobs: Sequence[Job]) -> list[str]:
         found = store_of(root).stat([job.shard for job in jobs], fresh=True)
         states = [[(job.shard, *info)] for job, info in zip(jobs, found, strict=True)]
     else:
-        states = [list(_local_states(root, job)) for job in jobs]
+        states = [list(_file_states(root, job)) for job in jobs]
     return [
         repr([state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
         for job, state in zip(jobs, states, strict=True)
     ]
 
 
-def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
+def _file_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
     """Yield the path, the size and the time of each file of a job."""
     files = [file for entry in job.entries for file in entry.paths.values()]
     for path in files if job.entries else [job.shard]:
@@ -150,13 +150,13 @@ def _local_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | 
         yield path, found.st_size, str(found.st_mtime_ns)
 
 
-def _entries(shards: Shards) -> list[Entry] | None:
+def _loose_entries(shards: Shards) -> list[Entry] | None:
     """Return the loose files that `shards` names, None if it names shards."""
     if isinstance(shards, (str, os.PathLike)):
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
             return None
         entries = list_images(shards)
-        empty = empty_classes(shards, entries)
+        empty = empty_class_folders(shards, entries)
         if empty is not None:
             warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
         return entries
@@ -168,24 +168,26 @@ def _entries(shards: Shards) -> list[Entry] | None:
     return listed
 
 
-def _loose_root(
+def _relative_entries(
     shards: Shards, entries: list[Entry], beside: PathLike | None, root: PathLike | None
 ) -> tuple[str, list[Entry]]:
     """Return the root of loose files, and the entries relative to it."""
-    images = os.path.realpath(shards) if isinstance(shards, (str, os.PathLike)) else None
-    if not entries and images is not None:
-        raise no_images(shards)
-    where = os.path.abspath(root or os.path.dirname(os.path.abspath(beside or images or "index")))
-    prefix = "." if images is None else relative_to(os.path.realpath(where), images)
+    images = shards if isinstance(shards, (str, os.PathLike)) else None
+    if images is not None:
+        if not entries:
+            raise no_images_error(images)
+        images = os.path.realpath(images)
+    folder = os.path.abspath(root or os.path.dirname(os.path.abspath(beside or images or "index")))
+    prefix = "." if images is None else relative_to(os.path.realpath(folder), images)
     if prefix == ".":
-        return where, entries
-    return where, [
+        return folder, entries
+    return folder, [
         entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})
         for entry in entries
     ]
 
 
-def _expand(shards: Any, complete: bool) -> list[str]:
+def _shard_names(shards: Any, complete: bool) -> list[str]:
     """Return the paths of the shards in order."""
     names = expand(shards, complete=complete)
     for name in names:
@@ -226,10 +228,10 @@ def _container_of(root: Root, shard: str) -> Container:
         return "tar"
     if ".tfrec" in name:
         return "tfrecord"
-    return "tar" if is_tar(head_of(join(root, shard))) else "tfrecord"
+    return "tar" if is_tar(read_head(join(root, shard))) else "tfrecord"
 
 
-def head_of(path: Root, /) -> bytes:
+def read_head(path: Root, /) -> bytes:
     """Return the first bytes of a shard."""
     if isinstance(path, Location):
         store, name = split(path)

@@ -30,8 +30,8 @@ from twinfeed.loaders.index.manifest import (
     MANIFEST,
     VERSION,
     array_files,
-    digest_of,
     is_index,
+    json_digest,
     read_manifest,
 )
 from twinfeed.loaders.support.array_types import Array
@@ -127,7 +127,7 @@ class IndexWriter:
         for name, array in arrays.items():
             self.new(name, array.dtype, array.shape).add(array)
 
-    def finished(self, name: str, /) -> Array:
+    def finish_array(self, name: str, /) -> Array:
         """Finish an array, and return it memory-mapped."""
         file = self.open.pop(name)
         self._entries[name] = file.entry()
@@ -142,10 +142,10 @@ class IndexWriter:
         entries = self._entries | {name: file.entry() for name, file in self.open.items()}
         manifest = {"format": FORMAT, "version": VERSION, **content}
         data = {name: entry for name, entry in entries.items() if not name.startswith("tags-")}
-        manifest |= {"fingerprint": digest_of({**manifest, "arrays": data}), "arrays": entries}
+        manifest |= {"fingerprint": json_digest({**manifest, "arrays": data}), "arrays": entries}
         manifest["options"] = dict(options)
-        manifest["folder"] = f"columns-{digest_of(entries)[:16]}"
-        manifest["checksum"] = digest_of(manifest)
+        manifest["folder"] = f"columns-{json_digest(entries)[:16]}"
+        manifest["checksum"] = json_digest(manifest)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
         add_deletable(self.folder, MANIFEST)  # a manifest that a killed build leaves is deleted
         (self.folder / MANIFEST).write_bytes(text.encode())

@@ -1,7 +1,7 @@
 """The protocol-buffer wire format: varints, tags and fields, bounded and without recursion.
 
-Written from the encoding's public description (protobuf.dev, "Encoding"). Every function stays
-inside `[at, end)`. For malformed bytes it raises `WireError` with their place.
+Written from the encoding's public description (protobuf.dev, "Encoding"). No function reads
+at or after `end`. Malformed bytes raise `WireError`, with their offset.
 """
 
 from __future__ import annotations
@@ -18,67 +18,67 @@ _SHIFTS = tuple(range(0, 70, 7))
 
 
 class WireError(ValueError):
-    """Say what is malformed and at which byte of the message."""
+    """What is malformed, and at which offset of the message."""
 
-    def __init__(self, problem: str, at: int) -> None:
+    def __init__(self, problem: str, offset: int) -> None:
         super().__init__(problem)
         self.problem = problem
-        self.at = at
+        self.offset = offset
 
 
-def read_varint(data: bytes, at: int, end: int, /) -> tuple[int, int]:
-    """Return (value, next place) of the varint at `at`: at most ten bytes, cut to 64 bits."""
+def read_varint(data: bytes, position: int, end: int, /) -> tuple[int, int]:
+    """Return (value, next position) of a varint: at most ten bytes, cut to 64 bits."""
     value = 0
     try:
         for shift in _SHIFTS:
-            byte = data[at]
-            at += 1
+            byte = data[position]
+            position += 1
             if byte < 128:
-                if at > end:
+                if position > end:
                     break
-                return (value | byte << shift) & _WORD, at
+                return (value | byte << shift) & _WORD, position
             value |= (byte & 127) << shift
     except IndexError:
         pass
-    raise WireError("a varint does not end", at)
+    raise WireError("a varint does not end", position)
 
 
-def read_short(data: bytes, at: int, end: int, /) -> tuple[int, int]:
-    """Return (value, next place) of a tag or a length: at most five bytes and 32 bits."""
-    value, stop = read_varint(data, at, end)
-    if stop - at > 5 or value >> 32:
-        raise WireError("a tag or a length is longer than 32 bits", at)
+def read_short(data: bytes, position: int, end: int, /) -> tuple[int, int]:
+    """Return (value, next position) of a tag or a length: at most five bytes and 32 bits."""
+    value, stop = read_varint(data, position, end)
+    if stop - position > 5 or value >> 32:
+        raise WireError("a tag or a length is longer than 32 bits", position)
     return value, stop
 
 
 def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
     """Return packed varints as uint64[n]: each at most ten bytes, and cut to 64 bits."""
-    pieces, at = [], 0
+    chunks, position = [], 0
     if len(data) < 32:
         short = []
-        while at < len(data):
-            value, at = read_varint(data, at, len(data))
+        while position < len(data):
+            value, position = read_varint(data, position, len(data))
             short.append(value)
         return np.array(short, np.uint64)
-    while at < len(data):  # in chunks, so that numpy's temporary arrays stay small
-        end = min(at + _CHUNK, len(data))
-        while end < len(data) and end > at and data[end - 1] > 127:
+    while position < len(data):  # in chunks, so that numpy's temporary arrays stay small
+        end = min(position + _CHUNK, len(data))
+        while end < len(data) and end > position and data[end - 1] > 127:
             end -= 1
-        pieces.append(_varint_array(data, at, end))
-        at = end
-    return np.concatenate(pieces)
+        chunks.append(_varint_array(data, position, end))
+        position = end
+    return np.concatenate(chunks)
 
 
-def _varint_array(data: bytes, at: int, end: int) -> npt.NDArray[np.uint64]:
+def _varint_array(data: bytes, position: int, end: int) -> npt.NDArray[np.uint64]:
     """Decode whole varints at once: each byte shifted by its place in its varint, then joined."""
-    octets = np.frombuffer(data, np.uint8, end - at, at)
-    last = np.flatnonzero(octets < 128)
+    encoded = np.frombuffer(data, np.uint8, end - position, position)
+    last = np.flatnonzero(encoded < 128)
     first = np.concatenate([[0], last[:-1] + 1])
     sizes = last - first + 1
-    if not len(last) or last[-1] != end - at - 1 or sizes.max() > 10:
-        raise WireError("a varint does not end", at)
-    shifts = 7 * (np.arange(end - at) - np.repeat(first, sizes))
-    bits = (octets & 127).astype(np.uint64) << shifts.astype(np.uint64)
+    if not len(last) or last[-1] != end - position - 1 or sizes.max() > 10:
+        raise WireError("a varint does not end", position)
+    shifts = 7 * (np.arange(end - position) - np.repeat(first, sizes))
+    bits = (encoded & 127).astype(np.uint64) << shifts.astype(np.uint64)
     return np.bitwise_or.reduceat(bits, first)
 
 
@@ -97,27 +97,27 @@ def length_delimited(tag: int, payload: bytes, /) -> bytes:
     return bytes((tag,)) + varint(len(payload)) + payload
 
 
-def fields(data: bytes, at: int, end: int, /) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (field number, wire type, start, stop) of each field of the message `data[at:end]`.
+def fields(data: bytes, position: int, end: int, /) -> Iterator[tuple[int, int, int, int]]:
+    """Yield (field number, wire type, start, stop) of each field of a message.
 
     `[start, stop)` is the field's payload: the varint's bytes, the fixed bytes, or the contents.
     Groups, which are deprecated, are an error.
     """
-    while at < end:
-        tag, start = read_short(data, at, end)
-        number, wire = tag >> 3, tag & 7
+    while position < end:
+        tag, start = read_short(data, position, end)
+        number, wire_type = tag >> 3, tag & 7
         if not number:
-            raise WireError("field number 0", at)
-        if wire == LEN:
+            raise WireError("field number 0", position)
+        if wire_type == LEN:
             length, start = read_short(data, start, end)
             stop = start + length
-        elif wire == VARINT:
+        elif wire_type == VARINT:
             stop = read_varint(data, start, end)[1]
-        elif wire in (FIXED64, FIXED32):
-            stop = start + (8 if wire == FIXED64 else 4)
+        elif wire_type in (FIXED64, FIXED32):
+            stop = start + (8 if wire_type == FIXED64 else 4)
         else:
-            raise WireError(f"wire type {wire} is not supported", at)
+            raise WireError(f"wire type {wire_type} is not supported", position)
         if stop > end:
-            raise WireError(f"field {number} ends {stop - end} bytes after its message", at)
-        yield number, wire, start, stop
-        at = stop
+            raise WireError(f"field {number} ends {stop - end} bytes after its message", position)
+        yield number, wire_type, start, stop
+        position = stop

@@ -17,11 +17,11 @@ from typing import Any, BinaryIO, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, ShardWarning, TruncatedShardError
 from twinfeed.loaders.formats._tarnumbers import octal, sum_of_bytes
-from twinfeed.loaders.formats.sniff import disguise, is_tar
+from twinfeed.loaders.formats.sniff import identify, is_tar
 from twinfeed.loaders.support.limits import LIMITS
 
 BLOCK = 512
-_EMPTY = 20 * BLOCK  # bytes of an archive without members, as tar writes it
+_EMPTY_ARCHIVE = 20 * BLOCK  # bytes of an archive without members, as tar writes it
 REGULAR = (b"\x00", b"0", b"7")
 LINKS = (b"1", b"2")
 _DATALESS = (b"1", b"2", b"3", b"4", b"5", b"6")  # kinds without data, whatever the size field says
@@ -30,7 +30,7 @@ _UNSUPPORTED = {
     b"M": "a member continued from another volume",
     b"N": "an old GNU long-name table",
 }
-_MEANINGFUL, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
+_PAX_KEYS, _SPARSE = (b"path", b"linkpath", b"size"), b"GNU.sparse."
 _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
 
 
@@ -61,96 +61,97 @@ def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
         DataCorruptionError: a broken header; the error names `path`.
         TruncatedShardError: the archive ends within a member; the error names `path`.
     """
-    walk = _Walk(file, path)
-    while (member := walk.member()) is not None:
+    reader = _HeaderReader(file, path)
+    while (member := reader.next_member()) is not None:
         yield member
-        walk.at = member.end
+        reader.position = member.end
 
 
-class _Walk:
-    """The walk from header to header: position, size of the archive, global PAX records."""
+class _HeaderReader:
+    """A reader of headers: position, size of the archive, and the global PAX records so far."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self.file = file
         self.path = path
         self.size = file.seek(0, os.SEEK_END)
-        self.at = 0
-        self.shared: dict[bytes, bytes] = {}
-        self.shared_bytes = 0
+        self.position = 0
+        self.global_pax: dict[bytes, bytes] = {}
+        self.global_pax_bytes = 0
 
-    def member(self) -> Member | None:
+    def next_member(self) -> Member | None:
         """Read the headers of the next member; None at the end of the archive."""
-        start, blocks = self.at, b""
+        start, blocks = self.position, b""
         headers: dict[bytes, Any] = {}  # extended headers of this member, by kind
-        while (block := self._header()) is not None:
-            kind, size = block[156:157], self._number(block[124:136])
-            self.at += BLOCK
+        while (block := self._read_block()) is not None:
+            kind, size = block[156:157], self._parse_size(block[124:136])
+            self.position += BLOCK
             if kind not in b"xXgLK":
-                return self._finish(start, block, size, blocks, headers)
-            data = self._payload(size)
+                return self._build_member(start, block, size, blocks, headers)
+            data = self._read_payload(size)
             blocks += block + data
             if len(blocks) > 2 * LIMITS.header_bytes:
                 raise self._error(f"extended headers of more than {2 * LIMITS.header_bytes} bytes")
-            self._extend(headers, kind, data[:size])
+            self._add_extended(headers, kind, data[:size])
         if headers:
             raise self._truncated("an extended header, and no member after it", BLOCK)
         self._check_end()
         return None
 
-    def _header(self) -> bytes | None:
+    def _read_block(self) -> bytes | None:
         """Return the header block at hand, its checksum checked; None at the end of the archive."""
-        self.file.seek(self.at)
+        self.file.seek(self.position)
         block = self.file.read(BLOCK)
         if not block.strip(b"\x00"):
             return None
         if len(block) < BLOCK:
-            raise self._not_tar(block) or self._truncated("a header", BLOCK)
+            raise self._not_tar_error(block) or self._truncated("a header", BLOCK)
         stored, total = octal(block[148:156]), sum_of_bytes(block)
         if stored != total and stored != total - 256 * sum(b > 127 for b in block):
-            raise self._not_tar(block) or self._error(
-                f"bad header checksum at offset {self.at}", expected=stored, found=total
+            raise self._not_tar_error(block) or self._error(
+                f"bad header checksum at offset {self.position}", expected=stored, found=total
             )
         return block
 
-    def _number(self, field: bytes) -> int:
+    def _parse_size(self, field: bytes) -> int:
         """Return a size: octal, or base-256 where the first bit is set."""
         if field[0] & 0x80:
             if field[0] & 0x40:
-                raise self._error(f"negative size at offset {self.at}", found=field.hex())
+                raise self._error(f"negative size at offset {self.position}", found=field.hex())
             return int.from_bytes(field, "big") - (0x80 << 88)
         value = octal(field)
         if value is None:
-            raise self._error(f"size that is no octal number at offset {self.at}", found=field)
+            problem = f"size that is no octal number at offset {self.position}"
+            raise self._error(problem, found=field)
         return value
 
-    def _payload(self, size: int) -> bytes:
+    def _read_payload(self, size: int) -> bytes:
         """Return the data of an extended header, padding included, after checking their size."""
         if not 0 < size <= LIMITS.header_bytes:
             raise self._error(
-                f"extended header at offset {self.at - BLOCK} of {size} bytes",
+                f"extended header at offset {self.position - BLOCK} of {size} bytes",
                 expected=f"1 to {LIMITS.header_bytes} bytes",
                 found=f"{size} bytes",
             )
-        if self.at + _padded(size) > self.size:
+        if self.position + _padded(size) > self.size:
             raise self._truncated("an extended header", size)
         data = self.file.read(_padded(size))
-        self.at += len(data)
+        self.position += len(data)
         return data
 
-    def _extend(self, headers: dict[bytes, Any], kind: bytes, data: bytes) -> None:
+    def _add_extended(self, headers: dict[bytes, Any], kind: bytes, data: bytes) -> None:
         """Take in one extended header."""
         if kind == b"g":
-            self.shared_bytes += len(data)
-            if self.shared_bytes > LIMITS.header_bytes:
+            self.global_pax_bytes += len(data)
+            if self.global_pax_bytes > LIMITS.header_bytes:
                 raise self._error(f"global PAX headers of more than {LIMITS.header_bytes} bytes")
-            self.shared.update(self._pax(data))
+            self.global_pax.update(self._parse_pax(data))
             return
         gnu, kind = kind in b"LK", b"x" if kind == b"X" else kind
         if kind in headers:
             raise self._error(f"two {'GNU long names' if gnu else 'PAX headers'} before one member")
-        headers[kind] = data.rstrip(b"\x00") if gnu else self._pax(data)
+        headers[kind] = data.rstrip(b"\x00") if gnu else self._parse_pax(data)
 
-    def _pax(self, data: bytes) -> dict[bytes, bytes]:
+    def _parse_pax(self, data: bytes) -> dict[bytes, bytes]:
         """Parse PAX records (`length key=value`, a newline); keep the keys that matter here."""
         records, at = dict[bytes, bytes](), 0
         while at < len(data):
@@ -161,12 +162,12 @@ class _Walk:
             key, equals, value = data[start : end - 1].partition(b"=")
             if end > len(data) or not key or not equals or data[end - 1 : end] != b"\n":
                 raise self._error("malformed PAX record", found=data[at : at + 40])
-            if key in _MEANINGFUL or key.startswith(_SPARSE):
+            if key in _PAX_KEYS or key.startswith(_SPARSE):
                 records[key] = value
             at = end
         return records
 
-    def _finish(
+    def _build_member(
         self, start: int, block: bytes, size: int, blocks: bytes, headers: Mapping[bytes, Any]
     ) -> Member:
         """Make a member of its header block and the extended headers before the block."""
@@ -174,15 +175,15 @@ class _Walk:
         if kind == b"\x00" and name.endswith(b"/"):
             kind = b"5"  # Version 7 wrote directories so
         if kind in _UNSUPPORTED:
-            raise self._unsupported(kind, start)
+            raise self._unsupported_error(kind, start)
         if block[345] and block[257:263] == b"ustar\x00":
             name = _text(block[345:500]) + b"/" + name
-        if blocks or self.shared:
-            pax = self.shared | headers.get(b"x", {})
+        if blocks or self.global_pax:
+            pax = self.global_pax | headers.get(b"x", {})
             if any(key.startswith(_SPARSE) for key in pax):
-                raise self._unsupported(b"S", start)
-            name = self._longer(name, headers.get(b"L"), pax.get(b"path"))
-            link = self._longer(link, headers.get(b"K"), pax.get(b"linkpath"))
+                raise self._unsupported_error(b"S", start)
+            name = self._full_name(name, headers.get(b"L"), pax.get(b"path"))
+            link = self._full_name(link, headers.get(b"K"), pax.get(b"linkpath"))
             if length := pax.get(b"size"):
                 if not length.isdigit() or len(length) > 19:
                     raise self._error("PAX size that is no number", found=length)
@@ -194,11 +195,11 @@ class _Walk:
             )
         if kind in _DATALESS:
             size = 0
-        if self.at + _padded(size) > self.size:
+        if self.position + _padded(size) > self.size:
             raise self._truncated(f"member {name!r}", size, at=start)
-        return Member(name, kind, start, self.at, size, link, blocks + block)
+        return Member(name, kind, start, self.position, size, link, blocks + block)
 
-    def _longer(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
+    def _full_name(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
         """Return the PAX or GNU name (both must agree), else the name in the header."""
         if gnu is not None and pax and gnu != pax:
             raise self._error("PAX and GNU names differ", expected=gnu, found=pax)
@@ -206,30 +207,30 @@ class _Walk:
 
     def _check_end(self) -> None:
         """Refuse bytes after the end, such as another archive; warn of an end that is missing."""
-        if self.size < self.at + 2 * BLOCK:
+        if self.size < self.position + 2 * BLOCK:
             self._warn("the archive does not end with two zero blocks; no member is cut")
-        self.file.seek(self.at)
-        at = self.at
+        self.file.seek(self.position)
+        end = offset = self.position
         while data := self.file.read(1 << 20):
             if data.strip(b"\x00"):
-                at += len(data) - len(data.lstrip(b"\x00"))
-                problem = f"an archive ends at offset {self.at}, and something begins at {at}"
+                offset += len(data) - len(data.lstrip(b"\x00"))
+                problem = f"an archive ends at offset {end}, and something begins at {offset}"
                 advice = "restore the shard, or join archives with tar --concatenate"
-                raise self._error(problem, at=at, advice=advice)
-            at += len(data)
-        if self.at == 0 and self.size > _EMPTY:
+                raise self._error(problem, at=offset, advice=advice)
+            offset += len(data)
+        if self.position == 0 and self.size > _EMPTY_ARCHIVE:
             self._warn("the file holds nothing but zeros")
 
     def _warn(self, problem: str) -> None:
         """Warn of an archive with a wrong end."""
         warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 
-    def _not_tar(self, block: bytes) -> DataCorruptionError | None:
+    def _not_tar_error(self, block: bytes) -> DataCorruptionError | None:
         """Return the error of a file whose first bytes show that it is not a tar archive."""
-        what = disguise(block) if self.at == 0 and not is_tar(block) else None
+        what = identify(block) if self.position == 0 and not is_tar(block) else None
         return what and self._error(f"not a tar archive: {what[0]}", advice=what[1])
 
-    def _unsupported(self, kind: bytes, start: int) -> DataCorruptionError:
+    def _unsupported_error(self, kind: bytes, start: int) -> DataCorruptionError:
         """Return the error of a sound member that cannot be read by offset and size."""
         advice = "write the archive again with a newer tar, without --sparse and --multi-volume"
         return self._error(f"{_UNSUPPORTED[kind]} is not supported", at=start, advice=advice)
@@ -240,15 +241,15 @@ class _Walk:
         return TruncatedShardError(
             f"the archive ends within {what}",
             path=self.path,
-            offset=self.at if at is None else at,
+            offset=self.position if at is None else at,
             expected=f"{size} bytes" + (f", padded to {padded}" if padded > size else ""),
-            found=f"{max(self.size - self.at, 0)} bytes",
+            found=f"{max(self.size - self.position, 0)} bytes",
         )
 
-    def _error(self, problem: str, *, at: int | None = None, **facts: Any) -> DataCorruptionError:
+    def _error(self, problem: str, *, at: int | None = None, **details: Any) -> DataCorruptionError:
         """Return an error at the present place of the archive, or at `at`."""
-        offset = self.at if at is None else at
-        return DataCorruptionError(problem, path=self.path, offset=offset, **facts)
+        offset = self.position if at is None else at
+        return DataCorruptionError(problem, path=self.path, offset=offset, **details)
 
 
 def _text(field: bytes) -> bytes:

@@ -2,7 +2,7 @@
 
 - The key is the member's path up to the first dot of its base name.
 - The rest, in lower case, is the extension, which names the field.
-- Consecutive members of one key make a stretch. A sample is one stretch.
+- Consecutive members of one key are a run. A sample is one run.
 - Directories, names without an extension and `__meta__` names are left out.
 """
 
@@ -11,11 +11,15 @@ from __future__ import annotations
 import re
 import warnings
 from collections import Counter
+from collections.abc import Iterator
+from itertools import groupby
+from operator import itemgetter
 from typing import BinaryIO
 
+from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, Member, members
 
-META = re.compile(r"__[^/]*__($|/)")
+METADATA_NAME = re.compile(r"__[^/]*__($|/)")
 
 
 def split_name(name: str, /) -> tuple[str, str] | None:
@@ -33,27 +37,36 @@ def split_name(name: str, /) -> tuple[str, str] | None:
     return name[:end], name[end + 1 :].lower()
 
 
-def field_of(member: Member) -> tuple[str, str] | None:
-    """Return (key, extension) of a member that is a field, or a link to a field; else None."""
-    name = member.name.decode("utf-8", "surrogateescape")
-    fit = member.kind in (*REGULAR, *LINKS) and not META.match(name)
-    return split_name(name) if fit else None
+def field_members(file: BinaryIO, path: str, /) -> Iterator[tuple[Member, str, str]]:
+    """Yield each member that is a field, or a link in place of one, with its key and extension.
+
+    Raises:
+        DataCorruptionError: a broken header; or the archive has files, and none has an extension.
+    """
+    without_extension: Member | None = None
+    has_fields = False
+    for member in members(file, path):
+        name = member.name.decode("utf-8", "surrogateescape")
+        if member.kind not in (*REGULAR, *LINKS) or METADATA_NAME.match(name):
+            continue
+        parts = split_name(name)
+        if parts is not None:
+            has_fields = True
+            yield member, *parts
+        elif member.kind in REGULAR and without_extension is None:
+            without_extension = member
+    if without_extension is not None and not has_fields:
+        name = repr(without_extension.name)
+        raise DataCorruptionError(
+            f"no file of the archive is called KEY.EXTENSION, such as {name}",
+            path=path,
+            offset=without_extension.start,
+            advice="write the archive again with such names, as 0001.jpg and 0001.cls",
+        )
 
 
-def is_nameless(member: Member) -> bool:
-    """Return whether a member that is no field is a file whose name lacks an extension."""
-    return member.kind in REGULAR and not META.match(member.name.decode("utf-8", "replace"))
-
-
-def stretches_of(file: BinaryIO, path: str, /) -> Counter[str]:
-    """Return how many stretches each key of an archive has. Only headers are read."""
-    stretches = Counter[str]()
-    last = None
+def count_runs(file: BinaryIO, path: str, /) -> Counter[str]:
+    """Return the number of runs of each key of an archive. Only headers are read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the scan itself warns
-        for member in members(file, path):
-            split = field_of(member)
-            if split is not None and split[0] != last:
-                last = split[0]
-                stretches[last] += 1
-    return stretches
+        return Counter(key for key, _ in groupby(field_members(file, path), key=itemgetter(1)))

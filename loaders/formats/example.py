@@ -28,14 +28,14 @@ from twinfeed.loaders.formats._protobuf import (
     varint,
 )
 from twinfeed.loaders.formats.features import (
-    WIRES,
+    WIRE_TYPES,
     Span,
-    check_known,
+    canonical_spans,
+    check_is_example,
     check_numbers,
     feature_lists,
+    general_spans,
     list_items,
-    unusual,
-    usual,
 )
 from twinfeed.loaders.formats.records import Range
 from twinfeed.loaders.support.limits import LIMITS
@@ -60,10 +60,10 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
         DataCorruptionError: a malformed message.
     """
     try:
-        found = _spans(data)
+        found = _feature_spans(data)
         if len(data) > LIMITS.name_bytes and max(map(len, found), default=0) > LIMITS.name_bytes:
             raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
-        return {name: _range(data, base, *span) for name, span in found.items()}
+        return {name: _feature_range(data, base, *span) for name, span in found.items()}
     except WireError as error:
         raise _corrupt(error, base) from None
 
@@ -79,19 +79,19 @@ def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Va
         DataCorruptionError: a malformed message.
     """
     try:
-        context: Mapping[str, Span | None] | None = usual(data)
+        context: Mapping[str, Span | None] | None = canonical_spans(data)
         lists: dict[str, list[Span | None]] = {}
         if context is None:
-            context, lists = unusual(data, sequence=True), feature_lists(data)
-            check_known(data, context, lists)
+            context, lists = general_spans(data, sequence=True), feature_lists(data)
+            check_is_example(data, context, lists)
         return (
-            {name: _at(data, span) for name, span in context.items() if span},
-            {name: [_at(data, span) for span in steps] for name, steps in lists.items()},
+            {name: _values_at(data, span) for name, span in context.items() if span},
+            {name: [_values_at(data, span) for span in steps] for name, steps in lists.items()},
         )
     except WireError as error:
         raise DataCorruptionError(
             f"not a valid tf.train.Example or SequenceExample: {error.problem}",
-            offset=error.at,
+            offset=error.offset,
             advice="parse records of another kind with a decode= of your own",
         ) from None
 
@@ -103,10 +103,10 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
         DataCorruptionError: a malformed message.
         ValueError: a `kind` that is no list.
     """
-    if kind not in WIRES:
-        raise ValueError(f"kind must be one of {sorted(WIRES)}, got {kind!r}")
+    if kind not in WIRE_TYPES:
+        raise ValueError(f"kind must be one of {sorted(WIRE_TYPES)}, got {kind!r}")
     try:
-        return _values(kind, bytes(data))
+        return _list_values(kind, bytes(data))
     except WireError as error:
         raise _corrupt(error, 0) from None
 
@@ -133,7 +133,7 @@ def encode(features: Mapping[str, Any], /) -> bytes:
     return length_delimited(0x0A, b"".join(entries))
 
 
-def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
+def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
     """Return the range of one list message, after checking its structure."""
     if stop - start > 1 and data[start] == 0x0A:
         length, at = data[start + 1], start + 2
@@ -152,22 +152,22 @@ def _range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
     return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
 
 
-def _spans(data: bytes) -> dict[str, Span]:
+def _feature_spans(data: bytes) -> dict[str, Span]:
     """Return the (kind, start, stop) of each feature's list."""
-    found = usual(data)
+    found = canonical_spans(data)
     if found is None:
-        listed = unusual(data)
-        check_known(data, listed)
+        listed = general_spans(data)
+        check_is_example(data, listed)
         found = {name: span for name, span in listed.items() if span}
     return found
 
 
-def _at(data: bytes, span: Span | None) -> Values:
+def _values_at(data: bytes, span: Span | None) -> Values:
     """Decode one list of a message; a feature without a list has no values."""
-    return [] if span is None else _values(span[0], data[span[1] : span[2]])
+    return [] if span is None else _list_values(span[0], data[span[1] : span[2]])
 
 
-def _values(kind: str, data: bytes) -> Values:
+def _list_values(kind: str, data: bytes) -> Values:
     """Decode one whole list message."""
     items = list_items(kind, data, 0, len(data))
     if kind == "bytes_list":
@@ -227,5 +227,5 @@ def _packed(tag: int, payload: bytes) -> bytes:
 def _corrupt(error: WireError, base: int) -> DataCorruptionError:
     """Return the library's error for a malformed message."""
     return DataCorruptionError(
-        f"not a valid tf.train.Example: {error.problem}", offset=base + error.at, advice=_ADVICE
+        f"not a valid tf.train.Example: {error.problem}", offset=base + error.offset, advice=_ADVICE
     )

@@ -2,8 +2,8 @@
 
 The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
 Int64List}>}}`. Every writer lays it out in one way: each message exactly fills the message around
-it. `usual` reads this layout in a single flat loop, and gives up on anything else. `unusual` reads
-any layout by proto3's rules, slowly.
+it. `canonical_spans` reads this layout in a single flat loop, and returns None for any other.
+`general_spans` reads any layout by proto3's rules, slowly.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from itertools import chain
 from twinfeed.loaders.formats._protobuf import FIXED32, LEN, VARINT, WireError, fields, read_short
 from twinfeed.loaders.support.limits import LIMITS
 
-WIRES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": (LEN, VARINT)}
+WIRE_TYPES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": (LEN, VARINT)}
 """The kinds of lists, and the wire types their values may have: numbers are packed together, or one
 by one."""
 
@@ -29,7 +29,7 @@ _FIRST, _SECOND = 1 << 3 | LEN, 2 << 3 | LEN
 Span = tuple[str, int, int]
 
 
-def usual(data: bytes, /) -> dict[str, Span] | None:
+def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
     """Return the (kind, start, stop) of each feature's list; None for an unusual layout."""
     found: dict[str, Span] = {}
     size = len(data)
@@ -69,36 +69,36 @@ def usual(data: bytes, /) -> dict[str, Span] | None:
 
 def list_items(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
     """Yield the (wire type, start, stop) of each value field of one list message."""
-    wires = WIRES[kind]
+    wire_types = WIRE_TYPES[kind]
     known = start == stop
-    for count, (number, wire, at, end) in enumerate(fields(data, start, stop)):
+    for count, (number, wire_type, at, end) in enumerate(fields(data, start, stop)):
         if count == LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", at)
-        if number == 1 and wire in wires:
-            check_numbers(kind, data, wire, at, end)
+        if number == 1 and wire_type in wire_types:
+            check_numbers(kind, data, wire_type, at, end)
             known = True
-            yield wire, at, end
+            yield wire_type, at, end
     if not known:
         raise WireError("a list of other fields than values", start)
 
 
-def check_numbers(kind: str, data: bytes, wire: int, at: int, end: int) -> None:
+def check_numbers(kind: str, data: bytes, wire_type: int, at: int, end: int) -> None:
     """Raise WireError unless the packed numbers of one value field are whole."""
     if kind == "float_list" and (end - at) % 4:
         raise WireError(f"{end - at} bytes are no float32 array", at)
-    if kind == "int64_list" and wire == LEN and end > at:
+    if kind == "int64_list" and wire_type == LEN and end > at:
         overlong = end - at > 10 and _OVERLONG.search(data, at, end)
         if overlong or data[end - 1] > 127:
             raise WireError("a varint does not end", at)
 
 
-def unusual(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
+def general_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
     """Return the (kind, start, stop) of each feature's list, by proto3's rules; None without one.
 
     With `sequence` these are the features of a SequenceExample's context.
     """
     found: dict[str, Span | None] = {}
-    for name, values in _entries(data, 1, sequence=sequence):
+    for name, values in _map_entries(data, 1, sequence=sequence):
         span = None
         for at, end in values:
             span = _list(data, at, end, span)
@@ -115,7 +115,7 @@ def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
     Feature}>}}`.
     """
     found: dict[str, list[Span | None]] = {}
-    for name, values in _entries(data, 2, sequence=True):
+    for name, values in _map_entries(data, 2, sequence=True):
         steps = [
             _list(data, at, end, None)
             for list_range in values
@@ -130,7 +130,7 @@ def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
     return found
 
 
-def check_known(data: bytes, *found: Mapping[str, object]) -> None:
+def check_is_example(data: bytes, *found: Mapping[str, object]) -> None:
     """Raise WireError if what is found in a message of unusual layout shows that it is another's.
 
     Nothing is found in a message that is not of empty maps alone, or a name is not printable.
@@ -142,10 +142,10 @@ def check_known(data: bytes, *found: Mapping[str, object]) -> None:
             raise WireError(f"a feature's name is not printable: {name[:40]!r}", 0)
 
 
-def _entries(
-    data: bytes, within: int, *, sequence: bool
+def _map_entries(
+    data: bytes, map_field: int, *, sequence: bool
 ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield the name of each entry of the map in field `within`, and the ranges of its values."""
+    """Yield the name of each entry of a map, and the ranges of its values."""
     feature_lists = () if sequence else list(_messages(data, 0, len(data), 2))
     if feature_lists:
         raise WireError(
@@ -153,7 +153,7 @@ def _entries(
             feature_lists[0][0],
         )
     names = set[str]()
-    for map_range in _messages(data, 0, len(data), within):
+    for map_range in _messages(data, 0, len(data), map_field):
         for start, stop in _messages(data, *map_range, 1):
             name = ""
             for at, end in _messages(data, start, stop, 1):
@@ -169,15 +169,15 @@ def _entries(
 
 def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
     """Yield the range of each value of field `number` that is a message or a string."""
-    for found, wire, at, end in fields(data, start, stop):
-        if found == number and wire == LEN:
+    for found, wire_type, at, end in fields(data, start, stop):
+        if found == number and wire_type == LEN:
             yield at, end
 
 
 def _list(data: bytes, at: int, end: int, found: Span | None) -> Span | None:
     """Return the list of one Feature, `found` if the Feature has none."""
-    for number, wire, start, stop in fields(data, at, end):
-        if number in KINDS and wire == LEN:
+    for number, wire_type, start, stop in fields(data, at, end):
+        if number in KINDS and wire_type == LEN:
             if found is not None:
                 raise WireError("a feature is stored in several pieces", start)
             found = KINDS[number], start, stop

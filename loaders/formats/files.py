@@ -44,10 +44,10 @@ def scan(
         UnsafeContentError: a path that leaves `root` (also through a link).
         DataCorruptionError: a record longer than `max_record_bytes`.
     """
-    places = Places(root)
+    resolver = PathResolver(root)
     for number, entry in enumerate(entries):
         paths = tuple(entry.paths.values())
-        full = [places.find(path) for path in paths]
+        full = [resolver.resolve(path) for path in paths]
         sizes = [os.stat(path).st_size for path in full]
         if sum(sizes) > max_record_bytes:
             error = DataCorruptionError(
@@ -69,14 +69,14 @@ def scan(
         yield Record(0, sum(sizes), entry.key, fields, octets, number, paths, entry.label)
 
 
-class Places:
+class PathResolver:
     """Find files below a root, and remember where their folders are."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self.folders: dict[str, str] = {}
 
-    def find(self, path: str) -> str:
+    def resolve(self, path: str) -> str:
         """Return the full path of a file. With links followed, it must lie below the root."""
         folder, name = os.path.split(path)
         if folder not in self.folders:

@@ -5,8 +5,8 @@ record of a tar goes from the first header block of the sample to the padded end
 A `Range` lies inside a record: a reader fetches the range of a field, and not the rest.
 
 The `number` of a record counts all records of its shard, with the bad records. So it does not
-depend on whether a scan goes on after a bad record. Loose files have `paths`, which the `path_no`
-of each field numbers, and the `label` that came with the listing.
+depend on whether a scan goes on after a bad record. Loose files have `paths`, which the
+`file_number` of each field refers to, and the `label` that came with the listing.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Range(NamedTuple):
 
     - `kind` says how the range is read. "bytes" is the value itself. "bytes_list", "int64_list" and
       "float_list" are the list message of an Example's feature, for `example.decode_list`.
-    - `path_no` is the number of the file among the files of the record, 0 in a shard.
+    - `file_number` is the number of the file among the files of the record, 0 in a shard.
     - `head` is for a bytes feature of one value. Its list message begins `head` bytes before
       `offset`, so that `[offset - head, offset + length)` reads as "bytes_list".
     """
 
     kind: str
-    path_no: int
+    file_number: int
     offset: int
     length: int
     data: bytes

@@ -67,15 +67,15 @@ program, as EPS does."""
 
 IMAGE_EXTENSIONS = tuple(itertools.chain.from_iterable(names for names, _ in IMAGES.values()))
 
-_BLANK = rb"[\xef\xbb\xbf \t\r\n]*"
+_LEADING_SPACE = rb"[\xef\xbb\xbf \t\r\n]*"
 _HTML = rb"(?i:<!doctype html|<html|<head|<body)"
-_KNOWN = {
+_SIGNATURES = {
     "fetch the data with: git lfs pull": [
         ("a Git LFS pointer, not the data", rb"version https://git-lfs"),
     ],
     "download the shard again and look at its URL": [
-        ("an HTML page, probably of an error", _BLANK + _HTML),
-        ("an XML page, probably of an error", _BLANK + rb"(?i:<\?xml|<error)"),
+        ("an HTML page, probably of an error", _LEADING_SPACE + _HTML),
+        ("an XML page, probably of an error", _LEADING_SPACE + rb"(?i:<\?xml|<error)"),
     ],
     "loose images are indexed as they are: give the folder that holds them": [
         (f"a {name} image", magic) for name, (_, magic) in IMAGES.items()
@@ -136,7 +136,7 @@ def is_tar(head: bytes, /) -> bool:
     return head[257:262] == b"ustar" or (whole and octal(head[148:156]) == sum_of_bytes(head))
 
 
-def disguise(head: bytes, /) -> tuple[str, str] | None:
+def identify(head: bytes, /) -> tuple[str, str] | None:
     """Return (what the file is, what to do) by its first bytes; None for an unknown kind."""
     if is_tar(head):
         return "a tar archive", "index it with container='tar'"
@@ -144,7 +144,7 @@ def disguise(head: bytes, /) -> tuple[str, str] | None:
         return "a TFRecord file", "index it with container='tfrecord'"
     if kind := compression(head):
         return f"{kind}-compressed", compression_advice(kind)
-    for advice, kinds in _KNOWN.items():
+    for advice, kinds in _SIGNATURES.items():
         for what, magic in kinds:
             if re.match(magic, head, re.DOTALL):
                 return what, advice

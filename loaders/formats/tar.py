@@ -14,14 +14,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
-from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, Member, members
-from twinfeed.loaders.formats._tarkeys import (
-    META,
-    field_of,
-    is_nameless,
-    split_name,
-    stretches_of,
-)
+from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, Member
+from twinfeed.loaders.formats._tarkeys import METADATA_NAME, count_runs, field_members, split_name
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record, raise_error
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
@@ -36,7 +30,6 @@ APART = (
 )
 """Advice for a key that comes again. Such a key is half a sample: leaving it out does not help."""
 _NAMES = "rename the file and write the archive again"
-_EXTENSION = "write the archive again with names KEY.EXTENSION, such as 0001.jpg and 0001.cls"
 _FIT = (
     "a key must have no dot after its last slash, and a field no capitals and no slash; neither "
     "may have a newline or lead out of its folder"
@@ -71,36 +64,27 @@ def scan(
     path = os.fspath(path)
     numbers = itertools.count()
     sample: _Sample | None = None
-    other: Member | None = None
-    waiting: dict[str, _Sample] = {}
-    known: dict[str, int] = {}  # the first place of each key
+    incomplete: dict[str, _Sample] = {}  # the samples with runs still to come
+    first_offsets: dict[str, int] = {}  # the offset of the first member of each key
     with open_shard(path) as file:
         try:
-            stretches = stretches_of(file, path) if join else {}
-            for member in members(file, path):
-                split = field_of(member)
-                if split is None:
-                    other = other or (member if is_nameless(member) else None)
-                    continue
-                key, extension = split
+            runs = count_runs(file, path) if join else {}
+            for member, key, extension in field_members(file, path):
                 if sample is None or key != sample.key:
-                    if sample is not None and not sample.stretches:
+                    if sample is not None and not sample.runs:
                         yield from sample.finish(on_bad)
-                    first = known.setdefault(key, member.start)
-                    sample = waiting.pop(key, None)
+                    first = first_offsets.setdefault(key, member.start)
+                    sample = incomplete.pop(key, None)
                     if sample is None:
                         sample = _Sample(path, key, member.start, next(numbers), max_record_bytes)
-                        sample.stretches = stretches.get(key, 1)
+                        sample.runs = runs.get(key, 1)
                     if first != member.start and not join:
                         problem = f"key {key!r} comes again, first at offset {first}"
                         sample.fail(member, problem, APART)
-                    sample.stretches -= 1
-                    if sample.stretches:
-                        waiting[key] = sample
+                    sample.runs -= 1
+                    if sample.runs:
+                        incomplete[key] = sample
                 sample.add(member, extension, file)
-            if sample is None and other is not None:
-                problem = f"no file of the archive is called KEY.EXTENSION, such as {other.name!r}"
-                raise DataCorruptionError(problem, path=path, offset=other.start, advice=_EXTENSION)
         except DataCorruptionError as error:
             if error.record is None:  # the archive breaks off within this sample, or after it
                 error.record = next(numbers) if sample is None else sample.number
@@ -110,15 +94,15 @@ def scan(
 
 
 class _Sample:
-    """Gather a sample: its members so far, its first error, and the stretches still to come."""
+    """A sample with its members so far, its first error, and the number of `runs` to come."""
 
-    def __init__(self, path: str, key: str, start: int, number: int, limit: int) -> None:
-        self.path, self.key, self.number, self.limit = path, key, number, limit
+    def __init__(self, path: str, key: str, start: int, number: int, max_bytes: int) -> None:
+        self.path, self.key, self.number, self.max_bytes = path, key, number, max_bytes
         self.start = self.end = start
-        self.bytes = self.stretches = 0
+        self.bytes = self.runs = 0
         self.fields: dict[str, Range] = {}
         self.headers: list[bytes] = []
-        self.bad: DataCorruptionError | None = None
+        self.error: DataCorruptionError | None = None
 
     def add(self, member: Member, extension: str, file: BinaryIO) -> None:
         """Add one member, with the data read from the file."""
@@ -134,10 +118,10 @@ class _Sample:
         elif extension in self.fields:
             offsets = f"offsets {self.fields[extension].offset} and {offset}"
             self.fail(member, f"field {extension!r} twice in one sample: {offsets}", _DUPLICATE)
-        elif self.bytes > self.limit:
+        elif self.bytes > self.max_bytes:
             whole = member._replace(start=self.start)
-            self.fail(whole, f"sample longer than max_record_bytes={self.limit}", TOO_LONG)
-        elif self.bad is None:
+            self.fail(whole, f"sample longer than max_record_bytes={self.max_bytes}", TOO_LONG)
+        elif self.error is None:
             file.seek(offset)
             data = file.read(size)
             if len(data) < size:  # the file has become shorter since the scan began
@@ -153,7 +137,7 @@ class _Sample:
 
     def fail(self, member: Member, problem: str, advice: str) -> None:
         """Keep the first error."""
-        self.bad = self.bad or DataCorruptionError(
+        self.error = self.error or DataCorruptionError(
             problem,
             path=self.path,
             offset=member.start,
@@ -164,11 +148,11 @@ class _Sample:
 
     def finish(self, on_bad: OnBad) -> Iterator[Record]:
         """Yield the record, or call `on_bad` with its error."""
-        if self.bad is None:
+        if self.error is None:
             length, header = self.end - self.start, b"".join(self.headers)
             yield Record(self.start, length, self.key, self.fields, header, self.number)
         else:
-            on_bad(self.bad)
+            on_bad(self.error)
 
 
 class TarWriter(Closing):
@@ -198,7 +182,7 @@ class TarWriter(Closing):
         names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():
             outside = name.startswith("/") or ".." in name.split("/")
-            unfit = outside or _FORBIDDEN.search(name) or META.match(name)
+            unfit = outside or _FORBIDDEN.search(name) or METADATA_NAME.match(name)
             if unfit or split_name(name) != (key, extension):
                 raise ValueError(
                     f"key {key!r} with field {extension!r} makes no fit member name: {_FIT}"

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats.example import locate
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record, raise_error
-from twinfeed.loaders.formats.sniff import HEAD, disguise
+from twinfeed.loaders.formats.sniff import HEAD, identify
 from twinfeed.loaders.support.checksum import masked_crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
@@ -51,7 +51,7 @@ def scan(
     """
     path = os.fspath(path)
     with open_shard(path) as file:
-        frames = _frames(file, path, max_record_bytes)
+        frames = _read_frames(file, path, max_record_bytes)
         for number, (offset, header, data, footer) in enumerate(frames):
             start = offset + HEADER
             try:
@@ -75,7 +75,7 @@ def scan(
             yield Record(offset, length, None, fields, header + footer, number)
 
 
-def framed_length(header: bytes, /) -> int | None:
+def _framed_length(header: bytes, /) -> int | None:
     """Return a record's length with framing, from its header; None for a wrong header."""
     if len(header) < HEADER:
         return None
@@ -83,59 +83,59 @@ def framed_length(header: bytes, /) -> int | None:
     return HEADER + int(length) + FOOTER if masked_crc32c(header[:8]) == stored else None
 
 
-def _frames(
+def _read_frames(
     file: BinaryIO, path: str, max_record_bytes: int
 ) -> Iterator[tuple[int, bytes, bytes, bytes]]:
     """Yield (offset, header, data, footer) of each record, after checking the header."""
     size = os.fstat(file.fileno()).st_size
     offset = number = 0
     while offset < size:
-        where: dict[str, Any] = {"path": path, "offset": offset, "record": number}
+        location: dict[str, Any] = {"path": path, "offset": offset, "record": number}
         header = file.read(HEADER)
-        framed = framed_length(header)
+        framed = _framed_length(header)
         if framed is None:
-            raise _header_error(header, where)
+            raise _header_error(header, location)
         length = framed - HEADER - FOOTER
         if length > max_record_bytes:
             raise DataCorruptionError(
                 f"record of {length} bytes at offset {offset}",
-                **where,
+                **location,
                 expected=f"at most max_record_bytes={max_record_bytes}",
                 advice=TOO_LONG,
             )
         if offset + framed > size:
-            raise _truncated(framed, size - offset, where)
+            raise _truncated_error(framed, size - offset, location)
         data, footer = file.read(length), file.read(FOOTER)
         if len(footer) < FOOTER:
-            raise _truncated(framed, HEADER + len(data) + len(footer), where)
+            raise _truncated_error(framed, HEADER + len(data) + len(footer), location)
         yield offset, header, data, footer
         offset += framed
         number += 1
 
 
-def _truncated(expected: int, found: int, where: dict[str, Any]) -> TruncatedShardError:
+def _truncated_error(expected: int, found: int, location: dict[str, Any]) -> TruncatedShardError:
     """Return the error of a record that is cut by the end of the file."""
     return TruncatedShardError(
-        f"truncated record at offset {where['offset']}",
-        **where,
+        f"truncated record at offset {location['offset']}",
+        **location,
         expected=f"{expected} bytes",
         found=f"{found} bytes",
     )
 
 
-def _header_error(header: bytes, where: dict[str, Any]) -> DataCorruptionError:
+def _header_error(header: bytes, location: dict[str, Any]) -> DataCorruptionError:
     """Return the error of a header that is cut, or whose length does not match its checksum."""
-    if where["offset"] == 0:
-        with open_file(where["path"]) as file:
-            what = disguise(file.read(HEAD))
+    if location["offset"] == 0:
+        with open_file(location["path"]) as file:
+            what = identify(file.read(HEAD))
         if what:
             problem = f"not an uncompressed TFRecord file: {what[0]}"
-            return DataCorruptionError(problem, **where, advice=what[1])
+            return DataCorruptionError(problem, **location, advice=what[1])
     if len(header) < HEADER:
-        return _truncated(HEADER, len(header), where)
+        return _truncated_error(HEADER, len(header), location)
     return DataCorruptionError(
-        f"corrupted length at offset {where['offset']}",
-        **where,
+        f"corrupted length at offset {location['offset']}",
+        **location,
         expected=f"length CRC {_HEADER.unpack(header)[1]:#010x}",
         found=f"{masked_crc32c(header[:8]):#010x}",
     )

@@ -48,7 +48,7 @@ def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np
     """
     name = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"
-    return np.dtype([(name, unsigned(location)), ("length", lengths), ("crc", "<u4")])
+    return np.dtype([(name, integer_type(location)), ("length", lengths), ("crc", "<u4")])
 
 
 def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
@@ -60,7 +60,7 @@ def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
     }
 
 
-def unsigned(largest: int, /) -> str:
+def integer_type(largest: int, /) -> str:
     """Return the integer type for numbers up to `largest`: four bytes if enough, or else eight."""
     return "<u4" if largest < 1 << 32 else "<i8"
 
@@ -86,12 +86,12 @@ class StringColumn(Sequence[str]):
         self,
         text: npt.NDArray[np.uint8],
         ends: npt.NDArray[Any],
-        spelling: Callable[[str], str] | None = None,
+        convert: Callable[[str], str] | None = None,
         /,
     ) -> None:
         self.text = text
         self.ends = ends
-        self._spelling = spelling
+        self._convert = convert
 
     @classmethod
     def of(cls, strings: Iterable[str], /) -> StringColumn:
@@ -99,7 +99,7 @@ class StringColumn(Sequence[str]):
         data = [string.encode("utf-8", "surrogateescape") for string in strings]
         ends = np.cumsum([len(item) for item in data], dtype=np.int64)
         text = np.frombuffer(b"".join(data), np.uint8)
-        return cls(text, ends.astype(unsigned(len(text))))
+        return cls(text, ends.astype(integer_type(len(text))))
 
     def __len__(self) -> int:
         return len(self.ends)
@@ -127,7 +127,7 @@ class StringColumn(Sequence[str]):
             text[low - base : high - base].decode("utf-8", "surrogateescape")
             for low, high in pairwise([base, *ends])
         ]
-        return strings if self._spelling is None else list(map(self._spelling, strings))
+        return strings if self._convert is None else list(map(self._convert, strings))
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, str) or not isinstance(other, Sequence):

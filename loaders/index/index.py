@@ -22,10 +22,15 @@ from twinfeed.loaders.errors import (
     LoaderError,
     StaleIndexError,
 )
-from twinfeed.loaders.formats.features import WIRES
+from twinfeed.loaders.formats.features import WIRE_TYPES
 from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
 from twinfeed.loaders.index.class_arrays import check_class_order
-from twinfeed.loaders.index.manifest import CLASS_ORDER, digest_of, invalid_manifest, read_manifest
+from twinfeed.loaders.index.manifest import (
+    CLASS_ORDER,
+    invalid_manifest,
+    json_digest,
+    read_manifest,
+)
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.index.paths import refuse_unfinished
 from twinfeed.loaders.index.remote_index import download_index
@@ -99,19 +104,19 @@ class Index:
     ) -> None:
         self.path = path
         self.where = where  # or the URL that `path` is a copy of
-        self.shards_at = root
+        self.shards_root = root
         self.cache = cache
         self.manifest = manifest
         self.container: str = manifest["container"]
         self.options = IndexOptions(**manifest["options"])
         built = self.options.root
-        self.built_at = Location.of(built, from_user=False) if built and is_url(built) else None
-        self.digest: str = digest_of(manifest)
+        self.built_root = Location.of(built, from_user=False) if built and is_url(built) else None
+        self.digest: str = json_digest(manifest)
         self.fingerprint: str = manifest["fingerprint"]
         self.fields = MappingProxyType(
             {
                 f["name"]: Field(
-                    validate.choice("kind", f["kind"], ("bytes", *WIRES)), f["missing"]
+                    validate.choice("kind", f["kind"], ("bytes", *WIRE_TYPES)), f["missing"]
                 )
                 for f in manifest["fields"]
             }
@@ -131,12 +136,12 @@ class Index:
     @property
     def root(self) -> str:
         """The folder or the URL that the shards lie below."""
-        return str(self.shards_at)
+        return str(self.shards_root)
 
     @property
     def remote(self) -> bool:
         """Whether the shards lie in a store, not in a folder of this machine."""
-        return isinstance(self.shards_at, Location)
+        return isinstance(self.shards_root, Location)
 
     def _check_arrays(self) -> None:
         """Raise IndexFormatError unless all arrays exist, with the right types and lengths."""
@@ -226,15 +231,15 @@ class Index:
     def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
         """Return a column of strings. Only messages and previews use it unchecked."""
         get = self._arrays.check if checked else self._arrays.__getitem__
-        return StringColumn(get(f"{name}-text"), get(f"{name}-ends"), self._spelling(name))
+        return StringColumn(get(f"{name}-text"), get(f"{name}-ends"), self._convert(name))
 
-    def _spelling(self, name: str) -> Callable[[str], str] | None:
+    def _convert(self, name: str) -> Callable[[str], str] | None:
         """Return a function from paths in the index to paths below the root, if they differ.
 
         A URL of a web server has quoted names.
         """
-        web = isinstance(self.shards_at, Location) and self.shards_at.web
-        built = self.built_at is not None and self.built_at.web
+        web = isinstance(self.shards_root, Location) and self.shards_root.web
+        built = self.built_root is not None and self.built_root.web
         if web == built or name not in ("shardpaths", "files"):
             return None
         return quoted if web else unquoted
@@ -252,7 +257,7 @@ class Index:
     def __reduce__(self) -> tuple[Any, ...]:
         checked = self._arrays.checked
         state = self.fingerprint, checked, self.cache, self.where
-        return _reopen, (str(self.path), self.shards_at, *state)
+        return _unpickle, (str(self.path), self.shards_root, *state)
 
     @property
     def has_keys(self) -> bool:
@@ -366,18 +371,18 @@ def load_index(
 ) -> Index:
     """Open the index folder at `path`, a path or a URL, without checking its shards."""
     location = parse_location(path)
-    beside: Root
+    default_root: Root
     if isinstance(location, Location):
         folder, temporary = download_index(location, cache)
-        where, beside = str(location), location.parent
+        where, default_root = str(location), location.parent
     else:
         folder, temporary = Path(os.path.abspath(location)), None
-        where, beside = str(folder), str(folder.parent)
-        refuse_unfinished(beside, folder.name)
+        where, default_root = str(folder), str(folder.parent)
+        refuse_unfinished(default_root, folder.name)
     if root is not None:
-        beside = root if isinstance(root, Location) else parse_location(root)
+        default_root = root if isinstance(root, Location) else parse_location(root)
     try:
-        index = _load_arrays(folder, where, beside, cache)
+        index = _open_arrays(folder, where, default_root, cache)
     except IndexFormatError as error:
         if temporary is not None:
             error.path = where  # the copy is temporary
@@ -387,7 +392,7 @@ def load_index(
     return index
 
 
-def _load_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
+def _open_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
     """Open the arrays of the manifest; retry if a build replaces the index meanwhile."""
     manifest, previous = read_manifest(folder, where), None
     while manifest != previous:
@@ -410,7 +415,7 @@ def check_index(index: Index) -> None:
         )
 
 
-def _reopen(
+def _unpickle(
     path: str,
     root: str | Location,
     fingerprint: str,

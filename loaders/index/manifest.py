@@ -61,7 +61,7 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
     if version != VERSION:
         raise error(f"index version {version}, and this library reads version {VERSION}")
     checksum = manifest.pop("checksum", None)
-    found = digest_of(manifest)
+    found = json_digest(manifest)
     if checksum != found:
         problem = f"damaged index: the checksum of {MANIFEST} does not match"
         raise error(problem, expected=checksum, found=found)
@@ -111,7 +111,7 @@ def _build_command(shards: Path | str, out: Path | Location) -> str:
     return shlex.join(["twinfeed", "index", str(shards), "--out", str(out)])
 
 
-def digest_of(data: object) -> str:
+def json_digest(data: object) -> str:
     """Return the SHA-256 of `data` as canonical JSON."""
     text = json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()

@@ -10,7 +10,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import LoaderError, StaleIndexError, UnsafeContentError
 from twinfeed.loaders.index.index import Index, load_index
-from twinfeed.loaders.index.paths import check_files, check_shards, inside, join
+from twinfeed.loaders.index.paths import check_files, check_relative, check_shards, join
 from twinfeed.loaders.storage.disk_cache import DiskCache, cache_of_environment
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.retries import RefusedError
@@ -70,8 +70,8 @@ def open_index(
     if not isinstance(cache, DiskCache | None):
         raise TypeError(f"cache must be a DiskCache, got {cache!r}")
     index = open_without_checks(path, root, cache)
-    if isinstance(index.shards_at, Location):
-        store_of(index.shards_at).forget()
+    if isinstance(index.shards_root, Location):
+        store_of(index.shards_root).forget()
     if digest is not None and index.digest != digest:
         raise StaleIndexError(
             "this is another index",
@@ -107,27 +107,27 @@ def find_shards(index: Index) -> None:
     Raises:
         UnsafeContentError: the URL is not allowed, since an index may be from an untrusted source.
     """
-    beside, location = index.shards_at, index.built_at
-    if location is None or location == beside or _is_beside(index):
+    default_root, location = index.shards_root, index.built_root
+    if location is None or location == default_root or _shards_lie_beside(index):
         return
-    same_host = isinstance(beside, Location) and location.shares_host(beside)
+    same_host = isinstance(default_root, Location) and location.shares_host(default_root)
     if not same_host and not allowed(location):
         raise UnsafeContentError(
             "the shards of this index lie elsewhere, at a URL that an index may not choose",
             path=index.where,
-            expected=f"shards beside the index, below {beside}",
+            expected=f"shards beside the index, below {default_root}",
             found=f"shards at {location}",
             advice=f"if you trust this URL, open the index with root={str(location)!r} (in a "
             f"terminal --root {shlex.quote(str(location))}), or set {ROOTS} to it",
         )
-    index.shards_at = location
+    index.shards_root = location
 
 
-def _is_beside(index: Index) -> bool:
+def _shards_lie_beside(index: Index) -> bool:
     """Whether the first shard, or the first file, lies beside the index."""
     paths = "files" if index.container == "files" else "shardpaths"
     with suppress(RefusedError, UnsafeContentError):  # a store may refuse the request
-        return is_there(index.shards_at, index._strings(paths, checked=False)[0])
+        return is_there(index.shards_root, index._strings(paths, checked=False)[0])
     return False
 
 
@@ -135,7 +135,7 @@ def is_there(root: Root, name: str, /) -> bool:
     """Whether a shard or a file exists below a root."""
     if isinstance(root, str):
         return os.path.exists(join(root, name))
-    return store_of(root).exists(inside(name, key=True))
+    return store_of(root).exists(check_relative(name, key=True))
 
 
 def _stat_shards(index: Index) -> None:
@@ -151,9 +151,9 @@ def _stat_shards(index: Index) -> None:
         names = [paths[number] for number in chosen.tolist()]
         if not loose:
             sizes = index._arrays["shards"]["bytes"][chosen].tolist()
-            check_shards(index.shards_at, names, sizes)
-        elif isinstance(index.shards_at, str):
-            check_files(index.shards_at, names)
+            check_shards(index.shards_root, names, sizes)
+        elif isinstance(index.shards_root, str):
+            check_files(index.shards_root, names)
     except (LoaderError, OSError):
         _ = index.shards, index.shard_paths, index.files  # raises if the index is damaged
         raise

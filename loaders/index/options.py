@@ -133,7 +133,7 @@ class IndexOptions(Reading):
     broken: int = 0
 
 
-def reading_of(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
+def parse_reading(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
     """Return the reading options; raise TypeError for one that `function` does not have."""
     known = ReadingOptions.__annotations__
     for name in options:

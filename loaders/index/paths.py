@@ -16,7 +16,7 @@ from twinfeed.loaders.errors import (
     UnsafeContentError,
     printable,
 )
-from twinfeed.loaders.formats.files import Places
+from twinfeed.loaders.formats.files import PathResolver
 from twinfeed.loaders.storage.url import Location, Root, is_url, masked
 
 _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # a Path has lost the second slash
@@ -45,7 +45,7 @@ def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, 
         )
 
 
-def to_write(path: str | os.PathLike[str]) -> Path:
+def output_path(path: str | os.PathLike[str]) -> Path:
     """Return the full path of a file or folder to write; raise ValueError for a URL."""
     text = os.fspath(path)
     if is_url(text) or _URL.match(text):
@@ -54,7 +54,7 @@ def to_write(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(text))
 
 
-def inside(path: str, *, key: bool = False) -> str:
+def check_relative(path: str, *, key: bool = False) -> str:
     """Return `path` if it is relative and stays below its root; raise UnsafeContentError if not.
 
     The key of an object may start like a scheme.
@@ -77,13 +77,13 @@ def join(root: Location, path: str) -> Location: ...
 def join(root: Root, path: str) -> Root:
     """Join a root and a path, which must stay below the root."""
     if isinstance(root, Location):
-        return root / inside(path, key=True)
-    return posixpath.join(root, inside(path))
+        return root / check_relative(path, key=True)
+    return posixpath.join(root, check_relative(path))
 
 
-def below(folder: str, path: str) -> str:
+def resolve_below(folder: str, path: str) -> str:
     """Return the real path of a file; raise UnsafeContentError if the path leaves `folder`."""
-    return Places(folder).find(inside(path))
+    return PathResolver(folder).resolve(check_relative(path))
 
 
 def relative_to(root: Root, path: Root) -> str:
@@ -92,11 +92,11 @@ def relative_to(root: Root, path: Root) -> str:
         both = isinstance(root, Location) and isinstance(path, Location)
         below_root = path.below(root) if both else None  # type: ignore[union-attr, arg-type]
         if below_root is not None:
-            return inside(below_root, key=True)
+            return check_relative(below_root, key=True)
     else:
         relative = os.path.relpath(path, root).replace(os.sep, "/")
         if not relative.startswith("../"):
-            return inside(relative)
+            return check_relative(relative)
     raise ValueError(
         f"shards must lie below the root {root}, not at {path}: "
         "give root= a folder that holds them all (--root in a terminal)"
@@ -106,7 +106,7 @@ def relative_to(root: Root, path: Root) -> str:
 def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
     """Compare the size of every local shard with its size in the index."""
     for name in names:
-        inside(name, key=isinstance(root, Location))
+        check_relative(name, key=isinstance(root, Location))
     if isinstance(root, Location):
         return
     missing = []
@@ -117,25 +117,26 @@ def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None
             missing.append(name)
             continue
         if found != expected:
-            raise stale_file(join(root, name), expected, found)
+            raise stale_file_error(join(root, name), expected, found)
     if missing:
-        raise _missing(root, f"{len(missing)} of {len(names)} shards are missing here", missing)
+        problem = f"{len(missing)} of {len(names)} shards are missing here"
+        raise _missing_error(root, problem, missing)
 
 
 def check_files(root: str, names: Sequence[str]) -> None:
     """Raise FileNotFoundError if none of these files lies below the root."""
     if not any(os.path.lexists(join(root, name)) for name in names):
-        raise _missing(root, "the files of this index are missing here", names)
+        raise _missing_error(root, "the files of this index are missing here", names)
 
 
-def _missing(root: str, problem: str, names: Sequence[str]) -> FileNotFoundError:
+def _missing_error(root: str, problem: str, names: Sequence[str]) -> FileNotFoundError:
     """Return the error of files that are not below the root."""
     shown = printable(", ".join(names[:5]))
     advice = "restore them, or give root= the folder that holds them (--root in a terminal)"
     return FileNotFoundError(errno.ENOENT, f"{problem}: {shown}; {advice}", root)
 
 
-def stale_file(path: str, expected: int | str, found: int | str) -> StaleIndexError:
+def stale_file_error(path: str, expected: int | str, found: int | str) -> StaleIndexError:
     """Return the error of a file whose size (or tag) differs from the index."""
     return StaleIndexError(
         "the file has changed since it was indexed",

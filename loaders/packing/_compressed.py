@@ -19,13 +19,13 @@ from twinfeed.loaders.building.labels import (
     FromJson,
     RecordLabel,
     key_of,
-    label_clash,
+    label_field_error,
     label_of,
     label_source_text,
     missing_error,
 )
 from twinfeed.loaders.building.shards import expand
-from twinfeed.loaders.building.sources import PathLike, head_of, local
+from twinfeed.loaders.building.sources import PathLike, local, read_head
 from twinfeed.loaders.errors import (
     DataCorruptionError,
     ShardWarning,
@@ -113,7 +113,7 @@ def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, An
 
 def _decompressed(path: str, name: str, out: Path) -> str:
     """Return the path of the plain shard: `out`, or the shard itself if it is not compressed."""
-    kind = compression(head_of(path))
+    kind = compression(read_head(path))
     if kind is None:
         return path
     decompressor = COMPRESSED[kind].decompressor
@@ -165,7 +165,7 @@ def _broken(
 
 
 def _scan(path: str, reading: Reading) -> Iterator[Record]:
-    if is_tar(head_of(path)):
+    if is_tar(read_head(path)):
         replace(reading, container="tar")  # refuses what is for TFRecords alone
         return tar.scan(path)
     return tfrecord.scan(path, example=reading.example)
@@ -189,7 +189,7 @@ def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, An
         if isinstance(whole, FromJson) and not whole.key:
             sample.pop(whole.field, None)  # the label itself, under another name
         if "label" in sample:
-            raise label_clash(path)
+            raise label_field_error(path)
         sample["label"] = label_of(label, record, path)
         if sample["label"] is None:
             raise missing_error(f"a label: {label_source_text(label)}", record, path, _LABEL)

@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from twinfeed.loaders.building.image_folder import empty_classes, list_images, no_images
+from twinfeed.loaders.building.image_folder import empty_class_folders, list_images, no_images_error
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.files import Entry
-from twinfeed.loaders.formats.sniff import HEAD, IMAGE_EXTENSIONS, disguise, image_extension
+from twinfeed.loaders.formats.sniff import HEAD, IMAGE_EXTENSIONS, identify, image_extension
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import below
+from twinfeed.loaders.index.paths import resolve_below
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Int64s
@@ -91,7 +91,7 @@ class LooseFiles:
         extensions = {field: _extension(path) for field, path in entry.paths.items()}
         sample: dict[str, Any] = {"__key__": self._keys[number], "__ext__": extensions}
         for field, path in entry.paths.items():
-            sample[field] = read_file(below(str(self.root), path), LIMITS.record_bytes)
+            sample[field] = read_file(resolve_below(str(self.root), path), LIMITS.record_bytes)
             if extensions[field] in IMAGE_EXTENSIONS:
                 _check_image(sample[field], path, entry.key)
         if self.classes:
@@ -126,7 +126,7 @@ class ImageFolder(LooseFiles):
         extensions = tuple(extensions)
         entries = list_images(root, extensions=extensions)
         if not entries:
-            raise no_images(root, extensions)
+            raise no_images_error(root, extensions)
         super().__init__(root, entries)
         outside = [entry.paths["image"] for entry in entries if entry.label is None]
         if self.classes and outside:
@@ -134,7 +134,7 @@ class ImageFolder(LooseFiles):
                 f"images lie outside any class folder ({len(outside)}: {', '.join(outside[:5])})",
                 advice="move them into one, or remove them",
             )
-        empty = empty_classes(root, entries)
+        empty = empty_class_folders(root, entries)
         if empty is not None:
             raise FileNotFoundError(
                 f"{empty}: put images in ({', '.join(extensions)}), or move the folders elsewhere"
@@ -191,7 +191,7 @@ def _extension(path: str) -> str:
 
 def _check_image(data: bytes, path: str, key: str) -> None:
     """Refuse a file that is empty, or whose first bytes do not fit the extension of an image."""
-    found = disguise(data[:HEAD]) if data else ("an empty file", "")
+    found = identify(data[:HEAD]) if data else ("an empty file", "")
     if image_extension(data[:HEAD]) or found is None or re.match(rb"P[1-7]\s", data):
         return
     raise DataCorruptionError(

@@ -19,7 +19,7 @@ from twinfeed.loaders.building.labels import FromJson, LabelSource
 from twinfeed.loaders.errors import ShardWarning
 from twinfeed.loaders.index import Index, open_index
 from twinfeed.loaders.index.options import Missing
-from twinfeed.loaders.index.paths import to_write
+from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
 from twinfeed.loaders.packing._compressed import CompressedShards, Shards, samples_of
@@ -126,7 +126,7 @@ def pack(
     if split is not None:
         check_split(split, seed)
     records = _open_source(source)
-    folder = to_write(out)
+    folder = output_path(out)
     with staging(folder) as work, naming_full_disk(folder):
         source = samples_of(records, work) if isinstance(records, CompressedShards) else records
         check_free(folder, split or {"data": 1}, overwrite)

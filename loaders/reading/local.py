@@ -14,10 +14,10 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import IndexFormatError, LoaderError
-from twinfeed.loaders.formats.files import Places
+from twinfeed.loaders.formats.files import PathResolver
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.index.paths import below, join, stale_file
+from twinfeed.loaders.index.paths import join, resolve_below, stale_file_error
 from twinfeed.loaders.reading.checked import WrongBytes, cut_rows
 from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
 from twinfeed.loaders.reading.prefetch.read_plan import (
@@ -54,7 +54,7 @@ class LocalFiles:
         limit = max_open_files or default_limit()
         self.handles = Handles(partial(open_shard, index), limit)
         self._most_at_once = max(1, limit // 4)
-        self.places = Places(index.root) if index.container == "files" else None
+        self.paths = PathResolver(index.root) if index.container == "files" else None
         self.advice = Advice()
 
     def close(self) -> None:
@@ -64,7 +64,7 @@ class LocalFiles:
 
     def read(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row. Small neighbours are read in one piece."""
-        if self.places is not None:
+        if self.paths is not None:
             return self._whole(rows)
         files = rows["file"].tolist()
         numbers = dict.fromkeys(files)
@@ -107,10 +107,10 @@ class LocalFiles:
 
     def _handle(self, file: int, length: int) -> Handle:
         """Return an open file. A loose file must be as long as when it was indexed."""
-        if self.places is None:
+        if self.paths is None:
             return self.handles.get([file])[file]
         path_of(self.index, self.index.files, file)
-        return Handle(open_unchanged(self.places.find(self.index.files[file]), length))
+        return Handle(open_unchanged(self.paths.resolve(self.index.files[file]), length))
 
     def apply(self, plan: ReadPlan, event: Fetch | Release, /) -> None:
         """Advise the kernel of the ranges of an event, or disable a probing plan that nothing would
@@ -186,7 +186,7 @@ class Advice:
 def open_shard(index: Index, number: int) -> int:
     """Return the descriptor of a shard, which must have the size it was indexed with."""
     path = path_of(index, index.shard_paths, number)
-    below(index.root, index.shard_paths[number])
+    resolve_below(index.root, index.shard_paths[number])
     return open_unchanged(path, int(index.shards["bytes"][number]))
 
 
@@ -219,7 +219,7 @@ def open_unchanged(path: str, length: int) -> int:
     size = os.fstat(fd).st_size
     if size != length:
         os.close(fd)
-        raise stale_file(path, length, size)
+        raise stale_file_error(path, length, size)
     return fd
 
 

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 import numpy as np
 
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.paths import inside, stale_file
+from twinfeed.loaders.index.paths import check_relative, stale_file_error
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
@@ -33,8 +33,8 @@ class RemoteFiles:
 
     def __init__(self, index: Index, checksums: bool) -> None:
         self.index, self.checksums = index, checksums
-        assert isinstance(index.shards_at, Location)
-        self.store = store_of(index.shards_at)
+        assert isinstance(index.shards_root, Location)
+        self.store = store_of(index.shards_root)
         cache = index.cache
         self.cache = None if cache is None else ChunkCache(index, cache, self._sizes, self._fetch)
         self.buffer = RangeBuffer(self.cache.read if self.cache else self._fetch, gap_of(index))
@@ -80,7 +80,7 @@ class RemoteFiles:
     def _info_of(self, number: int) -> tuple[str, ObjectInfo]:
         """Return the path of a file below the root, and its size and ETag in the index."""
         tag = None if self.index.container == "files" else self.index.tag(number)
-        path = inside(self.index.files[number], key=True)
+        path = check_relative(self.index.files[number], key=True)
         return path, ObjectInfo(int(self._sizes[number]), tag)
 
     @cached_property
@@ -110,7 +110,7 @@ class RemoteFiles:
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
             tag = None if expected.tag is None else found.tag
             answered = describe(ObjectInfo(found.bytes, tag))
-            raise stale_file(self.store.url(path), describe(expected), answered)
+            raise stale_file_error(self.store.url(path), describe(expected), answered)
 
     def _look_at(self, rows: Rows) -> None:
         """Compare the size and ETag of the rows' files, if responses with ranges lack them."""

@@ -25,8 +25,8 @@ from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import MANIFEST, file_digest
 from twinfeed.loaders.index.open import find_shards, is_there
-from twinfeed.loaders.index.options import ReadingOptions, reading_of
-from twinfeed.loaders.index.paths import check_shards, join, stale_file, to_write
+from twinfeed.loaders.index.options import ReadingOptions, parse_reading
+from twinfeed.loaders.index.paths import check_shards, join, output_path, stale_file_error
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Int64s
@@ -126,9 +126,9 @@ def verify(
     >>> print(verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]))
     2 records in 1 shard: all is well
     """
-    reading = reading_of(verify, options)
+    reading = parse_reading(verify, options)
     if bad_list is not None:
-        bad_list = to_write(bad_list)
+        bad_list = output_path(bad_list)
     if isinstance(source, (str, os.PathLike)) and (
         Path(source, MANIFEST).exists() or is_index_path(source)
     ):
@@ -175,7 +175,7 @@ def _check_root(index: Index) -> None:
     """Raise FileNotFoundError if no shard is there. The error may name a better root."""
     names = index.shard_paths.tolist()
     try:
-        if index.container == "files" or any(is_there(index.shards_at, name) for name in names):
+        if index.container == "files" or any(is_there(index.shards_root, name) for name in names):
             return
     except LoaderError:  # the report has it
         return
@@ -214,7 +214,7 @@ class _Scan:
         try:
             with local(join(plan.root, job.shard)) as (path, _):
                 if size is not None and os.stat(path).st_size != size:
-                    raise stale_file(path, size, os.stat(path).st_size)
+                    raise stale_file_error(path, size, os.stat(path).st_size)
                 if plan.options.digest:
                     self.sha256 = file_digest(Path(path))
                 for record in plan.scan(job, path, self.on_bad):
@@ -285,7 +285,7 @@ def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[Ba
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":
         return [_entry(name, n, error) for n, error in _unreadable(reader, start, stop)]
-    plan = BuildPlan(index.shards_at, index.options)
+    plan = BuildPlan(index.shards_root, index.options)
     scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.lost:
         return scan.bad

@@ -28,8 +28,8 @@ from support.inside import (
     MANIFEST,
     VERSION,
     TarWriter,
-    digest_of,
     file_digest,
+    json_digest,
     masked_crc32c,
 )
 from support.shards import write_tfrecord
@@ -298,7 +298,7 @@ def rewrite(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
     manifest = json.loads(file.read_text())
     del manifest["checksum"]
     change(manifest)
-    file.write_text(json.dumps(manifest | {"checksum": digest_of(manifest)}))
+    file.write_text(json.dumps(manifest | {"checksum": json_digest(manifest)}))
 
 
 def with_array(folder: Path, name: str, array: np.ndarray[Any, Any]) -> None:

@@ -39,9 +39,9 @@ from twinfeed.loaders.formats.sniff import COMPRESSED, IMAGES
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index import arrays, manifest, paths, remote_index
-from twinfeed.loaders.index.arrays import StringColumn, row_type, unsigned
+from twinfeed.loaders.index.arrays import StringColumn, integer_type, row_type
 from twinfeed.loaders.index.index import SHARD
-from twinfeed.loaders.index.manifest import MANIFEST, VERSION, digest_of, file_digest
+from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json_digest
 from twinfeed.loaders.index.options import IndexOptions, Reading, ReadingOptions
 from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.making.batcher import Batcher

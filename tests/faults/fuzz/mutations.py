@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from support.inside import MANIFEST, digest_of
+from support.inside import MANIFEST, json_digest
 
 from twinfeed.loaders import Index, Reader, build_index, pack
 
@@ -109,7 +109,7 @@ def change_index(folder: Path, draw: random.Random, arrays: str = "*") -> None:
         change(manifest, draw)
     if isinstance(manifest, dict):
         manifest.pop("checksum", None)
-        manifest["checksum"] = digest_of(manifest)
+        manifest["checksum"] = json_digest(manifest)
     text = json.dumps(manifest).encode()
     (folder / MANIFEST).write_bytes(mutated(text, draw) if draw.random() < 0.1 else text)
 

@@ -383,7 +383,7 @@ def test_the_error_of_one_shard_is_told_while_others_are_still_scanned(
             time.sleep(0.01)
         return True
 
-    monkeypatch.setattr(build, "_is_small", finish)
+    monkeypatch.setattr(build, "_is_small_part", finish)
     shards = [write_tar(tmp_path / f"{n}.tar", [("a", {"txt": b"."})]) for n in range(2)]
     with ThreadPoolExecutor(2) as executor, pytest.raises(DecodeError, match="no label"):
         build_index(shards, tmp_path / "x.index", label=label, executor=executor)

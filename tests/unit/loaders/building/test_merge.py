@@ -135,9 +135,9 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
 
 
 def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
-    from support.inside import unsigned
+    from support.inside import integer_type
 
-    assert [unsigned(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
+    assert [integer_type(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
 
 
 labels = st.one_of(
@@ -159,7 +159,7 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
         with _writer.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
             digest = _classes.write_class_order(store, values, ())
             written = {
-                name: store.finished(f"classorder-{name}").tolist()
+                name: store.finish_array(f"classorder-{name}").tolist()
                 for name in ("records", "starts", "sizes")
             }
     assert digest == expected.digest

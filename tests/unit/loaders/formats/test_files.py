@@ -23,7 +23,7 @@ def test_scan_reads_what_the_entries_name(tmp_path: Path) -> None:
     tree(tmp_path, "1.jpg", "1.xml")
     [record] = scan(tmp_path, [Entry("1", {"image": "1.jpg", "boxes": "1.xml"}, "cat")])
     assert record.paths == ("1.jpg", "1.xml")
-    assert {n: (p.path_no, p.offset, p.length, p.data) for n, p in record.fields.items()} == {
+    assert {n: (p.file_number, p.offset, p.length, p.data) for n, p in record.fields.items()} == {
         "image": (0, 0, 5, b"1.jpg"),
         "boxes": (1, 0, 5, b"1.xml"),
     }

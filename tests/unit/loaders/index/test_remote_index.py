@@ -21,7 +21,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 from support.batches import expected
-from support.inside import Limits, digest_of, main, remote_index
+from support.inside import Limits, json_digest, main, remote_index
 from support.servers import RangeServer
 from support.shards import tars, tfrecords
 
@@ -260,7 +260,7 @@ def test_a_hostile_manifest_writes_nothing_elsewhere(
     elif damage == "bytes":
         monkeypatch.setattr(remote_index, "LIMITS", Limits(download_bytes=1000))
     del manifest["checksum"]
-    manifest["checksum"] = digest_of(manifest) if damage != "json" else "x"
+    manifest["checksum"] = json_digest(manifest) if damage != "json" else "x"
     (index.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises((IndexFormatError, LoaderError)) as caught:
         open_index(f"{server.url}/x.index", cache=DiskCache(tmp_path / "cache", bytes=10**6))

@@ -24,8 +24,8 @@ from support.inside import (
     StringColumn,
     atomic,
     build,
-    digest_of,
     file_digest,
+    json_digest,
     mark_deletable,
 )
 from support.shards import numbered, tree
@@ -137,7 +137,7 @@ def name_shard(index: Path, name: str) -> None:
         np.save(file, values)
         facts = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
         manifest["arrays"][array] |= facts | {"shape": list(values.shape)}
-    (index / MANIFEST).write_text(json.dumps(manifest | {"checksum": digest_of(manifest)}))
+    (index / MANIFEST).write_text(json.dumps(manifest | {"checksum": json_digest(manifest)}))
 
 
 def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) -> None:

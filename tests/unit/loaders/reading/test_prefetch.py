@@ -110,7 +110,7 @@ def traced(
     feed = Feed(index, STREAMS[name](index), fields=["x"], **options)
     assert feed.spec  # a sample was tried, and fills a cache
     shutil.rmtree(cache.path, ignore_errors=True)
-    store = store_of(far.shards_at)
+    store = store_of(far.shards_root)
     read, names = store.read, index.shard_paths.tolist()
 
     def made() -> NumpyLoader:

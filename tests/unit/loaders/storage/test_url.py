@@ -19,7 +19,7 @@ from support.inside import (
     Location,
     _http_connections,
     allowed,
-    digest_of,
+    json_digest,
     main,
     open_store,
     quoted,
@@ -266,7 +266,7 @@ def forge(index: Index, *, root: str | None = None, shard_name: str | None = Non
                 "sha256": hashlib.sha256(data).hexdigest(),
             }
     del manifest["checksum"]
-    manifest["checksum"] = digest_of(manifest)
+    manifest["checksum"] = json_digest(manifest)
     file.write_text(json.dumps(manifest))
     return index.path
 
@@ -602,7 +602,7 @@ def test_a_damaged_index_at_a_url_advises_nothing_that_is_gone(
     damaged: Any = json.loads(whole)
     damaged["options"]["label"] = damaged["records"] = "x"
     del damaged["checksum"]
-    damaged["checksum"] = digest_of(damaged)
+    damaged["checksum"] = json_digest(damaged)
     file.write_text(json.dumps(damaged))
     with pytest.raises(LoaderError) as caught:
         open_index(f"{server.url}/x.index")

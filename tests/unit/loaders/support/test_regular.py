@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.formats import no_hang
-from support.inside import Entry, digest_of, main, read_bad_records
+from support.inside import Entry, json_digest, main, read_bad_records
 from support.shards import made_parts, merged, tfrecords
 
 from twinfeed.loaders import (
@@ -66,7 +66,7 @@ def array_of(bytes_: int | None) -> Callable[[Path], Case]:
             del told["checksum"]
             size = path.stat().st_size if bytes_ is None else bytes_
             told["arrays"]["shards"]["bytes"] = size
-            file.write_text(json.dumps(told | {"checksum": digest_of(told)}))
+            file.write_text(json.dumps(told | {"checksum": json_digest(told)}))
             open_index(index.path)
 
         return path, use

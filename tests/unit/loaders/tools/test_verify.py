@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.formats import archive, member
-from support.inside import MANIFEST, crc32c, digest_of, file_digest, tfrecord
+from support.inside import MANIFEST, crc32c, file_digest, json_digest, tfrecord
 from support.shards import flip, tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import (
@@ -189,7 +189,7 @@ def test_the_digest_of_an_index_leads_to_every_byte(tmp_path: Path) -> None:
     manifest = json.loads((index.path / MANIFEST).read_text())
     del manifest["checksum"]
     manifest["arrays"]["shardsums"]["sha256"] = file_digest(file)
-    (index.path / MANIFEST).write_text(json.dumps(manifest | {"checksum": digest_of(manifest)}))
+    (index.path / MANIFEST).write_text(json.dumps(manifest | {"checksum": json_digest(manifest)}))
     assert verify(open_index(index.path)).ok  # all of it was forged
     with pytest.raises(StaleIndexError, match="this is another index"):
         open_index(index.path, digest=digest)
