@@ -108,20 +108,20 @@ class ClassOrder:
         records = validate.counted(len(self.records), "record")
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
-    def record_ids(self, number: Int64s, member: Int64s) -> Int64s:
-        """Return the ids of records `member` (0 … size - 1) of classes `number`, broadcast."""
+    def record_ids(self, class_number: Int64s, member: Int64s) -> Int64s:
+        """Return the ids of records `member` (0 … size - 1) of classes, broadcast."""
         starts, records = np.asarray(self.starts), np.asarray(self.records)
-        ids: Int64s = records[starts[number] + member].astype(np.int64)
+        ids: Int64s = records[starts[class_number] + member].astype(np.int64)
         return ids
 
     def class_record_pairs(self) -> tuple[Int64s, Int64s]:
         """Return the class number and the id of each record, class after class."""
-        number, member = owners_of(self.sizes)
-        return number, self.record_ids(number, member)
+        class_number, member = owners_of(self.sizes)
+        return class_number, self.record_ids(class_number, member)
 
     def num_at_least(self, size: int) -> int:
         """Return the number of classes with at least `size` records."""
-        return bisect_right(range(len(self)), -size, key=lambda number: -int(self.sizes[number]))
+        return bisect_right(range(len(self)), -size, key=lambda i: -int(self.sizes[i]))
 
     def largest(self, count: int) -> ClassOrder:
         """Return the class order of the `count` largest classes."""
@@ -132,8 +132,8 @@ class ClassOrder:
     def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records alone, with the digest of all labels."""
         class_of = np.empty(len(self.records), np.int64)
-        number, record = self.class_record_pairs()
-        class_of[record] = number
+        class_number, record = self.class_record_pairs()
+        class_of[record] = class_number
         part = ClassOrder(class_of[records])
         return self._unchecked(self.digest, records[part.records], part.starts, part.sizes)
 
@@ -149,12 +149,12 @@ def super_class_order(
         raise ValueError(
             f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
         )
-    number, record = order.class_record_pairs()
+    class_number, record = order.class_record_pairs()
     first = order.records[order.starts]
     parent_of: Int64s = parents[first]
-    differing = np.flatnonzero(parents[record] != parent_of[number])
+    differing = np.flatnonzero(parents[record] != parent_of[class_number])
     if differing.size:
-        record_1, record_2 = first[number[differing[0]]], record[differing[0]]
+        record_1, record_2 = first[class_number[differing[0]]], record[differing[0]]
         raise ValueError(
             f"super_labels must agree within a class: records {record_1} and {record_2} have one "
             f"label and two super-labels"

@@ -31,22 +31,17 @@ class Cursor:
     (1, 0)
     """
 
+    #: Epoch of the next batch.
+    epoch: int
+    #: Step of the next batch, in `[0, len(stream))`.
+    step: int
+
     def __init__(self, stream: Epochs, /) -> None:
         self._stream = stream
-        self._epoch = self._step = 0
+        self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
         self._pass_counts = (0, 0)  # an epoch, and how many passes in a row started with it
-
-    @property
-    def epoch(self) -> int:
-        """Epoch of the next batch."""
-        return self._epoch
-
-    @property
-    def step(self) -> int:
-        """Step of the next batch, in `[0, len(stream))`."""
-        return self._step
 
     def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
         """Start a pass, and return its first (epoch, step): normally the cursor's position.
@@ -55,9 +50,9 @@ class Cursor:
         first pass after `load_state_dict` starts at the loaded step.
         """
         if not self._resuming and (from_start or self._stream.evaluation):
-            self._step = 0
+            self.step = 0
         self._resuming = False
-        return self._epoch, self._step
+        return self.epoch, self.step
 
     def count_pass(self, epoch: int, advice: str) -> None:
         """Count a pass that starts an epoch; warn at the third in a row of one training epoch."""
@@ -80,25 +75,25 @@ class Cursor:
         """
         if self._loaded is not None:
             epoch, step = self._loaded
-            if step and epoch != self._epoch and not self._stream.evaluation:
+            if step and epoch != self.epoch and not self._stream.evaluation:
                 warnings.warn(
                     f"the rest of epoch {epoch} does not come: a state of its step {step} was "
-                    f"loaded, and then epoch {self._epoch} was named. To train the rest, name "
+                    f"loaded, and then epoch {self.epoch} was named. To train the rest, name "
                     f"epoch {epoch} or none (Lightning: save by ModelCheckpoint while fit runs)",
                     stacklevel=2,
                 )
             self._loaded = None
-        self._epoch, self._step = normalise(self._stream, self._epoch, self._step + 1)
-        return self._step == 0
+        self.epoch, self.step = normalise(self._stream, self.epoch, self.step + 1)
+        return self.step == 0
 
     def end(self) -> None:
         """End the pass, for whatever reason: an evaluation goes back to step 0 of its epoch."""
         if self._stream.evaluation:
-            self._step = 0
+            self.step = 0
 
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position before this step; `len(stream)` is the end of the epoch."""
-        self._epoch, self._step = checked_position(self._stream, epoch, step)
+        self.epoch, self.step = checked_position(self._stream, epoch, step)
         self._loaded, self._resuming, self._pass_counts = None, False, (0, 0)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
@@ -110,12 +105,12 @@ class Cursor:
         limit = self._stream.max_epochs
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         loaded = self._loaded
-        self._epoch, self._step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
+        self.epoch, self.step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
         self._pass_counts = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and of which stream it is: a small dict that JSON can hold."""
-        return self._stream.state_at(self._epoch, self._step)
+        return self._stream.state_at(self.epoch, self.step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the position that a state has; the state may be of any rank and world size.
@@ -124,7 +119,7 @@ class Cursor:
             StateMismatchError: a state of another stream.
         """
         self._loaded = self._stream.position_of(state)
-        self._epoch, self._step = self._loaded
+        self.epoch, self.step = self._loaded
         self._resuming, self._pass_counts = True, (0, 0)
 
 

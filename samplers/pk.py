@@ -199,18 +199,19 @@ class PKBatchSampler(BatchStream):
     def _num_kept(self, order: ClassOrder) -> int:
         """Apply `min_class_size` and `small`: return how many of the largest classes are kept."""
         k = self._shape.largest_k
-        kept, large = order.num_at_least(self._min_size), order.num_at_least(k)
+        num_kept = order.num_at_least(self._min_size)
+        num_large = order.num_at_least(k)
         if self._small == "drop":
-            return min(kept, large)
-        if self._small == "raise" and kept > large:
-            once = self._coverage == "once" or self._several_labels
-            repeat = "" if once else "small='repeat' to use their records again, "
+            return min(num_kept, num_large)
+        if self._small == "raise" and num_kept > num_large:
+            never_twice = self._coverage == "once" or self._several_labels
+            repeat = "" if never_twice else "small='repeat' to use their records again, "
             raise ValueError(
-                f"{kept - large} of {kept} classes have fewer than k={k} "
-                f"records (the smallest has {order.sizes[kept - 1]}): pass {repeat}"
+                f"{num_kept - num_large} of {num_kept} classes have fewer than k={k} "
+                f"records (the smallest has {order.sizes[num_kept - 1]}): pass {repeat}"
                 f"small='drop' or min_class_size={k} to leave them out"
             )
-        return kept
+        return num_kept
 
     def _check_p(self, fewest: int) -> None:
         """Raise ValueError if P is above `fewest`, the classes of the smallest super-class."""

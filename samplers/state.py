@@ -95,7 +95,10 @@ def json_value(parameter: Any, *, hashed: bool = True) -> Any:
 
 
 def digest(values: Counts) -> str:
-    """Return a hash of an array's values, whatever its type, its byte order or the machine."""
+    """Return a hash of an array's values, whatever its type, its byte order or the machine.
+
+    Strings are hashed as their lengths, then all characters.
+    """
     content = hashlib.blake2b(digest_size=16)
     text = b""
     numbers: Counts = values

@@ -76,9 +76,10 @@ class SubsetSampler(InnerSampler):
         return f"SubsetSampler({of}, {self._order!r})"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the records from the first to the last of the inner sampler's range of the table.
+        """Return the range of records around each record.
 
-        Where less than half of these records are in the table, a range is the record alone.
+        The inner sampler has a range of the table. Its records are the range, from the first to the
+        last. Where less than half of these are in the table, a range is the record alone.
         """
         single, single_stop = super().spans(records)
         if not self.traits.reads_blocks:
@@ -157,14 +158,15 @@ def split(
         identities = _identities_of_groups(groups, len(identities))
     hashes = random_words(root_key(seed, "split"), identities) >> np.uint64(11)
     if by is None:
-        chosen = hashes < np.uint64(threshold)
+        in_validation = hashes < np.uint64(threshold)
     else:
         order = by if isinstance(by, ClassOrder) else ClassOrder(by)
-        chosen = _stratified(order, hashes, threshold, root_key(seed, "split by"))
-    if groups is not None and 0 < fraction < 1 and len(chosen) and chosen.all() == chosen.any():
+        in_validation = _stratified(order, hashes, threshold, root_key(seed, "split by"))
+    one_side = len(in_validation) and in_validation.all() == in_validation.any()
+    if groups is not None and 0 < fraction < 1 and one_side:
         number = validate.counted(len(np.unique(identities)), "group")
         raise ValueError(f"all of {number} fell on one side: take another seed= or fraction=")
-    return np.flatnonzero(~chosen), np.flatnonzero(chosen)
+    return np.flatnonzero(~in_validation), np.flatnonzero(in_validation)
 
 
 def _stratified(order: ClassOrder, hashes: UInt64s, threshold: int, key: int) -> NDArray[np.bool_]:
@@ -183,9 +185,9 @@ def _stratified(order: ClassOrder, hashes: UInt64s, threshold: int, key: int) ->
     number, rank = owners_of(order.sizes)
     # Within each class, the records in the order of their hashes.
     records = records[np.lexsort((hashes[records], number))]
-    chosen = np.zeros(len(hashes), np.bool_)
-    chosen[records[rank < counts[number]]] = True
-    return chosen
+    in_validation = np.zeros(len(hashes), np.bool_)
+    in_validation[records[rank < counts[number]]] = True
+    return in_validation
 
 
 def _check_count(name: str, count: int, records: int) -> None:

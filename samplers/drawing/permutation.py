@@ -180,16 +180,21 @@ def _cycle_walk(
     return x
 
 
+def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
+    """Return the halves `x % a` and `x // a` of numbers below n, and the sizes of both halves."""
+    a = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
+    right = x // a
+    return x - right * a, right, a, (n + a - 1) // a
+
+
 def _feistel_rounds(
     n: Unsigned, rounds: Unsigned, x: Unsigned, round_function: RoundFunction
 ) -> Unsigned:
-    """Encrypt once by a Feistel network; the halves of x are `x // a` and `x % a`.
+    """Encrypt once by a Feistel network.
 
     Each round adds a hash of the right half to the left half, modulo its size, and swaps them.
     """
-    a = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
-    right = x // a
-    left, left_size, right_size = x - right * a, a, (n + a - 1) // a
+    left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
         moved = round_function(right, key, left_size)
         moved += left
@@ -204,9 +209,7 @@ def _inverse_rounds(
     n: Unsigned, rounds: Unsigned, x: Unsigned, round_function: RoundFunction
 ) -> Any:
     """Decrypt once: the inverse of `_feistel_rounds`; the last round key comes first."""
-    a = np.ceil(np.sqrt(n)).astype(n.dtype)
-    right = x // a
-    left, left_size, right_size = x - right * a, a, (n + a - 1) // a
+    left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
         left, right, left_size, right_size = right, left, right_size, left_size
         left = left + left_size - round_function(right, key, left_size)
