@@ -75,7 +75,7 @@ class LooseFiles:
             for entry in self.entries
             for path in entry.paths.values()
         )
-        self._keys = _distinct([tar_key(entry.key) for entry in self.entries], self.entries)
+        self._keys = _distinct_keys([tar_key(entry.key) for entry in self.entries], self.entries)
 
     def __len__(self) -> int:
         """Return the number of samples."""
@@ -209,7 +209,7 @@ def tar_key(key: str, /) -> str:
     return f"{place}{slash}{name.replace('.', '_')}"
 
 
-def _distinct(keys: list[str], entries: Sequence[Entry]) -> list[str]:
+def _distinct_keys(keys: list[str], entries: Sequence[Entry]) -> list[str]:
     """Return keys of which no two are the same."""
     times = Counter(keys)
     out = [

@@ -13,7 +13,7 @@ from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.chunk_cache import ChunkCache
 from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
 from twinfeed.loaders.reading.prefetch.read_plan import Rows, gap_of
-from twinfeed.loaders.storage.download import describe
+from twinfeed.loaders.storage.download import describe_object
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.store import ObjectInfo
 from twinfeed.loaders.storage.url import Location
@@ -109,8 +109,8 @@ class RemoteFiles:
         pairs = zip(expected, found, strict=True)
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
             tag = None if expected.tag is None else found.tag
-            answered = describe(ObjectInfo(found.bytes, tag))
-            raise stale_file_error(self.store.url(path), describe(expected), answered)
+            answered = describe_object(ObjectInfo(found.bytes, tag))
+            raise stale_file_error(self.store.url(path), describe_object(expected), answered)
 
     def _look_at(self, rows: Rows) -> None:
         """Compare the size and ETag of the rows' files, if responses with ranges lack them."""

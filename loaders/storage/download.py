@@ -27,7 +27,7 @@ def download(store: Store, path: str, file: Path, max_bytes: int, /) -> ObjectIn
             "a file of too many bytes, or of an unknown number",
             path=store.url(path),
             expected=f"at most {max_bytes} bytes",
-            found=describe(info),
+            found=describe_object(info),
             advice="copy the shard here if it is meant to be this long, and index the copy",
         )
     with file.open("wb") as out:
@@ -58,8 +58,8 @@ def _copy(store: Store, path: str, start: int, info: ObjectInfo, fd: int) -> Non
         raise StaleIndexError(
             "the file changed while it was copied",
             path=store.url(path),
-            expected=describe(info),
-            found=describe(part.info),
+            expected=describe_object(info),
+            found=describe_object(part.info),
             advice="wait until nobody writes there, and try again",
         )
     view = part.data
@@ -68,7 +68,7 @@ def _copy(store: Store, path: str, start: int, info: ObjectInfo, fd: int) -> Non
         view, start = view[written:], start + written
 
 
-def describe(info: ObjectInfo, /) -> str:
+def describe_object(info: ObjectInfo, /) -> str:
     """Format the size and ETag of a file for an error message."""
     tag = "" if info.tag is None else f", tag {info.tag}"
     return f"{'an unknown number of' if info.bytes is None else info.bytes} bytes{tag}"

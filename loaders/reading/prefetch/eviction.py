@@ -65,7 +65,7 @@ class NextUses:
             records, steps = self._schedule.records(self._begin, self._end)
         parts = range(0, len(records), MAX_IDS)
         keys = [self._keys_of(records[n : n + MAX_IDS], steps[n : n + MAX_IDS]) for n in parts]
-        self._keys = _distinct(np.concatenate([*keys, [NO_STEP]]))
+        self._keys = _sorted_unique(np.concatenate([*keys, [NO_STEP]]))
         return True
 
     def after(self, chunk: int, step: int, /) -> int:
@@ -79,10 +79,10 @@ class NextUses:
         """Return a key for each chunk of records that are read at these steps."""
         low, high, places = self._chunks_of(records)
         steps = np.repeat(at[places], high - low + 1)
-        return _distinct(ranges(low, high + 1) * self._span + steps - self._begin)
+        return _sorted_unique(ranges(low, high + 1) * self._span + steps - self._begin)
 
 
-def _distinct(keys: Int64s) -> Int64s:
+def _sorted_unique(keys: Int64s) -> Int64s:
     """Return the distinct keys, sorted. `np.unique` has a hash table, slow for a million keys."""
     rising = np.sort(keys)
     return rising[np.diff(rising, prepend=-1) > 0]
