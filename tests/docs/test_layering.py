@@ -5,6 +5,7 @@ import sys
 
 import pytest
 from lint_files import FRAMEWORKS
+from support.programs import PYTHON
 
 OPTIONAL = {
     "PIL",
@@ -18,11 +19,11 @@ OPTIONAL = {
 }
 
 
-def loaded_by(module: str, after: str = "sys") -> set[str]:
+def loaded_by(module: str, after: str = "sys", python: str = sys.executable) -> set[str]:
     """The top-level packages that importing `module` loads, after another module."""
-    code = f"import sys, {after}; before = {{*sys.modules}}; import {module}; "
+    code = f"import {after}\nimport sys; before = {{*sys.modules}}; import {module}; "
     code += "print(*{name.partition('.')[0] for name in {*sys.modules} - before})"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
@@ -61,5 +62,5 @@ def test_loaders_load_no_framework_and_no_extra() -> None:
 @pytest.mark.frameworks
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax", "grain"])
 def test_a_backend_does_without_the_others(backend: str) -> None:
-    loaded = loaded_by(f"twinfeed.loaders.{backend}", after=backend)
+    loaded = loaded_by(f"twinfeed.loaders.{backend}", after=backend, python=PYTHON)
     assert not loaded & FRAMEWORKS - {backend}

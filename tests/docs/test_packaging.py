@@ -142,8 +142,22 @@ def test_what_is_installed_is_the_same_of_a_wheel_an_sdist_and_a_folder(
     assert files("plain") == wheel
 
 
-@pytest.mark.parametrize("where", ["elsewhere", "in the clone", "beside the clone"])
-@pytest.mark.parametrize("way", ["wheel", "editable"])
+@pytest.mark.parametrize(
+    ("way", "where"),
+    [
+        ("wheel", "in the clone"),
+        ("editable", "beside the clone"),
+        *(
+            pytest.param(way, where, marks=pytest.mark.long)
+            for way, where in (
+                ("wheel", "elsewhere"),
+                ("wheel", "beside the clone"),
+                ("editable", "elsewhere"),
+                ("editable", "in the clone"),
+            )
+        ),
+    ],
+)
 def test_the_installed_library_is_what_is_imported(
     installed: Installed, source: Path, tmp_path: Path, way: str, where: str
 ) -> None:

@@ -101,7 +101,7 @@ REFUSED: dict[tuple[str, str, str], tuple[type[Exception], str]] = {
     **{(CHOOSE, "", name): (ValueError, "lanes") for name in SAMPLERS if name not in CHOSEN},
 }
 
-SLOW = ["torch, 2 workers", "TensorFlow"]
+SLOW = ["torch, 2 workers", "TensorFlow", CHOOSE]
 LONG = [*SLOW, "torch, 4 workers"]
 
 

@@ -194,7 +194,11 @@ def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> N
 
 @pytest.mark.parametrize(
     ("rows", "options"),
-    [(False, {}), (True, {"decode": own_source.size}), (False, OWN), (True, OWN)],
+    [
+        (True, {"decode": own_source.size}),
+        (False, OWN),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((False, {}), (True, OWN))),
+    ],
 )
 def test_records_of_ones_own_come_as_those_of_an_index(
     tmp_path: Path, rows: bool, options: dict[str, Any]

@@ -1,8 +1,8 @@
 """Packers and builds that die before the first change of a folder, before the second, and so on.
 
 Run as a script: it is given a folder, where to copy the folder for each process, "pack" or "build",
-and a number of shards, or the pattern of the shards. The processes are forked from a process
-without threads.
+a number of shards or the pattern of the shards, and 3 to die before every third change only. The
+processes are forked from a process without threads.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ def killed(work: Callable[[], None], last: int) -> int:
 
 
 if __name__ == "__main__":
-    folder, where, what, value = sys.argv[1:]
-    for last in itertools.count(1):
+    folder, where, what, value, step = sys.argv[1:]
+    for last in itertools.count(1, int(step)):
         out = shutil.copytree(folder, f"{where}/{last}")
         status = killed(partial({"pack": pack_anew, "build": build_anew}[what], out, value), last)
         if status != KILLED:

@@ -230,7 +230,8 @@ def evaluated_averaged(folder: Path) -> list[Any]:
 @pytest.mark.parametrize(
     ("callbacks", "optimizer", "eager"),
     [
-        (best, None, False),
+        (best, None, True),
+        pytest.param(best, None, False, marks=pytest.mark.long),
         pytest.param(scheduled, None, True, marks=pytest.mark.long),
         pytest.param(averaged, moving, True, marks=pytest.mark.long),
         pytest.param(decaying, None, True, marks=pytest.mark.long),

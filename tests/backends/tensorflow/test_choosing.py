@@ -176,7 +176,10 @@ def test_an_error_of_a_dataset_comes_after_the_batches_before() -> None:
     assert lists(found) == expected(sampler)[:bad]
 
 
-@pytest.mark.parametrize("name", ["k at a step", "k in a range", "an empty rank batch"])
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param("k at a step", marks=pytest.mark.long), "k in a range", "an empty rank batch"],
+)
 def test_a_resumed_pass_with_replay_is_exact(name: str) -> None:
     """In two epochs: each dataset skips what was drawn before, in all epochs."""
     sampler = SAMPLERS[name]()
@@ -368,7 +371,7 @@ def test_more_files_than_may_be_open_are_counted(tmp_path: Path) -> None:
         list(loader)
 
 
-@pytest.mark.parametrize("k", [2, (1, 3)])
+@pytest.mark.parametrize("k", [pytest.param(2, marks=pytest.mark.long), (1, 3)])
 def test_a_batch_of_two_static_shapes_names_the_datasets(k: Any) -> None:
     """Batches of one dataset each are made, whatever the shapes of the others."""
     shapes = [(2,), (None,), (3,), (2, 1)]

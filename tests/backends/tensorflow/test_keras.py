@@ -267,6 +267,7 @@ def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
     assert sorted(seen) == sorted(n for ids in ids_of(sampler(records), 0, 1, 2) for n in ids)
 
 
+@pytest.mark.long
 @saves_weights
 @pytest.mark.filterwarnings("ignore:a resumed run cannot tell these callbacks:UserWarning")
 def test_the_door_gives_each_replica_its_rank(

@@ -378,7 +378,9 @@ class Compares(Stateless):
         assert len(self.delivered) == 8 * (epoch + 1)
 
 
-@pytest.mark.parametrize("at_once", [1, 3, 8])
+@pytest.mark.parametrize(
+    "at_once", [3, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 8))]
+)
 @saves_weights
 def test_what_is_trained_was_delivered(tmp_path: Path, at_once: int) -> None:
     """At each step, and all of an epoch at its end."""

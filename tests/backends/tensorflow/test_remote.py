@@ -254,7 +254,14 @@ PLAIN_FIT = HOSTILE_FIT.replace(
 ).replace("LoaderError as", "(LoaderError, tf.errors.OpError) as")
 
 
-@pytest.mark.parametrize("script", [HOSTILE, HOSTILE_FIT, PLAIN_FIT], ids=["loop", "fit", "plain"])
+@pytest.mark.parametrize(
+    "script",
+    [
+        pytest.param(HOSTILE, id="loop"),
+        pytest.param(HOSTILE_FIT, id="fit"),
+        pytest.param(PLAIN_FIT, id="plain", marks=pytest.mark.long),
+    ],
+)
 def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
     tmp_path: Path, server: RangeServer, script: str
 ) -> None:

@@ -9,7 +9,7 @@ from support import PROGRAMS
 from support.programs import run
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 def test_distribute(tmp_path: Path, workers: int) -> None:
     """P x K by whole classes, and 761 records exactly once, over two replicas."""
     script = PROGRAMS / "tensorflow_workers.py"

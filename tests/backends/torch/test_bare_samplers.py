@@ -135,9 +135,15 @@ def test_workers_draw_an_epoch_of_few_steps_before_its_first_batch_is_received()
         assert lists(dataloader) == lists(sampler.batches(epoch, 0, 3))
 
 
-@WORKERS
-@pytest.mark.parametrize("saved", [1, 5, 11, 12, 13])
-def test_a_stateful_dataloader_resumes_the_sampler_it_is_given(workers: int, saved: int) -> None:
+@pytest.mark.parametrize(
+    ("saved", "workers"),
+    [
+        *((saved, 0) for saved in (1, 5, 11, 12, 13)),
+        *((saved, 2) for saved in (5, 12)),
+        *(pytest.param(saved, 2, marks=pytest.mark.long) for saved in (1, 11, 13)),
+    ],
+)
+def test_a_stateful_dataloader_resumes_the_sampler_it_is_given(saved: int, workers: int) -> None:
     """In an epoch, and at its end, where torchdata begins a pass that it throws away."""
 
     def stateful() -> Any:
@@ -159,7 +165,7 @@ def test_a_stateful_dataloader_resumes_the_sampler_it_is_given(workers: int, sav
     assert len(rest) >= 12
 
 
-@WORKERS
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore")  # Lightning's, of workers
 def test_lightning_validates_on_every_record_after_its_sanity_check(
     tmp_path: Path, workers: int

@@ -55,7 +55,7 @@ def test_a_worker_that_dies_is_an_error(scenario: str, how: str, advice: str) ->
     assert len(re.findall(said, done.stdout, re.MULTILINE)) == 2
 
 
-@pytest.mark.parametrize("scenario", ["full", "full, ragged"])
+@pytest.mark.parametrize("scenario", ["full", pytest.param("full, ragged", marks=pytest.mark.long)])
 def test_full_shared_memory_is_an_error(scenario: str) -> None:
     """Once a thread of the worker dropped the batch, and the loop waited for ever."""
     done = run(scenario, *little_shared_memory(), warn="default")
@@ -160,7 +160,7 @@ def test_ctrl_c(what: str) -> None:
     assert errors.count("KeyboardInterrupt") == 1
 
 
-@pytest.mark.parametrize("what", ["threads", "workers"])
+@pytest.mark.parametrize("what", [pytest.param("threads", marks=pytest.mark.long), "workers"])
 def test_a_break_and_a_live_iterator_at_exit(what: str) -> None:
     done = run(f"broken off {what}", "env")  # a fork of an interpreter keeps its modules at exit
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")

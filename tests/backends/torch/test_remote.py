@@ -84,7 +84,12 @@ def test_a_dataset_in_a_dataloader_of_ones_own_warns_of_a_request_a_record(
 
 @pytest.mark.parametrize(
     ("method", "kind"),
-    [("fork", "blocks"), ("fork", "random"), ("fork", "cached"), ("spawn", "random")],
+    [
+        ("fork", "blocks"),
+        ("fork", "random"),
+        ("fork", "cached"),
+        pytest.param("spawn", "random", marks=pytest.mark.long),
+    ],
 )
 def test_workers_cost_no_request_and_no_byte(
     tmp_path: Path, server: RangeServer, method: Any, kind: str

@@ -41,8 +41,14 @@ def whole(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
     return TorchLoader(Feed(index, sampler, **OPTIONS), **options)
 
 
-@pytest.mark.parametrize("make", [whole, plain])
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    ("make", "workers"),
+    [
+        (whole, 0),
+        (plain, 1),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in ((whole, 1), (plain, 0))),
+    ],
+)
 def test_lightning_gets_every_epoch_and_whole_validations(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
@@ -90,7 +96,9 @@ def test_lightning_resumes_at_any_step(index: Index, tmp_path: Path, saved: int)
     assert module.trained == expected(index, random(), (0, 1, 2), **OPTIONS)[saved:12]
 
 
-@pytest.mark.parametrize(("saved", "workers"), [(3, 0), (5, 2), (7, 2), (10, 0)])
+@pytest.mark.parametrize(
+    ("saved", "workers"), [(3, 0), (5, 2), pytest.param(7, 2, marks=pytest.mark.long), (10, 0)]
+)
 def test_lightning_resumes_a_stateful_dataloader(
     index: Index, tmp_path: Path, saved: int, workers: int
 ) -> None:

@@ -41,7 +41,9 @@ def loader(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
     return TorchLoader(Feed(index, sampler, decode=tokens), device="cpu", **options)
 
 
-@pytest.mark.parametrize(("saved", "accumulated", "workers"), [(7, 1, 2), (3, 2, 0)])
+@pytest.mark.parametrize(
+    ("saved", "accumulated", "workers"), [pytest.param(7, 1, 2, marks=pytest.mark.long), (3, 2, 0)]
+)
 def test_it_resumes_at_any_step(
     index: Index, tmp_path: Path, saved: int, accumulated: int, workers: int
 ) -> None:

@@ -208,9 +208,10 @@ def test_what_a_killed_build_was_writing_is_removed_by_the_next_one(tmp_path: Pa
     assert (tmp_path / "mine").exists()
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("before", [None, "d-00000*"])
 def test_a_build_killed_at_any_change_leaves_the_old_index_or_the_new_one(
-    tmp_path: Path, before: str | None
+    tmp_path: Path, before: str | None, step: int
 ) -> None:
     """Whatever was left, either index is built again, with the same bytes and nothing beside."""
 
@@ -229,7 +230,7 @@ def test_a_build_killed_at_any_change_leaves_the_old_index_or_the_new_one(
     (tmp_path / "killed").mkdir()
     script = str(PROGRAMS / "killed_pack.py")
     command = [sys.executable, script, str(start), str(tmp_path / "killed"), "build", "d-*"]
-    subprocess.run(command, check=True)
+    subprocess.run([*command, str(step)], check=True)
     seen = set()
     for out in (tmp_path / "killed").iterdir():
         with suppress(FileNotFoundError, IndexFormatError):

@@ -48,8 +48,9 @@ def state(out: Path) -> dict[str, list[tuple[int, int]]] | None:
     return found or None
 
 
+@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
 def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refusal(
-    tmp_path: Path,
+    tmp_path: Path, step: int
 ) -> None:
     """And whatever was left, the next pack goes on from there."""
     whole = [tmp_path / "old", tmp_path / "new"]
@@ -58,7 +59,7 @@ def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refus
     script = str(PROGRAMS / "killed_pack.py")
     (tmp_path / "killed").mkdir()
     command = [sys.executable, script, str(whole[0]), str(tmp_path / "killed"), "pack", "1"]
-    subprocess.run(command, check=True)
+    subprocess.run([*command, str(step)], check=True)
     old, new = map(state, whole)
     seen = []
     for out in sorted((tmp_path / "killed").iterdir(), key=lambda path: int(path.name)):

@@ -494,6 +494,7 @@ def test_array_record(tmp_path: Path) -> None:
         assert two_epochs(NumpyLoader(Feed(rows, sampler))) == expected
 
 
+@pytest.mark.long
 @pytest.mark.frameworks
 def test_polars_and_grain() -> None:
     """Among others, workers that would hang after a fork."""
