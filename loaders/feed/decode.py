@@ -17,6 +17,7 @@ from twinfeed.loaders.formats.sniff import IMAGES
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.argument_hints import DECODE_IMAGE_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
+from twinfeed.loaders.support.display import call_repr
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
@@ -122,6 +123,9 @@ class DecodeImage:
         with requires_extra("DecodeImage", "images"):
             import PIL  # noqa: F401
             import simplejpeg  # noqa: F401
+
+    def __repr__(self) -> str:
+        return call_repr(self)
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""
@@ -390,6 +394,9 @@ class DecodeExample:
         self.reads = (field,)
         self.features = features
         self.lists = lists
+
+    def __repr__(self) -> str:
+        return call_repr(self)
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with the features in place of the field."""

@@ -11,6 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from twinfeed.loaders.support.display import short_repr
+
 LOW_32_BITS = (1 << 32) - 1
 
 _LOCK = threading.Lock()  # one call at a time: the states are those of the process
@@ -20,6 +22,8 @@ class HasRandomSeed(Protocol):
     """Draw from a generator of its own, as albumentations' `Compose` does.
 
     >>> import numpy as np
+
+    from twinfeed.loaders.support.display import short_repr
     >>> class Noise:
     ...     def set_random_seed(self, seed):
     ...         self.generator = np.random.default_rng(seed)
@@ -71,6 +75,9 @@ class Seeded:
                 raise TypeError(f"also must hold objects with set_random_seed, got {generator!r}")
         self.transform = transform
         self.also = tuple(also)
+
+    def __repr__(self) -> str:
+        return f"Seeded({short_repr(self.transform)})"
 
     def __call__(self, sample: dict[str, Any], /) -> Mapping[str, Any]:
         """Call the transform with the states seeded by the sample's seed."""

@@ -231,6 +231,14 @@ class Columns(Mapping[str, Array]):
             )
         return self._arrays.check(self._names[name])
 
+    def types(self) -> dict[str, str]:
+        """Return the type and the shape of each column, without reading any."""
+        stored = {name: self._arrays[number] for name, number in self._names.items()}
+        return {name: f"{array.dtype}{[*array.shape]}" for name, array in stored.items()}
+
+    def __repr__(self) -> str:
+        return f"<Columns {self.types()}>"
+
     def __contains__(self, name: object) -> bool:
         return name in self._names
 

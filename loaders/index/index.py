@@ -6,13 +6,14 @@ their CRC-32C.
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -45,6 +46,7 @@ from twinfeed.loaders.storage.url import (
 )
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids, Int64s
+from twinfeed.loaders.support.display import html_table
 from twinfeed.loaders.support.temporary import remove_temporary
 from twinfeed.samplers import ClassOrder, validate
 from twinfeed.samplers.validate import counted
@@ -254,6 +256,71 @@ class Index:
             f"fields {list(self.fields)}, columns {list(self.columns)}>"
         )
 
+    def _repr_html_(self) -> str:
+        fields = {
+            name: f"{field.kind}, {field.missing} missing" for name, field in self.fields.items()
+        }
+        return html_table(repr(self), [*fields.items(), *self.columns.types().items()])
+
+    def __getitem__(self, record: SupportsIndex, /) -> dict[str, Any]:
+        """Read the fields and columns of one record, to look at it.
+
+        The shard is opened and closed for it: a `Reader` reads many records. A field that the
+        record lacks is None.
+
+        Raises:
+            IndexError: there is no such record.
+            LoaderError: an error of reading.
+        """
+        from twinfeed import Reader  # which is on a floor above
+
+        try:
+            number = range(len(self))[operator.index(record)]
+        except TypeError:
+            raise TypeError(
+                f"index[0] is the first record, got index[{record!r}]: Reader(index).read(ids) "
+                "reads several records, and index.columns[name] is a column"
+            ) from None
+        except IndexError:
+            raise IndexError(
+                f"the index has {counted(len(self), 'record')}, got index[{record}]"
+            ) from None
+        names = [*self.fields, *self.columns]
+        with Reader(self) as reader:
+            values = reader.read([number], names, missing=dict.fromkeys(self.fields))
+        return {name: rows[0] for name, rows in values.items()}
+
+    def summary(self) -> str:
+        """Return a text with the sizes of shards and fields, and how many records classes have.
+
+        >>> from tempfile import mkdtemp
+        >>> from twinfeed import pack
+        >>> records = [{"word": b"to", "label": 0}, {"word": b"be", "label": 1}]
+        >>> print(pack(records, mkdtemp())["data"].summary())
+        2 records in 1 shard of 2
+        word: bytes, 2 bytes a record, 4 in all
+        label: int64[2]
+        2 classes of 1 records, median 1: 2 of 1
+        """
+        lengths = self.shard_lengths
+        shards = f"{counted(len(lengths), 'shard')} of {_range(lengths)}"
+        lines = [f"{counted(len(self), 'record')} in {shards}"]
+        for name, field in self.fields.items():
+            lengths = self.table(name)["length"]
+            lengths = lengths[lengths >= 0]
+            sizes = f"{_range(lengths)} bytes a record, {int(lengths.sum()):,} in all"
+            missing = f", {field.missing:,} missing" if field.missing else ""
+            lines.append(f"{name}: {field.kind}, {sizes}{missing}")
+        lines += [f"{name}: {kind}" for name, kind in self.columns.types().items()]
+        if self.class_order is not None:
+            sizes = self.class_order.sizes
+            bits = np.frexp(sizes)[1]
+            tail = (sizes[bits == number] for number in np.unique(bits))
+            counts = ", ".join(f"{len(part):,} of {_range(part)}" for part in tail)
+            classes = f"{counted(len(sizes), 'class')} of {_range(sizes)} records"
+            lines.append(f"{classes}, median {int(np.median(sizes)):,}: {counts}")
+        return "\n".join(lines)
+
     def __reduce__(self) -> tuple[Any, ...]:
         checked = self._arrays.checked
         state = self.fingerprint, checked, self.cache, self.where
@@ -361,6 +428,12 @@ class Index:
         rows = [table[record] for table in tables if table["length"][record] >= 0]
         where = self.files[int(rows[0]["file"])] if rows else f"{shard}, number {number}"
         return f"record {record} ({where}{key})"
+
+
+def _range(values: npt.NDArray[Any]) -> str:
+    """Return the least and the greatest value as text."""
+    low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
+    return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
 
 def load_index(

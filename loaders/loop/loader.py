@@ -153,6 +153,11 @@ class Loader(Closing, Generic[B]):
     def _begin(self, epoch: int, start: int) -> Pass:
         """Begin a pass over the steps of an epoch from `start` on."""
 
+    def __repr__(self) -> str:
+        stream = getattr(self, "feed", self._sampler)
+        where = f"epoch {self.epoch}, step {self.step} of {len(self)}"
+        return f"<{type(self).__name__} of {stream!r}: {where}>"
+
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self._sampler)

@@ -32,7 +32,9 @@ from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.argument_hints import FEED_HINTS, hint_arguments
+from twinfeed.loaders.support.display import html_table, short_repr
 from twinfeed.samplers import BatchStream
+from twinfeed.samplers.validate import counted
 
 
 class Feed(FeedConfig):
@@ -179,7 +181,19 @@ class Feed(FeedConfig):
             return BatchFunction(self, self._spec, batcher, *requests)
 
     def __repr__(self) -> str:
-        return f"Feed({self.index!r}, {self.sampler!r})"
+        options = ", ".join(f"{name}={function}" for name, function in self._functions.items())
+        return f"Feed({self.index!r}, {self.sampler!r}{options and ', ' + options})"
+
+    def _repr_html_(self) -> str:
+        parts = {"index": self.index, "sampler": self.sampler} | self._functions
+        return html_table(f"Feed: {counted(len(self), 'batch')}", parts.items())
+
+    @property
+    def _functions(self) -> dict[str, str]:
+        """The functions of the feed, as they show themselves."""
+        names = ("decode", "transform", "batch_transform")
+        functions = {name: getattr(self, name) for name in names}
+        return {name: short_repr(each) for name, each in functions.items() if each is not None}
 
     def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
         """Yield the request of each batch of an epoch, from step `start` on."""

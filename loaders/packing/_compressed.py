@@ -39,6 +39,7 @@ from twinfeed.loaders.index.options import Reading
 from twinfeed.loaders.storage.url import parse_location
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard
+from twinfeed.samplers.validate import counted
 
 Shards = PathLike | Sequence[PathLike]
 
@@ -87,6 +88,9 @@ class CompressedShards:
         self.reading = Reading(key=key, example=example)
         self.paths = expand(shards, compressed=True)
         self.label = label
+
+    def __repr__(self) -> str:
+        return f"<CompressedShards: {counted(len(self.paths), 'shard')}>"
 
 
 def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:

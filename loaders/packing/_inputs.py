@@ -27,6 +27,7 @@ from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
+from twinfeed.samplers.validate import counted
 
 Sample = Mapping[str, Any]
 
@@ -76,6 +77,10 @@ class LooseFiles:
             for path in entry.paths.values()
         )
         self._keys = _distinct_keys([tar_key(entry.key) for entry in self.entries], self.entries)
+
+    def __repr__(self) -> str:
+        samples, classes = counted(len(self), "sample"), counted(len(self.classes), "class")
+        return f"<{type(self).__name__} {str(self.root)!r}: {samples}, {classes}>"
 
     def __len__(self) -> int:
         """Return the number of samples."""

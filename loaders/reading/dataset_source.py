@@ -108,6 +108,10 @@ class DatasetSource:
         self.lacking = {name: int(lacks.sum()) for name, lacks in known.lacks.items()}
         self.filled = known.filled
 
+    def __repr__(self) -> str:
+        names = f"fields {self.fields}, columns {[*self.columns]}"
+        return f"<DatasetSource of a {self._kind}: {counted(len(self), 'record')}, {names}>"
+
     def __len__(self) -> int:
         """Return the number of records."""
         return len(self._data)

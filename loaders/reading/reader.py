@@ -28,6 +28,7 @@ from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
+from twinfeed.loaders.support.display import call_repr
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import BatchStream, validate
 
@@ -67,6 +68,9 @@ class Reader(Closing):
         self._fill = index.options.missing == "empty"
         self._lacking = {name for name, field in index.fields.items() if field.missing}
         self._renew()
+
+    def __repr__(self) -> str:
+        return call_repr(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by parameters: the files are opened where they are read."""

@@ -45,6 +45,9 @@ class SideTable:
         self._data: npt.NDArray[Any] = _mapped(self.path)
         self._rows = None if rows is None else checks.check_ids(rows, len(self._data), "rows")
 
+    def __repr__(self) -> str:
+        return f"<SideTable {self.path!r}: {self.dtype}{[*self.shape]}>"
+
     def __len__(self) -> int:
         """Return the number of samples."""
         return len(self._data) if self._rows is None else len(self._rows)

@@ -5,6 +5,7 @@ Nothing here knows of shards, samplers or batches.
 - Arguments: array_types.py has types of arrays, limits.py the largest sizes, argument_hints.py
   advice on options of other libraries, extras.py errors for packages that are not installed.
   checks.py checks names and ids, samplers/validate.py numbers.
+- Objects: display.py has what they show of themselves.
 - Files and folders: regular.py opens regular files, atomic.py replaces and locks, temporary.py
   makes temporary folders, deletable.py guards deletions, checksum.py has CRC-32C.
 - The machine: system.py has facts of the operating system, pool.py a process pool, fork.py values

@@ -20,6 +20,7 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Ids, as_array
 from twinfeed.loaders.support.atomic import replace_file
+from twinfeed.loaders.support.display import html_table
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 from twinfeed.loaders.tools.backends import of_tensorflow, of_torch
@@ -61,6 +62,19 @@ class Results:
         self._ids = checks.check_ids(np.arange(self._n) if ids is None else ids, self._n)
         validate.sorted_distinct("ids", self._ids)
         self._added: list[Part] = []
+
+    def __repr__(self) -> str:
+        columns = "".join(f", {name} {kind}" for name, kind in self._columns())
+        return f"<Results: {len(self.part()):,} of {len(self._ids):,} records{columns}>"
+
+    def _repr_html_(self) -> str:
+        title = f"Results: {len(self.part()):,} of {len(self._ids):,} records"
+        return html_table(title, self._columns())
+
+    def _columns(self) -> list[tuple[str, str]]:
+        """The names and the kinds of the results of this rank."""
+        rows = self.part()
+        return [(name, _kind(rows[name])) for name in rows.dtype.names or () if name != "id"]
 
     def add(self, ids: Any, /, **results: Any) -> None:
         """Add the results of one batch.

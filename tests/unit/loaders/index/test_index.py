@@ -346,3 +346,45 @@ def test_what_is_no_index_is_refused_in_words(
     world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
     check_refused(world, call, kind, word)
+
+
+def test_a_record_of_an_index_is_a_dict_of_its_fields_and_columns(tmp_path: Path) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    with Reader(index) as reader:
+        fields = [*index.fields]
+        for record in (0, 29, -1):
+            found = index[record]
+            assert list(found) == [*fields, "label"]
+            read = reader.read([range(30)[record]], fields)
+            assert {name: [found[name]] for name in fields} == read
+            assert found["label"] == index.labels[record]
+    assert len(list(index)) == 30
+
+
+@pytest.mark.parametrize("key", ["word", slice(0, 3), (0, 1), None, 0.5])
+def test_what_is_no_number_of_a_record_is_refused_with_the_call(tmp_path: Path, key: Any) -> None:
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    with pytest.raises(TypeError, match=r"index\[0\] is the first record.*Reader\(index\)\.read"):
+        index[key]
+    with pytest.raises(IndexError, match=r"the index has 30 records, got index\[30\]"):
+        index[30]
+
+
+def test_a_record_without_a_field_has_none_there(tmp_path: Path) -> None:
+    write_tar(tmp_path / "x.tar", [("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})])
+    index = build_index(
+        tmp_path / "x.tar", tmp_path / "x.index", fields=["x", "y"], missing="empty"
+    )
+    assert [index[0], index[1]] == [{"x": b"1", "y": b"2"}, {"x": b"3", "y": None}]
+
+
+def test_a_summary_has_the_sizes_and_the_tail_of_the_classes(tmp_path: Path) -> None:
+    labels = np.repeat(np.arange(5), [1, 2, 3, 40, 100])
+    records = [{"word": b"w" * (1 + n % 7), "label": int(label)} for n, label in enumerate(labels)]
+    index = pack(records, tmp_path, container="tfrecord", shards=3)["data"]
+    assert index.summary().splitlines() == [
+        "146 records in 3 shards of 48 to 49",
+        "word: bytes, 1 to 7 bytes a record, 581 in all",
+        "label: int64[146]",
+        "5 classes of 1 to 100 records, median 3: 1 of 1, 2 of 2 to 3, 1 of 40, 1 of 100",
+    ]
