@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from twinfeed.loaders.building.bad_records import BadRecord
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import feed_of, image_field, sampler_of
@@ -44,11 +45,11 @@ from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.tools.compare import compare
 from twinfeed.loaders.tools.planning import plan
-from twinfeed.loaders.tools.verify import Report, verify
+from twinfeed.loaders.tools.verify import verify
 from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffleSampler, validate
 from twinfeed.samplers.validate import counted
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
 _RESTORE = (
     "what to do: restore what is missing or has changed; or list what is bad in the shards that "
@@ -63,15 +64,17 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 
 def run_pack(options: argparse.Namespace) -> None:
-    source: str | list[str] | Index = _one_or_all(options.source)
+    source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
         if not isinstance(source, str) or not is_index_path(source):
             raise ValueError("--root is the root of an index, and the source is not an index")
         source = open_index(source, root=options.root)
-    how = {name: getattr(options, name) for name in ("label", "key", "example")}
-    chosen = [*how.values()] != [None, None, True]
+    if options.label is not None or options.key is not None or not options.example:
+        source = CompressedShards(
+            options.source, label=options.label, key=options.key, example=options.example
+        )
     packed = pack(
-        CompressedShards(options.source, **how) if chosen else source,
+        source,
         options.out,
         container=options.container,
         split=_unique_names("--split", options.split),
@@ -87,8 +90,8 @@ def run_pack(options: argparse.Namespace) -> None:
 
 
 @contextmanager
-def workers(jobs: int) -> Iterator[Executor | None]:
-    """Give the processes that share the work; None for a single job."""
+def process_pool(jobs: int) -> Iterator[Executor | None]:
+    """Yield a pool of so many processes; None for a single job."""
     if validate.integer("jobs", jobs, minimum=1) == 1:
         yield None
         return
@@ -102,14 +105,14 @@ def workers(jobs: int) -> Iterator[Executor | None]:
 
 def run_index(options: argparse.Namespace) -> None:
     table = options.label_table
-    with workers(options.jobs) as executor:
+    with process_pool(options.jobs) as executor:
         index = build_index(
-            _one_or_all(options.shards),
+            _unwrap_single(options.shards),
             options.out,
             label=options.label if table is None else FromTable(table),
-            classes=_classes(options.classes),
+            classes=_class_names(options.classes),
             fields=_unique_names("--field", options.field),
-            **_reading(options),
+            **_reading_options(options),
             exclude=options.exclude,
             root=options.root,
             executor=executor,
@@ -119,113 +122,101 @@ def run_index(options: argparse.Namespace) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Run `verify`: each index by itself, and all shards together. Go on after what is bad.
-
-    A warning ends with the status of bad data.
-    """
+    """Verify each index by itself, and all shards together. A warning ends with status 1."""
     indexes = [path for path in options.target if is_index_path(path)]
     shards = [path for path in options.target if path not in indexes]
-    targets = [*indexes, *([_one_or_all(shards)] if shards else [])]
+    targets = [*indexes, *([_unwrap_single(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
         raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
-    warned: list[ShardWarning] = []
-
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        show_warning(message)
-        if isinstance(message, ShardWarning):
-            warned.append(message)
-
-    warnings.simplefilter("always", ShardWarning)  # also of a shard that is verified twice
-    warnings.showwarning = show
-    with workers(options.jobs) as executor:
-        reports = [_verify(target, options, executor, warned) for target in targets]
-    findings = [finding for report in reports if report for finding in report.findings]
+    with process_pool(options.jobs) as executor:
+        results = [_verify(target, options, executor) for target in targets]
+    findings = [finding for found, _ in results for finding in found]
     if any(bad.record < 0 and bad.offset is None for bad in findings):  # no half sample
         print_lines(_RESTORE)
     elif any(bad.record >= 0 for bad in findings):
         listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))
         print_lines(listed or _LEAVE_OUT)
-    return 0 if all(report and report.ok for report in reports) and not warned else 1
+    return 0 if all(ok for _, ok in results) else 1
 
 
 def _verify(
-    target: str | list[str],
-    options: argparse.Namespace,
-    executor: Executor | None,
-    warned: Sequence[ShardWarning],
-) -> Report | None:
-    """Verify one target and print the report; None if the target could not be verified."""
-    warned_before = len(warned)
-    try:
-        report = verify(
-            target,
-            bad_list=options.bad_list,
-            **_reading(options),
-            root=options.root,
-            executor=executor,
-            progress=not options.quiet,
-        )
-    except (LoaderError, OSError) as error:
-        print_lines(f"twinfeed: error: {explain(error)}", error=True)
-        return None
+    target: str | list[str], options: argparse.Namespace, executor: Executor | None
+) -> tuple[list[BadRecord], bool]:
+    """Verify one target and print the report; return its findings, and whether all is well."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", ShardWarning)  # also of a shard that is verified twice
+        try:
+            report = verify(
+                target,
+                bad_list=options.bad_list,
+                **_reading_options(options),
+                root=options.root,
+                executor=executor,
+                progress=not options.quiet,
+            )
+        except (LoaderError, OSError) as error:
+            report, problem = None, explain(error)
+    for warning in caught:
+        show_warning(warning.message)
+    if report is None:
+        print_lines(f"twinfeed: error: {problem}", error=True)
+        return [], False
     *findings, summary = str(report).split("\n")
     if isinstance(target, str) and len(options.target) > 1:
         summary = f"{target}: {summary}"
-    if len(warned) > warned_before:
+    if caught:
         summary = summary.replace("all is well", "nothing is bad")
-        summary += f", {counted(len(warned) - warned_before, 'warning')}"
+        summary += f", {counted(len(caught), 'warning')}"
     print_lines(*findings, summary)
-    return report
+    return report.findings, report.ok and not caught
 
 
-def _reading(options: argparse.Namespace) -> ReadingOptions:
-    """Return how shards are to be read."""
+def _reading_options(options: argparse.Namespace) -> ReadingOptions:
+    """Return the options of the command that say how shards are read."""
     names = ReadingOptions.__annotations__.keys() & vars(options).keys()
     return cast(ReadingOptions, {name: getattr(options, name) for name in names})
 
 
 def run_info(options: argparse.Namespace) -> None:
-    """Run `info`, also if the shards are not here, or no longer fit."""
+    """Print the facts of an index, also if its shards are missing or have changed."""
     index = load_index(options.index, options.root)
     built = index.options
     facts = _facts(index) | {"left out": built.left_out}
     if built.broken:
         facts["shards that break off"] = built.broken
-    facts["built with"] = vars(built) if options.json else built_with(built, options.index)
-    lines = json.dumps(facts, indent=1).splitlines()
-    if not options.json:
-        lines = [f"{name}: {_shown(value)}" for name, value in facts.items()]
-    print_lines(*lines)
-    open_index(options.index, root=options.root)
+    if options.json:
+        print_lines(*json.dumps(facts | {"built with": vars(built)}, indent=1).splitlines())
+    else:
+        facts["built with"] = built_with(built, options.index)
+        print_lines(*(f"{name}: {_format_fact(value)}" for name, value in facts.items()))
+    open_index(options.index, root=options.root)  # raises what is wrong with the shards
 
 
 def _facts(index: Index) -> dict[str, Any]:
-    """Return the facts of an index."""
-    lengths, loose, names = index.shard_lengths, index.container == "files", index.shard_paths
+    """Return the facts of an index, by name."""
+    lengths, is_loose, names = index.shard_lengths, index.container == "files", index.shard_paths
+    facts: dict[str, Any] = {"records": len(index), "shards": len(index.shards)}
+    if not is_loose:
+        facts |= {"first shard": names[0], "last shard": names[-1]}
+    facts["container"] = index.container
+    facts["bytes"] = field_bytes(index) if is_loose else int(index.shards["bytes"].sum())
+    facts["records a shard"] = [int(lengths.min()), int(lengths.max())]
     read_as = ", read as empty" if index.options.missing == "empty" else ""
-    facts: dict[str, Any] = {
-        "records": len(index),
-        "shards": len(index.shards),
-        **({} if loose else {"first shard": names[0], "last shard": names[-1]}),
-        "container": index.container,
-        "bytes": field_bytes(index) if loose else int(index.shards["bytes"].sum()),
-        "records a shard": [int(lengths.min()), int(lengths.max())],
-        "fields": {
-            name: field.kind + (f", {field.missing} missing{read_as}" if field.missing else "")
-            for name, field in index.fields.items()
-        },
-        "columns": {
-            name: f"{column.dtype}{list(column.shape[1:]) or ''}"
-            for name, column in index.columns.items()
-        },
-        "fingerprint": index.fingerprint,
+    facts["fields"] = {
+        name: field.kind + (f", {field.missing} missing{read_as}" if field.missing else "")
+        for name, field in index.fields.items()
     }
+    facts["columns"] = {
+        name: f"{column.dtype}{list(column.shape[1:]) or ''}"
+        for name, column in index.columns.items()
+    }
+    facts["fingerprint"] = index.fingerprint
     if index.has_labels:
         labels, counts = np.unique(index.labels, return_counts=True)
         facts["classes"] = index.num_classes
         facts["labels"] = [int(labels[0]), int(labels[-1])]
-        least = int(counts.min()) if index.num_classes == len(counts) else 0  # or none here
-        facts["records a class"] = [least, int(counts.max())]
+        fewest = int(counts.min()) if index.num_classes == len(counts) else 0
+        facts["records a class"] = [fewest, int(counts.max())]
         facts["class names"] = list(index.classes)
     return facts
 
@@ -233,21 +224,24 @@ def _facts(index: Index) -> dict[str, Any]:
 def run_cat(options: argparse.Namespace) -> None:
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
-        for record in _records(index, options.records, options.key):
-            if options.field is not None:
-                if lacks(index, options.field, record) and index.options.missing != "empty":
-                    raise LoaderError(
-                        f"{index.describe(record)} lacks the field {options.field!r}",
-                        advice="leave --field out to see what it has",
-                    )
-                (value,) = reader.read([record], [options.field])[options.field]
-                data = value if isinstance(value, bytes) else f"{value}\n".encode()
-                sys.stdout.buffer.write(data)
-                sys.stdout.buffer.flush()
-                continue
-            print_lines(
-                index.describe(record), *(f"  {line}" for line in preview(index, reader, record))
-            )
+        for record in _find_records(index, options.records, options.key):
+            if options.field is None:
+                lines = preview(index, reader, record)
+                print_lines(index.describe(record), *(f"  {line}" for line in lines))
+            else:
+                _write_field(index, reader, record, options.field)
+
+
+def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
+    """Write the bytes of a field, or the text of numbers, to standard output."""
+    if lacks(index, field, record) and index.options.missing != "empty":
+        raise LoaderError(
+            f"{index.describe(record)} lacks the field {field!r}",
+            advice="leave --field out to see what it has",
+        )
+    (value,) = reader.read([record], [field])[field]
+    sys.stdout.buffer.write(value if isinstance(value, bytes) else f"{value}\n".encode())
+    sys.stdout.buffer.flush()
 
 
 def run_compare(options: argparse.Namespace) -> int:
@@ -266,7 +260,7 @@ def run_show(options: argparse.Namespace) -> None:
     index = open_index(options.index, root=options.root)
     sampler, image = sampler_of(options, index), image_field(index, options.field)
     feed = feed_of(options, index, sampler, image, fit="pad")
-    _draw(show_batch(feed, step=options.step), options.out)
+    _save_figure(show_batch(feed, step=options.step), options.out)
 
 
 def run_mixing(options: argparse.Namespace) -> None:
@@ -275,7 +269,7 @@ def run_mixing(options: argparse.Namespace) -> None:
     index, streams = _shuffles(options)
     buffers = options.buffer or [max(1, len(index) // 10)]
     labels = index.labels if index.has_labels else None
-    _draw(plot_mixing(streams, labels=labels, buffers=buffers), options.out)
+    _save_figure(plot_mixing(streams, labels=labels, buffers=buffers), options.out)
 
 
 def run_plan(options: argparse.Namespace) -> int:
@@ -310,46 +304,49 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
     return index, {name: BatchSampler(order, batch_size=size) for name, order in orders.items()}
 
 
-def _draw(figure: Any, path: str) -> None:
+def _save_figure(figure: Any, path: str) -> None:
     path += "" if Path(path).suffix else ".png"  # matplotlib would add this extension too
-    endings = figure.canvas.get_supported_filetypes()
-    if Path(path).suffix[1:].lower() not in endings:
-        raise ValueError(f"--out must end in one of {', '.join(endings)}, got {path}")
+    extensions = figure.canvas.get_supported_filetypes()
+    if Path(path).suffix[1:].lower() not in extensions:
+        raise ValueError(f"--out must end in one of {', '.join(extensions)}, got {path}")
     figure.savefig(path, dpi=100)
     print_lines(path)
 
 
-def _records(index: Index, wanted: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the records of numbers, and all of each key; text that is no plain number is a key."""
-    if not wanted and not keys:
+def _find_records(index: Index, arguments: Sequence[str], keys: Sequence[str]) -> list[int]:
+    """Return the records of numbers, and of keys; an argument that is not a number is a key."""
+    if not arguments and not keys:
         raise ValueError("which records: give numbers, keys, or --key")
-    named = [one for one in wanted if not _NUMBER.fullmatch(one)] + [*keys]
-    found: dict[str, list[int]] = {key: [] for key in named}
-    for record, key in enumerate(index.keys() if named else ()):
-        if key in found:
-            found[key].append(record)
-    for key, records in found.items():
-        if not records:
-            some = ", ".join(map(repr, index.keys(range(min(3, len(index))))))
-            raise KeyError(
-                f"no record has the key {key!r}: give a key, such as {some}, or a number"
-            )
-    chosen = [[_numbered(index, one)] if _NUMBER.fullmatch(one) else found[one] for one in wanted]
-    return [record for records in chosen + [found[key] for key in keys] for record in records]
+    wanted = {text for text in arguments if not _NUMBER.fullmatch(text)} | {*keys}
+    records: dict[str, list[int]] = {}
+    for record, key in enumerate(index.keys() if wanted else ()):
+        if key in wanted:
+            records.setdefault(key, []).append(record)
+    for key in wanted - records.keys():
+        examples = ", ".join(map(repr, index.keys(range(min(3, len(index))))))
+        raise KeyError(
+            f"no record has the key {key!r}: give a key, such as {examples}, or a number"
+        )
+    found = []
+    for text in arguments:
+        found += [_record_number(index, text)] if _NUMBER.fullmatch(text) else records[text]
+    for key in keys:
+        found += records[key]
+    return found
 
 
-def _numbered(index: Index, number: str) -> int:
+def _record_number(index: Index, text: str) -> int:
     """Return the record of a number, which counts from the end if it is negative."""
     n = len(index)
-    if len(number) > 20 or not -n <= int(number) < n:
+    if len(text) > 20 or not -n <= int(text) < n:
         raise IndexError(
-            f"no record {number}: there are {n}, from 0 to {n - 1}, or -{n} to -1 from the end; "
+            f"no record {text}: there are {n}, from 0 to {n - 1}, or -{n} to -1 from the end; "
             "give a key that is a number with --key"
         )
-    return int(number) % n
+    return int(text) % n
 
 
-def _classes(path: str | None) -> list[str] | None:
+def _class_names(path: str | None) -> list[str] | None:
     """Return the class names that a file or an index has."""
     if path is None:
         return None
@@ -359,35 +356,35 @@ def _classes(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return one line on an index."""
-    classes = f", {counted(len(index.classes), 'class')}" if index.classes else ""
+    """Return the size of an index in one line."""
     left_out, broken = index.options.left_out, index.options.broken
-    without = f", {left_out} left out" if left_out else ""
-    without += f", and the rest of {counted(broken, 'broken shard')}" if broken else ""
-    found = f"{counted(len(index), 'record')}, {counted(len(index.shards), 'shard')}"
-    return f"{found}{classes}{without}"
+    parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
+    parts += [counted(len(index.classes), "class")] if index.classes else []
+    parts += [f"{left_out} left out"] if left_out else []
+    parts += [f"and the rest of {counted(broken, 'broken shard')}"] if broken else []
+    return ", ".join(parts)
 
 
-def _shown(value: Any) -> str:
-    """Return a fact in a form for people."""
+def _format_fact(value: Any) -> str:
+    """Return a fact as text: of two numbers the range, of many items the first."""
     if isinstance(value, dict):
         return ", ".join(f"{name} ({kind})" for name, kind in value.items()) or "none"
-    if isinstance(value, list) and len(value) == 2 and all(isinstance(one, int) for one in value):
+    if not isinstance(value, list):
+        return str(value)
+    if len(value) == 2 and all(isinstance(number, int) for number in value):
         return str(value[0]) if value[0] == value[1] else f"{value[0]} to {value[1]}"
-    if isinstance(value, list):
-        rest = f", ... ({len(value)} in all)" if len(value) > _SHOWN else ""
-        return ", ".join(map(str, value[:_SHOWN])) + rest if value else "none"
-    return str(value)
+    ellipsis = f", ... ({len(value)} in all)" if len(value) > _MAX_SHOWN else ""
+    return ", ".join(map(str, value[:_MAX_SHOWN])) + ellipsis or "none"
 
 
-def _unique_names(option: str, given: list[tuple[str, Any]]) -> dict[str, Any] | None:
-    """Return what an option gives by name, None for nothing; refuse a name that is given twice."""
-    names = [name for name, _ in given]
+def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
+    """Return the values of a repeated option by name, None for none; refuse a name given twice."""
+    names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"{option} gives {name!r} {names.count(name)} times: give it once")
-    return dict(given) or None
+    return dict(pairs) or None
 
 
-def _one_or_all(given: list[str]) -> str | list[str]:
-    return given[0] if len(given) == 1 else given
+def _unwrap_single(paths: list[str]) -> str | list[str]:
+    return paths[0] if len(paths) == 1 else paths

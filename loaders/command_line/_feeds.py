@@ -14,7 +14,7 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
 
-USUAL_K = 4
+DEFAULT_K = 4
 
 
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
@@ -26,7 +26,7 @@ def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
         return BatchSampler(order, batch_size=options.batch_size)
     if not index.has_labels:
         raise ValueError("--p needs labels, and this index has none: index again with --label")
-    k = USUAL_K if options.k is None else options.k
+    k = DEFAULT_K if options.k is None else options.k
     return PKBatchSampler(index.labels, p=options.p, k=k, small=options.small, seed=options.seed)
 
 
@@ -40,44 +40,48 @@ def feed_of(
 ) -> Feed:
     """Return the feed of all fields, with `image` decoded.
 
-    A field that a record lacks is empty, and lists are ragged. Only the image must be there.
+    A missing field is read as empty, unless it is the image. Lists are ragged.
     """
     decode = None
     if image is not None:
         decode = DecodeImage(image, size=(options.size, options.size), fit=fit)
     stored = {name: field for name, field in index.fields.items() if name not in index.columns}
     lists = {name for name, field in stored.items() if field.kind != "bytes"}
-    lacked = {name for name, field in stored.items() if field.missing} - {image}
+    incomplete = {name for name, field in stored.items() if field.missing} - {image}
     return Feed(
         index,
         sampler,
         decode=decode,
         collate=dict.fromkeys(lists, "ragged"),
-        missing={name: [] if name in lists else b"" for name in lacked},
+        missing={name: [] if name in lists else b"" for name in incomplete},
     )
 
 
-def image_field(index: Index, given: str | None) -> str:
-    """Return the field of images: the given field, or the only field that has images."""
+def image_field(index: Index, requested: str | None) -> str:
+    """Return the field of images: the requested field, or the only field that has images."""
     names = [name for name, field in index.fields.items() if field.kind == "bytes"]
-    if given is not None:
-        index.table(given)  # raises for an unknown name
+    if requested is not None:
+        index.table(requested)  # raises for an unknown name
     if not len(index):
         raise ValueError("the index holds no records")
     with Reader(index) as reader:
-        images = [name for name in names if image_extension(_first(index, reader, name))]
-        if given is not None and (not images or image_of(_first(index, reader, given))):
-            return given
-    if given is not None:
-        raise ValueError(f"{given!r} holds no images: name one of {', '.join(images)} with --field")
-    if len(images) == 1 or "image" in images:
-        return "image" if "image" in images else images[0]
+        images = [name for name in names if image_extension(_first_value(index, reader, name))]
+        if requested is not None:
+            if not images or image_of(_first_value(index, reader, requested)):
+                return requested
+            raise ValueError(
+                f"{requested!r} holds no images: name one of {', '.join(images)} with --field"
+            )
+    if "image" in images:
+        return "image"
+    if len(images) == 1:
+        return images[0]
     found = f"the fields {', '.join(images)} hold images" if images else "no field holds images"
     raise ValueError(f"{found}: name one of {', '.join(names)} with --field")
 
 
-def _first(index: Index, reader: Reader, name: str) -> bytes:
-    """Return a field of the first record that has the field."""
+def _first_value(index: Index, reader: Reader, name: str) -> bytes:
+    """Return the value of a field in the first record that has it."""
     record = int(np.argmax(index.table(name)["length"] >= 0)) if index.fields[name].missing else 0
     (value,) = reader.read([record], [name])[name]
     return bytes(value)

@@ -14,7 +14,7 @@ from typing import Any, get_args
 
 from twinfeed.loaders.building.labels import FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
-from twinfeed.loaders.command_line._feeds import USUAL_K
+from twinfeed.loaders.command_line._feeds import DEFAULT_K
 from twinfeed.loaders.command_line._printing import explain, print_lines, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import CONTAINERS
@@ -76,15 +76,15 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """Read the arguments of one command, and show the usage of that command with every error."""
+    """Parser of one command, whose positional arguments and options come in any order."""
 
-    _mixed = False
+    _intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Read arguments and options in any order; an unknown argument is an error."""
-        if self._mixed:  # before Python 3.13 the call below comes back to this method
+        """Parse intermixed arguments; an unknown argument is an error with the command's usage."""
+        if self._intermixed:  # before Python 3.13 the call below comes back to this method
             return super().parse_known_args(args, namespace)
-        self._mixed = True
+        self._intermixed = True
         found, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -106,7 +106,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
-    """Add one command, which a function of _commands.py runs, and return its parser."""
+    """Add a command, run by `run_NAME` of _commands.py, and return its parser."""
     lines = "\n".join(f"  twinfeed {example}" for example in examples)
     parser = commands.add_parser(
         name,
@@ -119,23 +119,23 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
     return parser
 
 
-def _add(place: Any, argument: str, text: str, usual: Any = None, /, **how: Any) -> None:
+def _add(parser: Any, argument: str, text: str, default: Any = None, /, **kwargs: Any) -> None:
     """Add an argument, such as "--split NAME=SIZE...". The dots say that it may be repeated.
 
     The name of the value gives its type (see `_TYPES`). An option without a value is a flag. The
-    help ends with the usual value.
+    help ends with the default.
     """
     names, _, value = argument.partition(" ")
     if value:
         kind = value.removesuffix("...")
-        how = {"metavar": kind, "type": _TYPES.get(kind, str), **how}
-    elif names[0] == "-" and not how and usual is None:
-        how = {"action": "store_true"}
+        kwargs = {"metavar": kind, "type": _TYPES.get(kind, str), **kwargs}
+    elif names[0] == "-" and not kwargs and default is None:
+        kwargs = {"action": "store_true"}
     if value.endswith("..."):
-        text, how = f"{text}; may be repeated", {**how, "action": "append", "default": []}
-    if usual is not None:
-        text, how = f"{text}; default {usual}", {**how, "default": usual}
-    place.add_argument(*names.split("/"), help=text, **how)
+        text, kwargs = f"{text}; may be repeated", {**kwargs, "action": "append", "default": []}
+    if default is not None:
+        text, kwargs = f"{text}; default {default}", {**kwargs, "default": default}
+    parser.add_argument(*names.split("/"), help=text, **kwargs)
 
 
 def _pack(commands: Any) -> None:
@@ -171,7 +171,7 @@ def _pack(commands: Any) -> None:
 
 
 def _add_label(parser: argparse.ArgumentParser) -> Callable[..., None]:
-    """Add the options of the label. Return what adds another option in place of these."""
+    """Add the options of the label; return the function that adds another, exclusive with these."""
     add = partial(_add, parser.add_mutually_exclusive_group())
     add("--label FIELD", "the feature or tar member that holds the label")
     json_key = "a key of a JSON member: json:object.name; without a key, all of it"
@@ -212,7 +212,7 @@ def _index(commands: Any) -> None:
     few = "take a numbered set (-00003-of-00010) of which some are missing"
     add("--incomplete", few, dest="complete", action="store_false")
     add("--digest", "keep a SHA-256 of each shard, for verify to compare")
-    _add_reading(add)
+    _add_reading_options(add)
 
 
 def _verify(commands: Any) -> None:
@@ -229,7 +229,7 @@ def _verify(commands: Any) -> None:
     add = partial(_add, parser)
     add("target", "indexes, or shards", nargs="+")
     add("--bad-list FILE", "write the bad records to this file, for index --exclude")
-    _add_reading(add)
+    _add_reading_options(add)
 
 
 def _add_raw(add: Any) -> None:
@@ -237,8 +237,8 @@ def _add_raw(add: Any) -> None:
     add("--raw", raw, dest="example", action="store_false")
 
 
-def _add_reading(add: Any) -> None:
-    """Add the arguments that `index` and `verify` share."""
+def _add_reading_options(add: Any) -> None:
+    """Add the options by which `index` and `verify` read shards."""
     kinds = "what the shards are; default: what their names and first bytes say"
     add("--container", kinds, choices=CONTAINERS)
     add("--join", "put members of a tar's sample together that lie apart")
@@ -254,10 +254,13 @@ def _add_reading(add: Any) -> None:
     add("-q/--quiet", "no progress bar")
 
 
-def _opened(
+def _index_command(
     commands: Any, name: str, text: str, *examples: str, draws: str = ""
 ) -> Callable[..., None]:
-    """Add a command that opens one index, and that may draw "batches", or "shuffles" of blocks."""
+    """Add a command that opens an index; return the function that adds arguments to it.
+
+    `draws` adds the options of "batches", or of "shuffles" of blocks.
+    """
     add = partial(_add, _command(commands, name, text, *examples))
     add("index", "the folder or the URL of the index")
     add("--root FOLDER", "the folder or the URL of the shards, if it is not the index's own")
@@ -267,7 +270,7 @@ def _opened(
     if draws == "batches":
         add("--p N", "draw P x K batches, with so many classes each; --batch-size has no say")
         add("--field NAME", "the field that holds the images; default: the only one that does")
-        add("--k N", f"records of each class of a P x K batch; needs --p; default {USUAL_K}")
+        add("--k N", f"records of each class of a P x K batch; needs --p; default {DEFAULT_K}")
         small = "of classes with fewer than K records, use records again, or leave the classes out"
         add("--small", small, "repeat", choices=["repeat", "drop"])
     if draws == "shuffles":
@@ -278,12 +281,12 @@ def _opened(
 
 def _info(commands: Any) -> None:
     examples = "info data/train.index", "info data/train.index --json"
-    add = _opened(commands, "info", "Say what an index holds.", *examples)
+    add = _index_command(commands, "info", "Say what an index holds.", *examples)
     add("--json", "print JSON, for programs")
 
 
 def _cat(commands: Any) -> None:
-    add = _opened(
+    add = _index_command(
         commands,
         "cat",
         "Show records, by number or key.",
@@ -299,7 +302,7 @@ def _cat(commands: Any) -> None:
 
 
 def _compare(commands: Any) -> None:
-    add = _opened(
+    add = _index_command(
         commands,
         "compare",
         "Run the same batches through TensorFlow and PyTorch; compare what arrives, and how fast. "
@@ -316,7 +319,7 @@ def _compare(commands: Any) -> None:
 
 
 def _show(commands: Any) -> None:
-    add = _opened(
+    add = _index_command(
         commands,
         "show",
         "Draw a batch of images: a row for each class of a P x K batch, captions below. Needs "
@@ -332,7 +335,7 @@ def _show(commands: Any) -> None:
 
 
 def _mixing(commands: Any) -> None:
-    add = _opened(
+    add = _index_command(
         commands,
         "mixing",
         "Draw how well shuffles mix an index: the shard-aware one, a uniform one, and a buffer. "
@@ -346,7 +349,7 @@ def _mixing(commands: Any) -> None:
 
 
 def _plan(commands: Any) -> None:
-    _opened(
+    _index_command(
         commands,
         "plan",
         "Say what an epoch asks of the store of its shards: with a uniform shuffle, and with the "
@@ -358,19 +361,19 @@ def _plan(commands: Any) -> None:
     )
 
 
-def _field(text: str) -> tuple[str, str]:
+def _parse_field(text: str) -> tuple[str, str]:
     """Parse NAME or NAME=A;B."""
     name, _, aliases = text.partition("=")
     return name, aliases or name
 
 
-def _json(text: str) -> FromJson:
+def _parse_json_label(text: str) -> FromJson:
     """Parse FIELD or FIELD:KEY."""
     field, _, key = text.partition(":")
     return FromJson(field, key)
 
 
-def _split(text: str) -> tuple[str, int | float]:
+def _parse_split(text: str) -> tuple[str, int | float]:
     """Parse NAME=SIZE."""
     name, equals, size = text.partition("=")
     if not equals:
@@ -381,7 +384,7 @@ def _split(text: str) -> tuple[str, int | float]:
         raise argparse.ArgumentTypeError(f"{size!r} is neither a number nor a fraction") from None
 
 
-def _size(text: str) -> int:
+def _parse_bytes(text: str) -> int:
     """Parse a number of bytes, such as 100M."""
     try:
         return checks.bytes_of(text)
@@ -390,9 +393,9 @@ def _size(text: str) -> int:
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "BYTES": _size,
-    "FIELD[:KEY]": _json,
+    "BYTES": _parse_bytes,
+    "FIELD[:KEY]": _parse_json_label,
     "N": int,
-    "NAME=SIZE": _split,
-    "NAME[=A;B]": _field,
+    "NAME=SIZE": _parse_split,
+    "NAME[=A;B]": _parse_field,
 }

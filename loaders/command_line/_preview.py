@@ -1,4 +1,4 @@
-"""One record in a form for people."""
+"""The columns and fields of one record, as lines of text."""
 
 from __future__ import annotations
 
@@ -12,23 +12,25 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers.validate import counted
 
-_TEXT = 200
-_HEX = 24
+_MAX_TEXT = 200
+_MAX_HEX = 24
 
 
 def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
     """Yield a line for each column and field."""
     for name, column in index.columns.items():
         value = column[record]
-        named = name == "label" and index.classes
-        yield f"{name}: {value}" + (f" ({index.classes[int(value)]})" if named else "")
+        if name == "label" and index.classes:
+            value = f"{value} ({index.classes[int(value)]})"
+        yield f"{name}: {value}"
     for name in index.fields:
         if lacks(index, name, record):
             yield f"{name}: missing" + ", read as empty" * (index.options.missing == "empty")
         else:
             row = index.table(name)[record]
-            at = "" if index.container == "files" else f" at byte {row['offset']}"
-            yield f"{name}: {_described(reader.read([record], [name])[name][0], at)}"
+            where = "" if index.container == "files" else f" at byte {row['offset']}"
+            (content,) = reader.read([record], [name])[name]
+            yield f"{name}: {_describe(content, where)}"
 
 
 def lacks(index: Index, name: str, record: int, /) -> bool:
@@ -36,26 +38,26 @@ def lacks(index: Index, name: str, record: int, /) -> bool:
     return name in index.fields and bool(index.table(name)["length"][record] < 0)
 
 
-def _described(value: Any, at: str) -> str:
-    """Return a value in one line, bytes with their place."""
+def _describe(value: Any, where: str) -> str:
+    """Return a value in one line, bytes with their offset."""
     if isinstance(value, bytes):
-        return f"{counted(len(value), 'byte')}{at}, {_bytes(value)}"
+        return f"{counted(len(value), 'byte')}{where}, {_describe_bytes(value)}"
     if isinstance(value, list):
-        return f"{len(value)} values: " + "; ".join(_bytes(item) for item in value[:5])
+        return f"{len(value)} values: " + "; ".join(_describe_bytes(item) for item in value[:5])
     array = np.asarray(value)
     shown = np.array2string(array, threshold=10, max_line_width=120)
     return f"{array.dtype}[{len(array)}]: {shown}"
 
 
-def _bytes(data: bytes) -> str:
-    """Say what bytes are: an image, text, or anything."""
+def _describe_bytes(data: bytes) -> str:
+    """Return the kind of bytes: an image, text, or their first bytes."""
     if image := image_of(data):
         return image
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        return f"begins with {data[:_HEX].hex(' ')}"
-    shown = text if len(text) <= _TEXT else text[:_TEXT] + "..."
+        return f"begins with {data[:_MAX_HEX].hex(' ')}"
+    shown = text if len(text) <= _MAX_TEXT else text[:_MAX_TEXT] + "..."
     return f"text: {shown}"
 
 

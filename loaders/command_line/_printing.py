@@ -1,4 +1,4 @@
-"""What the command line prints: lines without control sequences for the terminal."""
+"""Printed lines, with control sequences for the terminal escaped."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ _LABELS: dict[str | None, tuple[str, ...]] = {
 
 
 def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines, with everything escaped that is not printable."""
-    # Names, keys, classes and texts may hold commands for a terminal. Nothing else prints them.
+    """Print lines, with everything escaped that is not printable.
+
+    All output goes through here, since names, keys, classes and texts may hold control sequences.
+    """
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)
 
@@ -30,24 +32,24 @@ def built_with(options: IndexOptions, index: str, /) -> str:
     Class names that were listed are taken from the index itself. The list of records to leave out
     has to be given again.
     """
-    words = ["--raw"] * (not options.example) + ["--join"] * options.join
-    words += ["--digest"] * options.digest + ["--incomplete"] * (not options.complete)
+    arguments = ["--raw"] * (not options.example) + ["--join"] * options.join
+    arguments += ["--digest"] * options.digest + ["--incomplete"] * (not options.complete)
     for name in ("background", "container", "key", "max_record_bytes", "missing"):
         value = getattr(options, name)
         if value != getattr(Reading, name):
-            words += [f"--{name.replace('_', '-')}", str(value)]
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
     for name, aliases in (options.fields or {}).items():
-        words += ["--field", name if name == aliases else f"{name}={aliases}"]
+        arguments += ["--field", name if name == aliases else f"{name}={aliases}"]
     for name in options.lists:
-        words += ["--list", name]
-    words += _LABELS.get(options.label_from, ())
-    words += [] if options.label is None else [options.label]
-    words += ["--classes", index] if options.classes_given else []
-    words += ["--root", options.root] if options.root else []
-    listed = options.broken or (options.left_out and options.missing != "skip")
-    words += ["--exclude", "FILE"] if listed else []
+        arguments += ["--list", name]
+    arguments += _LABELS.get(options.label_from, ())
+    arguments += [] if options.label is None else [options.label]
+    arguments += ["--classes", index] if options.classes_given else []
+    arguments += ["--root", options.root] if options.root else []
+    excludes = options.broken or (options.left_out and options.missing != "skip")
+    arguments += ["--exclude", "FILE"] if excludes else []
     note = "(and labels by a function, which build_index takes)"
-    return shlex.join(words) + (f" {note}" if options.label_from == "function" else "")
+    return shlex.join(arguments) + (f" {note}" if options.label_from == "function" else "")
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
@@ -56,7 +58,7 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def explain(error: Exception) -> str:
-    """Return what an error says in one line."""
+    """Return the message of an error in one line."""
     text = error.args[0] if isinstance(error, KeyError) else error
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import shlex
 from collections import defaultdict, deque
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from twinfeed.loaders.feed.config import stored_fields
 from twinfeed.loaders.feed.shuffling import block_of
+from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import large, record_bytes
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
@@ -18,11 +20,11 @@ from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan, 
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import Spans, most_open, reads_spans
 from twinfeed.loaders.support import system
-from twinfeed.samplers import validate
+from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
 
 # Most samples that are drawn. A longer epoch is estimated from the second half of them.
-_MOST = 1 << 19
+_MAX_SAMPLES = 1 << 19
 
 # A request of fewer bytes takes longer to begin than to transfer: on a disk, and in a bucket.
 _SMALL, _SMALL_REMOTE = 1 << 16, 1 << 20
@@ -44,8 +46,8 @@ class Plan:
         requests: ranges requested in an epoch.
         read_bytes: the bytes of these ranges. A disk cache of remote shards reads whole pieces.
         used_bytes: the bytes of the fields that batches take.
-        held_bytes: the memory needed so that nothing is read twice: for the open blocks, and for
-            what is read ahead. It is page cache, or with `remote` the process's own.
+        memory_bytes: the memory needed so that nothing is read twice: for the open blocks, and for
+            what is prefetched. It is page cache, or with `remote` the process's own.
         exact: whether the whole epoch was drawn. Otherwise requests and bytes are estimated from a
             part.
         findings: what to change, a sentence each, if the store can never be fast.
@@ -62,7 +64,7 @@ class Plan:
     requests: int
     read_bytes: int
     used_bytes: int
-    held_bytes: int
+    memory_bytes: int
     exact: bool = True
     findings: tuple[str, ...] = ()
     shards: int = 0
@@ -82,20 +84,19 @@ class Plan:
     def __str__(self) -> str:
         """Return the plan as lines of text."""
         about = "" if self.exact else "about "
-        size = self.read_bytes / max(1, self.requests)
-        between = ": a request also brings the headers, fields and records between"
-        whose = "the process" if self.remote else "page cache"
-        lines = [
-            f"an epoch of {counted(self.batches, 'batch')}, {counted(self.samples, 'sample')}",
-            f"  requests   {about}{self.requests:,}, {_bytes(size)} each",
-            f"  read       {about}{_bytes(self.read_bytes)}, {self.amplification:.2f} times the "
-            f"{_bytes(self.used_bytes)} that batches use{between * (self.amplification > 1.5)}",
-            f"  memory     {_bytes(self.held_bytes)} of {whose}, so that nothing is read twice",
-        ]
+        request = _format_bytes(self.read_bytes / max(1, self.requests))
+        read, used = _format_bytes(self.read_bytes), _format_bytes(self.used_bytes)
+        memory, shard = _format_bytes(self.memory_bytes), _format_bytes(self.shard_bytes)
+        lines = [f"an epoch of {counted(self.batches, 'batch')}, {counted(self.samples, 'sample')}"]
         if self.shards:
-            lines.insert(
-                1, f"  shards     {self.shards:,}, {_bytes(self.shard_bytes)} each (median)"
-            )
+            lines.append(f"  shards     {self.shards:,}, {shard} each (median)")
+        lines.append(f"  requests   {about}{self.requests:,}, {request} each")
+        times = f"{self.amplification:.2f} times the {used} that batches use"
+        if self.amplification > 1.5:
+            times += ": a request also brings the headers, fields and records between"
+        lines.append(f"  read       {about}{read}, {times}")
+        owner = "the process" if self.remote else "page cache"
+        lines.append(f"  memory     {memory} of {owner}, so that nothing is read twice")
         return "\n".join([*lines, *(f"  advice     {finding}" for finding in self.findings)])
 
 
@@ -122,111 +123,113 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
     """
     index, sampler, fields = index_of(feed, "plan"), feed.sampler, stored_fields(feed)
     limit = LIMIT if readahead is None else validate.integer("readahead", readahead, minimum=0)
-    steps = min(len(sampler), max(1, _MOST // max(1, sampler.batch_size)))
+    steps = min(len(sampler), max(1, _MAX_SAMPLES // max(1, sampler.batch_size)))
     schedule = Schedule(sampler)
-    each = record_bytes(index, fields)
-    samples, most_open = _opened(schedule, steps, each)
+    used_per_record = record_bytes(index, fields)
+    samples, open_records = _count_samples(schedule, steps)
     share = len(sampler) / max(1, steps)
-    requests, read = _counted(ReadPlan(index, fields, schedule, 0, limit=limit or LIMIT), steps)
-    stored = max(int(each * len(index)), int(index.shards["bytes"].sum()))
-    record = stored / max(1, len(index))
+    reads = ReadPlan(index, fields, schedule, 0, limit=limit or LIMIT)
+    requests, read = _count_requests(reads, steps)
+    stored = max(int(used_per_record * len(index)), int(index.shards["bytes"].sum()))
+    stored_per_record = stored / max(1, len(index))
     # A block is read with what lies between its fields, if that is short.
-    whole = record / each if each and record - each <= gap_of(index) else 1.0
-    held = min(stored, read, int(whole * most_open) + limit)
+    reads_gaps = used_per_record and stored_per_record - used_per_record <= gap_of(index)
+    read_per_record = stored_per_record if reads_gaps else used_per_record
+    memory = min(stored, read, int(read_per_record * open_records) + limit)
     if not index.remote and not large(index):  # pages stay in memory once they were read
         read = min(read, stored)
-    facts = Plan(
+    result = Plan(
         batches=len(sampler),
         samples=int(share * samples),
         requests=requests,
         read_bytes=read,
-        used_bytes=int(share * each * samples / sampler.traits.uses),
-        held_bytes=held,
+        used_bytes=int(share * used_per_record * samples / sampler.traits.uses),
+        memory_bytes=memory,
         exact=steps == len(sampler),
         shards=0 if index.container == "files" else len(index.shards),
         shard_bytes=int(np.median(index.shards["bytes"])),
         remote=index.remote,
     )
-    return replace(facts, findings=tuple(_findings(feed, facts)))
+    return replace(result, findings=tuple(_findings(index, sampler, result)))
 
 
-def _opened(schedule: Schedule, steps: int, each: float) -> tuple[int, float]:
-    """Return how many samples the first steps have, and the most bytes that are open at once."""
-    sampler, drawn = schedule.sampler, schedule.batches(0, 0, steps)
-    samples = sum(int(np.count_nonzero(ids >= 0)) for ids in drawn)
-    if not reads_spans(sampler):
-        return samples, each * max(map(len, drawn), default=0)
+def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
+    """Return how many samples the first steps have, and the most records of open blocks."""
+    batches = schedule.batches(0, 0, steps)
+    samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
+    if not reads_spans(schedule.sampler):
+        return samples, max(map(len, batches), default=0)
     spans = Spans(schedule, 0)
     opened = spans.opened_before(steps)
-    last: dict[int, deque[int]] = defaultdict(deque)
-    for span, last_step in spans.closed_before(steps):
-        last[span].append(last_step)
-    for one in opened:
-        last[one.first].append(steps)  # of spans that are still open
-    closed = np.array([last[one.first].popleft() for one in opened], np.int64)
+    last_steps: dict[int, deque[int]] = defaultdict(deque)
+    for first, last_step in spans.closed_before(steps):
+        last_steps[first].append(last_step)
+    for span in opened:
+        last_steps[span.first].append(steps)  # of spans that are still open
+    closed = np.array([last_steps[span.first].popleft() for span in opened], np.int64)
     first, stop, step = np.array(opened, np.int64).reshape(-1, 3).T
-    return samples, most_open(step, closed + 1, each * (stop - first))
+    return samples, most_open(step, closed + 1, stop - first)
 
 
-def _counted(reads: ReadPlan, steps: int) -> tuple[int, int]:
-    """Return how many ranges the steps of an epoch fetch, and their bytes.
+def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
+    """Return how many ranges an epoch fetches, and their bytes.
 
-    The steps still to come are estimated from the second half of the steps looked at.
+    The first `steps` are counted. Later steps are estimated from the second half of these.
     """
     total = len(reads.schedule.sampler)
-    counts, middle, before = np.zeros(2), 0, np.zeros(2)
+    counts, middle, first_half = np.zeros(2), 0, np.zeros(2)
     for step in range(steps if reads.fields else 0):
         for event in reads.until(step):
             if isinstance(event, Fetch):
                 ranges = event.ranges
                 counts += len(ranges), (ranges["stop"] - ranges["start"]).sum()
         if 2 * step < steps < total:
-            middle, before = reads.next, counts.copy()
-    share = (total - middle) / max(1, min(reads.next, total) - middle)
-    requests, read = before + share * (counts - before)
+            middle, first_half = reads.next, counts.copy()
+    scale = (total - middle) / max(1, min(reads.next, total) - middle)
+    requests, read = first_half + scale * (counts - first_half)
     return round(requests), round(read)
 
 
-def _findings(feed: Feed, facts: Plan) -> list[str]:
-    """Say what to change if the store can never be fast."""
-    index, sampler = index_of(feed, "plan"), feed.sampler
-    remote, memory = index.remote, system.memory()
-    size, total = facts.read_bytes / max(1, facts.requests), int(index.shards["bytes"].sum())
-    small = _SMALL_REMOTE if remote else _SMALL
-    fewer = max(1, math.ceil(total / SHARD_BYTES))
-    advice = []
-    if facts.shard_bytes < small and facts.shards >= _MANY * fewer:
+def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]:
+    """Yield what to change if the store can never be fast."""
+    total, memory = int(index.shards["bytes"].sum()), system.memory()
+    request_bytes = result.read_bytes / max(1, result.requests)
+    small = _SMALL_REMOTE if index.remote else _SMALL
+    enough_shards = max(1, math.ceil(total / SHARD_BYTES))
+    if result.shard_bytes < small and result.shards >= _MANY * enough_shards:
         container = " --container tar" if index.container == "tar" else ""
-        advice.append(
+        yield (
             f"no request is longer than a shard, and half of all shards are of "
-            f"{_bytes(facts.shard_bytes)} or less: repack {facts.shards:,} shards to {fewer:,}, "
-            f"twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
+            f"{_format_bytes(result.shard_bytes)} or less: repack {result.shards:,} shards to "
+            f"{enough_shards:,}, twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
         )
-    elif facts.requests > 1 and size < small and (remote or large(index)):
-        asked = min(facts.shard_bytes, int(block_of(index, len(index)) * record_bytes(index)))
-        instead = f"take shuffled(index, seed=…), which asks for about {_bytes(asked)} at a time"
+    elif result.requests > 1 and request_bytes < small and (index.remote or large(index)):
+        block_bytes = int(block_of(index, len(index)) * record_bytes(index))
+        longest = min(result.shard_bytes, block_bytes)
+        advice = (
+            f"take shuffled(index, seed=…), which asks for about {_format_bytes(longest)} at a time"
+        )
         if sampler.traits.reads_blocks:
-            instead = "take blocks of about 4 MB, and shards of many blocks"
-        if total >= _LITTLE or not (sampler.traits.reads_blocks or asked < 2 * size):
-            advice.append(
-                f"requests of {_bytes(size)} at random places take longer to begin than to "
-                f"transfer, however many are under way: {instead}"
+            advice = "take blocks of about 4 MB, and shards of many blocks"
+        if total >= _LITTLE or not (sampler.traits.reads_blocks or longest < 2 * request_bytes):
+            yield (
+                f"requests of {_format_bytes(request_bytes)} at random places take longer to "
+                f"begin than to transfer, however many are under way: {advice}"
             )
-    if sampler.world_size > 1 and facts.amplification > 1.5:
-        advice.append(
+    if sampler.world_size > 1 and result.amplification > 1.5:
+        yield (
             f"each of {sampler.world_size} ranks reads every block: take sections= that "
             f"{sampler.world_size} divides"
         )
-    if 2 * facts.held_bytes > memory:
-        advice.append(
-            f"an epoch needs {_bytes(facts.held_bytes)} of memory, and this process may use "
-            f"{_bytes(memory)}: take a smaller window"
+    if 2 * result.memory_bytes > memory:
+        yield (
+            f"an epoch needs {_format_bytes(result.memory_bytes)} of memory, and this process may "
+            f"use {_format_bytes(memory)}: take a smaller window"
         )
-    return advice
 
 
-def _bytes(number: float) -> str:
-    """Write a number of bytes for people."""
+def _format_bytes(number: float) -> str:
+    """Return a number of bytes with its unit."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f} {unit}"

@@ -33,19 +33,18 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.samplers.validate import counted
 
-_BATCH = 256
+_BATCH = 256  # records that are read in one call
 _MAX_SHOWN = 20
 """Findings that a printed report lists."""
-_GROUPS = 64
-"""About how many tasks an executor is given: enough for its workers, but far fewer than shards."""
+_TASKS = 64
+"""About how many tasks an executor gets: enough for its workers, but far fewer than shards."""
 
-_Checked = tuple[int, list[BadRecord]]
+_ShardResult = tuple[int, list[BadRecord]]
 """The number of records of a shard, and what is bad there."""
 
-_Check = Callable[[Sequence[Any]], Iterator[_Checked]]
+_Check = Callable[[Sequence[Any]], Iterator[_ShardResult]]
 
-
-_received = lru_cache(maxsize=1)(pickle.loads)
+_cached_loads = lru_cache(maxsize=1)(pickle.loads)
 
 
 @dataclass(frozen=True)
@@ -140,34 +139,36 @@ def verify(
     shards: Sequence[Any]
     if isinstance(source, Index):
         _check_arrays(source)
-        check, shards = partial(_indexed_shards, source), range(len(source.shards))
+        check, shards = partial(_check_indexed_shards, source), range(len(source.shards))
     else:
         found = find_source(source, None, container=reading.container, root=root, complete=False)
-        full = root is None and found.container != "files"
+        full_paths = root is None and found.container != "files"
         plan = BuildPlan.of(found, None, None, reading)
-        check, shards = partial(_plain_shards, plan, full), found.jobs
-    checked = _results(check, shards, executor)
-    results = list(progress_bar(checked, "verifying", "shard", progress, len(shards)))
-    bad = [one for _, found_bad in results for one in found_bad]
+        check, shards = partial(_check_plain_shards, plan, full_paths), found.jobs
+    checks = _check_all(check, shards, executor)
+    results = list(progress_bar(checks, "verifying", "shard", progress, len(shards)))
+    findings = [finding for _, bad in results for finding in bad]
     if bad_list is not None:
-        write_bad_records(bad_list, [one for one in bad if one.record >= 0])
-    return Report(len(shards), sum(records for records, _ in results), bad)
+        write_bad_records(bad_list, [finding for finding in findings if finding.record >= 0])
+    return Report(len(shards), sum(records for records, _ in results), findings)
 
 
-def _results(check: _Check, shards: Sequence[Any], executor: Executor | None) -> Iterator[_Checked]:
-    """Yield what `check` finds in each shard, in order; an executor gets groups of shards."""
+def _check_all(
+    check: _Check, shards: Sequence[Any], executor: Executor | None
+) -> Iterator[_ShardResult]:
+    """Yield the result of each shard, in order; an executor gets groups of shards."""
     if executor is None:
         yield from check(shards)
         return
-    size = math.ceil(len(shards) / _GROUPS) or 1
-    groups = [shards[first : first + size] for first in range(0, len(shards), size)]
-    for checked in executor.map(partial(_check_group, pickle.dumps(check)), groups):
-        yield from checked
+    size = math.ceil(len(shards) / _TASKS) or 1
+    groups = [shards[start : start + size] for start in range(0, len(shards), size)]
+    for results in executor.map(partial(_check_group, pickle.dumps(check)), groups):
+        yield from results
 
 
-def _check_group(sent: bytes, shards: Sequence[Any]) -> list[_Checked]:
+def _check_group(pickled_check: bytes, shards: Sequence[Any]) -> list[_ShardResult]:
     """Check some shards in another process, which opens the index once for all groups."""
-    check: _Check = _received(sent)
+    check: _Check = _cached_loads(pickled_check)
     return list(check(shards))
 
 
@@ -197,15 +198,15 @@ def _check_arrays(index: Index) -> None:
 
 
 class _Scan:
-    """Scan one shard to its end, or to where it breaks off, and keep what is bad.
+    """Scan one shard to its end, or to where it breaks off, and collect bad records.
 
-    A shard that cannot be read, or that does not have the given `size`, is `lost`.
+    A shard that cannot be read, or that does not have the expected `size`, is `unreadable`.
     """
 
     def __init__(self, plan: BuildPlan, job: Job, *, size: int | None = None) -> None:
         self.job = job
         self.sha256 = ""
-        self.lost = False
+        self.unreadable = False
         self.end: int | None = 0
         self.headers = self.records = 0
         self.offsets, self.numbers = array("q"), array("q")
@@ -217,37 +218,37 @@ class _Scan:
                     raise stale_file_error(path, size, os.stat(path).st_size)
                 if plan.options.digest:
                     self.sha256 = file_digest(Path(path))
-                for record in plan.scan(job, path, self.on_bad):
+                for record in plan.scan(job, path, self._on_bad):
                     self.headers = add_header(self.headers, record)
                     self.records += 1
-                    self.note(record.offset, record.number)
+                    self._add(record.offset, record.number)
                     self.end = record.offset + record.length
                     if plan.options.join:  # other records may lie between the parts of this record
                         for part in record.fields.values():
-                            self.note(part.offset, record.number)
+                            self._add(part.offset, record.number)
         except (OSError, StaleIndexError) as error:
-            self.lost = True
+            self.unreadable = True
             name = getattr(error, "filename", None) if job.entries else None
             self.bad.append(bad_record(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
             if error.record is not None:  # the index's records after the break belong to this error
                 start = error.offset if self.end is None else self.end
-                self.note(start or 0, error.record)
+                self._add(start or 0, error.record)
 
-    def on_bad(self, error: DataCorruptionError) -> None:
-        """Keep the error of one record."""
-        entry = bad_record(self.job.shard, error)
+    def _on_bad(self, error: DataCorruptionError) -> None:
+        """Collect the error of one record."""
+        finding = bad_record(self.job.shard, error)
         if error.advice == APART:
-            entry = entry._replace(problem=f"{error.problem}; {APART}")
-            self.halves.add(entry.record)
-        self.bad.append(entry)
+            finding = finding._replace(problem=f"{error.problem}; {APART}")
+            self.halves.add(finding.record)
+        self.bad.append(finding)
         self.records += 1
-        self.note(error.offset or 0, -1 if error.record is None else error.record)
+        self._add(error.offset or 0, -1 if error.record is None else error.record)
         self.end = None
 
-    def note(self, offset: int, number: int) -> None:
-        """Keep where a record, or a part of a record, starts."""
+    def _add(self, offset: int, number: int) -> None:
+        """Add the start of a record, or of a part of a record."""
         self.offsets.append(offset)
         self.numbers.append(number)
 
@@ -255,61 +256,62 @@ class _Scan:
         """Return the number of the record that each offset lies in; -1 for no record."""
         starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
         order = np.lexsort((numbers, starts))
-        places = np.searchsorted(starts[order], offsets, side="right")
-        found: list[int] = np.append(-1, numbers[order])[places].tolist()
+        positions = np.searchsorted(starts[order], offsets, side="right")
+        found: list[int] = np.append(-1, numbers[order])[positions].tolist()
         return found
 
 
-def _plain_shards(plan: BuildPlan, full: bool, jobs: Sequence[Job]) -> Iterator[_Checked]:
-    """Verify shards by themselves, named by their full paths if so wanted."""
+def _check_plain_shards(
+    plan: BuildPlan, full_paths: bool, jobs: Sequence[Job]
+) -> Iterator[_ShardResult]:
+    """Verify shards without an index."""
     for job in jobs:
         scan = _Scan(plan, job)
         # Leaving out half a sample would keep the other half. So half a sample is numbered -1.
-        bad = [one._replace(record=-1) if one.record in scan.halves else one for one in scan.bad]
-        if full:
-            bad = [one._replace(shard=str(join(plan.root, job.shard))) for one in bad]
+        bad = [b._replace(record=-1) if b.record in scan.halves else b for b in scan.bad]
+        if full_paths:
+            bad = [b._replace(shard=str(join(plan.root, job.shard))) for b in bad]
         yield scan.records, bad
 
 
-def _indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Checked]:
+def _check_indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_ShardResult]:
     """Verify shards against their index."""
     with Reader(index) as reader:
         for shard in shards:
             stop = int(index.shard_stops[shard])
             start = int(index.shard_stops[shard - 1]) if shard else 0
-            yield stop - start, _indexed_shard(reader, shard, start, stop)
+            yield stop - start, _check_indexed_shard(reader, shard, start, stop)
 
 
-def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
-    """Return what is bad in one shard of an index, which has the records from `start` to `stop`."""
+def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
+    """Return what is bad in one shard, which has the records from `start` to `stop`."""
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":
-        return [_entry(name, n, error) for n, error in _unreadable(reader, start, stop)]
+        errors = _read_errors(reader, start, stop)
+        return [_finding(name, number, error) for number, error in errors]
     plan = BuildPlan(index.shards_root, index.options)
     scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
-    if scan.lost:
+    if scan.unreadable:
         return scan.bad
     changed = scan.headers != index.shards["headers"][shard]
-    offsets = _offsets(index, start, stop)
-    held = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
+    offsets = _record_offsets(index, start, stop)
+    indexed = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
     bad = {
-        one.record: one
-        for one in scan.bad
-        if one.record in held or one.record < 0 or (one.rest and changed)
+        b.record: b for b in scan.bad if b.record in indexed or b.record < 0 or (b.rest and changed)
     }
     # A bad record that the index leaves out was bad at the build too: it explains no change.
     explained = bool(bad)
-    unreadable = dict(_unreadable(reader, start, stop))
-    numbers = scan.numbers_at(np.maximum(offsets[[*unreadable]], 0))
-    for number, error in zip(numbers, unreadable.values(), strict=True):
-        entry = _entry(name, number, error)
-        bad.setdefault(entry.record, entry)
+    read_errors = dict(_read_errors(reader, start, stop))
+    numbers = scan.numbers_at(np.maximum(offsets[[*read_errors]], 0))
+    for number, error in zip(numbers, read_errors.values(), strict=True):
+        finding = _finding(name, number, error)
+        bad.setdefault(finding.record, finding)
     if index.container == "tar":  # its checksum covers fields too
         explained = bool(bad)
-    sums = index.shard_sums
+    digests = index.shard_sums
     if changed and not explained:
         what = "the checksum over its records"
-    elif not bad and len(sums) and scan.sha256 != sums[shard].tobytes().hex():
+    elif not bad and len(digests) and scan.sha256 != digests[shard].tobytes().hex():
         what = "its SHA-256"
     else:
         return list(bad.values())
@@ -317,44 +319,43 @@ def _indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[Ba
     return list((bad | {-1: BadRecord(name, -1, problem=problem)}).values())
 
 
-def _offsets(index: Index, start: int, stop: int) -> Int64s:
-    """Return the place of some field of each record; -1 if the record has no field."""
+def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
+    """Return the offset of some field of each record; -1 if the record has no field."""
     offsets = np.full(stop - start, -1)
     for field in index.fields:
         rows = index.table(field)[start:stop]
-        np.maximum(
-            offsets, np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1), out=offsets
-        )
+        field_offsets = np.where(rows["length"] >= 0, rows["offset"].astype(np.int64), -1)
+        np.maximum(offsets, field_offsets, out=offsets)
     return offsets
 
 
-def _entry(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
-    """Return the entry for the error of reading one record."""
+def _finding(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
+    """Return the finding for the error of reading one record."""
     if isinstance(error, OSError | StaleIndexError):
         file = error.filename if isinstance(error, OSError) else error.path
         return bad_record(file or shard, error)
     return bad_record(shard, error)._replace(record=number)
 
 
-def _unreadable(
+def _read_errors(
     reader: Reader, start: int, stop: int
 ) -> Iterator[tuple[int, LoaderError | OSError]]:
-    """Yield (number within the shard, error) of each record that does not read as indexed."""
+    """Yield the number within the shard and the error of each record that cannot be read."""
     for first in range(start, stop, _BATCH):
         last = min(first + _BATCH, stop)
-        if _read(reader, first, last) is not None:
+        if _read_error(reader, first, last) is not None:
             for record in range(first, last):
-                error = _read(reader, record, record + 1)
+                error = _read_error(reader, record, record + 1)
                 if error is not None:
                     yield record - start, error
 
 
-def _read(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
-    """Read the fields that the records have, and return the error, if any."""
+def _read_error(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
+    """Read the fields that the records have; return the error, None for none."""
     try:
         for field in reader.index.fields:
-            held = reader.index.table(field)["length"][start:stop] >= 0
-            reader.read(np.flatnonzero(held) + start, [field])
+            present = reader.index.table(field)["length"][start:stop] >= 0
+            reader.read(np.flatnonzero(present) + start, [field])
     except (LoaderError, OSError) as error:
         return error
     return None

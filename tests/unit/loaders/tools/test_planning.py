@@ -50,10 +50,10 @@ def test_blocks_are_few_requests_and_random_records_many(index: Index) -> None:
     assert 10 <= blocks.requests <= 20 < 250 < single.requests <= COUNT
     assert 1 <= blocks.amplification < 1.01
     assert 1 <= single.amplification < 1.3
-    assert 4 * 20 * RECORD <= blocks.held_bytes - RECORD <= 6 * 20 * RECORD
-    assert single.held_bytes == pytest.approx(11 * RECORD, abs=1000), "a batch, and what is ahead"
+    assert 4 * 20 * RECORD <= blocks.memory_bytes - RECORD <= 6 * 20 * RECORD
+    assert single.memory_bytes == pytest.approx(11 * RECORD, abs=1000), "a batch, and what is ahead"
     assert blocks.exact
-    assert planned(index, order).held_bytes == planned(index, order).read_bytes, "not more"
+    assert planned(index, order).memory_bytes == planned(index, order).read_bytes, "not more"
 
 
 def test_reused_images_are_read_once_and_held_while_they_live(index: Index) -> None:
@@ -61,7 +61,7 @@ def test_reused_images_are_read_once_and_held_while_they_live(index: Index) -> N
     assert reused.samples == 4 * COUNT
     assert reused.used_bytes == COUNT * RECORD
     assert COUNT * RECORD <= reused.read_bytes <= 1.2 * COUNT * RECORD
-    assert 20 * RECORD <= reused.held_bytes <= 36 * RECORD, "and those of a batch"
+    assert 20 * RECORD <= reused.memory_bytes <= 36 * RECORD, "and those of a batch"
 
 
 def test_a_long_epoch_is_reckoned_from_a_part(
@@ -70,7 +70,7 @@ def test_a_long_epoch_is_reckoned_from_a_part(
     order = ShardShuffleSampler(index.shard_lengths, seed=0, block=4, window=4)
     feed = Feed(index, BatchSampler(order, batch_size=10))
     whole = plan(feed, readahead=1)
-    monkeypatch.setattr(planning, "_MOST", COUNT // 2)
+    monkeypatch.setattr(planning, "_MAX_SAMPLES", COUNT // 2)
     part = plan(feed, readahead=1)
     assert not part.exact
     assert part.samples == COUNT
@@ -88,7 +88,7 @@ def test_what_lies_between_the_fields_of_a_tar_is_told(tmp_path: Path) -> None:
     found = plan(Feed(tar, batches, fields=["txt"]))
     assert found.used_bytes == 40 * COUNT
     assert 0.99 * stored < found.read_bytes <= stored
-    assert found.held_bytes <= found.read_bytes
+    assert found.memory_bytes <= found.read_bytes
     assert "times the 16 kB that batches use: a request also brings the headers, fields" in str(
         found
     )
