@@ -18,11 +18,11 @@ import tensorflow as tf
 from programs import keras_child
 from support import PROGRAMS
 from support.damage import SAVES
-from support.inside import mark_deletable
 from support.keras_models import Interrupt, made, model, pairs
 from support.tensorflow_feeds import CLASSES, loader, numbers, packed
 
 from twinfeed.loaders.keras import ResumeCallback
+from twinfeed.loaders.support.deletable import mark_deletable
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.samplers import PKBatchSampler, StateMismatchError
 

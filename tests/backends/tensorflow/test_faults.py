@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import tensorflow as tf
 from support import PROGRAMS, TESTS
-from support.inside import TFRecordWriter
 from support.programs import PYTHON, QUIET
 from support.tensorflow_feeds import loader, packed, word
 
@@ -28,6 +27,7 @@ from twinfeed.loaders import (
     StaleIndexError,
     open_index,
 )
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.tensorflow import original_errors
 from twinfeed.samplers import BatchStream, ExactOnceBatchSampler
 

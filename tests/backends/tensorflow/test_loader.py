@@ -16,11 +16,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support.batches import expected, noted
-from support.inside import Batcher
 from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
 from support.threads import started_threads
 
 from twinfeed.loaders import Feed, NumpyLoader, Seeded
+from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.tensorflow import (
     TensorFlowLoader,
     choose,

@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support import TESTS, tensorflow_feeds
-from support.inside import RequestPool
 from support.programs import PYTHON, QUIET
 from support.servers import RangeServer
 
 from twinfeed.loaders import Feed, LoaderError, NumpyLoader, open_index, pack
+from twinfeed.loaders.storage.request_pool import RequestPool
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 RECORDS, SHARDS, SIZE = 96, 4, 3000

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from PIL import Image
-from support.inside import main
 from support.shards import write_tfrecord
 
 from twinfeed.loaders import Feed, ImageFolder, NumpyLoader, pack
+from twinfeed.loaders.command_line import main
 from twinfeed.loaders.pictures import plot_mixing, show_batch
 from twinfeed.samplers import (
     BatchSampler,

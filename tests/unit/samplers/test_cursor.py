@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.inside import Cursor
 
 from twinfeed.samplers import (
     BatchSampler,
@@ -26,6 +25,7 @@ from twinfeed.samplers import (
     WeightedSampler,
     state,
 )
+from twinfeed.samplers.cursor import Cursor
 
 
 def training() -> BatchStream:

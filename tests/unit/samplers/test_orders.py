@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from support.inside import log
 
 from twinfeed.samplers import (
     BatchSampler,
@@ -26,6 +25,7 @@ from twinfeed.samplers import (
     WeightedSampler,
     split,
 )
+from twinfeed.samplers.drawing.weighted_order import log
 
 
 def _flat(sampler: BatchSampler | MixtureSampler, epoch: int = 0) -> np.ndarray:

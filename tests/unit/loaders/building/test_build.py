@@ -15,23 +15,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.inside import (
-    MANIFEST,
-    BadRecord,
-    Entry,
-    IndexOptions,
-    ReadingOptions,
-    TFRecordWriter,
-    _merge,
-    build,
-    encode,
-    list_images,
-    mark_deletable,
-    parse_sequence,
-    read_bad_records,
-    tar,
-    tfrecord,
-)
 from support.refusals import Call, Refused, check_refused
 from support.shards import flip, numbered, tars, tfrecords, tree, write_tar, write_tfrecord
 
@@ -50,6 +33,16 @@ from twinfeed.loaders import (
     pack,
     verify,
 )
+from twinfeed.loaders.building import _merge, build
+from twinfeed.loaders.building.bad_records import BadRecord, read_bad_records
+from twinfeed.loaders.building.image_folder import list_images
+from twinfeed.loaders.formats import tar, tfrecord
+from twinfeed.loaders.formats.example import encode, parse_sequence
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index.manifest import MANIFEST
+from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
+from twinfeed.loaders.support.deletable import mark_deletable
 
 
 def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) -> None:

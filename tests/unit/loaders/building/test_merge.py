@@ -17,20 +17,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support import PROGRAMS
-from support.inside import (
-    Entry,
-    FieldStats,
-    IndexOptions,
-    ShardPart,
-    TFRecordWriter,
-    _classes,
-    _scan_shard,
-    mark_deletable,
-    new_part,
-    row_type,
-    sources,
-)
-from support.inside import writer as _writer
 from support.shards import made_parts, merged, tars, tfrecords, tree
 
 from twinfeed.loaders import (
@@ -39,6 +25,14 @@ from twinfeed.loaders import (
     build_index,
     open_index,
 )
+from twinfeed.loaders.building import _classes, _scan_shard, sources
+from twinfeed.loaders.building import writer as _writer
+from twinfeed.loaders.building._parts import FieldStats, ShardPart, new_part
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.index.arrays import row_type
+from twinfeed.loaders.index.options import IndexOptions
+from twinfeed.loaders.support.deletable import mark_deletable
 from twinfeed.samplers import ClassOrder
 
 
@@ -135,7 +129,7 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
 
 
 def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
-    from support.inside import integer_type
+    from twinfeed.loaders.index.arrays import integer_type
 
     assert [integer_type(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
 

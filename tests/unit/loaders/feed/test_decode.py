@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image, UnidentifiedImageError
 from support import GOLDEN
-from support.inside import LIMITS, Request, TarWriter, batcher_of, encode
+from support.inside import batcher_of
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -31,6 +31,10 @@ from twinfeed.loaders import (
     build_index,
     pack,
 )
+from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.formats.tar import TarWriter
+from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import ExactOnceBatchSampler
 
 Call = Callable[[Path], object]

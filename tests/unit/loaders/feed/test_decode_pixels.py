@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image, ImageOps
-from support.inside import IMAGES
 
 from twinfeed.loaders import DecodeImage
+from twinfeed.loaders.formats.sniff import IMAGES
 
 WIDE = np.array([[0, 255, 256], [1000, 30000, 65535]], np.uint16)
 UPPER = [[0, 0, 1], [3, 117, 255]]

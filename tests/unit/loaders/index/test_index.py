@@ -18,8 +18,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.inside import MANIFEST, SHARD, Reading, StringColumn, index_writer, paths, row_type
-from support.inside import arrays as _arrays
 from support.refusals import Call, Refused, check_refused
 from support.shards import flip, tars, tfrecords, tree, write_tar
 
@@ -33,6 +31,13 @@ from twinfeed.loaders import (
     open_index,
     pack,
 )
+from twinfeed.loaders.building.writer import index_writer
+from twinfeed.loaders.index import arrays as _arrays
+from twinfeed.loaders.index import paths
+from twinfeed.loaders.index.arrays import StringColumn, row_type
+from twinfeed.loaders.index.index import SHARD
+from twinfeed.loaders.index.manifest import MANIFEST
+from twinfeed.loaders.index.options import Reading
 from twinfeed.samplers import PKBatchSampler
 
 

@@ -21,7 +21,6 @@ import obstore
 import pytest
 from obstore.store import S3Store
 from support.batches import expected
-from support.inside import Limits, json_digest, main, remote_index
 from support.servers import RangeServer
 from support.shards import tars, tfrecords
 
@@ -35,6 +34,10 @@ from twinfeed.loaders import (
     open_index,
     verify,
 )
+from twinfeed.loaders.command_line import main
+from twinfeed.loaders.index import remote_index
+from twinfeed.loaders.index.manifest import json_digest
+from twinfeed.loaders.support.limits import Limits
 from twinfeed.samplers import BatchSampler, RandomSampler
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.batches import made
-from support.inside import Request, batcher_of
+from support.inside import batcher_of
 
 from twinfeed.loaders import (
     DatasetSource,
@@ -31,6 +31,7 @@ from twinfeed.loaders import (
     plan,
     shuffled,
 )
+from twinfeed.loaders.feed.request import Request
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from support.foreign import sub
 from support.formats import write_records
-from support.inside import Limits, ShardContainer, _compressed, encode, main
 from support.servers import RangeServer
 from support.shards import write_tar, write_tfrecord
 
@@ -28,6 +27,10 @@ from twinfeed.loaders import (
     open_index,
     pack,
 )
+from twinfeed.loaders.command_line import main
+from twinfeed.loaders.formats.example import encode
+from twinfeed.loaders.packing import ShardContainer, _compressed
+from twinfeed.loaders.support.limits import Limits
 
 COMPRESSIONS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.inside import Entry, _inputs
 from support.refusals import Call, Refused, check_refused
 from support.shards import numbered, tree, write_tfrecord
 
@@ -31,6 +30,8 @@ from twinfeed.loaders import (
     pack,
     verify,
 )
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.packing import _inputs
 
 CONTAINERS = ("tfrecord", "tar")
 

@@ -17,20 +17,15 @@ import numpy as np
 import pytest
 from programs.killed_pack import samples
 from support import PROGRAMS
-from support.inside import (
-    MANIFEST,
-    MARK,
-    PUBLISHING,
-    StringColumn,
-    atomic,
-    build,
-    file_digest,
-    json_digest,
-    mark_deletable,
-)
 from support.shards import numbered, tree
 
 from twinfeed.loaders import IndexFormatError, Reader, build_index, open_index, pack, verify
+from twinfeed.loaders.building import build
+from twinfeed.loaders.index.arrays import StringColumn
+from twinfeed.loaders.index.manifest import MANIFEST, file_digest, json_digest
+from twinfeed.loaders.index.paths import PUBLISHING
+from twinfeed.loaders.support import atomic
+from twinfeed.loaders.support.deletable import MARK, mark_deletable
 
 SPLIT = {"train": 8, "eval": 4}
 REFUSED = (FileNotFoundError, IndexFormatError)

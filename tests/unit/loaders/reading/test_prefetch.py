@@ -27,16 +27,7 @@ import numpy as np
 import pytest
 from support import GOLDEN
 from support.batches import read_ahead
-from support.inside import (
-    Schedule,
-    batcher_of,
-    buffered,
-    chunk_cache,
-    local,
-    request_pool,
-    retries,
-    store_of,
-)
+from support.inside import batcher_of, buffered
 from support.servers import RangeServer
 
 from twinfeed.loaders import (
@@ -49,6 +40,11 @@ from twinfeed.loaders import (
     open_index,
     pack,
 )
+from twinfeed.loaders.reading import local
+from twinfeed.loaders.reading.prefetch import chunk_cache
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.storage import request_pool, retries
+from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,

@@ -24,7 +24,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.batches import read_ahead
 from support.datasets import SAMPLES, Flipped, X
-from support.inside import Entry, Handles, Limits, arrays, local, near_rows, sources
 from support.own_source import LABELS, Words, samplers
 from support.servers import RangeServer
 from support.shards import flip, numbered, tars, tfrecords, total_bytes, write_tar
@@ -48,6 +47,13 @@ from twinfeed.loaders import (
     plan,
     verify,
 )
+from twinfeed.loaders.building import sources
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.index import arrays
+from twinfeed.loaders.reading import local
+from twinfeed.loaders.reading.handles import Handles
+from twinfeed.loaders.reading.local import near_rows
+from twinfeed.loaders.support.limits import Limits
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 Call = Callable[[Index], object]

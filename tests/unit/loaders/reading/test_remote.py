@@ -14,8 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.batches import expected, made
-from support.inside import EXTENT, NO_SPAN, fetch_ahead, request_pool
-from support.inside import retries as _retries
+from support.inside import fetch_ahead
 from support.servers import RangeServer
 from support.shards import tars, tfrecords
 
@@ -31,6 +30,9 @@ from twinfeed.loaders import (
     pack,
     plan,
 )
+from twinfeed.loaders.reading.prefetch.read_plan import EXTENT, NO_SPAN
+from twinfeed.loaders.storage import request_pool
+from twinfeed.loaders.storage import retries as _retries
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,

@@ -5,11 +5,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support.batches import noted
-from support.inside import Request, batcher_of
+from support.inside import batcher_of
 from support.own_source import LABELS, WORDS, Words, noisy, samplers, size
 from support.plain import batches
 
 from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader, pack
+from twinfeed.loaders.feed.request import Request
 from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError
 from twinfeed.testing import check_source
 

@@ -21,17 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.batches import made
-from support.inside import (
-    Disk,
-    ReadStep,
-    Schedule,
-    TFRecordWriter,
-    cache_of_environment,
-    chunk_cache,
-    retries,
-    start_pass,
-)
-from support.inside import disk as _disk
 from support.plain import batches
 from support.servers import RangeServer
 
@@ -46,6 +35,14 @@ from twinfeed.loaders import (
     build_index,
     open_index,
 )
+from twinfeed.loaders.formats.tfrecord import TFRecordWriter
+from twinfeed.loaders.reading.prefetch import chunk_cache
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.read_step import ReadStep, start_pass
+from twinfeed.loaders.storage import disk as _disk
+from twinfeed.loaders.storage import retries
+from twinfeed.loaders.storage.disk import Disk
+from twinfeed.loaders.storage.disk_cache import cache_of_environment
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler, WeightedSampler
 
 CHUNK = 1 << 16

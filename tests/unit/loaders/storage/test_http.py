@@ -20,11 +20,14 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
-from support.inside import Location, masked_text, open_store, retries, store_of
 from support.servers import RangeServer, at_https, serving_securely
 from support.shards import tfrecords
 
 from twinfeed.loaders import LoaderError, Reader, build_index
+from twinfeed.loaders.storage import open_store, retries
+from twinfeed.loaders.storage.open_store import store_of
+from twinfeed.loaders.storage.url import Location
+from twinfeed.loaders.storage.url import masked as masked_text
 
 SECRET = "S3CRET"
 RANGE = b"HTTP/1.1 206 Partial Content\r\nContent-Range: bytes 0-2/9\r\n"

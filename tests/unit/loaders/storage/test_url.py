@@ -15,17 +15,6 @@ from urllib.parse import quote, unquote
 import boto3
 import fsspec
 import pytest
-from support.inside import (
-    Location,
-    _http_connections,
-    allowed,
-    json_digest,
-    main,
-    open_store,
-    quoted,
-    retries,
-    unquoted,
-)
 from support.servers import RangeServer, at_https, serving_securely
 from support.shards import tars, tfrecords, write_tar, write_tfrecord
 
@@ -40,6 +29,10 @@ from twinfeed.loaders import (
     pack,
     verify,
 )
+from twinfeed.loaders.command_line import main
+from twinfeed.loaders.index.manifest import json_digest
+from twinfeed.loaders.storage import _http_connections, open_store, retries
+from twinfeed.loaders.storage.url import Location, allowed, quoted, unquoted
 
 ODD = (
     "run#1",

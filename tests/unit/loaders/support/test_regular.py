@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.formats import no_hang
-from support.inside import Entry, json_digest, main, read_bad_records
 from support.shards import made_parts, merged, tfrecords
 
 from twinfeed.loaders import (
@@ -28,6 +27,10 @@ from twinfeed.loaders import (
     open_index,
     pack,
 )
+from twinfeed.loaders.building.bad_records import read_bad_records
+from twinfeed.loaders.command_line import main
+from twinfeed.loaders.formats.files import Entry
+from twinfeed.loaders.index.manifest import json_digest
 
 Case = tuple[Path, Callable[[], object]]
 """The file that something else takes the place of, and what opens the file."""

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 from support.formats import archive, member
-from support.inside import MANIFEST, crc32c, file_digest, json_digest, tfrecord
 from support.shards import flip, tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import (
@@ -27,6 +26,9 @@ from twinfeed.loaders import (
     pack,
     verify,
 )
+from twinfeed.loaders.formats import tfrecord
+from twinfeed.loaders.index.manifest import MANIFEST, file_digest, json_digest
+from twinfeed.loaders.support.checksum import crc32c
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
