@@ -10,12 +10,11 @@ of the dataset. `original_errors` (original.py) raises the errors of a pipeline 
 
 How a dataset is made:
 
-- _datasets.py is what the loaders have in common, and _passes.py begins and ends their passes.
-  _operators.py knows whether their positions are known, and _processes.py how many processes train.
-- _pipeline.py makes the dataset. The batches of a pass come from _serve.py, which reads them, with
-  _layout.py, which hands them over to TensorFlow; or from choosing.py with _choose.py and
-  _optional.py.
-- _callbacks.py lets TensorFlow call all of them, and _iterators.py ends their iterators.
+- _datasets.py has the base class of the loaders. _operators.py says whether a position is known,
+  and _processes.py how many processes train.
+- _pipeline.py makes the dataset of a `GraphSource` (_passes.py): a `BatchSource` (_serve.py), whose
+  batches _layout.py turns into tensors, or a source of choosing.py.
+- _callbacks.py lets TensorFlow call Python, and _iterators.py destroys iterators.
 """
 
 from twinfeed.loaders.support.extras import requires_extra

@@ -1,4 +1,4 @@
-"""Python methods that TensorFlow calls, of objects that the graph does not own."""
+"""`tf.numpy_function` and generators of methods, whose objects the graph does not keep alive."""
 
 from __future__ import annotations
 
@@ -20,122 +20,122 @@ import tensorflow as tf
 from twinfeed.loaders.support.fork import PerProcess
 
 # TensorFlow passes on only the text of an error. So an object keeps the errors of its last calls,
-# to be found by their text. There may be several, since threads work ahead. Here are the objects
-# that raised last, by weak references: no object must live on for an error that is never looked up.
-FAILED: deque[weakref.ref[Any]] = deque(maxlen=8)
+# to be found by their text: several, since threads work ahead. Here are weak references to the
+# objects that raised last, which must not live on for an error that nobody looks up.
+FAILED_OWNERS: deque[weakref.ref[Any]] = deque(maxlen=8)
 
-# The interpreter may end after _QUIET seconds without a call of TensorFlow. For this quiet it waits
-# _PATIENCE seconds at most.
-_QUIET, _PATIENCE = 0.1, 10.0
+# At exit, the interpreter waits until TensorFlow has made no call for _IDLE seconds, and at most
+# _EXIT_TIMEOUT seconds.
+_IDLE, _EXIT_TIMEOUT = 0.1, 10.0
 
 # Seconds for which a destructor waits for TensorFlow's threads.
-_LEAVE = 1.0
+_RELEASE_TIMEOUT = 1.0
 
-# TensorFlow keeps every function for ever, and all that a function holds. So a function holds the
-# number of an object, and the object is listed here as long as something else keeps it.
+# TensorFlow never frees a Python function, nor what its closure refers to. So the closure has an
+# integer key, and the object is found here as long as something else keeps it alive.
 _OWNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-_NUMBERS = count()
+_KEYS = count()
 
 
-class _Calls:
-    """The calls that TensorFlow's threads make into Python.
+class _RunningCalls:
+    """The calls of TensorFlow's threads into Python that run now, as a context for each call.
 
-    While the interpreter ends, a call under way would wait for the interpreter, and the interpreter
-    would wait for TensorFlow, for ever. So no call begins after the program has ended, and the
-    program waits for the calls under way.
+    While the interpreter exits, a running call would wait for the interpreter, and the interpreter
+    would wait for TensorFlow, for ever. So no call starts after the program has ended, and the
+    program waits for the calls that run.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._under_way = 0
-        self._last = 0.0
-        self._ending = False
+        self._running = 0
+        self._last_time = 0.0
+        self._exiting = False
 
     def __enter__(self) -> None:
         with self._lock:
-            self._last = time.monotonic()
-            if self._ending:
+            self._last_time = time.monotonic()
+            if self._exiting:
                 raise RuntimeError("the program has ended")
-            self._under_way += 1
+            self._running += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._under_way -= 1
-            self._last = time.monotonic()
+            self._running -= 1
+            self._last_time = time.monotonic()
 
-    def end(self) -> None:
-        """Refuse further calls, and wait for the calls under way."""
+    def wait_at_exit(self) -> None:
+        """Refuse further calls, and wait for the calls that run."""
         with self._lock:
-            self._ending = True
-        deadline = time.monotonic() + _PATIENCE
+            self._exiting = True
+        deadline = time.monotonic() + _EXIT_TIMEOUT
         while time.monotonic() < deadline:
             with self._lock:
-                if not self._under_way and time.monotonic() - self._last > _QUIET:
+                if not self._running and time.monotonic() - self._last_time > _IDLE:
                     return
-            time.sleep(_QUIET / 4)
+            time.sleep(_IDLE / 4)
 
 
-_CALLS = PerProcess(_Calls)
-atexit.register(lambda: _CALLS().end())
+_CALLS = PerProcess(_RunningCalls)
+atexit.register(lambda: _CALLS().wait_at_exit())
 
 
-def drop(held: list[Any], /) -> None:
-    """Empty a list of an iterator of TensorFlow, in a thread without locks.
+def release_in_thread(references: list[Any], /) -> None:
+    """Clear a list that has the last reference to an iterator of TensorFlow, in a new thread.
 
     A thread that destroys an iterator waits for the threads of the iterator's pass. The garbage
-    collector destroys in any thread, and under any lock that these threads wait for. So the
-    iterator is kept while others have it too: the collector is about to clear them. After
-    `_PATIENCE` seconds the threads of the pass wait for no lock.
+    collector runs in any thread, and under any lock that these threads may need. It may be about to
+    clear other references to the iterator: the new thread waits for that, for `_EXIT_TIMEOUT`
+    seconds at most.
 
-    Waits for a short time, so that a pass has ended when its iterator is gone.
+    The caller waits for a short time, so that a pass has ended when its iterator is destroyed.
     """
-    gone, alone = threading.Event(), not _shared(held)
+    released, is_last = threading.Event(), not _has_other_references(references)
 
-    def empty() -> None:
-        deadline = time.monotonic() + _PATIENCE
-        while _shared(held) and time.monotonic() < deadline:
-            time.sleep(_QUIET / 4)
-        with suppress(RuntimeError), _CALLS():  # the end of the program waits for it
-            held.clear()
-        gone.set()
+    def release() -> None:
+        deadline = time.monotonic() + _EXIT_TIMEOUT
+        while _has_other_references(references) and time.monotonic() < deadline:
+            time.sleep(_IDLE / 4)
+        with suppress(RuntimeError), _CALLS():  # so that the exit of the program waits for it
+            references.clear()
+        released.set()
 
-    with suppress(RuntimeError):  # no thread begins at the end of the program
-        _thread.start_new_thread(empty, ())  # locks of `threading` may be held
-        if alone:
-            gone.wait(_LEAVE)
-
-
-def _shared(held: list[Any]) -> bool:
-    """Return whether the list's item has other references."""
-    return sys.getrefcount(held[0]) > 2  # the list's own, and the call's
+    with suppress(RuntimeError):  # no thread starts while the program exits
+        _thread.start_new_thread(release, ())  # a lock of `threading` may be locked here
+        if is_last:
+            released.wait(_RELEASE_TIMEOUT)
 
 
-def called(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
+def _has_other_references(references: list[Any]) -> bool:
+    """Return whether the list's item is referred to from elsewhere."""
+    return sys.getrefcount(references[0]) > 2  # the list's reference, and the argument's
+
+
+def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
     """Call a method from the graph, by `tf.numpy_function`. The graph does not keep the object."""
-    number, name = _numbered(method)
+    key, name = _register(method)
 
     def call(*arrays: Any) -> Any:
-        with _CALLS(), _kept(number) as owner:
+        with _CALLS(), _owner(key) as owner:
             return getattr(owner, name)(*arrays)
 
     return tf.numpy_function(call, inputs, types)
 
 
-def generated(
+def generator_dataset(
     method: Callable[..., Iterator[Any]], spec: Any, inputs: Sequence[Any] = ()
 ) -> tf.data.Dataset:
     """Make a dataset of the items of a generator method.
 
-    The generator is closed when the iterator ends or is destroyed. While the generator runs, the
-    object is kept.
+    The generator is closed when the iterator ends or is destroyed. The object is kept alive while
+    the generator runs.
     """
-    items = partial(_items, *_numbered(method))
-    return tf.data.Dataset.from_generator(items, args=tuple(inputs), output_signature=spec)
+    generate = partial(_generate, *_register(method))
+    return tf.data.Dataset.from_generator(generate, args=tuple(inputs), output_signature=spec)
 
 
-def _items(number: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
-    """Yield the items of a generator method."""
-    with _kept(number) as owner, closing(getattr(owner, name)(*inputs)) as items:
+def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
+    """Yield the items of a generator method of a registered object."""
+    with _owner(key) as owner, closing(getattr(owner, name)(*inputs)) as items:
         while True:
             with _CALLS():
                 item = next(items, None)
@@ -144,18 +144,18 @@ def _items(number: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
             yield item
 
 
-def _numbered(method: Callable[..., Any]) -> tuple[int, str]:
-    """Return the number of a method's object, and the method's name."""
+def _register(method: Callable[..., Any]) -> tuple[int, str]:
+    """Register the object of a method; return its key, and the method's name."""
     owner: Any = method.__self__  # type: ignore[attr-defined]
-    number = next(_NUMBERS)
-    _OWNERS[number] = owner
-    return number, method.__name__
+    key = next(_KEYS)
+    _OWNERS[key] = owner
+    return key, method.__name__
 
 
 @contextmanager
-def _kept(number: int) -> Iterator[Any]:
-    """Give an object, and keep the errors of the block in it, for `original_errors`."""
-    owner = _OWNERS.get(number)
+def _owner(key: int) -> Iterator[Any]:
+    """Yield a registered object, and record the errors of the block for `original_errors`."""
+    owner = _OWNERS.get(key)
     if owner is None:
         raise RuntimeError(
             "the loader of this dataset is gone: keep the loader, or the dataset that it gave, "
@@ -167,5 +167,5 @@ def _kept(number: int) -> Iterator[Any]:
         raise
     except BaseException as error:
         owner.__dict__.setdefault("raised", deque(maxlen=8)).append(error)
-        FAILED.append(weakref.ref(owner))
+        FAILED_OWNERS.append(weakref.ref(owner))
         raise

@@ -1,4 +1,4 @@
-"""What the loaders of TensorFlow have in common: a dataset, and passes that are counted."""
+"""The base class of TensorFlow's loaders: a dataset, and passes whose position is tracked."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from twinfeed.loaders.loop.loader import B, Loader, fields_named
 from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
-from twinfeed.loaders.tensorflow.original import Originals
+from twinfeed.loaders.tensorflow.original import OriginalErrors
 from twinfeed.samplers import validate
 
 
 class _Adapter(Adapter):
-    """Give Keras the dataset of a loader."""
+    """Adapt a loader to Keras on TensorFlow, which trains on its dataset."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
         loader = self.loader
@@ -35,7 +35,7 @@ class _Adapter(Adapter):
                     lambda context: dataset_for(context).map(arrange)
                 )
             with fields_named(loader.dataset.element_spec):
-                arrange = loader._sent(loader.dataset.map(arrange))
+                arrange = loader._to_device(loader.dataset.map(arrange))
         elif isinstance(arrange, tf.data.Dataset):
             length = int(arrange.cardinality())
             if length not in (len(loader), tf.data.UNKNOWN_CARDINALITY):
@@ -53,7 +53,7 @@ class _Adapter(Adapter):
         return feed_of(batches)
 
     def original_errors(self) -> AbstractContextManager[None]:
-        return Originals(None)  # the validation of a `fit` has a loader of its own
+        return OriginalErrors(None)  # the validation of a `fit` has a loader of its own
 
 
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
@@ -84,11 +84,11 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
         Warns if passes begin one training epoch a third time: the same batches come again.
         """
-        return guarded(self._made())
+        return guarded(self._make_dataset())
 
     @abstractmethod
-    def _made(self) -> tf.data.Dataset:
-        """Make the dataset."""
+    def _make_dataset(self) -> tf.data.Dataset:
+        """Make the dataset of the batches of all passes."""
 
     def track(self, dataset: Iterable[Any], /, *, order: Order | None = None) -> Iterator[Any]:
         """Iterate over what was made of `dataset`, and count what the loop receives.
@@ -131,9 +131,9 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     @cached_property
     def _on_device(self) -> tf.data.Dataset:
         """The dataset that the loader itself iterates over."""
-        return self._sent(self.dataset)
+        return self._to_device(self.dataset)
 
-    def _sent(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def _to_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Copy the batches of a dataset to the device, ahead of the step."""
         device = chosen_device(self.device)
         if device == "/CPU:0":
@@ -143,7 +143,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
 @cache
 def _process() -> int:
-    """Return the process in which TensorFlow began to work, as far as this module knows."""
+    """Return the process that used TensorFlow first, as far as this module knows."""
     return os.getpid()
 
 
@@ -157,7 +157,7 @@ def check_process() -> None:
 
 
 class _Pass(Iterator[Any]):
-    """Iterate once, with errors as they were raised."""
+    """A pass over a dataset, which raises original errors."""
 
     def __init__(self, loader: DatasetLoader[Any], dataset: Iterable[Any]) -> None:
         self._loader = loader
@@ -165,12 +165,12 @@ class _Pass(Iterator[Any]):
         self._batches: Iterator[Any] | None = None
 
     def __next__(self) -> Any:
-        with Originals(self._loader.external_passes):
+        with OriginalErrors(self._loader.external_passes):
             if self._batches is None:
                 self._batches = iter(guarded(self._dataset))
             return next(self._batches)
 
     def close(self) -> None:
-        """Drop the iterator, with the batches drawn ahead, and stop counting."""
+        """Drop the iterator with the batches that it has prefetched, and stop tracking."""
         self._loader.external_passes.stop_tracking()
         self._dataset, self._batches = (), iter(())

@@ -1,4 +1,4 @@
-"""Where the passes of a dataset begin and end, whoever makes their batches."""
+"""Passes of a dataset: what the graph knows of a pass, and the base class of their batches."""
 
 from __future__ import annotations
 
@@ -17,36 +17,32 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._processes import check_cut
 from twinfeed.samplers import BatchStream
 
-_NUMBERS = count()  # of passes
+_PASS_NUMBERS = count()
 
 
 class PassState(NamedTuple):
-    """A pass as its steps know it: in the graph an int64[5] tensor, in Python this tuple.
+    """What the graph knows of a pass: an int64[5] tensor there, and this tuple here.
 
-    `start` is the first step, `generation` that of `PassStart`, and `calls` the number of calls
-    that serve several batches each.
+    `start` is the first step, `generation` that of `PassStart`, and `num_groups` the number of
+    calls that read several batches each.
     """
 
     number: int
     epoch: int
     start: int
     generation: int
-    calls: int
+    num_groups: int
 
     @classmethod
-    def of(cls, array: Int64s) -> PassState:
-        """Return the state that the graph hands to a Python function."""
-        return cls(*array.tolist())
+    def of(cls, tensor: Any) -> PassState:
+        """Return the named values of a tensor, or of the array that a Python function gets."""
+        return cls(*(tensor.tolist() if isinstance(tensor, np.ndarray) else tf.unstack(tensor, 5)))
 
 
-START, CALLS = 2, 4
-"""Where the tensor of a `PassState` has these values."""
+class GraphSource(ABC):
+    """The batches of a stream for the graph, pass by pass, of one rank or several ranks in turn.
 
-
-class PassServer(ABC):
-    """Make the batches of a stream of one rank, or of several ranks in turn, pass by pass.
-
-    A *place* is the number of a batch in its epoch: `step * ranks + rank`. Each pass has a number.
+    A *slot* is the number of a batch in its epoch: `step * ranks + rank`. Each pass has a number.
     """
 
     def __init__(
@@ -60,15 +56,15 @@ class PassServer(ABC):
         self.sampler, self.ranks = sampler, ranks
         self.external_passes, self.meter = loader.external_passes, loader.meter
         self.steps = len(sampler)
-        self.places = self.steps * ranks
-        self._by_rank = by_rank  # whether a strategy is given each replica's own batches
+        self.slots = self.steps * ranks
+        self._by_rank = by_rank  # whether each replica of a strategy gets the batches of its rank
 
     @abstractmethod
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (place, batch) of a pass; `pass_state`: see `passes`."""
+        """Make the dataset of (slot, batch) of a pass; `pass_state`: see `passes`."""
 
     def passes(self) -> Iterator[Int64s]:
-        """Begin a pass, and yield its `PassState` as int64[5].
+        """Start a pass, and yield its `PassState` as int64[5].
 
         TensorFlow closes the generator when the iterator of the pass has ended or is destroyed.
         This ends the pass.
@@ -77,26 +73,26 @@ class PassServer(ABC):
             check_cut(self.sampler)
         self.meter.start_external()
         epoch, start, generation = self.external_passes.start()
-        number = next(_NUMBERS)
-        with self._serving(number, epoch, start) as calls:
-            yield np.array(PassState(number, epoch, start, generation, calls))
+        number = next(_PASS_NUMBERS)
+        with self._open_pass(number, epoch, start) as num_groups:
+            yield np.array(PassState(number, epoch, start, generation, num_groups))
 
     @contextmanager
-    def _serving(self, number: int, epoch: int, start: int) -> Iterator[int]:
-        """Open what a pass needs, and yield the number of calls that serve several batches each."""
+    def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
+        """Open what a pass needs, and yield the number of its groups of batches."""
         yield 0
 
-    def delivered(self, pass_state: Int64s, place: np.int64) -> bool:
-        """Note that the last batch of a pass has left the pipeline."""
-        state = PassState.of(pass_state)
-        self.external_passes.finished(PassStart(state.epoch, state.start, state.generation))
+    def delivered(self, pass_state: Int64s, slot: np.int64) -> bool:
+        """Move the position to the next epoch: the last batch of a pass has left the pipeline."""
+        _, epoch, start, generation, _ = PassState.of(pass_state)
+        self.external_passes.finished(PassStart(epoch, start, generation))
         return True
 
-    @staticmethod
-    def mapped(
-        dataset: tf.data.Dataset, function: Callable[..., Any], parallel: int
-    ) -> tf.data.Dataset:
-        """Map in order, `parallel` elements at once; with 1, no element is made ahead."""
-        if parallel < 2:
-            return dataset.map(function)
-        return dataset.map(function, num_parallel_calls=parallel, deterministic=True)
+
+def map_in_order(
+    dataset: tf.data.Dataset, function: Callable[..., Any], parallel: int
+) -> tf.data.Dataset:
+    """Map in order, `parallel` elements at once; with 1, no element is made ahead."""
+    if parallel < 2:
+        return dataset.map(function)
+    return dataset.map(function, num_parallel_calls=parallel, deterministic=True)

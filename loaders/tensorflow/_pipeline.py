@@ -1,4 +1,4 @@
-"""The batches of all passes as a dataset."""
+"""The batches of all passes as a dataset, whose length is that of an epoch."""
 
 from __future__ import annotations
 
@@ -7,52 +7,56 @@ from typing import Any
 
 import tensorflow as tf
 
-from twinfeed.loaders.tensorflow._callbacks import called, generated
-from twinfeed.loaders.tensorflow._optional import unwrapped, wrapped
-from twinfeed.loaders.tensorflow._passes import CALLS, PassServer
+from twinfeed.loaders.tensorflow._callbacks import generator_dataset, numpy_function_of
+from twinfeed.loaders.tensorflow._passes import GraphSource, PassState, map_in_order
 from twinfeed.loaders.tensorflow._processes import policy_for
-from twinfeed.loaders.tensorflow._serve import Server
+from twinfeed.loaders.tensorflow._serve import BatchSource
 
-Placed = Callable[[Callable[[tf.Tensor, tf.Tensor, Any], Any]], tf.data.Dataset]
-"""Map a function of (pass_state, place, batch) over the batches of all passes."""
+Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
+"""A function of (pass_state, slot, batch) that returns the batch."""
 
 
 # No function branches on a tensor.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
-def batches_of(server: PassServer, prefetch: int) -> tf.data.Dataset:
-    """Make a dataset of the batches of `server`. Each pass runs to the end of an epoch.
+def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
+    """Make a dataset of the batches of `source`. Each pass runs to the end of an epoch.
+
+    A slot is the number of a batch in its epoch, over all ranks.
 
     The cardinality, which Keras takes for the length, is always the number of steps of a whole
     epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
     several ranks. `unbatch` allows both, since it relies on the static number of rows.
     """
-    last = server.places - 1
-    passes = generated(server.passes, tf.TensorSpec([5], tf.int64))
-    if isinstance(server, Server) and server.together > 1:
-        placed = _in_calls(server, passes, prefetch)
-    else:
-        placed = _in_steps(server, passes, prefetch)
+    last = source.slots - 1
 
-    def deliver(pass_state: tf.Tensor, place: tf.Tensor, batch: Any) -> Any:
+    def deliver(pass_state: tf.Tensor, slot: tf.Tensor, batch: Any) -> Any:
         tf.cond(
-            tf.equal(place, last) | (place < 0),  # in a graph of TF1, == compares objects
-            lambda: called(server.delivered, [pass_state, place], tf.bool),
+            tf.equal(slot, last) | (slot < 0),  # in a graph of TF1, == compares objects
+            lambda: numpy_function_of(source.delivered, [pass_state, slot], tf.bool),
             lambda: False,
         )
         return batch
 
-    delivered = placed(deliver)
+    if isinstance(source, BatchSource) and source.group_size > 1:
+        batches = _by_group(source, prefetch, deliver)
+    else:
+        batches = _by_step(source, prefetch, deliver)
     options = tf.data.Options()
     options.deterministic = True
     # A prefetch after the last step would deliver batches that were not requested.
     options.experimental_optimization.inject_prefetch = False
-    options.experimental_distribute.auto_shard_policy = policy_for(server.sampler)
-    delivered = delivered.with_options(options)
-    delivered.twinfeed_server = server  # the graph calls it, so it must live as long
-    return delivered
+    options.experimental_distribute.auto_shard_policy = policy_for(source.sampler)
+    batches = batches.with_options(options)
+    batches.twinfeed_source = source  # the graph calls it, so it must live as long
+    return batches
 
 
-def _in_steps(server: PassServer, passes: tf.data.Dataset, prefetch: int) -> Placed:
+def _passes_of(source: GraphSource) -> tf.data.Dataset:
+    """Make the dataset of the `PassState` of each pass."""
+    return generator_dataset(source.passes, tf.TensorSpec([5], tf.int64))
+
+
+def _by_step(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
     """Make the batches one by one.
 
     Each batch of a step is wrapped into one opaque value. The values are the rows of the step,
@@ -60,80 +64,95 @@ def _in_steps(server: PassServer, passes: tf.data.Dataset, prefetch: int) -> Pla
     """
     spec: Any = None
 
-    def one_pass(pass_state: tf.Tensor) -> tf.data.Dataset:
+    def steps_of(pass_state: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
-        placed = server.epoch(pass_state)
-        spec = (tf.TensorSpec.from_tensor(pass_state), *placed.element_spec)
-        if server.ranks == 1:
-            return placed.map(lambda *batch: _said_to_be(1, wrapped((pass_state, *batch))[None]))
-        rows = placed.map(lambda *batch: wrapped((pass_state, *batch)))
-        rows = rows.batch(server.ranks, drop_remainder=True)
-        return rows.map(lambda rows: _said_to_be(1, rows))
+        batches = source.epoch(pass_state)
+        spec = (tf.TensorSpec.from_tensor(pass_state), *batches.element_spec)
+        if source.ranks == 1:
+            return batches.map(lambda *batch: _with_row_count(1, wrap((pass_state, *batch))[None]))
+        rows = batches.map(lambda *batch: wrap((pass_state, *batch)))
+        rows = rows.batch(source.ranks, drop_remainder=True)
+        return rows.map(lambda rows: _with_row_count(1, rows))
 
-    passes = passes.flat_map(one_pass)
+    steps = _passes_of(source).flat_map(steps_of)
     if prefetch:
-        passes = passes.prefetch(prefetch)
+        steps = steps.prefetch(prefetch)
     # Made within the map: TensorFlow cannot write out a dataset of no opaque values, for snapshot.
-    none = tf.data.Dataset.from_tensors(0).repeat()
-    none = none.map(lambda _: _said_to_be(1, tf.raw_ops.OptionalNone()[None][:0]))
-    rows = _unbatched(passes.concatenate(none).take(server.steps))
-    return lambda deliver: rows.map(lambda row: deliver(*unwrapped(row, spec)))
+    filler = tf.data.Dataset.from_tensors(0).repeat()
+    filler = filler.map(lambda _: _with_row_count(1, tf.raw_ops.OptionalNone()[None][:0]))
+    rows = _unbatch(steps.concatenate(filler).take(source.steps))
+    return rows.map(lambda row: deliver(*unwrap(row, spec)))
 
 
-def _in_calls(server: Server, passes: tf.data.Dataset, prefetch: int) -> Placed:
+def _by_group(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
     """Make several batches by each call into Python: a call costs as much as many short records.
 
-    The batches of a call are its rows. Every call is declared to give the same number of rows.
-    Calls without rows fill the epoch up.
+    The batches of a group are its rows. Every group is declared to have the same number of rows.
+    Groups without rows fill the epoch up.
     """
-    layout = server.layout
-    calls = len(server.calls(0))
+    layout, num_groups = source.layout, len(source.groups(0))
+    rows_per_group = -(-source.steps // num_groups)
     specs = [tf.TensorSpec([5], tf.int64), *[tf.TensorSpec([], tf.int64)] * 2]
-    specs += [tf.TensorSpec([layout.batch, *one.shape[1:]], one.dtype) for one in layout.flat]
+    specs += [tf.TensorSpec([layout.batch, *spec.shape[1:]], spec.dtype) for spec in layout.flat]
+    types = [spec.dtype for spec in specs]
 
-    def said(rows: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        for one, spec in zip(rows, specs, strict=True):
-            one.set_shape([None, *spec.shape])
-        return tuple(_said_to_be(-(-server.steps // calls), one) for one in rows)
+    def declare(group: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        for part, spec in zip(group, specs, strict=True):
+            part.set_shape([None, *spec.shape])
+        return tuple(_with_row_count(rows_per_group, part) for part in group)
 
-    def one_pass(pass_state: tf.Tensor) -> tf.data.Dataset:
-        types = [spec.dtype for spec in specs]
-        numbers = tf.data.Dataset.range(pass_state[CALLS])
-        return server.mapped(
-            numbers,
-            lambda call: said(called(server.read_together, [pass_state, call], types)),
-            server.parallel,
+    def groups_of(pass_state: tf.Tensor) -> tf.data.Dataset:
+        return map_in_order(
+            tf.data.Dataset.range(PassState.of(pass_state).num_groups),
+            lambda group: declare(numpy_function_of(source.read_group, [pass_state, group], types)),
+            source.parallel,
         )
 
-    def single(pass_state: tf.Tensor, place: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor) -> Any:
+    def restore(pass_state: tf.Tensor, slot: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor) -> Any:
         if layout.batch is None:
             parts = tuple(part[:size] for part in parts)
-        return pass_state, place, layout.restore(parts)
+        return deliver(pass_state, slot, layout.restore(parts))
 
     empty = [tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype) for spec in specs]
-    none = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *rows: said(rows)).repeat()
-    passes = passes.flat_map(one_pass).prefetch(-(-prefetch // server.together))
-    rows = _unbatched(passes.concatenate(none).take(calls)).take(server.steps)
-    return lambda deliver: rows.map(lambda *row: deliver(*single(*row)))
+    filler = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *group: declare(group)).repeat()
+    groups = _passes_of(source).flat_map(groups_of).prefetch(-(-prefetch // source.group_size))
+    return _unbatch(groups.concatenate(filler).take(num_groups)).take(source.steps).map(restore)
 
 
-def _unbatched(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Cut batches of plain tensors into rows: `unbatch` maps them to plain tensors before."""
+def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Cut batches of plain tensors into rows: `Dataset.unbatch` would map them once more."""
     spec = tf.nest.map_structure(
-        lambda one: tf.TensorSpec(one.shape[1:], one.dtype), batches.element_spec
+        lambda batch: tf.TensorSpec(batch.shape[1:], batch.dtype), batches.element_spec
     )
     flat = tf.nest.flatten(spec)
     variant = tf.raw_ops.UnbatchDataset(
         input_dataset=tf.data.experimental.to_variant(batches),
-        output_types=[one.dtype for one in flat],
-        output_shapes=[one.shape for one in flat],
+        output_types=[row.dtype for row in flat],
+        output_shapes=[row.shape for row in flat],
     )
     return tf.data.experimental.from_variant(variant, spec)
 
 
-def _said_to_be(number: int, rows: tf.Tensor) -> tf.Tensor:
+def _with_row_count(count: int, rows: tf.Tensor) -> tf.Tensor:
     """Override the static row count, so that len(dataset) is a whole epoch's."""
-    rest = rows.shape[1:]
-    rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *rest])  # forget the number
-    rows.set_shape([number, *rest])
+    row_shape = rows.shape[1:]
+    rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *row_shape])
+    rows.set_shape([count, *row_shape])
     return rows
+
+
+def wrap(value: Any) -> tf.Tensor:
+    """Wrap tensors of any structure and shape into a scalar."""
+    parts = tf.nest.flatten(value, expand_composites=True)
+    return tf.raw_ops.OptionalFromValue(components=parts)
+
+
+def unwrap(scalar: tf.Tensor, spec: Any) -> Any:
+    """Return the value that was wrapped; `spec` is its element spec."""
+    flat = tf.nest.flatten(spec, expand_composites=True)
+    parts = tf.raw_ops.OptionalGetValue(
+        optional=scalar,
+        output_types=[part.dtype for part in flat],
+        output_shapes=[part.shape for part in flat],
+    )
+    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)

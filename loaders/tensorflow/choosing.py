@@ -1,4 +1,4 @@
-"""A sampler that chooses from datasets of the user's own."""
+"""A sampler that chooses elements from datasets, and cuts them into its batches."""
 
 from __future__ import annotations
 
@@ -11,17 +11,10 @@ import tensorflow as tf
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.selector import Choices, Selector, SourceOf
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.tensorflow._callbacks import called
-from twinfeed.loaders.tensorflow._choose import (
-    Sizes,
-    batched,
-    chosen,
-    skipped,
-    stacked,
-)
+from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
-from twinfeed.loaders.tensorflow._passes import START, PassServer, PassState
-from twinfeed.loaders.tensorflow._pipeline import batches_of
+from twinfeed.loaders.tensorflow._passes import GraphSource, PassState
+from twinfeed.loaders.tensorflow._pipeline import dataset_of, unwrap, wrap
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.loaders.tensorflow.feed_datasets import SourceDatasets
 from twinfeed.samplers import BatchStream, validate
@@ -89,7 +82,7 @@ def choose(
 
 
 class _Chosen(DatasetLoader[Any]):
-    """Iterate over batches of what a sampler chooses from datasets."""
+    """The loader of the batches that a sampler chooses from datasets."""
 
     _shared = ("_sampler", "_datasets")
 
@@ -103,77 +96,86 @@ class _Chosen(DatasetLoader[Any]):
         device: str | None,
         prefetch: int,
     ) -> None:
+        groups = None
         if isinstance(datasets, SourceDatasets):
-            groups, known = datasets.groups_of(sampler, source), [datasets[0]]
+            groups, examples = datasets.groups_of(sampler, source), [datasets[0]]
         else:
-            groups, datasets = None, (known := list(datasets))
-        # Raises if the datasets differ.
-        one = tf.data.Dataset.choose_from_datasets(known, tf.data.Dataset.range(0))
+            datasets = examples = list(datasets)
+        # Raises if the element specs differ.
+        chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
         self._choices = Choices(sampler, len(datasets), source, groups)
         super().__init__(sampler)
-        self._datasets, self._spec = datasets, one.element_spec
+        self._datasets, self._spec = datasets, chosen.element_spec
         self.replay = validate.flag("replay", replay)
         self.device = device if device is None else chosen_device(device)
         self.prefetch = validate.integer("prefetch", prefetch, minimum=0)
 
-    def _made(self) -> tf.data.Dataset:
+    def _make_dataset(self) -> tf.data.Dataset:
         check_process()
-        server = ChooseDatasets(self, self._choices, self._datasets, self._spec, self.replay)
-        return batches_of(server, self.prefetch)
+        source = ChosenSource(self, self._choices, self._datasets, self._spec, self.replay)
+        return dataset_of(source, self.prefetch)
 
 
-class Numbers(PassServer):
-    """Give the numbers themselves."""
+class NumberSource(GraphSource):
+    """For the graph, the numbers of the datasets that a sampler chooses, batch by batch."""
 
     def __init__(self, loader: Loader[Any], choices: Choices) -> None:
         super().__init__(loader, choices.sampler)
         self.choices = choices
-        self._together = steps_per_draw(self.sampler.batch_size)  # steps of a call
+        self._steps_per_call = steps_per_draw(self.sampler.batch_size)
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of (step, numbers) of a pass."""
-        numbers = batched(self._drawn(pass_state), self._sizes(pass_state))
-        steps = tf.data.Dataset.range(pass_state[START], self.steps)
-        return tf.data.Dataset.zip((steps, numbers))
+        numbers = self._batch(self._numbers_dataset(pass_state), self._sizes_of(pass_state))
+        return tf.data.Dataset.zip((self._steps_of(pass_state), numbers))
 
-    def sizes(self, pass_state: Int64s) -> tuple[Int64s, np.int64]:
-        """Return the sizes of the batches of a pass, and what divides each of them: see `Sizes`."""
-        _, epoch, start, *_ = PassState.of(pass_state)
-        lows, highs = self.sampler.rank_slices(epoch, start, self.steps)
-        each = highs - lows
-        return each, max(np.int64(1), np.gcd.reduce(each))
+    def sizes(self, pass_state: Int64s) -> Int64s:
+        """Return the sizes of the batches of a pass."""
+        state = PassState.of(pass_state)
+        lows, highs = self.sampler.rank_slices(state.epoch, state.start, self.steps)
+        return highs - lows
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
-        """Draw the numbers of some steps, end to end."""
-        last = min(int(step) + self._together, self.steps)
-        each = self.choices.numbers(PassState.of(pass_state).epoch, int(step), last)
-        for at, numbers in enumerate(each, int(step)):
-            self.check(numbers, PassState.of(pass_state).epoch, at)
-        return np.concatenate(each)
+        """Return the numbers of the next steps in one array."""
+        epoch, stop = PassState.of(pass_state).epoch, min(step + self._steps_per_call, self.steps)
+        batches = self.choices.numbers(epoch, int(step), int(stop))
+        for at, numbers in enumerate(batches, int(step)):
+            self.check(numbers, epoch, at)
+        return np.concatenate(batches)
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
-        """Refuse a batch that cannot be made; numbers alone always can."""
+        """Raise ValueError for a batch that cannot be made; numbers alone always can."""
 
-    def _sizes(self, pass_state: tf.Tensor) -> Sizes:
-        each, unit = called(self.sizes, [pass_state], [tf.int64] * 2)
-        each.set_shape([None])
-        unit.set_shape([])
-        return Sizes(each, unit, self.sampler.fixed_size)
+    def _steps_of(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
+        """Make the dataset of the steps of a pass, or of every `by`-th of them."""
+        return tf.data.Dataset.range(PassState.of(pass_state).start, self.steps, by)
 
-    def _drawn(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+    def _sizes_of(self, pass_state: tf.Tensor) -> tf.Tensor:
+        """Return the sizes of the batches of a pass, in the graph: int64[steps]."""
+        sizes = numpy_function_of(self.sizes, [pass_state], tf.int64)
+        sizes.set_shape([None])
+        return sizes
+
+    def _batch(self, elements: tf.data.Dataset, sizes: tf.Tensor) -> tf.data.Dataset:
+        """Cut elements into batches; if they end early, the last batch is smaller."""
+        if self.sampler.fixed_size is not None:
+            return elements.batch(self.sampler.fixed_size)
+        # One by one, no element is drawn beyond the end of its batch: that element may fail.
+        return elements.batch(1).rebatch(sizes)
+
+    def _numbers_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Make the dataset of all numbers of a pass, int64 scalars."""
 
-        def numbers(step: tf.Tensor) -> tf.Tensor:
-            found = called(self.numbers, [pass_state, step], tf.int64)
-            found.set_shape([None])
-            return found
+        def draw(step: tf.Tensor) -> tf.Tensor:
+            numbers = numpy_function_of(self.numbers, [pass_state, step], tf.int64)
+            numbers.set_shape([None])
+            return numbers
 
-        steps = tf.data.Dataset.range(pass_state[START], self.steps, self._together)
-        return steps.map(numbers).unbatch()
+        return self._steps_of(pass_state, self._steps_per_call).map(draw).unbatch()
 
 
-class ChooseDatasets(Numbers):
-    """Choose from datasets."""
+class ChosenSource(NumberSource):
+    """For the graph, batches of the elements that a sampler chooses from datasets."""
 
     def __init__(
         self,
@@ -187,56 +189,114 @@ class ChooseDatasets(Numbers):
         self._datasets, self._spec, self._replay = datasets, spec, replay
         own = [] if isinstance(datasets, SourceDatasets) else datasets
         specs = [tf.nest.flatten(dataset.element_spec) for dataset in own]
-        # Of ragged and sparse elements, those of any shapes are stacked.
+        # Ragged and sparse elements of any shapes can be stacked.
         self._shapes = [[s.shape for s in each if isinstance(s, tf.TensorSpec)] for each in specs]
-        self._differ = any(shapes != self._shapes[0] for shapes in self._shapes)
-        self._stacked = stacked(own) if own else None
+        self._shapes_differ = any(shapes != self._shapes[0] for shapes in self._shapes)
+        # One tensor: a function that captures each of 1,000 datasets is slow to trace and to start.
+        with tf.device("/CPU:0"):
+            variants = [tf.data.experimental.to_variant(dataset) for dataset in own]
+            self._variants = tf.stack(variants) if own else None
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (step, batch) of a pass."""
-        sizes, numbers = self._sizes(pass_state), self._drawn(pass_state)
-        return chosen(
-            self._stacked_datasets(pass_state), self._spec, numbers, sizes, pass_state, self.ended
-        )
+        """Make the dataset of (step, batch) of a pass.
 
-    def _stacked_datasets(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return the datasets of a pass, stacked."""
+        A dataset without a further element ends the choice, without an error. `ended` is called for
+        the first batch that is too small, and raises.
+        """
+        variants = tf.unstack(self._variants_of(pass_state), len(self._datasets))
+        elements = tf.data.Dataset.choose_from_datasets(
+            [tf.data.experimental.from_variant(variant, self._spec) for variant in variants],
+            self._numbers_dataset(pass_state),
+            stop_on_empty_dataset=True,
+        )
+        sizes = self._sizes_of(pass_state)
+        batches = self._batch(elements, sizes)
+        spec = batches.element_spec
+        nothing = tf.data.Dataset.from_tensors(0).map(
+            lambda _: (tf.constant(0, tf.int64), tf.raw_ops.OptionalNone())
+        )
+        rows = batches.map(lambda *batch: (_length(batch), wrap(batch)))
+
+        def checked(step: tf.Tensor, size: tf.Tensor, row: Any) -> tuple[tf.Tensor, Any]:
+            length, batch = row
+            full = tf.cond(
+                length < size,
+                lambda: numpy_function_of(self.ended, [pass_state, step, length], tf.bool),
+                lambda: True,
+            )
+            with tf.control_dependencies([full]):
+                batch = unwrap(tf.identity(batch), spec)
+                return step, _set_batch_size(batch, self.sampler.fixed_size)
+
+        rows = rows.concatenate(nothing.repeat())
+        by_step = self._steps_of(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows
+        return tf.data.Dataset.zip(by_step).map(checked)
+
+    def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
+        """Return the datasets of a pass as one tensor of variants."""
         if isinstance(self._datasets, SourceDatasets):
             return self._datasets.variants(pass_state)
         if not self._replay:
-            return self._stacked
-        drawn = called(self.drawn, [pass_state], tf.int64)
-        drawn.set_shape([len(self._datasets)])
-        return skipped(self._stacked, drawn, self._spec)
+            return self._variants
+        counts = numpy_function_of(self.counts_before, [pass_state], tf.int64)
+        counts.set_shape([len(self._datasets)])
+
+        def skip(variant: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+            dataset = tf.data.experimental.from_variant(variant, self._spec)
+            return tf.data.experimental.to_variant(dataset.skip(count))
+
+        return tf.map_fn(
+            lambda both: skip(*both),
+            (self._variants, counts),
+            fn_output_signature=tf.TensorSpec([], tf.variant),
+        )
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
-        """Refuse a batch of datasets whose elements are known to have other shapes."""
-        known: dict[int, tuple[int, tf.TensorShape]] = {}  # by part: where from, and its shape
-        for number in dict.fromkeys(numbers.tolist()) if self._differ else ():
-            for part, shape in enumerate(self._shapes[number]):
-                first, other = known.get(part, (number, shape))
-                if not shape.is_compatible_with(other):
+        """Raise ValueError for a batch from datasets whose static shapes are not compatible."""
+        merged: dict[int, tuple[int, tf.TensorShape]] = {}  # by component: a dataset, and the shape
+        for number in dict.fromkeys(numbers.tolist()) if self._shapes_differ else ():
+            for component, shape in enumerate(self._shapes[number]):
+                first, before = merged.get(component, (number, shape))
+                if not shape.is_compatible_with(before):
                     raise ValueError(
                         f"the batch of epoch {epoch}, step {step} has elements of dataset {number} "
                         f"(of {self.choices.sources}), of shape {shape}, and of dataset {first}, "
-                        f"of shape {other}: map the datasets to one shape, as by tf.image.resize"
+                        f"of shape {before}: map the datasets to one shape, as by tf.image.resize"
                     )
-                # A shape that is partly unknown does not hide the one before.
-                known[part] = (first, other.merge_with(shape))
+                merged[component] = (first, before.merge_with(shape))
 
-    def drawn(self, pass_state: Int64s) -> Int64s:
+    def counts_before(self, pass_state: Int64s) -> Int64s:
         """Return how often each dataset was drawn before a pass."""
-        return self.choices.drawn(*PassState.of(pass_state)[1:3])
+        state = PassState.of(pass_state)
+        return self.choices.drawn(state.epoch, state.start)
 
-    def ended(self, pass_state: Int64s, step: np.int64, found: np.int64) -> None:
-        """Raise for the dataset that has fewer elements than were chosen."""
+    def ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
+        """Raise ValueError for the dataset that ended after `length` elements of a batch."""
         epoch = PassState.of(pass_state).epoch
         (numbers,) = self.choices.numbers(epoch, int(step), int(step) + 1)
         raise ValueError(
-            f"dataset {numbers[found]} (of {self.choices.sources}) has ended in step {step} of "
+            f"dataset {numbers[length]} (of {self.choices.sources}) has ended in step {step} of "
             f"epoch {epoch}: add .repeat() to the dataset, or make epochs shorter by "
             f"batches_per_epoch of the sampler"
         )
+
+
+def _length(batch: Any) -> tf.Tensor:
+    """Return the number of elements of a batch."""
+    first = tf.nest.flatten(batch)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return tf.cast(first.nrows(), tf.int64)
+    if isinstance(first, tf.SparseTensor):
+        return first.dense_shape[0]
+    return tf.shape(first, tf.int64)[0]
+
+
+def _set_batch_size(batch: Any, size: int | None) -> Any:
+    """Make the size of a batch static, if it is fixed."""
+    for part in tf.nest.flatten(batch):
+        if isinstance(part, tf.Tensor) and part.shape.rank is not None:
+            part.set_shape([size, *part.shape[1:]])
+    return batch
 
 
 def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
@@ -255,4 +315,4 @@ def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     [2 2 1 1]
     """
     check_process()
-    return batches_of(Numbers(selector, selector.choices), prefetch=1)
+    return dataset_of(NumberSource(selector, selector.choices), prefetch=1)

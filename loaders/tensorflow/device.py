@@ -1,4 +1,4 @@
-"""Which device the batches go to."""
+"""The device that batches are copied to."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def prefetch_to_device(
 
 def chosen_device(device: str | None, /) -> str:
     """Return the device, or a default for None; raise ValueError for a device that is not seen."""
-    names = [one.name for one in tf.config.list_logical_devices()]  # a cluster's are longer
-    seen = ["/" + name.rpartition("/")[2].removeprefix("device:") for name in names]
+    full_names = [logical.name for logical in tf.config.list_logical_devices()]
+    names = ["/" + name.rpartition("/")[2].removeprefix("device:") for name in full_names]
     if device is None:
-        device = next((name for name in seen if name.startswith("/GPU")), "/CPU:0")
-    if device not in seen:
-        raise ValueError(f"device must be one that TensorFlow sees, {seen}, got {device!r}")
+        device = next((name for name in names if name.startswith("/GPU")), "/CPU:0")
+    if device not in names:
+        raise ValueError(f"device must be one that TensorFlow sees, {names}, got {device!r}")
     return device

@@ -18,7 +18,7 @@ from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
-from twinfeed.loaders.tensorflow._callbacks import generated
+from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import check_process
 from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._layout import Layout
@@ -109,7 +109,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         check_process()
         first_epoch = tf.constant(PassState(0, 0, 0, 0, 0), tf.int64)
         dataset = self._dataset(first_epoch, range(len(self))[group])
-        dataset.twinfeed_sources = self  # the graph calls it, so it must live as long
+        dataset.twinfeed_owner = self  # the graph calls it, so it must live as long
         return guarded(dataset)
 
     def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
@@ -121,7 +121,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         )
 
     def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
-        samples = generated(self.samples, tuple(self._layout.flat), (pass_state, group))
+        samples = generator_dataset(self.samples, tuple(self._layout.flat), (pass_state, group))
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
@@ -149,9 +149,9 @@ def _requests_by_group(
     ids: Schedule, groups: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
     """Return, for each group, the requests of its samples in some steps."""
-    found = defaultdict(list)
+    by_group = defaultdict(list)
     for request in islice(requests(ids, epoch, first), stop - first):
         (numbers,) = groups.batches(epoch, request.step, request.step + 1)
         for group in np.unique(numbers).tolist():
-            found[group].append(request.where(numbers == group))
-    return found
+            by_group[group].append(request.where(numbers == group))
+    return by_group

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from twinfeed.loaders.loop.feed_loader import FeedLoader
@@ -10,8 +12,8 @@ from twinfeed.loaders.making.concurrency import resolve_prefetch
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
-from twinfeed.loaders.tensorflow._pipeline import batches_of
-from twinfeed.loaders.tensorflow._serve import Server
+from twinfeed.loaders.tensorflow._pipeline import dataset_of
+from twinfeed.loaders.tensorflow._serve import BatchSource
 from twinfeed.loaders.tensorflow.device import chosen_device
 
 
@@ -78,9 +80,9 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     ) -> None:
         super().__init__(feed, checksums=checksums, readahead=readahead)
         self.device = device if device is None else chosen_device(device)
-        self.prefetch, known = resolve_prefetch(feed, prefetch, threads)
-        # None stays None: where nothing is decoded, `Server` decides whether threads help.
-        self.threads = None if threads is None and not feed.alone else known
+        self.prefetch, resolved = resolve_prefetch(feed, prefetch, threads)
+        # None stays None: where nothing is decoded, `BatchSource` decides whether threads help.
+        self.threads = None if threads is None and not feed.alone else resolved
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
         """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.
@@ -94,8 +96,8 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
             ValueError: the replicas cannot be shared out evenly over the pipelines.
         """
         replicas, pipelines = context.num_replicas_in_sync, context.num_input_pipelines
-        own, over = divmod(replicas, pipelines)
-        if over:
+        own, remainder = divmod(replicas, pipelines)
+        if remainder:
             raise ValueError(
                 f"the replicas must be shared out evenly over the input pipelines, got {replicas} "
                 f"replicas and {pipelines} pipelines"
@@ -104,10 +106,10 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         ranks = [self.feed.shard(first + n, replicas) for n in range(own)]
         return self._dataset_of(ranks, by_rank=True)
 
-    def _made(self) -> tf.data.Dataset:
+    def _make_dataset(self) -> tf.data.Dataset:
         return self._dataset_of([self.feed])
 
     def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
         check_process()
-        server = Server(self, feeds, prefetch=self.prefetch, threads=self.threads, by_rank=by_rank)
-        return batches_of(server, self.prefetch)
+        options: Any = {"prefetch": self.prefetch, "threads": self.threads, "by_rank": by_rank}
+        return dataset_of(BatchSource(self, feeds, **options), self.prefetch)

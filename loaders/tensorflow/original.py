@@ -9,7 +9,7 @@ import tensorflow as tf
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.loop.external_passes import ExternalPasses
 from twinfeed.loaders.support import system
-from twinfeed.loaders.tensorflow._callbacks import FAILED
+from twinfeed.loaders.tensorflow._callbacks import FAILED_OWNERS
 
 
 def original_errors() -> AbstractContextManager[None]:
@@ -35,11 +35,11 @@ def original_errors() -> AbstractContextManager[None]:
     ...     print(error.problem)
     record 0 (...): decode failed: RuntimeError('cannot read this')
     """
-    return Originals(None)
+    return OriginalErrors(None)
 
 
-class Originals(AbstractContextManager[None]):
-    """Raise errors as they are: of the passes of one loader, or of all loaders for None."""
+class OriginalErrors(AbstractContextManager[None]):
+    """A block that raises original errors: of the passes of one loader, or for None of all."""
 
     def __init__(self, external_passes: ExternalPasses | None) -> None:
         self._external_passes = external_passes
@@ -51,9 +51,10 @@ class Originals(AbstractContextManager[None]):
 
 def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
     """Raise the error that TensorFlow turned into this error, if it is known."""
-    for failed in reversed(FAILED):
-        owner = failed()
-        if external_passes not in (None, getattr(owner, "external_passes", external_passes)):
+    for reference in reversed(FAILED_OWNERS):
+        owner = reference()
+        passes_of_owner = getattr(owner, "external_passes", external_passes)
+        if external_passes is not None and passes_of_owner is not external_passes:
             continue
         raised: list[BaseException] = getattr(owner, "raised", [])
         for original in reversed(raised):

@@ -1,9 +1,11 @@
 """Loader and datasets give every sampler's batches as a plain loop does."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import wraps
 from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -25,7 +27,7 @@ from twinfeed.loaders import (
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
-from twinfeed.loaders.tensorflow._serve import Server
+from twinfeed.loaders.tensorflow._serve import BatchSource
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import (
     BatchSampler,
@@ -77,15 +79,15 @@ def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
 ) -> None:
     """First 1, so that the first batch is quick; and none ahead of a loader without prefetch."""
     given: list[int] = []
-    real = Server.read_together
+    real = BatchSource.read_group
 
     @wraps(real)
-    def noting(self: Server, pass_state: Any, call: Any) -> Any:
+    def noting(self: BatchSource, pass_state: Any, call: Any) -> Any:
         arrays = real(self, pass_state, call)
         given.append(len(arrays[0]))
         return arrays
 
-    monkeypatch.setattr(Server, "read_together", noting)
+    monkeypatch.setattr(BatchSource, "read_group", noting)
     one = loader(packed(61), ExactOnceBatchSampler(61, batch_size=2), **options)
     assert [len(batch["id"]) for batch in one] == [2] * 30 + [1]
     assert given == sizes
@@ -297,3 +299,30 @@ def test_the_batches_before_a_bad_record_come_first(prefetch: int) -> None:
     assert found == ids_of(sampler, 0)[:7]
     assert (loader.epoch, loader.step) == (0, 7)
     assert raised.value.__notes__ == ["in the batch of epoch 0, step 7"]
+
+
+def test_an_error_in_the_last_batch_outlives_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All calls of the pass have ended before the loop gets to the batch that cannot be read."""
+    index, sampler = packed(60), BatchSampler(SequentialSampler(60), batch_size=4)
+    ended = Event()
+    real, rows = BatchSource._open_pass, BatchSource._read_rows
+
+    @contextmanager
+    def noting(self: BatchSource, *position: int) -> Iterator[int]:
+        with real(self, *position) as groups:
+            yield groups
+        ended.set()
+
+    def failing(self: BatchSource, state: Any, first: int, drawn: list[Any]) -> Any:
+        if any(59 in ids for ids in drawn):
+            raise LoaderError("spoiled")
+        return rows(self, state, first, drawn)
+
+    monkeypatch.setattr(BatchSource, "_open_pass", noting)
+    monkeypatch.setattr(BatchSource, "_read_rows", failing)
+    running = iter(loader(index, sampler))
+    found = [next(running) for _ in range(len(sampler) - 1)]
+    assert ended.wait(60)
+    with pytest.raises(LoaderError, match="spoiled"):
+        next(running)
+    assert len(found) == len(sampler) - 1
