@@ -62,7 +62,7 @@ def as_map_dataset(
 
 
 class _Batches(grain.MapDataset[Any]):
-    """Give the batches by global step."""
+    """The batches of a feed by global step."""
 
     def __init__(
         self, feed: Feed, epochs: int, arrange: Callable[[Batch], Any] | None, checksums: bool
@@ -84,21 +84,21 @@ class _Batches(grain.MapDataset[Any]):
         return batch if self._arrange is None else self._arrange(batch)
 
     def to_iter_dataset(self, *options: Any, **named: Any) -> grain.IterDataset[Any]:
-        return _Stated(super().to_iter_dataset(*options, **named), self._feed)
+        return _CheckedIterDataset(super().to_iter_dataset(*options, **named), self._feed)
 
 
-class _Stated(grain.IterDataset[Any]):
-    """Iterate with states that name their stream."""
+class _CheckedIterDataset(grain.IterDataset[Any]):
+    """A dataset whose iterators check that a state is of this feed."""
 
     def __init__(self, parent: grain.IterDataset[Any], feed: Feed) -> None:
         super().__init__(parent)
         self._feed = feed
 
     def __iter__(self) -> grain.DatasetIterator[Any]:
-        return _StatedIterator(iter(self._parent), self._feed)
+        return _CheckedIterator(iter(self._parent), self._feed)
 
 
-class _StatedIterator(grain.DatasetIterator[Any]):
+class _CheckedIterator(grain.DatasetIterator[Any]):
     def __init__(self, parent: grain.DatasetIterator[Any], feed: Feed) -> None:
         super().__init__(parent)
         self._loader: NumpyLoader[Batch] = NumpyLoader(feed)
@@ -115,8 +115,10 @@ class _StatedIterator(grain.DatasetIterator[Any]):
         if not isinstance(state, Mapping) or "feed" not in state:
             raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
         adapter_of(self._loader).check_state(feed := state["feed"])
-        at, found = feed["epoch"] * len(self._loader) + feed["step"], state.get("next_index")
-        if found != at:
-            raise StateMismatchError(f"next_index of the state must be {at}, got {found!r}")
-        rest = {name: value for name, value in state.items() if name != "feed"}
-        self._parent.set_state({**rest, "next_index": at})
+        global_step = feed["epoch"] * len(self._loader) + feed["step"]
+        if state.get("next_index") != global_step:
+            raise StateMismatchError(
+                f"next_index of the state must be {global_step}, got {state.get('next_index')!r}"
+            )
+        own_state = {name: value for name, value in state.items() if name != "feed"}
+        self._parent.set_state({**own_state, "next_index": global_step})

@@ -1,4 +1,4 @@
-"""The loader for JAX: global arrays, of which each process makes the rows of its devices."""
+"""The loader for JAX: batches are global arrays; each process makes the rows of its devices."""
 
 from __future__ import annotations
 
@@ -77,70 +77,74 @@ class JaxLoader(MakingLoader[B]):
                 raise ValueError("sharding must be given where several processes train together")
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         self.sharding = sharding
-        part, self._parts = _own_rows(sharding, feed)
-        own = feed.shard(part, self._parts) if self._parts > 1 else feed
+        part, self._parts = _part_of_process(sharding, feed)
+        own_feed = feed.shard(part, self._parts) if self._parts > 1 else feed
         super().__init__(
-            own, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
+            own_feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
         )
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
         if self._parts > 1:
             self._check_lengths()
-        return self._ahead(self._made(epoch, start, self._sent))
+        return self._ahead(self._made(epoch, start, self._to_devices))
 
     def _check_lengths(self) -> None:
         """Raise ValueError for a field that each process would pad to another length."""
-        spec, how = compile_feed(self.feed).shapes
+        spec, collate = compile_feed(self.feed).shapes
         for name, field in spec.items():
-            mode = mode_of(how, name)
-            free = field.shape if mode == "pad" else mode == "stack" and None in field.shape
-            if free and not is_string(field.dtype):
+            mode = mode_of(collate, name)
+            varies = field.shape if mode == "pad" else mode == "stack" and None in field.shape
+            if varies and not is_string(field.dtype):
                 raise ValueError(
                     f"{name!r} may have another length in each process, and a global array has "
                     f"one: make lengths equal in decode, or collate it with 'ragged'"
                 )
 
-    def _sent(self, batch: Batch) -> Batch:
-        """Return a batch on the devices."""
+    def _to_devices(self, batch: Batch) -> Batch:
+        """Return a batch whose numbers are global arrays on the devices."""
         return {
-            name: self._global(name, value)
+            name: self._global_array(name, value)
             if isinstance(value, np.ndarray) and value.dtype != object and name != "id"
             else value
             for name, value in batch.items()
         }
 
-    def _global(self, name: str, rows: Array) -> jax.Array:
-        # JAX may keep the memory itself: nothing here writes to a batch that was made.
+    def _global_array(self, name: str, rows: Array) -> jax.Array:
+        """Return the global array of which this process has these rows.
+
+        It may share the memory of `rows`, which nothing writes to any more.
+        """
         dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
         if dtype.kind in "iu" and dtype != rows.dtype and rows.size:
-            fits = np.iinfo(dtype)
+            limits = np.iinfo(dtype)
             for value in (rows.min(), rows.max()):
-                if not fits.min <= value <= fits.max:
+                if not limits.min <= value <= limits.max:
                     raise LoaderError(
                         f"{name!r} holds {value}, and JAX has integers of 32 bits",
                         advice='jax.config.update("jax_enable_x64", True), or leave the field out',
                     )
         shape = (len(rows) * self._parts, *rows.shape[1:])
-        sent: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
+        array: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
             self.sharding, rows.astype(dtype, copy=False), shape
         )
-        return sent
+        return array
 
 
-def _own_rows(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
-    """Return which of how many equal parts of each batch the devices of this process hold."""
+def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
+    """Return the part of each batch that this process has: its number, and the number of parts."""
+    # How the sharding divides as many rows as there are devices.
     devices = len(sharding.device_set)
     try:
-        cuts = devices // sharding.shard_shape((devices,))[0]
-        places = sharding.addressable_devices_indices_map((devices,)).values()
+        divisor = devices // sharding.shard_shape((devices,))[0]
+        indices = sharding.addressable_devices_indices_map((devices,)).values()
     except (IndexError, ValueError) as error:
         raise ValueError(f"sharding must cut the first axis alone, got {sharding}") from error
-    if feed.sampler.size_divisor % cuts:
+    if feed.sampler.size_divisor % divisor:
         raise ValueError(
-            f"the sharding cuts each batch into {cuts} parts, and {feed.sampler!r} has batches "
-            f"that {cuts} does not divide: last_batch='pad', or another batch size"
+            f"the sharding cuts each batch into {divisor} parts, and {feed.sampler!r} has batches "
+            f"that {divisor} does not divide: last_batch='pad', or another batch size"
         )
-    rows = {row for place in places if place for row in range(devices)[place[0]]}
+    rows = {row for index in indices if index for row in range(devices)[index[0]]}
     first, count = min(rows), len(rows)
     if max(rows) - first + 1 != count or first % count or devices % count:
         raise ValueError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 
@@ -12,29 +12,26 @@ from twinfeed.loaders.keras._saves import Save
 from twinfeed.loaders.support.array_types import Array
 
 
-class Resuming(Protocol):
-    """The methods of a ResumeCallback that are used here."""
-
-    _start: int
-
-    def _take_restored(self, *, trains: bool = True) -> Save | None: ...
-
-
 class ResumedCallbackList(keras.callbacks.CallbackList):
-    """Call the user's callbacks, then History, then the ResumeCallback, which saves their values.
+    """The user's callbacks, then History, then the ResumeCallback, which saves their states.
 
-    - Before the first epoch of a resumed `fit`, the callbacks get their saved values. This is after
+    - Before the first epoch of a resumed `fit`, the states of the callbacks are restored: after
       their `on_train_begin`, which in some callbacks resets everything.
     - Schedulers derive the rate of an epoch from the current rate. So the rate that was set when
       the epoch started is restored before them, and the saved rate of mid-epoch after them.
-    - Batches have their number in the whole epoch, also in the rest of an epoch.
+    - Batches are numbered within the whole epoch, also after a resume in mid-epoch.
     """
 
     def __init__(
-        self, resume: Resuming, callbacks: Sequence[Any], *, model: keras.Model, **params: Any
+        self,
+        resume: Any,  # the ResumeCallback, whose module imports this one
+        callbacks: Sequence[Any],
+        *,
+        model: keras.Model,
+        **params: Any,
     ) -> None:
         self._resume = resume
-        self._rates: list[Array] = []  # at the beginning of the epoch
+        self._epoch_rates: list[Array] = []  # learning rates when the epoch started
         user_callbacks = list(callbacks)
         if not any(isinstance(callback, keras.callbacks.History) for callback in user_callbacks):
             user_callbacks.append(keras.callbacks.History())
@@ -45,25 +42,25 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         )
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return what a save at this step has of the callbacks, and of the epoch so far."""
+        """Return the states of the callbacks and of the metrics, for a save at this step."""
         metrics = _model.to_numpy(self.model.metrics_variables) if step else []
         return {
             "callbacks": _callback_states.get_states(self.user_callbacks),
-            "rates": self._rates,
+            "rates": self._epoch_rates,
             "metrics": metrics,
         }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Let the first epoch begin at the step of the save."""
+        """Start an epoch; restore the states of a save before the first."""
         rates = _model.learning_rates(self.model.optimizer)
         save = self._resume._take_restored()
-        start_rates = _model.to_numpy(rates)
+        saved_rates = _model.to_numpy(rates)
         if save is not None:
             self._restore_states(save, rates)
-        self._rates = _model.to_numpy(rates)
+        self._epoch_rates = _model.to_numpy(rates)
         super().on_epoch_begin(epoch, logs)
         if save is not None and save.state["loader"]["step"]:
-            _model.assign(rates, start_rates)
+            _model.assign(rates, saved_rates)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(batch + self._resume._start, logs)
@@ -72,15 +69,15 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         super().on_train_batch_end(batch + self._resume._start, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End a run too that was killed between its last epoch and its end."""
-        save = self._resume._take_restored(trains=False)
+        """End a run, also one that was killed after its last epoch and before this call."""
+        save = self._resume._take_restored(continues=False)
         if save is not None:
             _callback_states.restore(self.user_callbacks, save.state["callbacks"])
         super().on_train_end(logs)
 
     def _restore_states(self, save: Save, rates: Sequence[keras.Variable]) -> None:
         _callback_states.restore(self.user_callbacks, save.state["callbacks"])
-        _callback_states.forget_early_stop(self.user_callbacks)
+        _callback_states.clear_early_stop(self.user_callbacks)
         if save.state["loader"]["step"]:
             _model.assign(self.model.metrics_variables, save.state["metrics"])
             _model.assign(rates, save.state["rates"])

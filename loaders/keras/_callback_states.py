@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -39,7 +40,7 @@ def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
     Raises:
         TypeError: a value cannot be saved; the error names the callback.
     """
-    found = {}
+    states = {}
     for name, callback in _by_name(callbacks).items():
         state = _state_of(callback)
         arrays: list[Array] = []
@@ -50,12 +51,12 @@ def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
                 f"get_state of {name} must give numbers, texts, NumPy arrays, and lists and dicts "
                 f"of them: {error}"
             ) from error
-        found[name] = state
-    return found
+        states[name] = state
+    return states
 
 
 def restore(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
-    """Restore the saved states of callbacks. A callback that is not in the save starts anew."""
+    """Restore the saved states of callbacks. A callback without a saved state stays as it is."""
     for name, callback in _by_name(callbacks).items():
         state = saved.get(name, {})
         for attribute, value in state.get("attributes", {}).items():
@@ -64,8 +65,8 @@ def restore(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
             callback.set_state(state["own"])
 
 
-def forget_early_stop(callbacks: Iterable[Any]) -> None:
-    """Keep callbacks from reporting an early stop if the training goes on."""
+def clear_early_stop(callbacks: Iterable[Any]) -> None:
+    """Keep EarlyStopping from reporting the epoch at which an earlier `fit` stopped."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.EarlyStopping):
             callback.stopped_epoch = 0
@@ -81,7 +82,7 @@ def without_states(callbacks: Iterable[Any]) -> list[str]:
 
 
 def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
-    """Return whether EarlyStopping has ended the run, and would end it today."""
+    """Return whether EarlyStopping has ended the run, and its patience was not raised since."""
     for name, callback in _by_name(callbacks).items():
         state = saved.get(name, {}).get("attributes", {})
         if state.get("stopped_epoch") and state["wait"] >= callback.patience:
@@ -90,17 +91,19 @@ def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
 
 
 def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return callbacks by class, by what they monitor, and by number where these are the same."""
-    found: dict[str, Any] = {}
+    """Name callbacks by class and by what they monitor; number those with equal names."""
+    counts: Counter[str] = Counter()
+    named: dict[str, Any] = {}
     for callback in callbacks:
         monitor = getattr(callback, "monitor", None)
         name = type(callback).__name__ + (f"({monitor})" if isinstance(monitor, str) else "")
-        same = sum(other.partition(" ")[0] == name for other in found)
-        found[f"{name} {same + 1}" if same else name] = callback
-    return found
+        counts[name] += 1
+        named[name if counts[name] == 1 else f"{name} {counts[name]}"] = callback
+    return named
 
 
 def _state_of(callback: Any) -> dict[str, Any]:
+    """Return the attributes of a callback of Keras, and the state of a class with `get_state`."""
     state: dict[str, Any] = {}
     names = _saved_attributes(callback) or ()
     if names:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Mapping
+from itertools import islice, zip_longest
 from typing import Any
 
 import keras
@@ -47,7 +48,7 @@ def check_arrange(arrange: Any) -> None:
 
 
 def check_options(options: Mapping[str, Any]) -> None:
-    """Refuse options of `model.fit` that the loader, its sampler or the saves have.
+    """Check that no option of `model.fit` contradicts the loader, its sampler or the saves.
 
     Raises:
         ValueError: such an option.
@@ -67,23 +68,23 @@ def check_options(options: Mapping[str, Any]) -> None:
 def check_classes(loader: Loader[Any], validation: Any) -> None:
     """Warn if a label means another class in the validation than in the training."""
     feeds = getattr(loader, "feed", None), adapter_of(loader).feed_of(validation)
-    ours, theirs = (getattr(feed, "index", None) for feed in feeds)
-    if not (isinstance(ours, Index) and isinstance(theirs, Index) and ours.classes):
+    train, test = (getattr(feed, "index", None) for feed in feeds)
+    if not (isinstance(train, Index) and isinstance(test, Index) and train.classes):
         return
-    for number, theirs_class in enumerate(theirs.classes):
-        ours_class = ours.classes[number] if number < len(ours.classes) else None
-        if ours_class != theirs_class:
+    pairs = zip_longest(islice(train.classes, len(test.classes)), test.classes)
+    for number, (train_class, test_class) in enumerate(pairs):
+        if train_class != test_class:
             warnings.warn(
-                f"class {number} is {ours_class!r} in the training and {theirs_class!r} in "
+                f"class {number} is {train_class!r} in the training and {test_class!r} in "
                 f"validation_data: number both alike, by twinfeed index VALIDATION "
-                f"--classes {ours.where} --out {theirs.where}",
+                f"--classes {train.where} --out {test.where}",
                 stacklevel=3,
             )
             return
 
 
 def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
-    """Refuse data that no model takes, as far as a dataset's spec shows.
+    """Check the spec of datasets for data that no model takes.
 
     Raises:
         TypeError: whole batches as `validation_data`, and images that are not decoded.
@@ -111,9 +112,9 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
 
 
 def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) -> None:
-    """Refuse a label that the model has no output for, as far as `arrange` keeps the labels.
+    """Check that the model has an output for each label, if `arrange` keeps the labels as they are.
 
-    On a CPU, Keras's own error names no record. On a GPU the loss is no number from there on.
+    On a CPU, Keras's own error names no record. On a GPU the loss is NaN from there on.
 
     Args:
         loader: of the training.
@@ -143,18 +144,18 @@ def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) ->
             )
 
 
-def checked_callbacks(callbacks: Any, own: keras.callbacks.Callback) -> list[Any]:
-    """Return the callbacks beside `own`; warn of callbacks that cannot be restored."""
-    others = [] if callbacks is None else keras.tree.flatten(callbacks)
-    others = [callback for callback in others if callback is not own]
-    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in others):
+def check_callbacks(callbacks: Any, resume: keras.callbacks.Callback) -> list[Any]:
+    """Return the callbacks beside `resume`; warn of callbacks that cannot be restored."""
+    user_callbacks = [] if callbacks is None else keras.tree.flatten(callbacks)
+    user_callbacks = [callback for callback in user_callbacks if callback is not resume]
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in user_callbacks):
         raise ValueError(
             "BackupAndRestore restores the model without the loader: leave BackupAndRestore out"
         )
-    if unrestorable := _callback_states.without_states(others):
+    if unrestorable := _callback_states.without_states(user_callbacks):
         warnings.warn(
-            f"a resumed run cannot tell these callbacks what they knew: {', '.join(unrestorable)}: "
+            f"a resumed run cannot restore the states of {', '.join(unrestorable)}: "
             f"give classes of your own get_state and set_state, and CSVLogger append=True",
             stacklevel=3,
         )
-    return others
+    return user_callbacks

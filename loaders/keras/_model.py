@@ -1,4 +1,4 @@
-"""Parts of a save beside the weights, and checks whether a model fits a save."""
+"""What a save has of a model beside its weights, and whether a model fits a save."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def optimizer_of(model: keras.Model) -> Any:
     if not optimizer.built:
         strategy = getattr(model, "_distribute_strategy", None)
         with nullcontext() if strategy is None else strategy.scope():
-            optimizer.build(model.trainable_variables)  # else Keras would skip what was saved
+            optimizer.build(model.trainable_variables)  # else Keras would not load its variables
     return optimizer
 
 
 def describe_optimizer(optimizer: Any) -> str:
-    """Describe an optimizer: Keras would skip the variables of another, with a warning."""
+    """Describe an optimizer. Keras only warns if it loads the variables of another optimizer."""
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
-    shown = ", ".join(map(describe_optimizer, parts)) or f"{len(optimizer.variables)} variables"
-    return f"{type(optimizer).__name__}({shown})"
+    text = ", ".join(map(describe_optimizer, parts)) or f"{len(optimizer.variables)} variables"
+    return f"{type(optimizer).__name__}({text})"
 
 
 def weight_shapes(model: keras.Model) -> list[list[Any]]:
@@ -50,12 +50,12 @@ def describe_difference(model: keras.Model, saved: Sequence[Any]) -> str:
 
     Paths are not compared: in a second model of one process, Keras gives layers other names.
     """
-    ours = weight_shapes(model)
-    for own, other in zip_longest(ours, saved, fillvalue=("nothing", None)):
-        if own[1] != other[1]:
+    current = weight_shapes(model)
+    for weight, saved_weight in zip_longest(current, saved, fillvalue=("nothing", None)):
+        if weight[1] != saved_weight[1]:
             return (
-                f"it has {len(saved)} weights, this model {len(ours)}, of which "
-                f"{_describe_weight(*own)} is in the place of {_describe_weight(*other)}"
+                f"it has {len(saved)} weights, this model {len(current)}, of which "
+                f"{_describe_weight(*weight)} is in the place of {_describe_weight(*saved_weight)}"
             )
     return ""
 
@@ -67,8 +67,8 @@ def _describe_weight(path: str, shape: Sequence[int] | None) -> str:
 def learning_rates(optimizer: Any) -> list[keras.Variable]:
     """Return the learning rates that callbacks may change. A schedule is a function of the step."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
-    found = [one.learning_rate for one in getattr(optimizer, "optimizers", (optimizer,))]
-    return [rate for rate in found if isinstance(rate, keras.Variable)]
+    rates = [part.learning_rate for part in getattr(optimizer, "optimizers", (optimizer,))]
+    return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
 def random_states(model: keras.Model) -> list[keras.Variable]:
@@ -92,10 +92,11 @@ def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> bool:
 
 
 def is_finite(model: keras.Model, logs: dict[str, Any] | None) -> bool:
-    """Return whether the loss and the trained weights are numbers.
+    """Return whether the loss and the trained weights are finite.
 
-    The weights may be spoiled by the very step whose loss was still a number.
+    A step with a finite loss may already have made a weight infinite or NaN.
     """
     if not math.isfinite((logs or {}).get("loss", 0.0)):
         return False
-    return all(bool(keras.ops.all(keras.ops.isfinite(one))) for one in model.trainable_variables)
+    weights = model.trainable_variables
+    return all(bool(keras.ops.all(keras.ops.isfinite(weight))) for weight in weights)

@@ -14,10 +14,10 @@ from twinfeed.loaders.loop.loader import Loader
 
 
 class PassAdapter(PyDatasetAdapter):
-    """Iterate over the passes of a loader, whose batches are not counted one by one.
+    """Keras's data adapter over the passes of a loader.
 
     Keras asks a `PyDataset` for batches by number, and so for a whole epoch. A pass may be the rest
-    of one. `fit` takes an adapter as it is.
+    of an epoch. `fit` takes an adapter as it is.
     """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
@@ -30,11 +30,11 @@ class PassAdapter(PyDatasetAdapter):
     _get_iterator = __iter__
 
     def on_epoch_begin(self) -> None:
-        """Do nothing: after the rest of an epoch Keras begins the next without ending this one."""
+        """Do nothing: after the rest of an epoch, Keras calls this without `on_epoch_end`."""
 
 
 class _PeekDataset(keras.utils.PyDataset):
-    """Batches by number: TensorFlow peeks at them to infer their shapes."""
+    """Batches by number, from which TensorFlow infers their shapes."""
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -46,8 +46,8 @@ class _PeekDataset(keras.utils.PyDataset):
 
     def __getitem__(self, number: int) -> Any:
         passes = self._loader.external_passes
-        before, passes.peeking = passes.peeking, True
+        peeking_before, passes.peeking = passes.peeking, True
         try:
             return next(islice(adapter_of(self._loader).batches(self._arrange), number, None))
         finally:
-            passes.peeking = before
+            passes.peeking = peeking_before

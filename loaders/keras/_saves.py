@@ -1,4 +1,4 @@
-"""The saves of a run: folders that are whole or not there, of which the last two stay."""
+"""The saves of a run: folders that are written atomically, of which the last two are kept."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import shutil
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,19 +29,19 @@ _NUM_SAVES = 2
 _NAME = re.compile(r"(\d+)-epoch\d+-step\d+(-end)?")
 _ARRAY = "twinfeed.array"
 _FILES = "state.json", "arrays.npz", "model.weights.h5"
-_SUMS = "checksums.json"
+_CHECKSUMS = "checksums.json"
 _TYPES = {
     bool: ("final",),
     str: ("optimizer",),
     dict: ("loader", "callbacks"),
     list: ("weights", "random", "metrics", "rates"),
 }
-"""What a state holds, by type."""
+"""The values of a state, by type."""
 _UNREADABLE = OSError, EOFError, KeyError, TypeError, RuntimeError, UnicodeDecodeError
 
 
 class Save(NamedTuple):
-    """One save. `final`: the model is as `fit` left it, after the callbacks' `on_train_end`."""
+    """A save. `final`: the model is as `fit` left it, after the callbacks' `on_train_end`."""
 
     folder: Path
     state: dict[str, Any]
@@ -55,12 +56,11 @@ class Save(NamedTuple):
 
 
 class Saves:
-    """Write saves into a folder, and read them.
+    """The saves in a folder.
 
-    A save is a folder of its own: weights, arrays, a state that JSON can hold, and their checksums.
-    The folder is written under a hidden name, and renamed when all its bytes are on the disk. A
-    folder that is not marked as deletable is no save, whatever its name: it is never read or
-    deleted.
+    Each save is a folder: weights, arrays, a state in JSON, and their checksums. It is written
+    under a hidden name, and renamed when all its bytes are on the disk. A folder that is not marked
+    as deletable is no save, whatever its name: it is never read or deleted.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -72,10 +72,11 @@ class Saves:
         return _read(folders[-1]) if folders else None
 
     def previous(self, save: Save) -> Save | None:
-        """Read the save before this one, if both are of one position."""
-        folders = [one for one in self._folders() if _number(one) < _number(save.folder)]
-        found = _read(folders[-1]) if folders else None
-        return found if found and found.state["loader"] == save.state["loader"] else None
+        """Read the save before this one; None unless both have the same position."""
+        older = [folder for folder in self._folders() if _number(folder) < _number(save.folder)]
+        previous = _read(older[-1]) if older else None
+        same = previous is not None and previous.state["loader"] == save.state["loader"]
+        return previous if same else None
 
     def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Save:
         """Write a save, and remove all but the last two."""
@@ -90,7 +91,7 @@ class Saves:
             mark_deletable(work)
             save_weights(work / save.weights.name)
             _write(work, state)
-            (work / _SUMS).write_text(json.dumps(checksums(work)))
+            (work / _CHECKSUMS).write_text(json.dumps(checksums(work)))
             for file in work.iterdir():
                 fsync_path(file)
             fsync_path(work)
@@ -108,18 +109,19 @@ class Saves:
 
     def _named_folders(self) -> list[Path]:
         """Return the folders with the name of a save."""
-        found = self.folder.iterdir() if self.folder.is_dir() else ()
-        return [one for one in found if _NAME.fullmatch(one.name)]
+        entries = self.folder.iterdir() if self.folder.is_dir() else ()
+        return [folder for folder in entries if _NAME.fullmatch(folder.name)]
 
     def _delete_old(self) -> None:
-        """Remove old saves, and the leftovers of killed processes."""
+        """Delete old saves, and the hidden folders of killed processes."""
         for old in self._folders()[:-_NUM_SAVES]:
-            old.rename(temporary_name(old))  # a save that is half removed must not look like a save
-        for leftover in filter(is_deletable, self.folder.glob(".*-epoch*-step*-*")):
-            delete_folder(leftover)
+            old.rename(temporary_name(old))  # a save that is half deleted must not look like a save
+        for hidden in filter(is_deletable, self.folder.glob(".*-epoch*-step*-*")):
+            delete_folder(hidden)
 
 
 def _number(folder: Path) -> int:
+    """Return the number of a save, from the name of its folder."""
     return int(folder.name.partition("-")[0])
 
 
@@ -133,8 +135,10 @@ def _write(folder: Path, state: dict[str, Any]) -> None:
 
 
 def _read(folder: Path) -> Save:
+    """Read the state of a save; raise OSError if it is damaged, ValueError for another version."""
     with readable(folder):
-        state = json.loads(read_file(folder / "state.json", LIMITS.manifest_bytes))
+        text = read_file(folder / "state.json", LIMITS.manifest_bytes)
+        state = json.loads(text)
         if not isinstance(state, dict):
             raise TypeError("its state is no dict")
         if state["version"] != VERSION:
@@ -142,38 +146,44 @@ def _read(folder: Path) -> Save:
                 f"{folder}: this save is of version {state['version']}, and this twinfeed reads "
                 f"version {VERSION}: start a new run with restart=True"
             )
-        if checksums(folder) != json.loads(read_file(folder / _SUMS, LIMITS.manifest_bytes)):
+        if checksums(folder) != json.loads(read_file(folder / _CHECKSUMS, LIMITS.manifest_bytes)):
             raise OSError("its bytes are not those that were saved")
         _check_types(state)
         with open_file(folder / "arrays.npz") as file:
             _check_arrays(file)
             with np.load(file, allow_pickle=False) as arrays:
-                return Save(folder, _from_json(state, arrays))
+                put_back = partial(_array_of, arrays=arrays)
+                return Save(folder, json.loads(text, object_hook=put_back))
+
+
+def _array_of(value: dict[str, Any], *, arrays: Mapping[str, Array]) -> Any:
+    """Return the array that `to_json` has moved to `arrays`; other values as they are."""
+    return arrays[str(value[_ARRAY])] if value.keys() == {_ARRAY} else value
 
 
 def _check_types(state: dict[str, Any]) -> None:
-    """Refuse a state whose values are of other kinds than those that are saved."""
+    """Raise TypeError for a state whose values are not of the types that are saved."""
     for kind, names in _TYPES.items():
         for name in names:
             if not isinstance(state[name], kind):
                 raise TypeError(f"its {name} are of type {type(state[name]).__name__}")
-    if any(list(map(type, one)) != [str, list] for one in state["weights"]):
+    if any(list(map(type, weight)) != [str, list] for weight in state["weights"]):
         raise TypeError("its weights have no shapes")
 
 
 def checksums(folder: Path) -> dict[str, int]:
     """Return the CRC-32C of each file of a save."""
-    found = {}
+    checksum_of = {}
     for name in _FILES:
-        found[name] = 0
+        checksum_of[name] = 0
         with open_file(folder / name) as file:
-            while piece := file.read(1 << 20):
-                found[name] = crc32c(piece, found[name])
-    return found
+            while chunk := file.read(1 << 20):
+                checksum_of[name] = crc32c(chunk, checksum_of[name])
+    return checksum_of
 
 
 def _check_arrays(file: Any) -> None:
-    """Refuse arrays that would take more memory than their file has bytes."""
+    """Raise OSError for arrays that would take more memory than their file has bytes."""
     with zipfile.ZipFile(file) as members:
         for member in members.infolist():
             with members.open(member) as array:
@@ -186,12 +196,12 @@ def _check_arrays(file: Any) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Refuse weights that would take more memory than their file has bytes."""
+    """Raise OSError for weights that would take more memory than their file has bytes."""
     sizes: list[int] = []
 
-    def add_size(_: str, found: Any) -> None:
-        if isinstance(found, h5py.Dataset):
-            sizes.append(found.nbytes)
+    def add_size(_: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            sizes.append(item.nbytes)
 
     with readable(path.parent):
         with h5py.File(path) as file:
@@ -202,7 +212,7 @@ def check_weights(path: Path) -> None:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Name the save that cannot be read, and what to do."""
+    """Turn the errors of a damaged save into OSError, which names the save."""
     try:
         yield
     except (*_UNREADABLE, json.JSONDecodeError, zipfile.BadZipFile) as error:
@@ -225,20 +235,9 @@ def to_json(value: Any, arrays: list[Array]) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise TypeError(f"the keys of a dict must be str, got {list(value)}")
-        return {key: to_json(one, arrays) for key, one in value.items()}
+        return {key: to_json(item, arrays) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        return [to_json(one, arrays) for one in value]
+        return [to_json(item, arrays) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise TypeError(f"a {type(value).__name__} cannot be saved")
-
-
-def _from_json(value: Any, arrays: Mapping[str, Array]) -> Any:
-    """Return a value with its arrays put back."""
-    if isinstance(value, list):
-        return [_from_json(one, arrays) for one in value]
-    if isinstance(value, dict):
-        if value.keys() == {_ARRAY}:
-            return arrays[str(value[_ARRAY])]
-        return {key: _from_json(one, arrays) for key, one in value.items()}
-    return value

@@ -160,7 +160,7 @@ class ResumeCallback(keras.callbacks.Callback):
         _fit_arguments.check_options(options)
         _fit_arguments.check_arrange(arrange)
         _fit_arguments.check_classes(self.loader, options.get("validation_data"))
-        callbacks = _fit_arguments.checked_callbacks(callbacks, self)
+        callbacks = _fit_arguments.check_callbacks(callbacks, self)
         data = self._data(arrange, model, options.get("class_weight"))
         _fit_arguments.check_elements(self.loader, data, options.get("validation_data"))
         if self.order is None:
@@ -171,14 +171,13 @@ class ResumeCallback(keras.callbacks.Callback):
         stopped = _callback_states.stopped_early(callbacks, callback_states)
         ended = self.loader.epoch >= epochs or stopped
         if verbose and self._restored is not None:
-            self._print_position(epochs if ended else None)
+            self._print_position(epochs, ended=ended)
         if ended and saved.get("final"):
             self.loader.external_passes.stop_tracking()
-            return self._history(model, callback_states)
-        order = ResumedCallbackList(
+            return _restored_history(model, callback_states)
+        self._callbacks = ResumedCallbackList(
             self, callbacks, model=model, verbose=verbose, epochs=epochs, steps=len(self.loader)
         )
-        self._callbacks = order
         try:
             with self._adapter.original_errors():
                 if not (ended or _distributed(model)):
@@ -188,7 +187,7 @@ class ResumeCallback(keras.callbacks.Callback):
                     data,
                     epochs=epochs,
                     initial_epoch=epochs if ended else self.loader.epoch,
-                    callbacks=order,
+                    callbacks=self._callbacks,
                     verbose=verbose,
                     **{"shuffle": False, **options},
                 )
@@ -215,9 +214,10 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"{error}\nthe save is {save.folder}: start a new run with restart=True of "
                 "ResumeCallback"
             ) from None
-        if other := _model.describe_difference(model, state["weights"]):
+        if difference := _model.describe_difference(model, state["weights"]):
             raise ValueError(
-                f"{save.folder} is of another model: {other}: start a new run with restart=True"
+                f"{save.folder} is of another model: {difference}: start a new run with "
+                f"restart=True"
             )
         if (optimizer_name := _model.describe_optimizer(optimizer)) != state["optimizer"]:
             raise ValueError(
@@ -237,17 +237,17 @@ class ResumeCallback(keras.callbacks.Callback):
         return True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Refuse to replace a save that was not restored, and batches whose order is not known."""
+        """Raise ValueError if a save was not restored, or the order of the batches is not known."""
         if self._callbacks is None and self.order is None:
             raise ValueError(
                 "ResumeCallback does not see the dataset of model.fit: train by "
                 "resume.fit(model, dataset), or say order='unchecked'"
             )
-        found = None if self._last is not None or self.restart else self._saves.last()
-        if found is not None:
+        unrestored = None if self._last is not None or self.restart else self._saves.last()
+        if unrestored is not None:
             raise ValueError(
-                f"{found.folder} is a save that was not restored: call restore(model) before fit, "
-                f"or start a new run with restart=True"
+                f"{unrestored.folder} is a save that was not restored: call restore(model) before "
+                f"fit, or start a new run with restart=True"
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -258,7 +258,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.external_passes.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Begin the epoch at the loader's position."""
+        """Start the epoch at the loader's position."""
         if epoch != self.loader.epoch:
             raise ValueError(
                 f"fit begins epoch {epoch}, the loader is at epoch {self.loader.epoch}: give fit "
@@ -275,26 +275,26 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count the batch; save where `save_freq` says."""
-        first = self._step == self._start  # later on, a loop may have looked at batches
+        first = self._step == self._start  # after it, another pass may have been started
         if first and not self.loader.external_passes.started_at(self._epoch, self._start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
                 f"dataset.cache() out, and give fit the dataset of this loader"
             )
-        # In `fit` of this object, batches have their number in the whole epoch. With
-        # steps_per_execution Keras counts to the end of the last execution.
-        counted = batch + 1 if self._callbacks is not None else self._start + batch + 1
-        previous, self._step = self._step, min(counted, len(self.loader))
+        # In `fit` of this object, batches are numbered within the whole epoch. With
+        # steps_per_execution, Keras counts to the end of the last execution.
+        trained = batch + 1 if self._callbacks is not None else self._start + batch + 1
+        previous, self._step = self._step, min(trained, len(self.loader))
         self._trained = True
         self.loader.external_passes.advance_to(self._epoch, self._step)
-        if self._step < len(self.loader):  # else on_epoch_end saves what the epoch's end brings
+        if self._step < len(self.loader):  # else on_epoch_end saves, with the logs of the epoch
             due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
-            # The callbacks must not keep values that come from a part of an epoch.
+            # `fit` that stops here ends the epoch, with logs of a part of it for the callbacks.
             if due or getattr(self._model, "stop_training", False):
                 self._save(logs)
         elif self._start:
-            # Keras would ask for as many batches as an epoch has. Its step without a batch warns,
-            # and moves the optimizer's counters on.
+            # Keras would ask for as many batches as an epoch has. A step without a batch warns, and
+            # advances the optimizer's counters.
             self.model.stop_training = self.model.stop_training or _REST_TRAINED
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -304,7 +304,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save the model as `fit` leaves it, and let the loader count by itself again."""
+        """Save the model as `fit` leaves it, and stop tracking the loader's position."""
         if self._last is not None and not self._last.final and not self._trained:
             self._save(logs, final=True)
         self.loader.external_passes.stop_tracking()
@@ -316,8 +316,8 @@ class ResumeCallback(keras.callbacks.Callback):
     def _sync_position(self) -> None:
         """Synchronise the counters with the loader.
 
-        This is done before `fit` begins, too. Under a strategy, `fit` draws batches only to look at
-        them, and they must not count.
+        Also before `fit` starts: under a strategy, `fit` draws batches to infer their shapes, which
+        must not move the position.
         """
         self._epoch, self._start = self.loader.epoch, self.loader.step
         self._step = self._start
@@ -331,7 +331,8 @@ class ResumeCallback(keras.callbacks.Callback):
             self._warn_not_finite()
             return
         position = self.loader.state_at(self._epoch, self._step)
-        beside: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
+        no_callbacks: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
+        own_fit = self._callbacks
         state = {
             "version": VERSION,
             "final": final,
@@ -339,30 +340,32 @@ class ResumeCallback(keras.callbacks.Callback):
             "weights": _model.weight_shapes(self.model),
             "optimizer": _model.describe_optimizer(self.model.optimizer),
             "random": _model.to_numpy(_model.random_states(self.model)),
-            **(beside if self._callbacks is None else self._callbacks.state(position["step"])),
+            **(no_callbacks if own_fit is None else own_fit.state(position["step"])),
         }
         self._last = self._saves.write(state, self.model.save_weights)
         self._trained = self._warned_not_finite = False
 
     def _warn_not_finite(self) -> None:
         """Warn, the first time, that a save was skipped."""
-        if not self._warned_not_finite:
-            self._warned_not_finite = True
-            last = "there is none" if self._last is None else f"it is {self._last.folder}"
-            warnings.warn(
-                f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
-                f"nothing is saved; the last save stays: {last}",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+        if self._warned_not_finite:
+            return
+        self._warned_not_finite = True
+        last = "there is none" if self._last is None else f"it is {self._last.folder}"
+        warnings.warn(
+            f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
+            f"nothing is saved; the last save stays: {last}",
+            RuntimeWarning,
+            stacklevel=2,
+        )
 
-    def _take_restored(self, *, trains: bool = True) -> Save | None:
+    def _take_restored(self, *, continues: bool = True) -> Save | None:
         """Pop the restored save: the first caller gets it, later callers get None.
 
-        If training continues, this is the model before callbacks changed it at the end of a `fit`.
+        If the training continues from a final save, load the save before it: the model before
+        callbacks changed it at the end of `fit`.
         """
         save, self._restored = self._restored, None
-        if save is None or not (save.final and trains):
+        if save is None or not (save.final and continues):
             return save
         previous = self._saves.previous(save)
         if previous is None:
@@ -386,40 +389,42 @@ class ResumeCallback(keras.callbacks.Callback):
         save = self._saves.last()
         if save is None:
             return
-        # Keras would build the model and its metrics in its first step, too late for what was
-        # saved. Under a strategy, Keras builds the metrics before.
-        short = len(model.metrics_variables) < len(save.state["metrics"])
-        if not model.built or (short and not _distributed(model)):
+        # Keras would build the model and its metrics in its first step, after the restore. Under a
+        # strategy, Keras builds the metrics before.
+        metrics_built = len(model.metrics_variables) >= len(save.state["metrics"])
+        if not model.built or not (metrics_built or _distributed(model)):
             data = self._data(arrange, None)
             with self._peeking():
                 model.evaluate(data, steps=1, verbose=0)
         self.restore(model)
 
     def _data(self, arrange: Any, model: Any, weights: Any = None) -> Any:
-        """Return what `fit` trains on."""
+        """Return the dataset or data adapter that `fit` trains on."""
         dataset = self._adapter.dataset(keras.config.backend(), arrange, model)
-        if dataset is None and callable(arrange):
-            return PassAdapter(self.loader, arrange, weights)
-        return arrange if dataset is None else dataset
+        if dataset is not None:
+            return dataset
+        return PassAdapter(self.loader, arrange, weights) if callable(arrange) else arrange
 
-    def _print_position(self, epochs: int | None) -> None:
+    def _print_position(self, epochs: int, *, ended: bool) -> None:
         """Print where a run resumes, or that all of its epochs were trained."""
         epoch, step = self.loader.epoch, self.loader.step
-        if epochs is None:
-            print(f"resuming {self.folder} at epoch {epoch}, step {step}")
-        else:
+        if ended:
             print(f"{self.folder}: already trained {epoch} of {epochs} epochs")
+        else:
+            print(f"resuming {self.folder} at epoch {epoch}, step {step}")
 
-    def _history(self, model: keras.Model, callback_states: dict[str, Any]) -> Any:
-        """Return the history of a run that has ended."""
-        history = keras.callbacks.History()
-        history.set_model(model)
-        _callback_states.restore([history], callback_states)
-        model.history = history
-        return history
+
+def _restored_history(model: keras.Model, callback_states: dict[str, Any]) -> Any:
+    """Return the history of a run that has ended."""
+    history = keras.callbacks.History()
+    history.set_model(model)
+    _callback_states.restore([history], callback_states)
+    model.history = history
+    return history
 
 
 def _distributed(model: keras.Model) -> bool:
+    """Return whether a model is distributed by a `tf.distribute` strategy."""
     return getattr(model, "_distribute_strategy", None) is not None
 
 
@@ -432,7 +437,7 @@ def _load(model: keras.Model, save: Save) -> bool:
             return _model.assign(_model.random_states(model), save.state["random"])
     except OSError:
         raise
-    except Exception as error:  # of Keras or its backend, as the values have it
+    except Exception as error:  # Keras and its backends raise errors of many types
         raise ValueError(
             f"{save.folder} is of another model: start a new run with restart=True: {error}"
         ) from error
