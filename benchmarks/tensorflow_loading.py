@@ -42,7 +42,7 @@ from twinfeed import (
     source_datasets,
 )
 from twinfeed.loaders.formats.example import encode
-from twinfeed.loaders.tensorflow._callbacks import called
+from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 
 BATCH = 128
 FEATURES = {
@@ -160,27 +160,29 @@ def stages(options: argparse.Namespace, folder: Path) -> None:
             RandomSampler(len(index), seed=0), batch_size=BATCH, last_batch="drop"
         )
         print(f"\nrecords of {size:,} bytes, microseconds of a batch: by the clock (processor)")
-        server = dataset(index, sampler).twinfeed_engine.server
-        with closing(server.passes()) as passes:
-            for way, (make, together) in staged(server, next(passes)).items():
-                calls = min(len(sampler) - 2 * together, options.batches) // together
-                rates = [rate(make, calls, together) for _ in range(options.pairs)]
+        source = dataset(index, sampler).twinfeed_source
+        with closing(source.passes()) as passes:
+            for way, (make, size) in staged(source, next(passes)).items():
+                groups = min(len(sampler) - 2 * size, options.batches) // size
+                rates = [rate(make, groups, size) for _ in range(options.pairs)]
                 clock = statistics.median(1e6 / one.clock for one in rates)
                 used = statistics.median(1e6 / one.processor for one in rates)
                 print(f"  {way:<44} {clock:9.0f} ({used:.0f})", flush=True)
 
 
-def staged(server: Any, begun: Any) -> dict[str, tuple[Make, int]]:
+def staged(source: Any, pass_state: Any) -> dict[str, tuple[Make, int]]:
     """Return each stage of a pass, and how many batches an element of the stage has."""
-    index, sampler = server.feed.index, server.feed.sampler
-    # The first calls give fewer batches, and the last one may.
-    numbers = range(int(server.together).bit_length(), int(begun[4]) - 1)
-    types = [tf.int64] * 3 + server.layout.dtypes
-    shapes = [(5,), (), (), *(spec.shape for spec in server.layout.flat)]
+    index, sampler = source.feed.index, source.feed.sampler
+    # The first groups have fewer batches, and the last one may.
+    groups = range(int(source.group_size).bit_length(), int(pass_state[-1]) - 1)
+    types = [tf.int64] * 3 + [spec.dtype for spec in source.layout.flat]
+    shapes = [(5,), (), (), *(spec.shape for spec in source.layout.flat)]
 
     def tensors() -> tf.data.Dataset:
-        calls = tf.data.Dataset.range(numbers.start, numbers.stop)
-        return calls.map(lambda call: called(server.read_together, [begun, call], types))
+        numbers = tf.data.Dataset.range(groups.start, groups.stop)
+        return numbers.map(
+            lambda group: numpy_function_of(source.read_group, [pass_state, group], types)
+        )
 
     def shaped(*parts: tf.Tensor) -> tuple[tf.Tensor, ...]:
         for part, shape in zip(parts, shapes, strict=True):
@@ -190,10 +192,10 @@ def staged(server: Any, begun: Any) -> dict[str, tuple[Make, int]]:
     return {
         "sequential": (lambda: sequential(index), 1),
         "reading by id and checks, in Python": (
-            lambda: (server.read_together(begun, np.int64(call)) for call in numbers),
-            server.together,
+            lambda: (source.read_group(pass_state, np.int64(group)) for group in groups),
+            source.group_size,
         ),
-        "and its tensors, in TensorFlow": (tensors, server.together),
+        "and its tensors, in TensorFlow": (tensors, source.group_size),
         "and rows of them, a call ahead": (lambda: tensors().map(shaped).prefetch(1).unbatch(), 1),
         "the dataset": (lambda: dataset(index, sampler), 1),
     }

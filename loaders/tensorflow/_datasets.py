@@ -78,9 +78,9 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         its own. Within `track`, or with a `ResumeCallback`, the position is that of the batches
         received.
 
-        A `map` or `prefetch` after the dataset may draw a whole short epoch at once. A look at one
-        batch is then a whole pass, and the next pass begins the next epoch. `fit` looks at a batch
-        under a strategy. So take `track` or a `ResumeCallback` there.
+        A `map` or `prefetch` after the dataset may draw a whole short epoch at once. Then whoever
+        draws a single batch draws a whole pass, and the next pass is of the next epoch. Under a
+        strategy, `fit` draws a batch to infer its shapes: take `track` or a `ResumeCallback` there.
 
         Warns if passes begin one training epoch a third time: the same batches come again.
         """

@@ -136,11 +136,12 @@ class NumberSource(GraphSource):
         return highs - lows
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
-        """Return the numbers of the next steps in one array."""
-        epoch, stop = PassState.of(pass_state).epoch, min(step + self._steps_per_call, self.steps)
-        batches = self.choices.numbers(epoch, int(step), int(stop))
-        for at, numbers in enumerate(batches, int(step)):
-            self.check(numbers, epoch, at)
+        """Return the numbers of the datasets of the next steps, in one array."""
+        epoch, start = PassState.of(pass_state).epoch, int(step)
+        stop = min(start + self._steps_per_call, self.steps)
+        batches = self.choices.numbers(epoch, start, stop)
+        for offset, numbers in enumerate(batches):
+            self.check(numbers, epoch, start + offset)
         return np.concatenate(batches)
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
@@ -164,7 +165,7 @@ class NumberSource(GraphSource):
         return elements.batch(1).rebatch(sizes)
 
     def _numbers_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of all numbers of a pass, int64 scalars."""
+        """Make the dataset of the numbers of a pass, int64 scalars, which are drawn by chunks."""
 
         def draw(step: tf.Tensor) -> tf.Tensor:
             numbers = numpy_function_of(self.numbers, [pass_state, step], tf.int64)

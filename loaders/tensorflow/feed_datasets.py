@@ -133,10 +133,11 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
             for number in range(0, len(wanted), _BATCHES):
                 together = wanted[number : number + _BATCHES]
                 try:
-                    read = [self._read(*together)]
+                    joined = self._read(*together)
                 except Exception:  # read each by itself: the batches before the error come first
-                    read = map(self._read, together)
-                yield from read
+                    yield from map(self._read, together)
+                else:
+                    yield joined
 
     def _read(self, *parts: Request) -> tuple[Array, ...]:
         """Read the samples of several requests by a single one."""

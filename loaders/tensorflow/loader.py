@@ -96,15 +96,15 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
             ValueError: the replicas cannot be shared out evenly over the pipelines.
         """
         replicas, pipelines = context.num_replicas_in_sync, context.num_input_pipelines
-        own, remainder = divmod(replicas, pipelines)
+        per_pipeline, remainder = divmod(replicas, pipelines)
         if remainder:
             raise ValueError(
                 f"the replicas must be shared out evenly over the input pipelines, got {replicas} "
                 f"replicas and {pipelines} pipelines"
             )
-        first = context.input_pipeline_id * own
-        ranks = [self.feed.shard(first + n, replicas) for n in range(own)]
-        return self._dataset_of(ranks, by_rank=True)
+        first = context.input_pipeline_id * per_pipeline
+        ranks = range(first, first + per_pipeline)
+        return self._dataset_of([self.feed.shard(rank, replicas) for rank in ranks], by_rank=True)
 
     def _make_dataset(self) -> tf.data.Dataset:
         return self._dataset_of([self.feed])

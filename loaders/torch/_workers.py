@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 import torch
@@ -220,7 +220,7 @@ class WorkerBatches(Iterator[Batch]):
 
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, epoch: int, step: int, /) -> None:
         self._dataloader: DataLoader[Any] | None = dataloader
-        self._requests: Any = dataloader.sampler
+        self._requests = cast(PassRequests, dataloader.sampler)
         self._requests.start, self._requests.cancelled = (epoch, step), False
         self._meter, self._step = meter, step
         self._iterator: Any = dataloader._iterator  # an iterator of persistent workers

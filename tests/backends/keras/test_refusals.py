@@ -400,7 +400,7 @@ class Numbers(keras.callbacks.Callback):
         pass
 
 
-@pytest.mark.filterwarnings("ignore:a resumed run cannot tell")
+@pytest.mark.filterwarnings("ignore:a resumed run cannot restore")
 def test_callbacks_hear_the_numbers_of_the_batches_of_the_whole_epoch(tmp_path: Path) -> None:
     cut = ResumeCallback(made(), tmp_path, save_freq=2)
     with pytest.raises(KeyboardInterrupt):

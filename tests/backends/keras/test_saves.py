@@ -195,7 +195,7 @@ def test_a_damaged_save_is_one_error_and_moves_nothing(tmp_path: Path) -> None:
     assert (one.epoch, one.step) == (1, 0)
 
 
-@pytest.mark.filterwarnings("ignore:a resumed run cannot tell:UserWarning")
+@pytest.mark.filterwarnings("ignore:a resumed run cannot restore:UserWarning")
 def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
     """A schedule that differs only after the position is of the same stream."""
 
@@ -279,9 +279,11 @@ def test_callbacks_that_cannot_be_asked_are_named_once(tmp_path: Path) -> None:
     logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     resume = ResumeCallback(made(), tmp_path / "saves")
     others = [keras.callbacks.TerminateOnNaN(), logger, Own(), OwnStopping("loss")]
-    with pytest.warns(UserWarning, match=r"what they knew: Own, CSVLogger, Own 2, OwnSt") as warned:
+    with pytest.warns(
+        UserWarning, match=r"cannot restore the states of Own, CSVLogger, Own 2, OwnSt"
+    ) as warned:
         resume.fit(model(), pairs, callbacks=[Own(), *others])
-    assert len([one for one in warned if "what they knew" in str(one.message)]) == 1
+    assert len([one for one in warned if "cannot restore the states" in str(one.message)]) == 1
 
 
 class Leave(keras.callbacks.Callback):

@@ -269,7 +269,7 @@ def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
 
 @pytest.mark.long
 @saves_weights
-@pytest.mark.filterwarnings("ignore:a resumed run cannot tell these callbacks:UserWarning")
+@pytest.mark.filterwarnings("ignore:a resumed run cannot restore:UserWarning")
 def test_the_door_gives_each_replica_its_rank(
     tmp_path: Path, strategy: tf.distribute.Strategy
 ) -> None:

@@ -140,7 +140,7 @@ def test_workers_tell_what_is_wrong_and_go_on_after_it(
         with pytest.raises(kinds.get(fault, FileNotFoundError)) as caught:
             next(iter(loader))
         assert server.url in str(caught.value)
-        assert "__getitems__" in str(caught.value.__cause__), "where in the worker"
+        assert "__getitem__" in str(caught.value.__cause__), "where in the worker"
         shard.write_bytes(right)
         server.fail = lambda _path, _start: None
         if fault != "corrupted":  # wrong bytes that came ahead are told one by one
