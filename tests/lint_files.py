@@ -38,6 +38,29 @@ PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders", "twinfeed.testing
     f"twinfeed.loaders.{name}" for name in (*FRAMEWORKS, "pictures", "formats")
 }
 
+# The test below tests/ of the modules of a folder that have no test of their own name.
+COVERED = {
+    "loaders": "faults/test_damage.py",
+    "loaders/building": "unit/loaders/building/test_build.py",
+    "loaders/command_line": "cli/test_cli.py",
+    "loaders/feed": "unit/loaders/making/test_feed.py",
+    "loaders/formats": "faults/test_faults_bytes.py",
+    "loaders/index": "unit/loaders/index/test_index.py",
+    "loaders/keras": "backends/keras/test_saves.py",
+    "loaders/loop": "unit/loaders/loop/test_loader.py",
+    "loaders/making": "unit/loaders/making/test_feed.py",
+    "loaders/packing": "unit/loaders/packing/test_pack.py",
+    "loaders/reading": "unit/loaders/reading/test_reader.py",
+    "loaders/reading/prefetch": "unit/loaders/reading/test_prefetch.py",
+    "loaders/storage": "unit/loaders/reading/test_remote.py",
+    "loaders/support": "faults/test_faults_index.py",
+    "loaders/tensorflow": "backends/tensorflow/test_loader.py",
+    "loaders/tools": "unit/loaders/tools/test_compare.py",
+    "loaders/torch": "backends/torch/test_workers.py",
+    "samplers": "laws/test_samplers.py",
+    "samplers/drawing": "unit/samplers/test_drawing.py",
+}
+
 Problems = Iterator[str]
 
 
@@ -197,6 +220,18 @@ def a_unit_test_is_named_after_a_module() -> Problems:
             yield f"{path.relative_to(ROOT)} is of no module"
 
 
+def every_module_has_a_test() -> Problems:
+    """One of its name in unit/ or backends/, or the test that COVERED has for its folder."""
+    tests = {path.relative_to(TESTS).as_posix() for path in TESTS.rglob("test_*.py")}
+    for test in {*COVERED.values()} - tests:
+        yield f"COVERED has {test}, which is no test"
+    for module, path in MODULES.items():
+        folder, own = path.parent.relative_to(ROOT).as_posix(), f"test_{path.stem.lstrip('_')}.py"
+        named = {f"unit/{folder}/{own}", f"backends/{path.parent.name}/{own}"}
+        if not named & tests and folder not in COVERED and path.stem != "__init__":
+            yield f"{module} has no {own}, and its folder is not in COVERED"
+
+
 def a_module_is_found_by_its_name() -> Problems:
     """Each name is of one file, but for the loaders, and for what each framework answers."""
     stems = [path.stem.lstrip("_") for path in MODULES.values() if path.stem != "__init__"]
@@ -322,6 +357,7 @@ RULES: tuple[Callable[[], Problems], ...] = (
     functions_are_short,
     a_test_of_behaviour_uses_public_names,
     a_unit_test_is_named_after_a_module,
+    every_module_has_a_test,
     a_module_is_found_by_its_name,
     a_folder_says_what_each_of_its_files_is_for,
     errors_are_in_a_section,
