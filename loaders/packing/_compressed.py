@@ -43,8 +43,8 @@ from twinfeed.samplers.validate import counted
 
 Shards = PathLike | Sequence[PathLike]
 
-_LABEL = "name what every record has, or leave such records out before"
-_PIECE = 1 << 16  # bytes of the compressed file; the rest of a piece is copied for each stream
+_MISSING_LABEL_ADVICE = "name what every record has, or leave such records out before"
+_CHUNK = 1 << 16  # bytes of the compressed file that are read at once
 
 
 class CompressedShards:
@@ -93,15 +93,15 @@ class CompressedShards:
         return f"<CompressedShards: {counted(len(self.paths), 'shard')}>"
 
 
-def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:
-    """Yield a dict of fields for each record, in stored order. `work` is the packer's folder."""
+def decompressed_samples(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:
+    """Yield the samples of all shards, in stored order; shards are decompressed below `work`."""
     work = work / "decompressed"
     work.mkdir()
     for path in shards.paths:
         out = work / os.path.basename(path)  # the name that warnings show
         empty = True
-        with local(parse_location(path)) as here:
-            plain = _decompressed(here.path, path, out)
+        with local(parse_location(path)) as local_shard:
+            plain = _decompress(local_shard.path, path, out)
             try:
                 for record in _scan(plain, shards.reading):
                     yield _sample(record, shards, path)
@@ -115,7 +115,7 @@ def samples_of(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, An
             warnings.warn(f"{path} has no records", ShardWarning, stacklevel=2)
 
 
-def _decompressed(path: str, name: str, out: Path) -> str:
+def _decompress(path: str, name: str, out: Path) -> str:
     """Return the path of the plain shard: `out`, or the shard itself if it is not compressed."""
     kind = compression(read_head(path))
     if kind is None:
@@ -126,8 +126,8 @@ def _decompressed(path: str, name: str, out: Path) -> str:
         raise DataCorruptionError(problem, path=name, advice=compression_advice(kind))
     most = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
     with open_shard(path) as file, out.open("wb") as plain:
-        for piece in _pieces(file, decompressor, name):
-            plain.write(piece)
+        for chunk in _decompressed_chunks(file, decompressor, name):
+            plain.write(chunk)
             if plain.tell() > most:
                 raise DataCorruptionError(
                     "a compressed shard that becomes too large",
@@ -139,36 +139,39 @@ def _decompressed(path: str, name: str, out: Path) -> str:
     return str(out)
 
 
-def _pieces(file: BinaryIO, decompressor: Callable[[], Any], name: str) -> Iterator[bytes]:
-    """Yield what a file decompresses to: streams, one after the other, up to its end."""
-    data = file.read(_PIECE)
+def _decompressed_chunks(
+    file: BinaryIO, decompressor: Callable[[], Any], name: str
+) -> Iterator[bytes]:
+    """Yield the decompressed bytes of a file, which is a sequence of compressed streams."""
+    data = file.read(_CHUNK)
     while data:
         start, stream = file.tell() - len(data), decompressor()
         while not stream.eof:
             # zlib hands back what it has not read, the others keep it.
             if not data and getattr(stream, "needs_input", True):
-                data = file.read(_PIECE)
+                data = file.read(_CHUNK)
                 if not data:
-                    raise _broken(TruncatedShardError, "the file ends too early", name, start)
+                    raise _stream_error(TruncatedShardError, "the file ends too early", name, start)
             try:
-                piece = stream.decompress(data, BUFFER)
+                chunk = stream.decompress(data, BUFFER)
             except (OSError, lzma.LZMAError, zlib.error) as error:  # OSError is that of bz2
-                raise _broken(DataCorruptionError, error, name, start) from error
-            yield piece
+                raise _stream_error(DataCorruptionError, error, name, start) from error
+            yield chunk
             data = getattr(stream, "unconsumed_tail", b"")
-        data = stream.unused_data or file.read(_PIECE)
+        data = stream.unused_data or file.read(_CHUNK)
 
 
-def _broken(
+def _stream_error(
     error: type[DataCorruptionError], why: object, name: str, start: int
 ) -> DataCorruptionError:
-    """Return the error of a stream that is cut or damaged, or of a file that is no stream."""
+    """Return the error of a stream that is truncated, damaged or of another kind."""
     return error(
-        f"what begins at offset {start} cannot be decompressed: {why}", path=name, offset=start
+        f"the stream at offset {start} cannot be decompressed: {why}", path=name, offset=start
     )
 
 
 def _scan(path: str, reading: Reading) -> Iterator[Record]:
+    """Yield the records of a plain shard."""
     if is_tar(read_head(path)):
         replace(reading, container="tar")  # refuses what is for TFRecords alone
         return tar.scan(path)
@@ -176,7 +179,7 @@ def _scan(path: str, reading: Reading) -> Iterator[Record]:
 
 
 def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
-    """Return a record as a sample to pack, a single integer as an int."""
+    """Return a record as a sample to pack, a list of one integer as an int."""
     label, key = shards.label, shards.reading.key
     sample: dict[str, Any] = {}
     for name, part in record.fields.items():
@@ -189,12 +192,14 @@ def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, An
     if record.key is not None:
         sample["__key__"] = record.key
     if label is not None:
-        whole = FromJson(label) if isinstance(label, str) else label
-        if isinstance(whole, FromJson) and not whole.key:
-            sample.pop(whole.field, None)  # the label itself, under another name
+        source = FromJson(label) if isinstance(label, str) else label
+        if isinstance(source, FromJson) and not source.key:
+            sample.pop(source.field, None)  # the label itself, under another name
         if "label" in sample:
             raise label_field_error(path)
         sample["label"] = label_of(label, record, path)
         if sample["label"] is None:
-            raise missing_error(f"a label: {label_source_text(label)}", record, path, _LABEL)
+            raise missing_error(
+                f"a label: {label_source_text(label)}", record, path, _MISSING_LABEL_ADVICE
+            )
     return sample

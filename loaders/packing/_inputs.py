@@ -31,7 +31,7 @@ from twinfeed.samplers.validate import counted
 
 Sample = Mapping[str, Any]
 
-_BATCH = 64
+_BATCH = 64  # records that are read in one call
 
 
 class LooseFiles:
@@ -146,40 +146,40 @@ class ImageFolder(LooseFiles):
             )
 
 
-InAnyOrder = LooseFiles | Index | Sequence[Sample]
+RandomAccess = LooseFiles | Index | Sequence[Sample]
 
 
-def taken(source: InAnyOrder, numbers: Int64s, /) -> Iterator[Sample]:
-    """Yield the samples with these numbers. An index gives its fields, columns and keys."""
+def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[Sample]:
+    """Yield the samples with these numbers; of an index its fields, columns and keys."""
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())
         return
     with Reader(source) as reader:
         for start in range(0, len(numbers), _BATCH):
-            yield from _batch(source, reader, numbers[start : start + _BATCH])
+            yield from _read_batch(source, reader, numbers[start : start + _BATCH])
 
 
-def size_of(source: object, /) -> int | None:
-    """Return about how many bytes all samples hold; None if that is not known."""
+def source_bytes(source: object, /) -> int | None:
+    """Return about how many bytes all samples of a source hold; None if that is not known."""
     if isinstance(source, Index):
         return field_bytes(source)
     return source.nbytes if isinstance(source, LooseFiles) else None
 
 
-def _batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
-    """Read records of an index; what a record lacks is left out of its sample."""
+def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
+    """Return records of an index as samples, without their missing fields."""
     samples: list[dict[str, Any]] = [{} for _ in ids]
     if index.has_keys:
         for sample, key in zip(samples, index.keys(ids), strict=True):
             sample["__key__"] = key
     names = list(index.fields)
-    held = (index.rows(names, ids)["length"] != -1).reshape(len(ids), len(names))
-    for pattern in np.unique(held, axis=0):  # fields of a record are read together
-        places = np.flatnonzero((held == pattern).all(axis=1))
-        there = [name for name, one in zip(names, pattern, strict=True) if one]
-        for name, values in reader.read(ids[places], there).items():
-            for place, value in zip(places.tolist(), values, strict=True):
-                samples[place][name] = value
+    present = (index.rows(names, ids)["length"] != -1).reshape(len(ids), len(names))
+    for pattern in np.unique(present, axis=0):  # records with the same fields are read together
+        positions = np.flatnonzero((present == pattern).all(axis=1))
+        fields = [name for name, is_present in zip(names, pattern, strict=True) if is_present]
+        for name, values in reader.read(ids[positions], fields).items():
+            for position, value in zip(positions.tolist(), values, strict=True):
+                samples[position][name] = value
     for name, column in index.columns.items():
         rows: Iterable[Any] = column[ids]
         if name == "label" and index.classes:

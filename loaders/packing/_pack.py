@@ -22,21 +22,21 @@ from twinfeed.loaders.index.options import Missing
 from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
-from twinfeed.loaders.packing._compressed import CompressedShards, Shards, samples_of
+from twinfeed.loaders.packing._compressed import CompressedShards, Shards, decompressed_samples
 from twinfeed.loaders.packing._inputs import (
     ImageFolder,
-    InAnyOrder,
     LooseFiles,
+    RandomAccess,
     Sample,
-    size_of,
-    taken,
+    read_samples,
+    source_bytes,
 )
 from twinfeed.loaders.packing._publish import check_free, publish, staging
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
-    Kinds,
+    FieldKinds,
+    PackedSplit,
     ShardContainer,
-    Written,
     write_shards,
 )
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
@@ -48,9 +48,9 @@ from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import root_key
 from twinfeed.samplers.validate import counted
 
-Records = InAnyOrder | Iterable[Sample] | CompressedShards
+Records = RandomAccess | Iterable[Sample] | CompressedShards
 
-_IN_ANY_ORDER = (Index, LooseFiles, Sequence)
+_RANDOM_ACCESS = (Index, LooseFiles, Sequence)
 _SPARE = 1 << 26  # bytes of a cache beyond those that are stored, as chunks overlap the ends
 
 
@@ -128,31 +128,32 @@ def pack(
     records = _open_source(source)
     folder = output_path(out)
     with staging(folder) as work, naming_full_disk(folder):
-        source = samples_of(records, work) if isinstance(records, CompressedShards) else records
+        if isinstance(records, CompressedShards):
+            records = decompressed_samples(records, work)
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
-        samples = _samples(source, work if random_access else None)
-        new = partial(Written, work, container)
-        splits = _splits(new, samples, split, seed, shards, shard_bytes)
-        known, kinds = size_of(samples), Kinds()
-        # Shards of a known size are cut evenly, at the stops.
-        most = shard_bytes if known is None else math.inf
-        for each in splits:
-            write_shards(each, kinds, most, shard_records, progress=progress)
-        classes = _classes(samples, splits)
-        for each in splits:
-            _index(each, classes, progress)
-            _warn_of_gaps(each)
+        samples = _samples(records, work if random_access else None)
+        make_split = partial(PackedSplit, work, container)
+        splits = _make_splits(make_split, samples, split, seed, shards, shard_bytes)
+        kinds = FieldKinds()
+        # A source of known size is divided evenly, at the stops of the splits.
+        max_bytes = shard_bytes if source_bytes(samples) is None else math.inf
+        for packed in splits:
+            write_shards(packed, kinds, max_bytes, shard_records, progress=progress)
+        classes = _class_names(samples, splits)
+        for packed in splits:
+            _build_index(packed, classes, progress)
+            _warn_of_missing_fields(packed)
+        names = [packed.name for packed in splits]
         with locked(folder):
-            # Another packer may have written here meanwhile.
-            check_free(folder, [each.name for each in splits], overwrite)
+            check_free(folder, names, overwrite)  # another packer may have written here meanwhile
             publish(work, folder)
-            # Without the lock, the next packer may be replacing these files already.
-            return {each.name: open_index(folder / f"{each.name}.index") for each in splits}
+            # Opened under the lock, since the next packer may replace these files.
+            return {name: open_index(folder / f"{name}.index") for name in names}
 
 
 def _open_source(source: Any) -> Records:
-    """Return the source of samples; open it if it is a path."""
+    """Return the source; open it if it is a path."""
     if isinstance(source, (list, tuple)) and source:
         if all(isinstance(path, (str, os.PathLike)) for path in source):
             return CompressedShards(source)
@@ -170,12 +171,11 @@ def _open_source(source: Any) -> Records:
 
 
 def _samples(
-    source: InAnyOrder | Iterable[Sample], spool: Path | None
-) -> InAnyOrder | Iterable[Sample]:
-    """Return samples that can be taken in any order.
+    source: RandomAccess | Iterable[Sample], spool: Path | None
+) -> RandomAccess | Iterable[Sample]:
+    """Return the source with random access to its samples; unchanged if `spool` is None.
 
-    An iterable is first written to `spool`, and shards at a URL are read through a cache there. If
-    `spool` is None, the source stays as it is.
+    An iterable is first written to `spool`, and shards at a URL are read through a cache there.
     """
     if spool is None:
         return source
@@ -184,79 +184,78 @@ def _samples(
         stored = field_bytes(source) + int(source.shards["bytes"].sum())
         cached.cache = DiskCache(spool / "cache", bytes=stored + _SPARE)
         return cached
-    if isinstance(source, _IN_ANY_ORDER):
+    if isinstance(source, _RANDOM_ACCESS):
         return source
     spool = spool / "spool"
     spool.mkdir()
-    done = Written(spool, "tfrecord", "data", enumerate(source))
-    write_shards(done, {})
-    _index(done, tuple(sorted(done.named)), progress=False)
+    spooled = PackedSplit(spool, "tfrecord", "data", enumerate(source))
+    write_shards(spooled, {})
+    _build_index(spooled, tuple(sorted(spooled.class_names)), progress=False)
     return open_index(spool / "data.index")
 
 
-def _splits(
-    new: Callable[..., Written],
-    samples: InAnyOrder | Iterable[Sample],
+def _make_splits(
+    make_split: Callable[..., PackedSplit],
+    samples: RandomAccess | Iterable[Sample],
     split: Split | None,
     seed: int | None,
     shards: int,
     shard_bytes: int,
-) -> list[Written]:
-    """Return the splits with their samples in the order they are written."""
-    if not isinstance(samples, _IN_ANY_ORDER):
-        return [new("data", enumerate(samples))]
+) -> list[PackedSplit]:
+    """Return the splits, each with its samples in the order in which they are written."""
+    if not isinstance(samples, _RANDOM_ACCESS):
+        return [make_split("data", enumerate(samples))]
     n = len(samples)
     order = np.arange(n)
     if seed is not None:
         order = permute(n, root_key(seed, "pack"), order)
     splits, start = [], 0
     for name, records in counts_of(split or {"data": n}, n).items():
-        share = (size_of(samples) or 0) * records / max(n, 1)
-        number = max(shards, math.ceil(share / shard_bytes))
         if records < shards:
             raise ValueError(
                 f"{counted(records, 'record')} of {name!r} cannot fill shards={shards}"
             )
-        number = min(number, records)
-        stops = {records * (shard + 1) // number for shard in range(number)}
-        chosen = order[start : start + records]
-        numbered = zip(chosen.tolist(), taken(samples, chosen), strict=True)
-        splits.append(new(name, numbered, records, stops))
+        split_bytes = (source_bytes(samples) or 0) * records / max(n, 1)
+        num_shards = min(max(shards, math.ceil(split_bytes / shard_bytes)), records)
+        stops = {records * (shard + 1) // num_shards for shard in range(num_shards)}
+        numbers = order[start : start + records]
+        numbered = zip(numbers.tolist(), read_samples(samples, numbers), strict=True)
+        splits.append(make_split(name, numbered, records, stops))
         start += records
     return splits
 
 
-def _classes(source: object, splits: Iterable[Written]) -> tuple[str, ...]:
+def _class_names(source: object, splits: Iterable[PackedSplit]) -> tuple[str, ...]:
     """Return the class names of all splits together. The names of an index keep their order."""
     known = source.classes if isinstance(source, (Index, LooseFiles)) else ()
-    return tuple(known) or tuple(sorted(set().union(*(each.named for each in splits))))
+    return tuple(known) or tuple(sorted(set().union(*(packed.class_names for packed in splits))))
 
 
-def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
-    """Name the shards of one split, now that their number is known, and index them there."""
-    work, name, container = written.folder, written.name, written.container
-    if written.records == 0:
+def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) -> None:
+    """Rename the shards of a split, now that their number is known, and index them."""
+    work, name, container = packed.folder, packed.name, packed.container
+    if packed.records == 0:
         raise ValueError(f"there is nothing to pack: {name!r} has no records")
-    for what, number in (("__key__", written.keyed), ("label", written.counts["label"])):
-        if 0 < number < written.records:
+    for member, count in (("__key__", packed.with_key), ("label", packed.counts["label"])):
+        if 0 < count < packed.records:
             raise ValueError(
-                f"{number} of {written.records} samples have a {what}: give all one, or none"
+                f"{count} of {packed.records} samples have a {member}: give all one, or none"
             )
-    fields = {field: ";".join(ext) for field, ext in written.fields.items()}
+    fields = {field: ";".join(ext) for field, ext in packed.fields.items()}
     label: LabelSource = "label"
     if container == "tar":
-        label = "cls" if written.named else FromJson("cls")  # a number, not text
-    missing: Missing = "empty" if written.lacked else "error"
-    key = "key" if written.keyed and container == "tfrecord" else None
-    shards = len(written.files)
+        label = "cls" if packed.class_names else FromJson("cls")  # a number, not text
+    missing: Missing = "empty" if packed.missing_counts else "error"
+    key = "key" if packed.with_key and container == "tfrecord" else None
+    shards = len(packed.files)
     build_index(
         [
             file.rename(work / f"{name}-{number:05d}-of-{shards:05d}.{container}")
-            for number, file in enumerate(written.files)
+            for number, file in enumerate(packed.files)
         ],
         work / f"{name}.index",
-        label=label if written.counts["label"] else None,
-        classes=classes if written.named else None,
+        label=label if packed.counts["label"] else None,
+        classes=classes if packed.class_names else None,
         fields=fields if container == "tar" else None,
         missing=missing,
         key=key,
@@ -265,13 +264,13 @@ def _index(written: Written, classes: tuple[str, ...], progress: bool) -> None:
     )
 
 
-def _warn_of_gaps(written: Written) -> None:
+def _warn_of_missing_fields(packed: PackedSplit) -> None:
     """Warn of fields that some records lack, since a wrong name makes such a field."""
-    lacks = [f"{field!r} by {number}" for field, number in written.lacked.items()]
-    if lacks:
+    missing = [f"{field!r} by {count}" for field, count in packed.missing_counts.items()]
+    if missing:
         warnings.warn(
-            f"fields that some of the {written.records} records of {written.name!r} lack read as "
-            f"empty there: {', '.join(lacks)}",
+            f"fields that some of the {packed.records} records of {packed.name!r} lack read as "
+            f"empty there: {', '.join(missing)}",
             ShardWarning,
             stacklevel=4,
         )

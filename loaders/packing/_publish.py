@@ -30,25 +30,26 @@ _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Raise FileExistsError if files would be replaced; with `overwrite`, only files of others."""
-    taken, others = [], []
+    """Raise FileExistsError if files would be replaced; with `overwrite`, only foreign files."""
+    existing, foreign = [], []
     for name in split:
         index, shards = folder / f"{name}.index", _shards(folder, name)
-        taken += [path.name for path in (index, *shards) if path.exists()]
-        others += [path.name for path in shards if path.is_dir()]
+        existing += [path.name for path in (index, *shards) if path.exists()]
+        foreign += [path.name for path in shards if path.is_dir()]
         if index.is_dir() and not index.is_symlink():
-            others += [f"{index.name}/{each}" for each in foreign_files(index)]
+            foreign += [f"{index.name}/{file}" for file in foreign_files(index)]
         elif os.path.lexists(index):
-            others.append(index.name)
-    if taken and not overwrite:
+            foreign.append(index.name)
+    if existing and not overwrite:
         raise FileExistsError(
-            f"{folder} already holds files of these names ({len(taken)}: {', '.join(taken[:5])}): "
+            f"{folder} already holds files of these names "
+            f"({len(existing)}: {', '.join(existing[:5])}): "
             "pack elsewhere, or with overwrite=True (--overwrite)"
         )
-    if others:
+    if foreign:
         raise FileExistsError(
             f"{folder} holds what no packer wrote where the new files go "
-            f"({len(others)}: {', '.join(others[:5])}): move that, or pack elsewhere"
+            f"({len(foreign)}: {', '.join(foreign[:5])}): move that, or pack elsewhere"
         )
 
 

@@ -1,4 +1,4 @@
-"""Which samples can be packed, the same for every container."""
+"""Checks of samples, the same for every container."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from twinfeed.loaders.index.options import Label, is_label
 
 
 @contextmanager
-def naming(number: int, sample: object) -> Iterator[None]:
-    """Name the record, by its number in the source and its key, in an error that it causes."""
+def naming_record(number: int, sample: object) -> Iterator[None]:
+    """Add the record's number in the source, and its key, to errors of the block."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -25,8 +25,8 @@ def naming(number: int, sample: object) -> Iterator[None]:
         raise kind(f"{where}: {error}") from error
 
 
-def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return a sample's key and its fields. A label is returned as a str or an int."""
+def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
+    """Check a sample; return its key and its fields, with the label as a str or an int."""
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"a sample must be a dict of values by field name, got {reprlib.repr(sample)}"
@@ -46,8 +46,8 @@ def checked(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     return key, fields
 
 
-def value_kind(value: Any) -> str:
-    """Return which kind of values of a TFRecord a field has: bytes, integers or floats."""
+def kind_of_value(value: Any) -> str:
+    """Return the kind of a value in a TFRecord: bytes, integers or floats."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     if isinstance(first, (bytes, str)):
         return "bytes"
@@ -64,7 +64,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _check_text(what: str, text: str, advice: str) -> None:
-    """Refuse text with surrogates, which come from file names that are not UTF-8."""
+    """Raise ValueError for surrogates, which come from file names that are not UTF-8."""
     if not text.isascii():
         try:
             text.encode()

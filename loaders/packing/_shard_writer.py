@@ -1,4 +1,4 @@
-"""Samples to shard files: what each container makes of a sample, and where a shard ends."""
+"""Shard files: how a sample is written to each container, and where a shard ends."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.packing._inputs import Sample, tar_key
-from twinfeed.loaders.packing._sample_check import checked, naming, value_kind
+from twinfeed.loaders.packing._sample_check import kind_of_value, naming_record, split_key
 from twinfeed.loaders.support.atomic import fsync_path
 from twinfeed.loaders.support.progress import progress_bar
 
 ShardContainer = Literal["tfrecord", "tar"]
-Kinds = dict[str, tuple[str, int]]
+FieldKinds = dict[str, tuple[str, int]]
 """The kind of values of each field, and the number of the first record with that field."""
 
-_OTHERWISE = (
+_FIELD_ADVICE = (
     "pack to TFRecord, or index with fields= (--field) first, which names a field otherwise or "
     "leaves it out"
 )
@@ -36,7 +36,7 @@ SHARD_BYTES = 200_000_000
 
 
 @dataclass
-class Written:
+class PackedSplit:
     """The numbered samples of one split, and what was written of them to `folder`.
 
     A shard ends after each of `stops` records of the split. `total` is the number of samples, if
@@ -51,65 +51,65 @@ class Written:
     stops: Collection[int] = ()
     files: list[Path] = field(default_factory=list)
     records: int = 0
-    keyed: int = 0
-    named: set[str] = field(default_factory=set)
+    with_key: int = 0
+    class_names: set[str] = field(default_factory=set)
     fields: dict[str, dict[str, None]] = field(default_factory=dict)
     counts: Counter[str] = field(default_factory=Counter)
 
     @property
-    def lacked(self) -> dict[str, int]:
-        """How many records lack each field that others have."""
-        lacks = {name: self.records - count for name, count in self.counts.items()}
-        return {name: lack for name, lack in lacks.items() if lack}
+    def missing_counts(self) -> dict[str, int]:
+        """How many records lack each field that other records have."""
+        missing = {name: self.records - count for name, count in self.counts.items()}
+        return {name: count for name, count in missing.items() if count}
 
-    def note(self, key: str | None, values: dict[str, Any]) -> None:
-        """Note what a sample has."""
+    def add(self, key: str | None, values: dict[str, Any]) -> None:
+        """Count a sample that was written."""
         self.records += 1
-        self.keyed += key is not None
+        self.with_key += key is not None
         self.counts.update(values.keys())
         if isinstance(label := values.get("label"), str):
-            self.named.add(label)
+            self.class_names.add(label)
 
 
 def write_shards(
-    written: Written,
-    kinds: Kinds,
-    most_bytes: float = SHARD_BYTES,
-    most_records: int | None = None,
+    packed: PackedSplit,
+    kinds: FieldKinds,
+    max_bytes: float = SHARD_BYTES,
+    max_records: int | None = None,
     /,
     *,
     progress: bool = False,
 ) -> None:
-    """Write the samples of a split to shards, and note in `written` what was written.
+    """Write the samples of a split to shards, and note in `packed` what was written.
 
     - `kinds`: the kind of values of each field, in all splits together.
-    - `most_bytes`, `most_records`: a shard also ends when it has so many.
+    - `max_bytes`, `max_records`: a shard also ends when it has so many.
     """
-    samples = written.samples
+    samples = packed.samples
     items = iter(
-        progress_bar(samples, f"packing {written.name}", "record", progress, total=written.total)
+        progress_bar(samples, f"packing {packed.name}", "record", progress, total=packed.total)
     )
-    open_writer = TarWriter if written.container == "tar" else TFRecordWriter
+    open_writer = TarWriter if packed.container == "tar" else TFRecordWriter
     for first in items:
-        path = written.folder / f"{written.name}-{len(written.files):05d}.shard"
-        written.files.append(path)
+        path = packed.folder / f"{packed.name}-{len(packed.files):05d}.shard"
+        packed.files.append(path)
         keys: dict[str, int] = {}
         with open_writer(path) as writer:
             for in_shard, (number, sample) in enumerate(chain([first], items), 1):
-                with naming(number, sample):
-                    key, values = checked(sample)
+                with naming_record(number, sample):
+                    key, values = split_key(sample)
                     if isinstance(writer, TarWriter):
-                        members = _members(values, sample.get("__ext__", {}), written)
+                        members = _members(values, sample.get("__ext__", {}), packed)
                         if key is not None:
                             key = tar_key(key)
                             _check_key(key, number, keys)
-                        writer.write(f"{written.records:09d}" if key is None else key, members)
+                        writer.write(f"{packed.records:09d}" if key is None else key, members)
                     else:
                         writer.write(_example(key, values))
-                    _check_kinds(values, number, kinds, written.container)
-                    written.note(key, values)
-                full = in_shard == most_records or writer.offset >= most_bytes
-                if full or written.records in written.stops:
+                    _check_kinds(values, number, kinds, packed.container)
+                    packed.add(key, values)
+                full = in_shard == max_records or writer.offset >= max_bytes
+                if full or packed.records in packed.stops:
                     break
         fsync_path(path)
 
@@ -124,13 +124,13 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
 
 
 def _check_kinds(
-    values: dict[str, Any], number: int, kinds: Kinds, container: ShardContainer
+    values: dict[str, Any], number: int, kinds: FieldKinds, container: ShardContainer
 ) -> None:
     """Check that a field has values of one kind in all records; in a tar the label alone must."""
     for name, value in values.items():
         if container == "tar" and name != "label":
             continue
-        kind = value_kind(value)
+        kind = kind_of_value(value)
         known, first = kinds.setdefault(name, (kind, number))
         if kind != known:
             raise ValueError(
@@ -150,9 +150,9 @@ def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
 
 
 def _members(
-    values: dict[str, Any], extensions: dict[str, str], written: Written
+    values: dict[str, Any], extensions: dict[str, str], packed: PackedSplit
 ) -> dict[str, bytes]:
-    """Return a sample's tar members by extension, and note the extension of each field."""
+    """Return a sample's tar members by extension, and add the extensions to the split's fields."""
     if not values:
         raise ValueError(
             "it has no field, and so no member in a tar: leave it out, or pack to TFRecord"
@@ -164,10 +164,10 @@ def _members(
         if other != name:
             raise ValueError(
                 f"the fields {other!r} and {name!r} would both be the tar member {extension!r}: "
-                f"{_OTHERWISE}"
+                f"{_FIELD_ADVICE}"
             )
         if name != "label":
-            written.fields.setdefault(name, {})[extension] = None
+            packed.fields.setdefault(name, {})[extension] = None
     return {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
 
 
@@ -192,6 +192,6 @@ def _as_bytes(name: str, value: Any) -> bytes:
     if array.dtype.kind not in "iufb":
         raise TypeError(
             f"field {name!r} must hold bytes, str or numbers in a tar, got {reprlib.repr(value)}: "
-            f"{_OTHERWISE}"
+            f"{_FIELD_ADVICE}"
         )
     return json.dumps(array.tolist()).encode()

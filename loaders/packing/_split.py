@@ -1,4 +1,4 @@
-"""How many records each split of a source gets."""
+"""The number of records of each split of a source."""
 
 from __future__ import annotations
 
@@ -43,5 +43,5 @@ def counts_of(split: Split, n: int, /) -> dict[str, int]:
         return {name: int(size) for name, size in split.items()}
     if not math.isclose(total, 1):
         raise ValueError(f"split= must be counts, or fractions that add up to 1, got {total:g}")
-    ends = [round(reached * n) for reached in accumulate(split.values(), initial=0.0)]
-    return {name: end - begin for name, (begin, end) in zip(split, pairwise(ends), strict=True)}
+    ends = [round(fraction * n) for fraction in accumulate(split.values(), initial=0.0)]
+    return {name: end - start for name, (start, end) in zip(split, pairwise(ends), strict=True)}

@@ -27,7 +27,7 @@ from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json
 from twinfeed.loaders.index.options import Reading, ReadingOptions
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, compile_feed
-from twinfeed.loaders.packing._compressed import samples_of
+from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.reading.prefetch.read_plan import Fetch, extents_of_records, gap_of
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader

@@ -37,7 +37,7 @@ from faults.fuzz.files import TARGETS as FILES
 from faults.fuzz.mutations import Corpus, change, change_index, mutated, read_some
 from faults.fuzz.stores import TARGETS as STORES
 from support.foreign import FOREIGN, word
-from support.inside import MANIFEST, encode, samples_of, tar, tfrecord
+from support.inside import MANIFEST, decompressed_samples, encode, tar, tfrecord
 from support.inside import main as command_line
 
 from twinfeed.loaders import (
@@ -159,7 +159,7 @@ def packed(path: str, data: bytes) -> list[dict[str, Any]]:
     """Return the samples of a shard of these bytes, as `pack` reads them."""
     Path(path).write_bytes(data)
     with tempfile.TemporaryDirectory(dir=".") as work:
-        return list(samples_of(CompressedShards(path), Path(work)))
+        return list(decompressed_samples(CompressedShards(path), Path(work)))
 
 
 def proto(_: Corpus, draw: random.Random) -> None:

@@ -389,7 +389,7 @@ def test_a_collision_among_many_keys_is_found_without_comparing_each_with_each()
     entries = [Entry("", {"a": f"{n}/x"}) for n in range(2_000)] + [Entry("", {"a": "y/x"})] * 2
     keys = [Compared(n) for n in range(2_000)] + [Compared("same")] * 2
     with pytest.raises(ValueError, match="two records have the key 'y/x': rename one"):
-        _inputs._distinct([*keys], entries)
+        _inputs._distinct_keys([*keys], entries)
     assert Compared.times < 10 * len(keys)
 
 
