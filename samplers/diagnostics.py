@@ -258,14 +258,13 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     size = int(sizes.max())
     head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
-        in_head = len(np.unique(group[ids[:head]]))
-        head_distinct[name] = Measure(in_head, *_uniform_distinct(group, head))
-        in_batch = _distinct_in_batches(batch, group[ids])[sizes == size]
-        uniform = _uniform_distinct(group, size, batches=len(in_batch))
-        distinct[name] = Measure(float(in_batch.mean()), *uniform)
-        in_window = _distinct_in_windows(group[ids], size)
-        measure = Measure(float(in_window.min()), *_uniform_distinct(group, size))
-        worst[name] = Stretch(measure, int(in_window.argmin()))
+        in_head = np.array([len(np.unique(group[ids[:head]]))])
+        head_distinct[name] = _distinct_measure(in_head, group, head)
+        in_batches = _distinct_in_batches(batch, group[ids])[sizes == size]
+        distinct[name] = _distinct_measure(in_batches, group, size)
+        in_windows = _distinct_in_windows(group[ids], size)
+        fewest = int(in_windows.argmin())
+        worst[name] = Stretch(_distinct_measure(in_windows[[fewest]], group, size), fewest)
     return Diagnosis(
         records=records,
         samples=samples,
@@ -308,14 +307,18 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     return np.cumsum(starts - stops)[: len(group) - size + 1]
 
 
-def _uniform_distinct(group: Int64s, size: int, *, batches: int = 1) -> tuple[float, float]:
-    """Return the mean and standard deviation of the distinct groups in batches, if uniform."""
+def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
+    """Return the mean of distinct groups in batches of `size`, compared with uniform batches.
+
+    `counts` has the distinct groups of each batch, `group` the group of each record.
+    """
     n = len(group)
     sizes, times = np.unique(np.bincount(group), return_counts=True)
     absent = np.array([_probability_absent(n, s, size) for s in sizes.tolist()])
-    # The variance of independent groups, an upper bound: groups exclude each other from places.
-    variance = (times * absent * (1 - absent)).sum() / batches
-    return float((times * (1 - absent)).sum()), float(np.sqrt(variance))
+    # The variance of independent groups, an upper bound: groups exclude each other.
+    variance = (times * absent * (1 - absent)).sum() / len(counts)
+    uniform = float((times * (1 - absent)).sum())
+    return Measure(float(counts.mean()), uniform, float(np.sqrt(variance)))
 
 
 def _probability_absent(n: int, s: int, size: int) -> float:

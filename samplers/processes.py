@@ -8,16 +8,10 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any
 
 _PROBES: list[Callable[[], int]] = []
 _warned: list[str] = []
-
-
-class Sharded(Protocol):
-    """A stream that records whether its `shard` was called."""
-
-    sharded: bool
 
 
 def add_probe(probe: Callable[[], int], /) -> None:
@@ -39,8 +33,8 @@ def num_processes() -> int:
     return max([world_size, *(probe() for probe in _PROBES)])
 
 
-def warn_unsharded(stream: Sharded, /) -> None:
-    """Warn, once, if each of several processes would get every batch."""
+def warn_unsharded(stream: Any, /) -> None:
+    """Warn, once, if each of several processes would get every batch of a batch sampler."""
     if stream.sharded or _warned:
         return
     ranks = num_processes()

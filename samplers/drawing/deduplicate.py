@@ -21,7 +21,7 @@ def replace_duplicates(
     Returns:
         The row for which there is no record, or None.
     """
-    owner: dict[int, tuple[int, int]] = {}  # the cell of each record
+    owner: dict[int, tuple[int, int]] = {}  # the cell (row, column) of each record
     duplicates: list[tuple[int, int]] = []
     for row in order.tolist():
         for column, record in enumerate(batch[row].tolist()):
