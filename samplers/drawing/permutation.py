@@ -37,8 +37,11 @@ _CHUNK = 1 << 13  # positions per inner call, whose temporaries then stay in the
 _TABLE_WORDS = 1 << 19  # random words that are sorted at once: 4 MB
 _ROUNDS, _NARROW_ROUNDS = 6, 12
 _HALF = np.uint64(32)
-_ODD = np.uint64(0xD6E8FEB86659FD93)
-_NARROW_ODD = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+# The constants of `_hash`, by the bytes of its integers: two multipliers and two shifts.
+_HASH_CONSTANTS: dict[int, tuple[Any, ...]] = {
+    4: tuple(map(np.uint32, (0x7FEB352D, 0x846CA68B, 15, 16))),
+    8: tuple(map(np.uint64, (0xD6E8FEB86659FD93, 0xD6E8FEB86659FD93, 32, 32))),
+}
 
 
 def permute(n: int, key: int, positions: Int64s) -> Int64s:
@@ -123,9 +126,9 @@ def _narrow_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     sizes = n.astype(np.uint32)
     if positions.shape[1] > len(n):
         x = positions.astype(np.uint32, order="C")
-        return _cycle_walk(sizes[:, None], rounds[..., None], x, _narrow_hash).astype(np.int64)
+        return _cycle_walk(_encrypt, sizes[:, None], rounds[..., None], x).astype(np.int64)
     x = positions.T.astype(np.uint32, order="C")  # numpy is slow over short rows
-    return _cycle_walk(sizes, rounds, x, _narrow_hash).T.astype(np.int64, order="C")
+    return _cycle_walk(_encrypt, sizes, rounds, x).T.astype(np.int64, order="C")
 
 
 def _wide_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
@@ -137,7 +140,7 @@ def feistel(n: int | Int64s, key: int | UInt64s, positions: Int64s) -> Int64s:
     # Arrays, also of one number: numpy 1 adds a scalar of 64 bits to a Python int as floats.
     sizes, keys = np.atleast_1d(np.asarray(n, np.uint64)), np.atleast_1d(np.asarray(key, np.uint64))
     rounds = random_words(keys[None], np.arange(_ROUNDS).reshape(-1, *[1] * keys.ndim))
-    return _cycle_walk(sizes, rounds, positions.astype(np.uint64), _hash).view(np.int64)
+    return _cycle_walk(_encrypt, sizes, rounds, positions.astype(np.uint64)).view(np.int64)
 
 
 def inverse_permute(n: int, key: int, entries: Int64s) -> Int64s:
@@ -150,32 +153,25 @@ def inverse_permute(n: int, key: int, entries: Int64s) -> Int64s:
         return np.argsort(_shared_table(n, key))[entries]
     rounds = random_words(key, np.arange(_ROUNDS)[::-1, None])
     sizes = np.array([n], np.uint64)
-    return _cycle_walk(sizes, rounds, entries.astype(np.uint64), _hash, _inverse_rounds).view(
-        np.int64
-    )
-
-
-RoundFunction = Callable[[Any, Any, Any], Any]
+    return _cycle_walk(_decrypt, sizes, rounds, entries.astype(np.uint64)).view(np.int64)
 
 
 def _cycle_walk(
+    encrypt: Callable[[Unsigned, Unsigned, Unsigned], Unsigned],
     n: Unsigned,
     rounds: Unsigned,
     x: Unsigned,
-    round_function: RoundFunction,
-    step: Callable[..., Any] | None = None,
 ) -> Unsigned:
-    """Encrypt numbers below n, and again where a result is not below n; all broadcast.
+    """Encrypt numbers below n by `encrypt(n, rounds, x)`, again where a result is not below n.
 
-    `step` encrypts once (by default `_feistel_rounds`); `rounds` are its round keys.
+    `rounds` are the round keys. All arrays are broadcast.
     """
-    step = step or _feistel_rounds
-    x = step(n, rounds, x, round_function)
+    x = encrypt(n, rounds, x)
     outside = np.nonzero(x >= n)  # rare: fewer than 1 number in sqrt(n)
     while outside[0].size:
         sizes = np.broadcast_to(n, x.shape)[outside]
         keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in rounds])
-        x[outside] = encrypted = step(sizes, keys, x[outside], round_function)
+        x[outside] = encrypted = encrypt(sizes, keys, x[outside])
         outside = tuple(axis[encrypted >= sizes] for axis in outside)
     return x
 
@@ -187,16 +183,14 @@ def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Uns
     return x - right * a, right, a, (n + a - 1) // a
 
 
-def _feistel_rounds(
-    n: Unsigned, rounds: Unsigned, x: Unsigned, round_function: RoundFunction
-) -> Unsigned:
+def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
     """Encrypt once by a Feistel network.
 
     Each round adds a hash of the right half to the left half, modulo its size, and swaps them.
     """
     left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
-        moved = round_function(right, key, left_size)
+        moved = _hash(right, key, left_size)
         moved += left
         np.subtract(moved, left_size, out=left)
         np.minimum(moved, left, out=left)  # modulo: a difference below 0 is huge
@@ -205,41 +199,28 @@ def _feistel_rounds(
     return left
 
 
-def _inverse_rounds(
-    n: Unsigned, rounds: Unsigned, x: Unsigned, round_function: RoundFunction
-) -> Any:
-    """Decrypt once: the inverse of `_feistel_rounds`; the last round key comes first."""
+def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
+    """Decrypt once: the inverse of `_encrypt`; the last round key comes first."""
     left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
         left, right, left_size, right_size = right, left, right_size, left_size
-        left = left + left_size - round_function(right, key, left_size)
+        left = left + left_size - _hash(right, key, left_size)
         np.minimum(left, left - left_size, out=left)  # modulo: a difference below 0 is huge
     left += right * left_size
     return left
 
 
-def _hash(x: UInt64s, key: UInt64s, size: UInt64s) -> UInt64s:
-    """Round function: hash a half below 2^32 to `[0, size)`.
+def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
+    """Hash halves of numbers to `[0, size)`: the round function of the Feistel network.
 
     A multiply-xorshift hash, scaled by multiply-high.
     """
+    multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]
     h = x + key
-    h *= _ODD
-    h ^= h >> _HALF
-    h *= _ODD
-    h >>= _HALF
+    h *= multiplier_1
+    h ^= h >> shift
+    h *= multiplier_2
+    h >>= half
     h *= size
-    h >>= _HALF
-    return h
-
-
-def _narrow_hash(x: NDArray[np.uint32], key: Unsigned, size: Unsigned) -> NDArray[np.uint32]:
-    """Round function of 32 bits: hash a half below 2^8 to `[0, size)`, as `_hash`."""
-    h = x + key
-    h *= _NARROW_ODD[0]
-    h ^= h >> 15
-    h *= _NARROW_ODD[1]
-    h >>= 16
-    h *= size
-    h >>= 16
+    h >>= half
     return h
