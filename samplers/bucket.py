@@ -101,10 +101,9 @@ class BucketBatchSampler(BatchStream):
             start = bounds[-1]
             max_count = self._budget // int(max_costs[start])
             counts = np.arange(multiple, min(n - start, max_count) + 1, multiple)
-            fitting = (
-                max_costs[start + counts - 1] <= self._budget // counts
-            )  # the cost grows with both
-            bounds.append(start + multiple * int(fitting.sum()))
+            # The largest cost grows with the count, so the counts that fit come first.
+            fits = max_costs[start + counts - 1] <= self._budget // counts
+            bounds.append(start + multiple * int(fits.sum()))
         return np.array(bounds, np.int64)
 
     def __repr__(self) -> str:

@@ -177,8 +177,11 @@ def _small_integers(labels: Array) -> Int64s:
 
 
 def _sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
-    """Return the record ids sorted by (label, id), and the bounds of each label's records."""
-    shift = labels.size.bit_length()  # label and id in one integer: a plain sort costs half
+    """Return the record ids sorted by (label, id), and the bounds of each label's records.
+
+    Label and id are packed into one integer, as a plain sort takes half the time of an argsort.
+    """
+    shift = labels.size.bit_length()
     packed = labels << shift
     for chunk in slices(labels.size):  # no second array of n
         packed[chunk] |= np.arange(chunk.start, chunk.stop)

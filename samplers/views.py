@@ -97,9 +97,9 @@ class ViewSampler(InnerSampler):
             return inner
         counts = np.asarray(self._counts)[inner].astype(np.int64)
         # The views of a record come in a random order, which is another in every V epochs.
-        cycle, rank = np.divmod(epoch, counts)
+        cycle, entry = np.divmod(epoch, counts)
         keys = random_words(random_words(self._key, inner), cycle)
-        view = permute_rows(counts, keys, rank[:, None])[:, 0]
+        view = permute_rows(counts, keys, entry[:, None])[:, 0]
         return self._sums.before(inner) + view
 
     def records(self, ids: Int64s) -> Int64s:

@@ -29,7 +29,8 @@ def replace_duplicates(
                 duplicates.append((row, column))
 
     for cell in duplicates:
-        # A depth-first search: cells of the path, each with the candidates that are still untried.
+        # A depth-first search: cells of the path, each with the candidates that are still untried,
+        # and `records`, which each cell but the last takes.
         path, seen, records = [(cell, iter(candidates(cell[0])))], set[int](), list[int]()
         while (
             found := next((r for r in candidates(path[-1][0][0]) if r not in owner), None)

@@ -97,5 +97,5 @@ def log(x: Float64s) -> Float64s:
     for odd in range(21, 0, -2):
         series = series * square
         series = series + 1 / odd
-    log: Float64s = exponent * 0.6931471805599453 + 2 * s * series
-    return log
+    logarithm: Float64s = exponent * 0.6931471805599453 + 2 * s * series
+    return logarithm
