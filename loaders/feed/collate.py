@@ -5,15 +5,17 @@ from __future__ import annotations
 import reprlib
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from math import prod
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, TypeVar, get_args
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.support.array_types import Array, Int64s, as_array
 from twinfeed.samplers import validate
+
+T = TypeVar("T")
 
 Shape = tuple[int | None, ...]
 Mode = Literal["stack", "pad", "ragged"]
@@ -38,8 +40,6 @@ class Pad(NamedTuple):
 
 Collate = Mode | Pad | Mapping[str, Mode | Pad]
 Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # like numpy.empty
-
-_Masked = np.ma.MaskedArray
 
 # The dtype of a spec for each type of strings.
 _STRINGS: dict[type, np.dtype[Any] | None] = {bytes: None, str: np.dtype(str)}
@@ -74,7 +74,7 @@ class Ragged(NamedTuple):
     lengths: Int64s
 
 
-def pieces(name: str, ragged: Ragged, /) -> list[Any]:
+def ragged_rows(name: str, ragged: Ragged, /) -> list[Any]:
     """Return the arrays of a user's `Ragged`; raise ValueError unless its lengths fit."""
     values, lengths = ragged.values, as_array(ragged.lengths)
     sizes = lengths.tolist()
@@ -105,11 +105,11 @@ class FieldSpec(NamedTuple):
 
 
 class MisfitError(ValueError):
-    """Report a value that does not fit its field; `place` is its place in the batch."""
+    """Report a value that does not fit its field; `position` is that of the value in the batch."""
 
-    def __init__(self, problem: str, advice: str, /, *, place: int) -> None:
+    def __init__(self, problem: str, advice: str, position: int = 0, /) -> None:
         super().__init__(f"{problem}: {advice}")
-        self.problem, self.place = problem, place
+        self.problem, self.position = problem, position
 
 
 def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, FieldSpec]:
@@ -123,7 +123,7 @@ def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
             return FieldSpec((), dtype)
         if mode == "ragged" and (strings := _strings(value)) and isinstance(strings[0], kind):
             return FieldSpec((None,), dtype)
-    array = array_of(name, value, 0)
+    array = array_of(name, value)
     return FieldSpec(array.shape, array.dtype)
 
 
@@ -139,39 +139,38 @@ def _strings(value: Any) -> list[Any] | None:
     return list(value) if isinstance(value, (list, tuple)) else None
 
 
-def array_of(name: str, value: Any, place: int, /) -> Array:
+def array_of(name: str, value: Any, /) -> Array:
     """Return the value as an array of numbers in the machine's byte order."""
     try:
         array = as_array(value)
     except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor elsewhere
-        raise _no_array(name, value, f" that is no array ({error})", place) from error
-    dtype = array.dtype
-    usual = dtype.char in _USUAL and not isinstance(value, _Masked)
+        raise _no_array(name, value, f" that is no array ({error})") from error
+    dtype, masked = array.dtype, isinstance(value, np.ma.MaskedArray)
+    usual = dtype.char in _USUAL and not masked
     if (usual and dtype.isnative) or dtype.name == "bfloat16":  # numpy is slow to give its name
         return array
-    if dtype.kind not in "biufc" or dtype.char in "gG" or isinstance(value, _Masked):
+    if dtype.kind not in "biufc" or dtype.char in "gG" or masked:
         none = " with None in it" if array.ndim and any(item is None for item in array.flat) else ""
         kinds = {"O": none, "S": " of byte strings", "U": " of strings"}
-        raise _no_array(name, value, kinds.get(dtype.kind, f" of {dtype}"), place)
+        raise _no_array(name, value, kinds.get(dtype.kind, f" of {dtype}"))
     return array.astype(dtype.str[1:])
 
 
-def _no_array(name: str, value: Any, what: str, place: int) -> MisfitError:
+def _no_array(name: str, value: Any, what: str) -> MisfitError:
     return MisfitError(
         f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold",
         "make it an array of numbers or a string in decode or transform; a list of strings is "
         "collated with 'ragged', and needs spec= where the first is empty",
-        place=place,
     )
 
 
 def mode_of(how: Collate, name: str, /) -> Mode:
     """Return the collation of a field; a field that a mapping leaves out is stacked."""
-    given = _given(how, name)
-    return "pad" if isinstance(given, Pad) else given
+    collation = _collation_of(how, name)
+    return "pad" if isinstance(collation, Pad) else collation
 
 
-def _given(how: Collate, name: str) -> Mode | Pad:
+def _collation_of(how: Collate, name: str) -> Mode | Pad:
     return how.get(name, "stack") if isinstance(how, Mapping) else how
 
 
@@ -192,13 +191,13 @@ def collate(
     /,
     *,
     how: Collate = "stack",
-    held: npt.NDArray[np.bool_] | None = None,
+    real: npt.NDArray[np.bool_] | None = None,
     empty: Empty = aligned,
 ) -> dict[str, Any]:
     """Make one batch of each field's values. None, a missing value, becomes zeros or empty bytes.
 
-    With `held`, the values are of the places that are True, and the others are missing. `empty`
-    makes the arrays that the values are written to.
+    With `real` (bool[batch]), the values are of the samples where it is True, and those of padding
+    are missing. `empty` makes the arrays that the values are written to.
 
     - Byte strings become a list of bytes, texts a list of str.
     - A stacked field is an array of shape (batch, …).
@@ -216,22 +215,35 @@ def collate(
     """
     if columns.keys() != spec.keys():
         fields = f"the fields are {sorted(columns)} where {sorted(spec)} are expected"
-        raise MisfitError(fields, "name them with spec=", place=0)
+        raise MisfitError(fields, "name them with spec=")
     batch: dict[str, Any] = {}
     for name, field in spec.items():
         values, mode = columns[name], mode_of(how, name)
-        if held is not None:
-            rest = iter(values)
-            values = [next(rest) if one else None for one in held]
+        if real is not None:
+            remaining = iter(values)
+            values = [next(remaining) if is_real else None for is_real in real]
         if is_string(field.dtype):
             batch[name] = _texts(name, values, field)
         elif mode == "stack" or not field.shape:
             batch[name] = _stack(name, values, field, empty)
         elif mode == "pad":
-            batch |= _pad(name, values, field, empty, _given(how, name))
+            batch |= _pad(name, values, field, empty, _collation_of(how, name))
         else:
             batch[name] = _ragged(name, values, field, empty)
     return batch
+
+
+def _convert(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[int, T]:
+    """Return `convert(value)` by position, of each value but None; an error gets the position."""
+    converted = {}
+    for position, value in enumerate(values):
+        try:
+            if value is not None:
+                converted[position] = convert(value)
+        except MisfitError as error:
+            error.position = position
+            raise
+    return converted
 
 
 def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
@@ -240,57 +252,55 @@ def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ra
     if not field.shape:
         if set(map(type, values)) == {kind}:
             return list(values)
-        return [
-            kind() if value is None else _text(name, value, kind, place)
-            for place, value in enumerate(values)
-        ]
-    rows = [[] if value is None else _strings(value) for value in values]
-    texts = []
-    for place, row in enumerate(rows):
-        if row is None:
-            raise _other_dtype(name, "no list", f"a list of {kind.__name__}", place)
-        texts += [_text(name, one, kind, place) for one in row]
-    joined = np.empty(len(texts), object)
-    joined[:] = texts
-    return Ragged(joined, np.array([len(row or ()) for row in rows], np.int64))
+        texts = _convert(lambda value: _text(name, value, kind), values)
+        return [texts.get(position, kind()) for position in range(len(values))]
+
+    def convert(row: Any) -> list[Any]:
+        if (strings := _strings(row)) is None:
+            raise _wrong_dtype(name, "no list", f"a list of {kind.__name__}")
+        return [_text(name, string, kind) for string in strings]
+
+    rows = _convert(convert, values)
+    lengths = [len(rows.get(position, ())) for position in range(len(values))]
+    strings = np.fromiter(chain.from_iterable(rows.values()), object, sum(lengths))
+    return Ragged(strings, np.array(lengths, np.int64))
 
 
-def _text(name: str, value: Any, kind: type, place: int) -> Any:
+def _text(name: str, value: Any, kind: type) -> Any:
     """Return a string of exactly this type; numpy has subclasses."""
     if isinstance(value, kind):
         return kind(value)
-    known = isinstance(value, (bytes, str))
-    found = type(value).__name__ if known else str(array_of(name, value, place).dtype)
-    raise _other_dtype(name, found, kind.__name__, place)
+    is_text = isinstance(value, (bytes, str))
+    found = type(value).__name__ if is_text else str(array_of(name, value).dtype)
+    raise _wrong_dtype(name, found, kind.__name__)
 
 
 def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
-    if isinstance(values, np.ndarray) and values.dtype == field.dtype and fits(values, field):
+    is_array = isinstance(values, np.ndarray)
+    if is_array and values.dtype == field.dtype and _matches(values.shape[1:], field.shape):
         if values.flags.writeable:
             return values  # decoded in place; what a source gives is read-only
         out = empty(values.shape, values.dtype)
         out[...] = values
         return out
-    values = _joined(values)
-    arrays, shape = _arrays(name, values, field, 0)
+    arrays, shape = _arrays(name, _stack_tensors(values), field, 0)
     out = empty((len(arrays), *shape), dtype_of(field))
-    for place, array in enumerate(arrays):
-        out[place] = array
+    for row, array in enumerate(arrays):
+        out[row] = array
     return out
 
 
-def fits(values: Array, field: FieldSpec, /) -> bool:
-    """Return whether the rows of an array have the shape of the field."""
-    rest = values.shape[1:]
-    return len(rest) == len(field.shape) and all(
-        known in (None, size) for size, known in zip(rest, field.shape, strict=True)
+def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
+    """Whether a shape is the expected one, in which None is any length."""
+    return len(shape) == len(expected) and all(
+        known in (None, size) for size, known in zip(shape, expected, strict=True)
     )
 
 
-def _joined(values: Sequence[Any]) -> Any:
+def _stack_tensors(values: Sequence[Any]) -> Any:
     """Return tensors of torch as the rows of one array: to turn each into an array is slow."""
     torch = sys.modules.get("torch")
-    if torch is None or not all(type(one) is torch.Tensor for one in values):
+    if torch is None or not all(type(value) is torch.Tensor for value in values):
         return values
     try:
         return as_array(torch.stack(tuple(values)))
@@ -304,63 +314,66 @@ def dtype_of(field: FieldSpec, /) -> np.dtype[Any]:
     return field.dtype
 
 
-def least(shape: Shape, /) -> tuple[int, ...]:
+def smallest_shape(shape: Shape, /) -> tuple[int, ...]:
     """Return the shape of no values: 0 for each length that is not known."""
     return tuple(size or 0 for size in shape)
 
 
-def _fitting(name: str, value: Any, field: FieldSpec, place: int) -> Array:
-    """Return the value as an array that can be written to the field's dtype without loss.
-
-    Python's own numbers have no dtype. Integers are taken where they fit, floats by any float type.
-    """
-    assert field.dtype is not None
+def _fitting(name: str, value: Any, field: FieldSpec) -> Array:
+    """Return the value as an array that can be written to the field's dtype without loss."""
+    dtype = dtype_of(field)
     if isinstance(value, (bytes, str)):
-        raise _other_dtype(name, type(value).__name__, str(field.dtype), place)
-    if type(value) is np.ndarray and value.dtype == field.dtype:
+        raise _wrong_dtype(name, type(value).__name__, str(dtype))
+    if type(value) is np.ndarray and value.dtype == dtype:
         return value
-    array = array_of(name, value, place)
-    if array.dtype == field.dtype:
+    array = array_of(name, value)
+    if array.dtype == dtype or _castable(array, dtype, python=not hasattr(value, "dtype")):
         return array
-    # numpy calls it safe to cast 64-bit integers to float64, which rounds the large ones.
-    rounds = array.dtype.char in "lLqQ" and field.dtype.kind in "fc"
-    if np.can_cast(array.dtype, field.dtype) and not (rounds and not _survives(array, field.dtype)):
-        return array
-    if not hasattr(value, "dtype"):
-        fractions = field.dtype.kind in "fc" or field.dtype.name == "bfloat16"
-        if not array.size or (array.dtype.kind == "f" and fractions):
-            return array
-        if array.dtype.kind in "bi" and _survives(array, field.dtype):
-            return array
     found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
-    raise _other_dtype(name, found, str(field.dtype), place)
+    raise _wrong_dtype(name, found, str(dtype))
 
 
-def _survives(integers: Array, dtype: np.dtype[Any]) -> bool:
-    """Whether each integer keeps its value in a dtype."""
+def _castable(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
+    """Whether an array keeps its values in a dtype.
+
+    Numbers of `python` have no dtype: integers fit if they keep their value, floats any float type.
+    """
+    integers = array.dtype.kind in "biu"
+    fractions = dtype.kind in "fc" or dtype.name == "bfloat16"
+    if np.can_cast(array.dtype, dtype):
+        # numpy calls it safe to cast 64-bit integers to float64, which rounds the large ones.
+        rounds = integers and fractions and array.dtype.itemsize == 8
+        return not rounds or keeps_integers(array, dtype)
+    if not python or not array.size:
+        return python
+    return keeps_integers(array, dtype) if integers else array.dtype.kind == "f" and fractions
+
+
+def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
+    """Whether each integer keeps its value in a dtype of numbers."""
     with np.errstate(all="ignore"):  # too large for the dtype
         cast = np.real(integers.astype(dtype)).astype(integers.dtype)
     return bool(np.array_equal(cast, integers))
 
 
-def _other_dtype(name: str, found: str, expected: str, place: int) -> MisfitError:
+def _wrong_dtype(name: str, found: str, expected: str) -> MisfitError:
     return MisfitError(
         f"field {name!r} holds {found} where {expected} is expected",
         "give all values one dtype, or say with spec= what they hold",
-        place=place,
     )
 
 
-def _other_shape(
-    name: str, shape: Shape, other: Shape, place: int, *, first: bool = False
+def _wrong_shape(
+    name: str, shape: Shape, expected: Shape, position: int, *, from_spec: bool = False
 ) -> MisfitError:
-    beside = f"{other} as in the first record, or in spec=" if first else f"{other}"
-    also = ", or collate it with 'pad'" if len(shape) == len(other) else ""
-    images = ", as DecodeImage(size=(height, width)) does" if len(shape) == len(other) == 3 else ""
+    source = " as in the first record, or in spec=" if from_spec else ""
+    same_axes = len(shape) == len(expected)
+    pad = ", or collate it with 'pad'" if same_axes else ""
+    resize = ", as DecodeImage(size=(height, width)) does" if same_axes and len(shape) == 3 else ""
     return MisfitError(
-        f"field {name!r} has shape {shape} beside {beside}",
-        f"make them equal in decode{images}{also}",
-        place=place,
+        f"field {name!r} has shape {shape} beside {expected}{source}",
+        f"make them equal in decode{resize}{pad}",
+        position,
     )
 
 
@@ -371,23 +384,22 @@ def _arrays(
 
     None becomes zeros, with length 0 in the free axes.
     """
-    given = {n: _fitting(name, each, field, n) for n, each in enumerate(values) if each is not None}
-    first = next(iter(given), -1)
-    wanted = field.shape[free:]
-    shape = given[first].shape[free:] if given else least(wanted)
-    axes = len(field.shape)
-    for place, array in given.items():
-        found = array.shape
-        if len(found) != axes:
-            raise _other_shape(name, found, field.shape, place, first=True)
-        if found[free:] != shape:
-            raise _other_shape(name, found, (None,) * free + shape, place)
-    if any(known not in (None, size) for size, known in zip(shape, wanted, strict=True)):
-        raise _other_shape(name, given[first].shape, (None,) * free + wanted, first, first=True)
-    if len(given) == len(values):
-        return [*given.values()], shape
+    arrays = _convert(lambda value: _fitting(name, value, field), values)
+    first = next(iter(arrays), -1)
+    expected, any_length = field.shape[free:], (None,) * free
+    shape = arrays[first].shape[free:] if arrays else smallest_shape(expected)
+    for position, array in arrays.items():
+        if array.ndim != len(field.shape):
+            raise _wrong_shape(name, array.shape, field.shape, position, from_spec=True)
+        if array.shape[free:] != shape:
+            raise _wrong_shape(name, array.shape, any_length + shape, position)
+    if not _matches(shape, expected):
+        found = arrays[first].shape
+        raise _wrong_shape(name, found, any_length + expected, first, from_spec=True)
+    if len(arrays) == len(values):
+        return [*arrays.values()], shape
     nothing = np.zeros((0,) * free + shape, field.dtype)
-    return [given.get(place, nothing) for place in range(len(values))], shape
+    return [arrays.get(position, nothing) for position in range(len(values))], shape
 
 
 def _pad(
@@ -400,7 +412,7 @@ def _pad(
     longest = shapes.max(axis=0, initial=0)
     longest[:1] += -longest[:1] % multiple
     out = empty((len(arrays), *longest.tolist()), dtype_of(field))
-    out[...] = _fitting(f"Pad of {name}", value, field, 0)
+    out[...] = _fitting(f"Pad of {name}", value, field)
     for padded, array in zip(out, arrays, strict=True):
         padded[tuple(slice(size) for size in array.shape)] = array
     if axes == 1:
@@ -409,8 +421,8 @@ def _pad(
 
 
 def _ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Ragged:
-    arrays, rest = _arrays(name, values, field, 1)
+    arrays, shape = _arrays(name, values, field, 1)
     lengths = np.array([len(array) for array in arrays], np.int64)
-    joined = empty((int(lengths.sum()), *rest), dtype_of(field))
+    joined = empty((int(lengths.sum()), *shape), dtype_of(field))
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
     return Ragged(joined, lengths)

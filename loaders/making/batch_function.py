@@ -23,7 +23,7 @@ from twinfeed.loaders.feed.collate import (
     array_of,
     collate,
     mode_of,
-    pieces,
+    ragged_rows,
     spec_of,
 )
 from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
@@ -36,11 +36,11 @@ Make = Callable[[Request], Batch]
 
 
 class BatchFunction:
-    """Call the function of a feed on the batches of requests; each is as the first batch.
+    """The `batch_transform` of a feed, whose results must have the fields of the first batch's.
 
     Raises:
-        DecodeError: the function failed, returned what is no batch of as many rows, or another
-            batch than the first.
+        DecodeError: the function failed, or returned other fields, dtypes, shapes or another number
+            of rows.
         ValueError: repeated calls on the first batch give two results.
     """
 
@@ -55,7 +55,7 @@ class BatchFunction:
         def call(request: Request) -> dict[str, Any]:
             rows = copy.deepcopy(batch) if request is first else make(request)
             rows.pop("mask", None)
-            return self._called(rows, request)
+            return self._call(rows, request)
 
         values = call_repeatedly(
             "batch_transform", call, first, other, times=3, input_name="one batch"
@@ -73,27 +73,27 @@ class BatchFunction:
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return what the batch of a request will hold; `batch` has the rows without padding."""
-        held = request.ids >= 0
-        values = self._called(batch, request) if held.any() else dict.fromkeys(self.spec, ())
-        with _named(request):
-            fields = collate(values, self.spec, how=self.how, held=None if held.all() else held)
+        real = request.ids >= 0
+        values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
+        with _errors_name(request):
+            fields = collate(values, self.spec, how=self.how, real=None if real.all() else real)
         return {"id": request.ids, **fields}
 
-    def _called(self, batch: Batch, request: Request) -> dict[str, Any]:
-        """Return the rows of what the function makes of a batch, without the ids."""
+    def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
+        """Call the function on a batch; return the rows of each field, without the ids."""
         ids = read_only(batch["id"])
-        with _named(request):
-            made = self._function({**batch, "id": ids}, self._seed(request.epoch, request.step))
-            if not isinstance(made, Mapping):
-                raise TypeError(f"it must return a dict of fields, got a {type(made).__name__}")
-            if not np.array_equal(made.get("id", ids), ids):
+        with _errors_name(request):
+            result = self._function({**batch, "id": ids}, self._seed(request.epoch, request.step))
+            if not isinstance(result, Mapping):
+                raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
+            if not np.array_equal(result.get("id", ids), ids):
                 raise ValueError("it gave 'id' another value: rename it")
-            return {name: _rows(name, made[name], len(ids)) for name in made if name != "id"}
+            return {name: _rows(name, result[name], len(ids)) for name in result if name != "id"}
 
 
 @contextmanager
-def _named(request: Request) -> Iterator[None]:
-    """Raise DecodeError, with the step, for whatever goes wrong."""
+def _errors_name(request: Request) -> Iterator[None]:
+    """Raise DecodeError, with the epoch and the step, for any error in the block."""
     try:
         yield
     except Exception as error:
@@ -110,9 +110,9 @@ def _named(request: Request) -> Iterator[None]:
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
     """Return the rows of a value of a batch: an array, or a list of strings or of ragged arrays."""
     if isinstance(value, Ragged):
-        value = pieces(name, value)
-    elif not isinstance(value, list) or not any(isinstance(one, (bytes, str)) for one in value):
-        value = np.ascontiguousarray(array_of(name, value, 0))  # torch has no negative steps
+        value = ragged_rows(name, value)
+    elif not isinstance(value, list) or not any(isinstance(row, (bytes, str)) for row in value):
+        value = np.ascontiguousarray(array_of(name, value))  # torch has no negative steps
     if len(value) != count:
         raise ValueError(f"field {name!r} must have a row for each of {count} samples")
     return value  # type: ignore[no-any-return]

@@ -51,7 +51,7 @@ class Batcher(Closing):
         self._side = dict(feed.side)
         self._how = check_collate(feed.collate)
         self._empty = empty
-        self._masked = feed.sampler.traits.padded
+        self._padded = feed.sampler.traits.padded
         self._size = max(1, feed.sampler.batch_size)
         self._steps = max(1, len(feed.sampler))
         self._stored = stored_fields(feed)
@@ -63,39 +63,44 @@ class Batcher(Closing):
         Raises:
             LoaderError: an error of reading, or DecodeError. Each names the record.
         """
-        held = request.ids >= 0 if self._masked else None
-        kept = request if held is None else request.where(held)
-        joined = self.samples.joined(kept)
+        real = request.ids >= 0 if self._padded else None
+        without_padding = request if real is None else request.where(real)
+        joined = self.samples.joined(without_padding)
         try:
             with ExitStack() as stack:
                 step = request.epoch * self._steps + request.step
                 block = ReadStep(self._reader, step, self._plan)
                 self.meter.timed("reading", stack.enter_context, block)
-                values = self.samples.values(kept, joined)
+                values = self.samples.values(without_padding, joined)
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        whole = request if self._function is None else kept
-        batch = self.meter.timed("collating", self._collated, whole, kept, joined, values)
+        rows = request if self._function is None else without_padding
+        batch = self.meter.timed("collating", self._collate, rows, without_padding, joined, values)
         if self._function is not None:
             batch = self.meter.timed("transforming", self._function, batch, request)
-        if held is not None:
-            batch["mask"] = held
+        if real is not None:
+            batch["mask"] = real
         self.meter.made(request.step, max(1, -(-len(request.ids) // self._size)))
         return batch
 
-    def _collated(
-        self, request: Request, kept: Request, joined: dict[str, Array], values: Values
+    def _collate(
+        self,
+        request: Request,
+        without_padding: Request,
+        joined: dict[str, Array],
+        values: Values,
     ) -> Batch:
-        if not len(kept.ids):  # no values tell the fields
+        """Make the batch of a request, whose joined rows and values are without padding."""
+        if not len(without_padding.ids):  # then `values` does not have the fields
             values = dict.fromkeys(self.spec, ())
-        held = None if kept is request else request.ids >= 0
-        if held is not None:
-            joined = {name: _padded(rows, held) for name, rows in joined.items()}
+        real = None if without_padding is request else request.ids >= 0
+        if real is not None:
+            joined = {name: _padded(rows, real) for name, rows in joined.items()}
         try:
-            fields = collate(values, self.spec, how=self._how, held=held, empty=self._empty)
+            fields = collate(values, self.spec, how=self._how, real=real, empty=self._empty)
         except MisfitError as error:
-            where = self._index.describe(request.records[error.place])
+            where = self._index.describe(request.records[error.position])
             raise DecodeError(f"{where}: {error}") from error
         return {"id": request.ids, **joined, **fields}
 
@@ -144,8 +149,8 @@ class Batcher(Closing):
             self._reader.close()
 
 
-def _padded(rows: Array, held: npt.NDArray[np.bool_]) -> Array:
-    """Return `rows` at the places without padding, and zeros at the others."""
-    padded = np.zeros((len(held), *rows.shape[1:]), rows.dtype)
-    padded[held] = rows
+def _padded(rows: Array, real: npt.NDArray[np.bool_]) -> Array:
+    """Return the rows of the real samples, with zeros for padding."""
+    padded = np.zeros((len(real), *rows.shape[1:]), rows.dtype)
+    padded[real] = rows
     return padded

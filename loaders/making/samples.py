@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.collate import Empty, FieldSpec, aligned, dtype_of, least, mode_of
+from twinfeed.loaders.feed.collate import (
+    Empty,
+    FieldSpec,
+    aligned,
+    dtype_of,
+    mode_of,
+    smallest_shape,
+)
 from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, check_free
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
@@ -183,7 +190,7 @@ class Samples:
         """Decode into the rows of the batch's own arrays: no copy, no memory for single images."""
         decode: Any = self.decode
         arrays = {
-            name: self._empty((len(records), *least(field.shape)), dtype_of(field))
+            name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
             for name, field in self._slots.items()
         }
         slots = samples_of(arrays)

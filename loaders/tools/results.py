@@ -14,7 +14,7 @@ from typing import Any, BinaryIO, SupportsIndex
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.collate import Ragged, pieces
+from twinfeed.loaders.feed.collate import Ragged, keeps_integers, ragged_rows
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support import checks
@@ -226,7 +226,7 @@ def _keeps(old: Array, new: Array) -> bool:
     if "O" in (old.dtype.kind, new.dtype.kind):
         return _kind(old) == _kind(new)
     if old.dtype.kind in "iu" and new.dtype.kind in "fc":
-        return max(-int(old.min(initial=0)), int(old.max(initial=0))) <= 1 << 53
+        return keeps_integers(old, new.dtype)
     return old.dtype.kind == new.dtype.kind or new.dtype.kind in "iufc"
 
 
@@ -251,7 +251,7 @@ def _column(name: str, value: Any) -> Array:
         value = of_tensorflow(of_torch(value))
     if isinstance(value, Ragged):
         whole = Ragged(np.array(_array(name, value.values)), _array(name, value.lengths))
-        rows = pieces(name, whole)
+        rows = ragged_rows(name, whole)
     elif isinstance(value, (list, tuple)) and any(getattr(row, "ndim", 0) for row in value):
         rows = [np.array(_array(name, row)) for row in value]
     else:

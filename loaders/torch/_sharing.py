@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
-from twinfeed.loaders.feed.collate import dtype_of, is_string, least, mode_of
+from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
@@ -65,7 +65,9 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
         fixed = None not in field.shape and mode_of(feed.collate, name) == "stack"
         if not fixed:
             tensors += 2  # lengths, offsets or shapes beside it
-        elif prod(least(field.shape)) * dtype_of(field).itemsize * size > MAX_BYTES_BY_VALUE:
+        elif (
+            prod(smallest_shape(field.shape)) * dtype_of(field).itemsize * size > MAX_BYTES_BY_VALUE
+        ):
             tensors += 1
     for rows in (*feed.index.columns.values(), *feed.side.values()):
         tensors += prod(rows.shape[1:]) * rows.dtype.itemsize * size > MAX_BYTES_BY_VALUE

@@ -151,7 +151,7 @@ def test_a_value_that_would_lose_by_a_cast_is_refused(
 ) -> None:
     with pytest.raises(MisfitError, match=f"field 'x' holds {found}.* is expected") as caught:
         collate({"x": [first, None, later]}, spec_of({"x": first}), how=how)
-    assert caught.value.place == 2
+    assert caught.value.position == 2
 
 
 FIT: list[tuple[Any, Any]] = [
@@ -205,7 +205,7 @@ def test_lists_of_strings_are_ragged(values: list[Any], text: bool) -> None:
 def test_a_list_of_texts_holds_texts(wrong: Any) -> None:
     with pytest.raises(MisfitError, match="field 'x' holds ") as caught:
         collate({"x": [["a"], wrong]}, spec_of({"x": ["a"]}, "ragged"), how="ragged")
-    assert caught.value.place == 1
+    assert caught.value.position == 1
 
 
 def test_large_arrays_begin_where_tensorflow_takes_them_uncopied() -> None:
