@@ -144,17 +144,17 @@ def check_names(
 ) -> None:
     """Raise ValueError for a name that the batch or the transform uses for something else."""
     check_free(what, names, beside, f"the name of a side table: {advice}")
-    taken, whose = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
+    taken, owner = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
     taken = ("mask", *taken) if feed.sampler.traits.padded else taken
-    use = f"a name that the loader itself gives to every {whose}: {advice}"
+    use = f"a name that the loader itself gives to every {owner}: {advice}"
     check_free(what, names, taken, use)
 
 
 def check_free(what: str, names: Iterable[str], taken: Iterable[str], use: str, /) -> None:
-    """Raise ValueError if a name is among those that are taken, with their `use`."""
-    both = set(names).intersection(taken)
-    if both:
-        raise ValueError(f"{what} {min(both)!r} has {use}")
+    """Raise ValueError if a name of `what` is taken; `use` says what for, and what to do."""
+    duplicates = set(names).intersection(taken)
+    if duplicates:
+        raise ValueError(f"{what} {min(duplicates)!r} has {use}")
 
 
 def stored_fields(feed: FeedConfig, /) -> list[str]:
@@ -164,10 +164,10 @@ def stored_fields(feed: FeedConfig, /) -> list[str]:
 
 def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /) -> None:
     """Raise KeyError for fields that the index, or the sample for decode, does not have."""
-    known, columns = list(index.fields), list(index.columns)
+    stored, columns = list(index.fields), list(index.columns)
     for name in fields:
-        if name not in known and name not in columns:
-            raise KeyError(f"no field {name!r}: the fields are {known}, the columns {columns}")
+        if name not in stored and name not in columns:
+            raise KeyError(f"no field {name!r}: the fields are {stored}, the columns {columns}")
     for name in getattr(decode, "reads", ()):
         if name not in fields:
             raise KeyError(
@@ -193,18 +193,20 @@ def check_fit(index: Source, sampler: BatchStream, /) -> None:
 
 def check_spec(argument: str, spec: Mapping[str, FieldSpec] | None, /) -> dict[str, FieldSpec]:
     """Return the specs of fields; raise TypeError unless each is a shape and a dtype."""
-    return {name: _field(name, field) for name, field in checks.mapping(argument, spec).items()}
+    return {
+        name: _field_spec(name, field) for name, field in checks.mapping(argument, spec).items()
+    }
 
 
-def _field(name: str, given: object) -> FieldSpec:
+def _field_spec(name: str, spec: object) -> FieldSpec:
     """Return the spec of a field; raise TypeError unless it is a shape and a dtype."""
     try:
-        shape, wanted = cast(tuple[Any, Any], given)
-        dtype = None if wanted is None or wanted is bytes else np.dtype(wanted)
+        shape, dtype = cast(tuple[Any, Any], spec)
+        dtype = None if dtype is None or dtype is bytes else np.dtype(dtype)
         return FieldSpec(tuple(shape), dtype)
     except (TypeError, ValueError) as error:
         example = "FieldSpec((224, 224, 3), np.uint8)"
-        raise TypeError(f"spec of {name!r} must be as in {example}, got {given!r}") from error
+        raise TypeError(f"spec of {name!r} must be as in {example}, got {spec!r}") from error
 
 
 def _is_class(function: object) -> bool:

@@ -15,6 +15,7 @@ from twinfeed.samplers import validate
 MissingValues = Literal["error", "late"] | Mapping[str, Any]
 
 _NUMBERS = {"float_list": np.float32, "int64_list": np.int64}
+_EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 
 
 def check_missing(
@@ -34,26 +35,26 @@ def check_missing(
             raise ValueError(
                 f"missing names {sorted(unknown)}, the index has the fields {list(index.fields)}"
             )
-        given = {name: _value(index, name, value) for name, value in missing.items()}
-        values = {name: value for name, value in given.items() if name in fields}
+        stored = {name: _stored_value(index, name, value) for name, value in missing.items()}
+        values = {name: value for name, value in stored.items() if name in fields}
     elif validate.choice("missing, unless a dict,", missing, ("error", "late")) == "late":
         return values
-    stored = set(fields) & {*index.fields} - index.columns.keys() - values.keys()
-    counts = _lacking(index)
-    lacked = {name: counts[name] for name in sorted(stored) if counts.get(name)}
-    if lacked:
-        each = ", ".join(f"{name!r} ({n:,} of {len(index):,})" for name, n in lacked.items())
-        kept = [name for name in fields if name not in lacked]
-        empty = ", ".join(f"{name!r}: {_empty(index, name)}" for name in lacked)
+    counts = _missing_counts(index)
+    without_value = set(fields) & {*index.fields} - index.columns.keys() - values.keys()
+    incomplete = {name: counts[name] for name in sorted(without_value) if counts.get(name)}
+    if incomplete:
+        names = ", ".join(f"{name!r} ({n:,} of {len(index):,})" for name, n in incomplete.items())
+        complete = [name for name in fields if name not in incomplete]
+        empty = ", ".join(f"{name!r}: {_empty(index, name)}" for name in incomplete)
         lack = "lack" if isinstance(index, Index) else "have a null, or a null within a list, in"
         raise ValueError(
-            f"records {lack} the field {each}: read the others, fields={kept}; or give it a value, "
-            f"missing={{{empty}}}; or, if the sampler draws no such record, missing='late'"
+            f"records {lack} the field {names}: read the others, fields={complete}; or give it a "
+            f"value, missing={{{empty}}}; or, if the sampler draws no such record, missing='late'"
         )
     return values
 
 
-def _lacking(index: Source) -> Mapping[str, int]:
+def _missing_counts(index: Source) -> Mapping[str, int]:
     """Return how many records lack each field, as far as is known."""
     if not isinstance(index, Index):
         return index.lacking if isinstance(index, DatasetSource) else {}
@@ -68,7 +69,7 @@ def _empty(index: Source, name: str) -> str:
     return "b''" if index.fields[name].kind == "bytes" else "[]"
 
 
-def _value(index: Source, name: str, value: Any) -> Any:
+def _stored_value(index: Source, name: str, value: Any) -> Any:
     """Return the value of a field as the source's reader would return it."""
     if value is None:
         raise TypeError(f"missing must have a value for the field {name!r}, got None")
@@ -77,13 +78,12 @@ def _value(index: Source, name: str, value: Any) -> Any:
     kind = index.fields[name].kind if name in index.fields else "bytes"
     if kind in _NUMBERS:
         array = np.asarray(value)
-        if array.ndim == 1 and (not array.size or array.dtype.kind in "biuf"):
+        castable = np.can_cast(array.dtype, _NUMBERS[kind], "same_kind")
+        if array.ndim == 1 and (castable or not array.size):
             return array.astype(_NUMBERS[kind])
     elif kind == "bytes" and isinstance(value, (bytes, str)):
         return value.encode() if isinstance(value, str) else value
     elif kind == "bytes_list" and isinstance(value, (list, tuple)):
         return list(value)
-    what = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}.get(
-        kind, "a list of numbers"
-    )
-    raise TypeError(f"missing must have {what} for the field {name!r}, got {value!r}")
+    expected = _EXPECTED.get(kind, "a list of numbers")
+    raise TypeError(f"missing must have {expected} for the field {name!r}, got {value!r}")

@@ -1,4 +1,4 @@
-"""What a worker makes a batch of: the ids of one step, and the record, view and seed of each id."""
+"""The request of a batch: the ids of one step, and the record, view and seed of each id."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Request(NamedTuple):
         """
         if ids is None:
             ids = sampler.batch(epoch, step)
-        drawn = sampler.seeds(epoch, step) if seeds else None
-        return cls(epoch, step, ids, sampler.records(ids), sampler.views(ids), drawn)
+        values = sampler.seeds(epoch, step) if seeds else None
+        return cls(epoch, step, ids, sampler.records(ids), sampler.views(ids), values)
 
     @classmethod
     def plain(cls, records: Int64s, seeds: npt.NDArray[np.uint64] | None = None, /) -> Request:
@@ -75,15 +75,15 @@ class Request(NamedTuple):
             seeds = np.zeros(len(records), np.uint64)
         return cls(0, 0, records, records, np.zeros_like(records), seeds)
 
-    def where(self, kept: npt.NDArray[np.bool_], /) -> Request:
-        """Leave out the samples where `kept` (bool[batch]) is False."""
-        if kept.all():
+    def where(self, mask: npt.NDArray[np.bool_], /) -> Request:
+        """Return the request of the samples where `mask` (bool[batch]) is True."""
+        if mask.all():
             return self
         return self._replace(
-            ids=self.ids[kept],
-            records=self.records[kept],
-            views=self.views[kept],
-            seeds=None if self.seeds is None else self.seeds[kept],
+            ids=self.ids[mask],
+            records=self.records[mask],
+            views=self.views[mask],
+            seeds=None if self.seeds is None else self.seeds[mask],
         )
 
 
@@ -101,11 +101,11 @@ def requests(
     sampler.batches(epoch, start, start)  # raises outside the epochs and the steps
     for first, stop in growing_ranges(start, len(sampler), STEPS):
         batches = schedule.batches(epoch, first, stop)
-        together = np.concatenate(batches)
-        records, views = sampler.records(together), sampler.views(together)
+        all_ids = np.concatenate(batches)
+        records, views = sampler.records(all_ids), sampler.views(all_ids)
         end = 0
-        for step, drawn in enumerate(batches, first):
-            begin, end = end, end + len(drawn)
-            ids = together[begin:end].copy()  # a training may change its batch
-            numbers = sampler.seeds(epoch, step) if seeds else None
-            yield Request(epoch, step, ids, records[begin:end], views[begin:end], numbers)
+        for step, batch in enumerate(batches, first):
+            start, end = end, end + len(batch)
+            ids = all_ids[start:end].copy()  # a training may change its batch
+            values = sampler.seeds(epoch, step) if seeds else None
+            yield Request(epoch, step, ids, records[start:end], views[start:end], values)

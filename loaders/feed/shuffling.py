@@ -62,22 +62,24 @@ def shuffled(
     check_index(index)
     memory = validate.integer("memory", memory, minimum=1)
     sections = validate.integer("sections", sections, minimum=1)
-    each = max(1.0, record_bytes(index))
-    lengths, part = index.shard_lengths, None
+    nbytes = max(1.0, record_bytes(index))  # of a record
+    lengths, subset = index.shard_lengths, None
     if records is not None:
-        part = np.sort(checks.check_ids(records, len(index)))
-        lengths = np.diff(part.searchsorted(np.cumsum(lengths)), prepend=0)
+        subset = np.sort(checks.check_ids(records, len(index)))
+        lengths = np.diff(subset.searchsorted(np.cumsum(lengths)), prepend=0)
     block = block_of(index, int(lengths.sum()))
-    window = min(_LANES, int(memory / (block * each)))
+    window = min(_LANES, int(memory / (block * nbytes)))
     window = max(window, sections) // sections * sections
-    least = int(block * sections * each)
-    if memory < least and block > 1:
-        raise ValueError(f"memory must be at least a block for each section, {least}, got {memory}")
-    held, allowed = int(block * window * each), system.memory()
-    if held > allowed / 10:
+    minimum = int(block * sections * nbytes)
+    if memory < minimum and block > 1:
+        problem = f"memory must be at least a block for each section, {minimum}, got {memory}"
+        raise ValueError(problem)
+    open_bytes, allowed = int(block * window * nbytes), system.memory()
+    if open_bytes > allowed / 10:
         warnings.warn(
-            f"the open blocks take {held >> 20} MiB, more than a tenth of the {allowed >> 20} MiB "
-            f"that this process may use: give shuffled() less memory (which is another stream)",
+            f"the open blocks take {open_bytes >> 20} MiB, more than a tenth of the "
+            f"{allowed >> 20} MiB that this process may use: give shuffled() less memory (which is "
+            f"another stream)",
             stacklevel=3,
         )
     order = ShardShuffleSampler(
@@ -88,10 +90,10 @@ def shuffled(
         sections=sections,
         order_within=order_within,
     )
-    return order if part is None else SubsetSampler(part, of=len(index), order=order)
+    return order if subset is None else SubsetSampler(subset, of=len(index), order=order)
 
 
 def block_of(index: Index, records: int, /) -> int:
-    """Return how many records a block has if `shuffled` shuffles this many records."""
-    most = min(_BLOCK / max(1.0, record_bytes(index)), records / _LANES)
-    return 1 << max(0, int(most).bit_length() - 1)
+    """Return the records of a block if `shuffled` shuffles this many records: a power of two."""
+    limit = min(_BLOCK / max(1.0, record_bytes(index)), records / _LANES)
+    return 1 << max(0, int(limit).bit_length() - 1)

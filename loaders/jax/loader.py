@@ -86,7 +86,7 @@ class JaxLoader(MakingLoader[B]):
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
         if self._parts > 1:
             self._check_lengths()
-        return self._ahead(self._made(epoch, start, self._to_devices))
+        return self._prefetched(self._batches(epoch, start, self._to_devices))
 
     def _check_lengths(self) -> None:
         """Raise ValueError for a field that each process would pad to another length."""

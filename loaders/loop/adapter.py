@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from typing import Any
 
-from twinfeed.loaders.loop.loader import Loader, fields_named
+from twinfeed.loaders.loop.loader import Loader, explain_key_error
 
 
 class Adapter:
@@ -20,23 +20,23 @@ class Adapter:
         self.loader = loader
 
     def batches(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield `arrange(batch)` of the batches of a pass, of which only the last is counted."""
+        """Yield `arrange(batch)` of each batch of a pass; after the last, the position moves."""
         loader = self.loader
         loader._end()
         pass_start = loader.external_passes.start()
         epoch, step, _ = pass_start
-        loader.meter.begin(step)
-        running, remaining = loader._begin(epoch, step), len(loader) - step
+        loader.meter.start(step)
+        running, num_batches = loader._begin(epoch, step), len(loader) - step
         numbers = count(1)
 
         def received() -> bool:
-            last: bool = next(numbers) == remaining
-            if last:
+            is_last: bool = next(numbers) == num_batches
+            if is_last:
                 loader.external_passes.finished(pass_start)
-            return last
+            return is_last
 
-        for batch in loader._deliver(running, received, batches=remaining):
-            with fields_named(batch):
+        for batch in loader._deliver(running, received, batches=num_batches):
+            with explain_key_error(batch):
                 arranged = arrange(batch)
             yield arranged
 

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from twinfeed.loaders.feed.collate import Empty, aligned
 from twinfeed.loaders.feed.config import Batch
-from twinfeed.loaders.feed.request import requests
+from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import resolve_prefetch
@@ -52,27 +52,28 @@ class FeedLoader(Loader[B]):
         # The sampler comes first: if the numbers of records differ, its error names the difference.
         super()._check_state(state)
         self._check_records(state.get("records"))
-        ours = self.feed.sampler.world_size
-        theirs = state.get("ranks", ours)  # a state has it from a loader with batch_transform
-        if self.feed.batch_transform is not None and theirs != ours:
+        ranks = self.feed.sampler.world_size
+        state_ranks = state.get("ranks", ranks)  # of a loader with batch_transform
+        if self.feed.batch_transform is not None and state_ranks != ranks:
             warnings.warn(
-                f"the state is of {theirs} ranks, the loader of {ours}: batch_transform sees the "
-                f"batch of one rank, so its results are others than in the run before",
+                f"the state is of {state_ranks} ranks, the loader of {ranks}: batch_transform sees "
+                f"the batch of one rank, so its results are others than in the run before",
                 stacklevel=3,
             )
 
-    def _check_records(self, theirs: Any) -> None:
+    def _check_records(self, state: Any) -> None:
         """Compare the digests of a state's records with those of the feed's records."""
         compared = False
-        for kind, ours in _contents(self.feed.index).items():
-            known = theirs.get(kind) if isinstance(theirs, Mapping) else None
-            known = known if isinstance(known, Mapping) else {}
-            for name in sorted(ours.keys() & known):
+        for kind, digests in _contents(self.feed.index).items():
+            state_digests = state.get(kind) if isinstance(state, Mapping) else None
+            state_digests = state_digests if isinstance(state_digests, Mapping) else {}
+            for name in sorted(digests.keys() & state_digests):
                 compared = True
-                if ours[name] != known[name]:
+                if digests[name] != state_digests[name]:
                     raise StateMismatchError(
-                        f"the state is of other records: {name!r} has the digest {known[name]!r} "
-                        f"in the state, {ours[name]!r} in {self.feed.index!r}"
+                        f"the state is of other records: {name!r} has the digest "
+                        f"{state_digests[name]!r} in the state, {digests[name]!r} in "
+                        f"{self.feed.index!r}"
                     )
         if not compared:
             warnings.warn(
@@ -98,24 +99,32 @@ class MakingLoader(FeedLoader[B]):
         super().__init__(feed, checksums=checksums, readahead=readahead)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
 
-    def _made(
-        self, epoch: int, start: int, then: Callable[[Batch], T], *, empty: Empty = aligned
+    def _batches(
+        self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Empty = aligned
     ) -> Generator[T, None, None]:
-        """Yield `then(batch)` of each batch of the rest of an epoch, in order."""
+        """Yield `convert(batch)` of each batch of an epoch from step `start` on, in order."""
         feed, reader, meter = self.feed, self.reader, self.meter
         schedule = self.schedules[feed.sampler]
-        # Each thread makes whole batches, unless these come in turn from a cache of decoded images.
-        in_turn = feed.sampler.traits.max_cached is not None
-        shared, whole = (self.threads, 0) if in_turn else (0, self.threads)
-        own = compile_feed(feed)
-        with Batcher(own, reader=reader, threads=shared, meter=meter, empty=empty) as batcher:
+        # Each thread makes whole batches, unless a cache of decoded images needs them in order.
+        cached = feed.sampler.traits.max_cached is not None
+        decode_threads, batch_threads = (self.threads, 0) if cached else (0, self.threads)
+        compiled = compile_feed(feed)
+        with Batcher(
+            compiled, reader=reader, threads=decode_threads, meter=meter, empty=empty
+        ) as batcher:
             batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
-            coming = requests(schedule, epoch, start, seeds=feed.seeded)
-            with closing(in_order(lambda one: then(batcher(one)), coming, threads=whole)) as made:
-                yield from made
+            epoch_requests = requests(schedule, epoch, start, seeds=feed.seeded)
 
-    def _ahead(self, batches: Generator[T, None, None]) -> Prefetcher[T] | Generator[T, None, None]:
-        """Return the batches made ahead of the loop, on a thread, if the loader has a thread."""
+            def make(request: Request) -> T:
+                return convert(batcher(request))
+
+            with closing(in_order(make, epoch_requests, threads=batch_threads)) as batches:
+                yield from batches
+
+    def _prefetched(
+        self, batches: Generator[T, None, None]
+    ) -> Prefetcher[T] | Generator[T, None, None]:
+        """Return the batches, made ahead of the loop on a thread if the loader prefetches."""
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
 
 
@@ -125,7 +134,7 @@ def _contents(index: Source) -> dict[str, dict[str, str]]:
     A name may be a field in one container and a column in another: a tar holds numbers as text. A
     field and a column are not compared.
     """
-    found: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
+    digests: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
     for name, digest in index.digests.items():
-        found["columns" if name in index.columns else "fields"][name] = digest
-    return found
+        digests["columns" if name in index.columns else "fields"][name] = digest
+    return digests

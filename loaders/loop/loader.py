@@ -61,8 +61,8 @@ else:
 
 
 @contextmanager
-def fields_named(batch: Any) -> Iterator[None]:
-    """A batch whose KeyError names the fields that there are."""
+def explain_key_error(batch: Any) -> Iterator[None]:
+    """Add the names of a batch's fields to a KeyError of the block."""
     try:
         yield
     except KeyError as error:
@@ -128,15 +128,15 @@ class Loader(Closing, Generic[B]):
     def __copy__(self) -> Self:
         """Share what never changes: two loaders cannot share a position or a pass."""
         shared = [attrgetter(name)(self) for name in self._shared]
-        return deepcopy(self, {id(one): one for one in shared})
+        return deepcopy(self, {id(value): value for value in shared})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         _LOADERS.add(self)
-        self._keep_place()
+        self._keep_position()
 
-    def _keep_place(self) -> None:
-        """Begin the next pass at the loader's position, in an evaluation too."""
+    def _keep_position(self) -> None:
+        """Make the next pass start at the loader's position, in an evaluation too."""
         if self._cursor.step:
             self._cursor.load_state_dict(self._cursor.state_dict())
 
@@ -146,7 +146,7 @@ class Loader(Closing, Generic[B]):
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
         for name in self._unshared:
             vars(self).pop(name, None)
-        self._keep_place()
+        self._keep_position()
         self.meter = Meter()  # a thread of the parent may hold the old lock
 
     @abstractmethod
@@ -165,22 +165,22 @@ class Loader(Closing, Generic[B]):
     def __iter__(self) -> Iterator[B]:
         self._stop()
         epoch, start = self._cursor.start_pass()
-        self.meter.begin(start)
+        self.meter.start(start)
         running = self._begin(epoch, start)
         yield from self._deliver(running, self._received, batches=len(self) - start)
 
     def _deliver(
         self, running: Pass, received: Callable[[], bool], *, batches: int | None = None
     ) -> Iterator[Any]:
-        """Yield the batches of a pass. `received` counts a batch, and says if its epoch ends."""
+        """Yield the batches of a pass. `received` counts a batch, and returns if its epoch ends."""
         warn_unsharded(self._sampler)
         self._running = running
         try:
             for batch in self._timed(running, batches):
-                last = received()
+                is_last = received()
                 yield batch
                 if self._running is not running:
-                    if last:
+                    if is_last:
                         return
                     raise RuntimeError(OTHER_PASS)
         finally:
@@ -188,9 +188,13 @@ class Loader(Closing, Generic[B]):
                 self._end()
 
     def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
-        """Yield the batches of a pass (all, or exactly `batches`), and note the time of waiting."""
+        """Yield the batches of a pass, and measure how long the loop waits for each.
+
+        Raises RuntimeError if something else has ended the pass, also where it has fewer batches
+        than `batches`.
+        """
         for _ in count() if batches is None else range(batches):
-            asked = perf_counter_ns()
+            requested = perf_counter_ns()
             try:
                 batch = next(running, _END)
                 ended = batch is _END and batches is not None
@@ -203,7 +207,7 @@ class Loader(Closing, Generic[B]):
                 raise RuntimeError(OTHER_PASS)
             if batch is _END:
                 return
-            self.meter.received(asked)
+            self.meter.received(requested)
             yield batch
 
     def report(self) -> PassReport:
@@ -245,28 +249,28 @@ class Loader(Closing, Generic[B]):
         rest of an epoch that the loop has begun is left out.
         """
         self._stop()
-        before, step = self.epoch, self.step
+        previous_epoch, step = self.epoch, self.step
         self._cursor.set_epoch(epoch)
         if not self._sampler.evaluation:
-            self._warn_of_jump(before, step)
+            self._warn_of_jump(previous_epoch, step)
 
-    def _warn_of_jump(self, before: int, step: int) -> None:
-        """Warn if `set_epoch` left a position in an epoch that the loop had begun."""
-        said = ""
+    def _warn_of_jump(self, previous_epoch: int, step: int) -> None:
+        """Warn once if `set_epoch` repeats an epoch, or leaves out the rest of one."""
+        problem = ""
         if self.epoch in self._epochs and self.step == 0:
-            said = (
+            problem = (
                 f"epoch {self.epoch} begins again by set_epoch, so the same batches come again: "
                 f"give each training a loader of its own"
             )
-        elif before in self._epochs and step and self.epoch != before:
-            said = (
-                f"{len(self) - step} of {len(self)} batches of epoch {before} do not come, as "
-                f"set_epoch began epoch {self.epoch}: for epochs of {step} batches set "
+        elif previous_epoch in self._epochs and step and self.epoch != previous_epoch:
+            problem = (
+                f"{len(self) - step} of {len(self)} batches of epoch {previous_epoch} do not come, "
+                f"as set_epoch began epoch {self.epoch}: for epochs of {step} batches set "
                 f"batches_per_epoch={step} of the sampler"
             )
-        if said and not self._warned:
+        if problem and not self._warned:
             self._warned = True
-            warnings.warn(said, stacklevel=3)
+            warnings.warn(problem, stacklevel=3)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, with the stream and the records: a small dict that JSON can hold.

@@ -39,4 +39,4 @@ class NumpyLoader(MakingLoader[B]):
     """
 
     def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
-        return self._ahead(self._made(epoch, start, dict))
+        return self._prefetched(self._batches(epoch, start, dict))

@@ -81,7 +81,7 @@ class Batcher(Closing):
             batch = self.meter.timed("transforming", self._function, batch, request)
         if real is not None:
             batch["mask"] = real
-        self.meter.made(request.step, max(1, -(-len(request.ids) // self._size)))
+        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // self._size)))
         return batch
 
     def _collate(

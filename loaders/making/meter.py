@@ -16,11 +16,11 @@ T = TypeVar("T")
 Stage = Literal["reading", "decoding", "transforming", "collating"]
 
 
-class Spent(NamedTuple):
-    """Nanoseconds of the stages of a batch, as a worker process sends them with the batch."""
+class StageTimes(NamedTuple):
+    """The time of each stage of a batch, as a worker process sends it with the batch, in ns."""
 
     stages: dict[Stage, int]
-    made: int  # when the batch was ready
+    ready_at: int
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PassReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return the report as text, with its meaning."""
+        """Return the report as text, and whether data hold the loop back."""
         lines = [f"{counted(self.batches, 'batch')} in {_time(self.seconds)}"]
         if self.waiting is None or self.ready is None or self.waited is None:
             lines.append("  how long the loop waited is not known here")
@@ -92,83 +92,82 @@ class Meter:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self.begin(0)
+        self.start(0)
         self.end()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
         """Pickle without what was measured."""
         return Meter, ()
 
-    def begin(self, step: int, *, counted: bool = True) -> None:
-        """Begin a pass. `counted`: `received` will be called for each batch, until `end`."""
+    def start(self, step: int, *, counted: bool = True) -> None:
+        """Start a pass at a step. `counted`: `received` will be called for each batch."""
         with self._lock:
             self._running = counted
-            self._spent: Counter[Stage] = Counter()
-            self._made: dict[int, int] = {}  # when the batch of a step was ready
+            self._stages: Counter[Stage] = Counter()
+            self._ready_at: dict[int, int] = {}  # by step, until the batch is received
             self._step, self._counted = step, counted
             self._batches = self._waiting = self._ready = self._waited = 0
-            self._begun = self._last = perf_counter_ns()
+            self._start = self._last = perf_counter_ns()
 
     def start_external(self) -> None:
-        """Begin a pass of a framework, unless a counted pass takes its batches from it."""
+        """Start a pass of a framework, unless a counted pass takes its batches from it."""
         if not self._running:
-            self.begin(0, counted=False)
+            self.start(0, counted=False)
 
     def end(self) -> None:
-        """End a counted pass. What was measured stays."""
+        """End a counted pass; its times stay."""
         self._running = False
 
     def timed(self, stage: Stage, function: Callable[..., T], /, *arguments: Any) -> T:
         """Call a function, and add the time of the call to a stage."""
-        begin = perf_counter_ns()
+        start = perf_counter_ns()
         try:
             return function(*arguments)
         finally:
-            taken = perf_counter_ns() - begin
+            elapsed = perf_counter_ns() - start
             with self._lock:
-                self._spent[stage] += taken
+                self._stages[stage] += elapsed
 
-    def made(self, step: int, steps: int = 1) -> None:
-        """Note that the batches of some steps are ready."""
+    def batch_done(self, step: int, steps: int = 1) -> None:
+        """Note that the batches of `steps` steps from `step` on are ready."""
         now = perf_counter_ns()
         with self._lock:
             if self._counted:
-                for one in range(step, step + steps):
-                    self._made[one] = now
+                self._ready_at.update(dict.fromkeys(range(step, step + steps), now))
             else:
                 self._batches, self._last = self._batches + steps, now
 
-    def take(self) -> Spent:
+    def take(self) -> StageTimes:
         """Return the times since the last call, for another process's meter."""
         with self._lock:
-            spent, self._spent = self._spent, Counter()
-            self._made.clear()
-            return Spent(spent, perf_counter_ns())
+            stages, self._stages = self._stages, Counter()
+            self._ready_at.clear()
+            return StageTimes(stages, perf_counter_ns())
 
-    def add(self, step: int, spent: Spent) -> None:
-        """Add what another process has spent on the batch of a step."""
+    def add(self, step: int, times: StageTimes) -> None:
+        """Add the times of a batch that another process has made."""
         with self._lock:
-            self._spent.update(spent.stages)
-            self._made[step] = spent.made
+            self._stages.update(times.stages)
+            self._ready_at[step] = times.ready_at
 
-    def received(self, asked: int) -> None:
-        """Note that the loop has received a batch; the loop asked at time `asked` (ns)."""
+    def received(self, requested: int) -> None:
+        """Note that the loop has received a batch, which it requested at this time, in ns."""
         now = perf_counter_ns()
         with self._lock:
             # A batch is of no use before the loop has received the batch before it.
-            ready = max(self._made.pop(self._step, now), self._last)
-            self._ready += max(0, asked - ready)
-            self._waiting += now - asked
-            self._waited += 10 * (now - asked) > now - self._last
+            ready = max(self._ready_at.pop(self._step, now), self._last)
+            self._ready += max(0, requested - ready)
+            self._waiting += now - requested
+            self._waited += 10 * (now - requested) > now - self._last
             self._step, self._batches, self._last = self._step + 1, self._batches + 1, now
 
     def report(self) -> PassReport:
-        """Return the sums of the last pass so far."""
+        """Return the report of the last pass, so far."""
         with self._lock:
-            spent = {stage: taken / 1e9 for stage, taken in self._spent.items()}
+            stages = {stage: elapsed / 1e9 for stage, elapsed in self._stages.items()}
             loop: dict[str, float] = {}
             if self._counted:
                 loop = {"waiting": self._waiting / 1e9, "ready": self._ready / 1e9}
                 loop["waited"] = self._waited / max(1, self._batches)
-            seconds = (self._last - self._begun) / 1e9
-            return PassReport(self._batches, seconds, **spent, **loop)
+            seconds = (self._last - self._start) / 1e9
+            return PassReport(self._batches, seconds, **stages, **loop)

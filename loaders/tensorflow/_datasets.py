@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.external_passes import Order
-from twinfeed.loaders.loop.loader import B, Loader, fields_named
+from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
 from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
@@ -34,7 +34,7 @@ class _Adapter(Adapter):
                 return strategy.distribute_datasets_from_function(
                     lambda context: dataset_for(context).map(arrange)
                 )
-            with fields_named(loader.dataset.element_spec):
+            with explain_key_error(loader.dataset.element_spec):
                 arrange = loader._to_device(loader.dataset.map(arrange))
         elif isinstance(arrange, tf.data.Dataset):
             length = int(arrange.cardinality())
@@ -112,7 +112,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         epoch, start = self._cursor.start_pass()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
         self.external_passes.track_from(epoch, start, reshardable=distributed)
-        self.meter.begin(start)
+        self.meter.start(start)
         running = _Pass(self, dataset)
         yield from self._deliver(running, self._received)
 

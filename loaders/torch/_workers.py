@@ -25,7 +25,7 @@ from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import compile_feed
-from twinfeed.loaders.making.meter import Meter, Spent
+from twinfeed.loaders.making.meter import Meter, StageTimes
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import values_of
@@ -58,7 +58,7 @@ class _WorkerBatch(NamedTuple):
     """What a worker sends: a batch, and the times of its stages."""
 
     batch: Batch
-    spent: Spent
+    times: StageTimes
 
 
 class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raised
@@ -252,7 +252,7 @@ class WorkerBatches(Iterator[Batch]):
                 raise batch.error from _WorkerTraceback(batch.traceback)
             finally:
                 del batch
-        self._meter.add(self._step, batch.spent)
+        self._meter.add(self._step, batch.times)
         self._step += 1
         return each_tensor(torch.as_tensor, batch.batch)
 

@@ -170,10 +170,10 @@ class TorchLoader(MakingLoader[B]):
         check_not_in_worker()
         copier = copier_for(self.device)
         if not self.num_workers:
-            batches = self._made(
+            batches = self._batches(
                 epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
             )
-            return _Pass(self, copier, self._ahead(_send_each(batches, copier)))
+            return _Pass(self, copier, self._prefetched(_send_each(batches, copier)))
         workers = WorkerBatches(self._workers, self.meter, epoch, start)
         sent = Prefetcher(
             (copier.send(copier.prepare(batch)) for batch in workers),

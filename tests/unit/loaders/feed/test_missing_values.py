@@ -55,7 +55,9 @@ def test_late_names_the_record_and_an_argument_of_the_feed(index: Index) -> None
 
 def test_the_values_of_lists_and_repeated_records(tmp_path: Path) -> None:
     """A record that comes twice in a batch has the value twice; present records keep theirs."""
-    rows = [{"x": np.arange(n % 3 + 1, dtype=np.float32), "n": n} for n in range(6)]
+    rows: list[dict[str, Any]] = [
+        {"x": np.arange(n % 3 + 1, dtype=np.float32), "n": np.arange(n % 2 + 1)} for n in range(6)
+    ]
     del rows[2]["x"]
     shard = write_tfrecord(tmp_path / "a.tfrecord", rows)
     index = build_index(shard, tmp_path / "a.index")
@@ -69,6 +71,9 @@ def test_the_values_of_lists_and_repeated_records(tmp_path: Path) -> None:
     batch = feed[0, 0]
     assert batch["x"].tolist()[2] == [9, 0, 0]
     assert batch["x_length"].tolist() == [1, 2, 1, 1, 2, 3]
+    for value in ([1.5], ["one"], 1):  # which an int64 does not hold, and no list
+        with pytest.raises(TypeError, match="have a list of numbers for the field 'n'"):
+            Feed(index, feed.sampler, missing={"x": [9], "n": value})
 
 
 def test_an_index_of_empty_fields_is_taken(tmp_path: Path) -> None:

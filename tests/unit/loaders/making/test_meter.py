@@ -46,11 +46,11 @@ def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPat
     """
     clock = Clock(monkeypatch)
     meter = Meter()
-    meter.begin(4)
+    meter.start(4)
     clock.passes(1)
     asked = clock.now
     meter.timed("reading", clock.passes, 1.5)
-    meter.made(4, 2)
+    meter.batch_done(4, 2)
     clock.passes(0.5)
     meter.received(asked)
     assert meter.report().waited == 1
@@ -61,7 +61,7 @@ def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPat
     clock.passes(9)
     asked = clock.now
     meter.timed("collating", clock.passes, 1)
-    meter.made(6)
+    meter.batch_done(6)
     meter.received(asked)
     assert meter.report() == PassReport(
         batches=3,
@@ -82,8 +82,8 @@ def test_a_batch_that_the_loop_waits_for_is_not_ready(monkeypatch: pytest.Monkey
     """It was made early, and took long to be handed over."""
     clock = Clock(monkeypatch)
     meter = Meter()
-    meter.begin(0)
-    meter.made(0)
+    meter.start(0)
+    meter.batch_done(0)
     asked = clock.now
     clock.passes(5)
     meter.received(asked)
@@ -141,9 +141,9 @@ def test_each_pass_has_a_report_of_its_own(index: Index) -> None:
 def test_what_a_worker_spent_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     there, here = Meter(), Meter()
-    here.begin(7)
+    here.start(7)
     there.timed("decoding", clock.passes, 2)
-    there.made(7)
+    there.batch_done(7)
     here.add(7, there.take())
     clock.passes(3)
     here.received(clock.now)
@@ -153,10 +153,10 @@ def test_what_a_worker_spent_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_pass_that_is_lent_knows_no_loop() -> None:
     meter = Meter()
-    meter.begin(0)
+    meter.start(0)
     meter.end()
     meter.start_external()
-    meter.made(0, 3)
+    meter.batch_done(0, 3)
     report = meter.report()
     assert (report.batches, report.waiting, report.waited) == (3, None, None)
     assert "not known" in str(report)
