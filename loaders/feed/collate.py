@@ -276,8 +276,7 @@ def _text(name: str, value: Any, kind: type) -> Any:
 
 
 def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
-    is_array = isinstance(values, np.ndarray)
-    if is_array and values.dtype == field.dtype and _matches(values.shape[1:], field.shape):
+    if isinstance(values, np.ndarray) and _holds(values, field):
         if values.flags.writeable:
             return values  # decoded in place; what a source gives is read-only
         out = empty(values.shape, values.dtype)
@@ -288,6 +287,11 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> 
     for row, array in enumerate(arrays):
         out[row] = array
     return out
+
+
+def _holds(values: Array, field: FieldSpec) -> bool:
+    """Whether the rows of an array have the dtype and the shape of a field."""
+    return values.dtype == field.dtype and _matches(values.shape[1:], field.shape)
 
 
 def _matches(shape: tuple[int, ...], expected: Shape) -> bool:

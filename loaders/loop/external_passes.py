@@ -1,4 +1,4 @@
-"""Passes for frameworks that do not say which batches they received."""
+"""Positions of passes that a framework runs by itself, and of which no batch can be counted."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
 
 Order = Literal["unchecked"]
-"""Who answers for the order of the batches: the user, where the library cannot know the order."""
+"""Who knows the order of the batches: the user, where the library cannot check the order."""
 
 # Frameworks begin passes in threads of their own. All loaders share a lock, as locks do not pickle.
 _LOCK = threading.Lock()
 
-_PEEKING = -1  # the counting of passes that move no position
+_PEEKING = -1  # the generation of passes that move no position
 
 
 class PassStart(NamedTuple):
-    """Where a pass begins, and which counting it belongs to."""
+    """Where a pass starts, and the generation of counted passes that it belongs to."""
 
     epoch: int
     step: int

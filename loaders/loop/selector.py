@@ -19,7 +19,7 @@ SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 
 
 class Choices:
-    """Turn the batches of a sampler into numbers of sources."""
+    """The number of the source of each sample in the batches of a sampler."""
 
     def __init__(
         self,
@@ -28,45 +28,46 @@ class Choices:
         source: SourceOf | None,
         groups: Schedule | None = None,
     ) -> None:
-        # groups: of the numbers themselves
+        # With `groups`, a schedule of the numbers themselves, no function of ids is needed.
         self.sampler, self.sources = sampler, sources
         self._schedule = Schedule(sampler) if groups is None else groups
-        self._source = _function(sampler, sources, source) if groups is None else np.asarray
+        self._source = _source_function(sampler, sources, source) if groups is None else np.asarray
         self._counted = (0, 0), np.zeros(sources, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
         """Return the numbers of the sources of each batch, from step `start` to before `stop`."""
-        drawn = self._schedule.batches(epoch, start, stop)
-        return np.split(self._numbers(drawn), np.cumsum([len(ids) for ids in drawn])[:-1])
+        batches = self._schedule.batches(epoch, start, stop)
+        return np.split(self._numbers(batches), np.cumsum([len(ids) for ids in batches])[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
-        """Yield what `numbers` gives in chunks that grow, so that the first chunk comes soon."""
+        """Yield the same in growing chunks of batches, so that the first chunk comes soon."""
         for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
             yield self.numbers(epoch, first, last)
 
     def drawn(self, epoch: int, step: int) -> Int64s:
         """Return how often each source was drawn before a position, int64[sources]."""
-        position, counts = self._counted
-        if position > (epoch, step):
-            position, counts = (0, 0), np.zeros_like(counts)
+        (first_epoch, first_step), counts = self._counted
         counts = counts.copy()
-        for number in range(position[0], epoch + 1):
-            first = position[1] if number == position[0] else 0
-            last = step if number == epoch else len(self.sampler)
-            for chunk in self.chunks(number, first, last):
+        if (first_epoch, first_step) > (epoch, step):
+            first_epoch, first_step = 0, 0
+            counts[:] = 0
+        for each_epoch in range(first_epoch, epoch + 1):
+            start = first_step if each_epoch == first_epoch else 0
+            stop = step if each_epoch == epoch else len(self.sampler)
+            for chunk in self.chunks(each_epoch, start, stop):
                 counts += np.bincount(np.concatenate(chunk), minlength=self.sources)
         self._counted = (epoch, step), counts
         return counts.copy()
 
-    def _numbers(self, drawn: list[Int64s]) -> Int64s:
-        ids = np.concatenate(drawn)
+    def _numbers(self, batches: list[Int64s]) -> Int64s:
+        ids = np.concatenate(batches)
         numbers = np.asarray(self._source(ids))
         if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":
             found = f"{numbers.dtype} of shape {numbers.shape}"
             raise ValueError(f"source must give an int for each of {len(ids)} ids, got {found}")
-        strays = np.flatnonzero((numbers < 0) | (numbers >= self.sources))
-        if strays.size:
-            found = f"{numbers[strays[0]]} for id {ids[strays[0]]}"
+        invalid = np.flatnonzero((numbers < 0) | (numbers >= self.sources))
+        if invalid.size:
+            found = f"{numbers[invalid[0]]} for id {ids[invalid[0]]}"
             raise ValueError(f"source must give numbers in [0, {self.sources}), got {found}")
         return numbers.astype(np.int64)
 
@@ -131,10 +132,13 @@ class Selector(Loader[Int64s]):
             yield from chunk
 
 
-def _function(
+def _source_function(
     sampler: BatchStream, sources: int, source: SourceOf | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
-    """Return the function of ids that says which source each is of; `source` may be given."""
+    """Return a function from sample ids to the numbers of their sources.
+
+    Default: that of the sampler, if it draws classes or sets.
+    """
     if why := sampler.traits.why_records_matter:
         raise ValueError(
             f"sources give their next record only, and {why} of {sampler!r} needs "
@@ -142,11 +146,11 @@ def _function(
             f"choose(sampler, source_datasets(feed))"
         )
     if source is None:
-        number = sampler.traits.num_groups
-        if number is None:
+        groups = sampler.traits.num_groups
+        if groups is None:
             raise ValueError(f"source must be given, as ids of {sampler!r} do not say their source")
-        if number != sources:
-            raise ValueError(f"sources must be {number}, one a class or set, got {sources}")
+        if groups != sources:
+            raise ValueError(f"sources must be {groups}, one a class or set, got {sources}")
         return sampler.group_of
     if callable(source):
         return source

@@ -17,23 +17,22 @@ from twinfeed.loaders.support.closing import Closing
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Seconds after which a waiting thread looks whether the other side is still there.
+# Seconds between two checks of a thread that waits whether the other side is still there.
 _POLL = 0.1
 
-# Seconds that `close` waits for a thread that is still at its last item.
-_PATIENCE = 5.0
+# Seconds for which `close` waits for a thread that still makes its last item.
+_CLOSE_TIMEOUT = 5.0
 
 # The same, if the thread's source is known to be broken.
-_GRACE = 1.0
+_BROKEN_TIMEOUT = 1.0
 
 
 def in_order(
     function: Callable[[S], T], items: Iterable[S], /, *, threads: int
 ) -> Generator[T, None, None]:
-    """Yield `function(item)` of each item, in order, at work on `threads` items at once.
+    """Yield `function(item)` of each item, in order, on a pool of threads.
 
-    With fewer than two threads the caller's thread does the work, and makes an item only when it is
-    needed.
+    With fewer than two threads the caller's thread calls the function, when a result is needed.
 
     >>> list(in_order(str.upper, "abc", threads=2))
     ['A', 'B', 'C']
@@ -43,13 +42,13 @@ def in_order(
         return
     pool = ThreadPoolExecutor(threads, "twinfeed-batch")
     try:
-        at_work: deque[Future[T]] = deque()
+        pending: deque[Future[T]] = deque()
         for item in items:
-            at_work.append(pool.submit(function, item))
-            if len(at_work) > threads:
-                yield at_work.popleft().result()
-        while at_work:
-            yield at_work.popleft().result()
+            pending.append(pool.submit(function, item))
+            if len(pending) > threads:
+                yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -58,10 +57,10 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
     """Keep up to `depth` items of `source` ready, in order.
 
     An exception in `source` reaches the consumer with its traceback, after the items before it,
-    and ends the iteration. While the consumer waits for an item, the consumer calls `while_waiting`
-    now and then. An exception in this call ends the iteration too. The thread ends
+    and ends the iteration. While the consumer waits for an item, it calls `while_waiting` every
+    tenth of a second. An exception in this call ends the iteration too. The thread ends
 
-    - with `close`, which calls `while_closing` now and then while it waits for the thread,
+    - with `close`, which calls `while_closing` as often while it waits for the thread,
     - with the iteration,
     - when the prefetcher is garbage, and at interpreter exit.
 
@@ -90,11 +89,11 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(depth):
             self._room.put(None)
-        halt = _Halt(threading.Event(), self._room)
+        stop = _Stop(threading.Event(), self._room)
         self._thread = threading.Thread(
-            target=_fill, args=(source, self._ready, halt), name="twinfeed-prefetch", daemon=True
+            target=_fill, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
         )
-        self._finalize = weakref.finalize(self, _stop, self._thread, halt, while_closing)
+        self._finalize = weakref.finalize(self, _join, self._thread, stop, while_closing)
         self._thread.start()
 
     def __next__(self) -> T:
@@ -114,14 +113,14 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             except BaseException:
                 if detached := self._finalize.detach():
                     # A thread that is within C++ at interpreter exit would end the process.
-                    thread, halt, while_closing = detached[2]
-                    _stop(thread, halt, while_closing, _GRACE)
+                    thread, stop, while_closing = detached[2]
+                    _join(thread, stop, while_closing, _BROKEN_TIMEOUT)
                 raise
         raise StopIteration
 
     @property
     def busy(self) -> bool:
-        """Whether the thread is still at an item: it may outlive `close`."""
+        """Whether the thread still makes an item: it may outlive `close`."""
         return self._thread.is_alive()
 
     def close(self) -> None:
@@ -136,19 +135,19 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
 _Ready = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
 
-class _Halt(NamedTuple):
-    """The event that ends the thread, and the room for items, for which the thread may wait."""
+class _Stop(NamedTuple):
+    """How to stop the thread: an event, and an entry of `room`, for which the thread may wait."""
 
-    set: threading.Event
+    event: threading.Event
     room: queue.SimpleQueue[None]
 
 
-def _fill(source: Iterator[Any], ready: _Ready, halt: _Halt) -> None:
-    """Put the items and then what ended them: StopIteration or the source's own exception."""
+def _fill(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
+    """Put the items into the queue, and then StopIteration or the source's own exception."""
     try:
         for item in source:
-            halt.room.get()
-            if halt.set.is_set():
+            stop.room.get()
+            if stop.event.is_set():
                 return
             ready.put((item, None))
         ready.put((None, StopIteration()))
@@ -158,17 +157,18 @@ def _fill(source: Iterator[Any], ready: _Ready, halt: _Halt) -> None:
         getattr(source, "close", object)()
 
 
-def _stop(
+def _join(
     thread: threading.Thread,
-    halt: _Halt,
+    stop: _Stop,
     while_closing: Callable[[], object],
-    patience: float = _PATIENCE,
+    timeout: float = _CLOSE_TIMEOUT,
 ) -> None:
-    halt.set.set()
-    halt.room.put(None)
+    """Stop the thread, and wait until it has ended or the timeout is over."""
+    stop.event.set()
+    stop.room.put(None)
     if thread is threading.current_thread():
         return
-    end = time.monotonic() + patience
+    end = time.monotonic() + timeout
     while thread.is_alive() and time.monotonic() < end:
         while_closing()
         thread.join(_POLL)

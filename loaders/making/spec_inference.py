@@ -25,7 +25,7 @@ from twinfeed.loaders.making.samples import Samples, known_to_repeat
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 
-_STEPS = 32  # that are searched for a sample of another record
+_STEPS = 32  # most steps that are searched for a sample of another record
 
 
 def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
@@ -38,29 +38,30 @@ def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
     """
     declared = feed.declared_spec
     if declared is None:
-        return _checked(feed, _read(feed))
-    _checked(feed, declared)
-    repeats = isinstance(feed.index, Index) and known_to_repeat(feed.decode)
-    if feed.transform is not None or not repeats:
+        return _check_spec(feed, _spec_of_first_sample(feed))
+    _check_spec(feed, declared)
+    repeatable = isinstance(feed.index, Index) and known_to_repeat(feed.decode)
+    if feed.transform is not None or not repeatable:
         with suppress(LoaderError, OSError):  # damaged, and perhaps never drawn
             _first_sample(feed)
     return declared
 
 
 def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
-    """Return the first samples of the stream, the same for every rank, and as many others.
+    """Return the first `rows` samples of the stream, the same for every rank, and as many others.
 
-    Record 0 without samples. If the first steps have no other records, order and seeds differ.
+    The others are of other records if one of the first steps has such records. Otherwise they are
+    the first records in reverse order, with other seeds. An empty stream gives record 0.
     """
-    whole = Schedule(feed.sampler).whole.sampler
+    sampler = Schedule(feed.sampler).whole.sampler  # of all ranks together
     first = Request.plain(np.zeros(1, np.int64))
-    for step in range(min(len(whole), _STEPS)):
-        drawn = Request.of(whole, 0, step)
-        drawn = drawn.where(drawn.ids >= 0)
-        number = np.arange(len(drawn.ids))
+    for step in range(min(len(sampler), _STEPS)):
+        request = Request.of(sampler, 0, step)
+        request = request.where(request.ids >= 0)
+        positions = np.arange(len(request.ids))
         if not step:
-            first = drawn.where(number < rows)
-        other = drawn.where(number >= len(number) - rows)
+            first = request.where(positions < rows)
+        other = request.where(positions >= len(positions) - rows)
         if len(other.ids) and not np.array_equal(other.records, first.records):
             return first, other
     return first, Request.plain(first.records[::-1])
@@ -73,7 +74,8 @@ def _first_sample(feed: FeedConfig) -> Mapping[str, Any]:
         return samples.probe_sample(*probe_requests(feed))
 
 
-def _read(feed: FeedConfig) -> dict[str, FieldSpec]:
+def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
+    """Return the spec that the first sample has; the index knows what an empty list holds."""
     try:
         sample = _first_sample(feed)
         spec = spec_of(sample, feed.collate)
@@ -81,14 +83,14 @@ def _read(feed: FeedConfig) -> dict[str, FieldSpec]:
         where = feed.index.describe(int(probe_requests(feed)[0].records[0]))
         raise DecodeError(f"{where}: {error}") from error
     kinds = feed.index.fields if isinstance(feed.index, Index) else {}
-    for name in kinds.keys() & spec.keys():  # an empty list does not say what it holds
+    for name in kinds.keys() & spec.keys():
         strings = kinds[name].kind == "bytes_list" and mode_of(feed.collate, name) == "ragged"
         if strings and isinstance(sample[name], list) and not sample[name]:
             spec[name] = FieldSpec((None,), None)
     return spec
 
 
-def _checked(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
+def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
     """Return a spec; raise TypeError or ValueError if its names or collation do not fit."""
     for name in spec:
         if not isinstance(name, str):
@@ -97,13 +99,13 @@ def _checked(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, FieldSpe
     beside = feed.side if feed.transform is None else ()  # a transform may replace side rows
     check_names(feed, "field", spec, f"give it another name in {last}", beside=beside)
     check_collated(feed, spec)
-    every = {"field": spec, "column": feed.index.columns, "side table": feed.side}
+    all_names = {"field": spec, "column": feed.index.columns, "side table": feed.side}
     for name, field in spec.items():
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
         # A Pad must fit its field.
         added = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
         use = f"the name of what 'pad' adds to {name!r}: give one another name in {last}"
-        for what, names in every.items():
+        for what, names in all_names.items():
             check_free(what, names, added, use)
     return spec
