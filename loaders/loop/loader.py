@@ -190,8 +190,8 @@ class Loader(Closing, Generic[B]):
     def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
         """Yield the batches of a pass, and measure how long the loop waits for each.
 
-        Raises RuntimeError if something else has ended the pass, also where it has fewer batches
-        than `batches`.
+        Raises:
+            RuntimeError: something else has ended the pass, or it has fewer than `batches`.
         """
         for _ in count() if batches is None else range(batches):
             requested = perf_counter_ns()
