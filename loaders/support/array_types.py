@@ -13,7 +13,11 @@ __all__ = ["Array", "Ids", "Int64s", "as_array"]
 
 
 def as_array(value: Any, /) -> Array:
-    """Return a value as a numpy array; bfloat16, which numpy lacks, in the dtype of ml_dtypes."""
+    """Return a value as a numpy array; bfloat16, which numpy lacks, in the dtype of ml_dtypes.
+
+    >>> as_array([1, 2])
+    array([1, 2])
+    """
     if str(getattr(value, "dtype", None)) != "torch.bfloat16":
         return np.asarray(value)
     try:
