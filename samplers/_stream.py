@@ -6,7 +6,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Any, SupportsIndex, TypeVar
+from typing import Any, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 
@@ -272,6 +272,10 @@ class BatchStream(Epochs, ABC):
         """
         for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest)):
             yield from self._batches(epoch, start, stop)
+
+    def __getitem__(self, step: object, /) -> NoReturn:
+        """Refuse: a batch depends on the epoch too."""
+        raise TypeError(f"sampler.batch(epoch, step) is a batch, got sampler[{step!r}]")
 
     def __iter__(self) -> Iterator[Int64s]:
         """Yield the batches of a pass; nothing is drawn before the first `next`.

@@ -56,6 +56,7 @@ class BatchSampler(BatchStream):
     [[[0, 1, 2], [3, 4, 5]], [[6], [0, 1, 2]]]
     """
 
+    @validate.show_call("BatchSampler(order, batch_size=32, last_batch='drop')")
     def __init__(
         self,
         order: Sampler,

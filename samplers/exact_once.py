@@ -53,6 +53,7 @@ class ExactOnceBatchSampler(BatchSampler):
 
     evaluation = True
 
+    @validate.show_call("ExactOnceBatchSampler(len(index), batch_size=32)")
     def __init__(
         self,
         n: SupportsIndex,

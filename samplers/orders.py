@@ -48,6 +48,10 @@ class Sampler(Samples, ABC):
             f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
         )
 
+    def __getitem__(self, position: object, /) -> NoReturn:
+        """Refuse: an id depends on the epoch too."""
+        raise TypeError(f"sampler.ids(epoch, positions) gives ids, got sampler[{position!r}]")
+
     def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64 as `positions`.
 
@@ -204,6 +208,7 @@ class RandomSampler(Sampler):
     [240864868365]
     """
 
+    @validate.show_call("RandomSampler(len(index), seed=0)")
     def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
         ids = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
         self.num_records = validate.record_count(n, ids=ids)

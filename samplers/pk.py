@@ -84,6 +84,7 @@ class PKBatchSampler(BatchStream):
 
     _source: FairBatches | CoverageBatches
 
+    @validate.show_call("PKBatchSampler(labels, p=8, k=4, seed=0)")
     def __init__(
         self,
         labels: ArrayLike | ClassOrder | Sequence[Sequence[Any]],

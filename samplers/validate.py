@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import operator
-from typing import Any, SupportsIndex, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from typing import Any, ParamSpec, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,7 +16,28 @@ from twinfeed.samplers.types import Array, Int64s
 
 T = TypeVar("T")
 
+P = ParamSpec("P")
+
 LIMIT = 1 << 62  # above every size and sum: int64 holds the sum of two
+
+
+def show_call(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
+    """Decorate a constructor so that its TypeErrors for wrong arguments show how to call it."""
+
+    def decorate(function: Callable[P, T]) -> Callable[P, T]:
+        parameters = signature(function)
+
+        @wraps(function)
+        def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
+            try:
+                parameters.bind(*args, **kwargs)
+            except TypeError as error:
+                raise TypeError(f"{error}: write {call}") from None
+            return function(*args, **kwargs)
+
+        return check_and_call
+
+    return decorate
 
 
 def as_int(name: str, value: SupportsIndex) -> int:

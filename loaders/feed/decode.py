@@ -105,6 +105,11 @@ class DecodeImage:
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
         self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
+        if isinstance(size, int):
+            raise ValueError(
+                f"size must be (height, width), got {size}: write size=({size}, {size}), with "
+                "fit='crop' for torchvision's Resize and CenterCrop"
+            )
         self.size = _integers("size", size, ("height", "width"), minimum=1)
         self.fit = validate.choice("fit", fit, get_args(Fit))
         if size is None and (fit != "stretch" or reducing_gap is not None):

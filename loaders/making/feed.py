@@ -156,8 +156,8 @@ class Feed(FeedConfig):
         """
         if not isinstance(position, tuple) or len(position) != 2:
             raise TypeError(
-                f"feed[epoch, step] is a batch, got feed[{position!r}]: iterate over a loader of "
-                f"the feed; a DataLoader of your own takes RecordDataset(feed)"
+                f"feed[0, 0] is the first batch of epoch 0, got feed[{position!r}]: iterate over a "
+                f"loader of the feed; a DataLoader of your own takes RecordDataset(feed)"
             )
         request = Request.of(self.sampler, *position, seeds=self.seeded)
         with Batcher(compile_feed(self)) as batcher:

@@ -117,6 +117,29 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
         )
     ),
     (lambda: BatchSampler(pk()(), batch_size=1), TypeError, "order must be a Sampler such as"),
+    # Calls that are guessed: the error shows the call.
+    *(
+        (call, TypeError, "write PKBatchSampler(labels, p=8, k=4, seed=0)")
+        for call in (
+            lambda: PKBatchSampler(labels=LABELS, p=2, k=2, seed=0),
+            lambda: PKBatchSampler(LABELS, P=2, K=2, seed=0),
+            lambda: PKBatchSampler(LABELS, p=2, k=2, K=2, seed=0),
+            lambda: PKBatchSampler(LABELS, 2, 2),
+        )
+    ),
+    (lambda: RandomSampler(5), TypeError, "write RandomSampler(len(index), seed=0)"),
+    (
+        lambda: BatchSampler(SequentialSampler(3), batch_size=1, final="drop"),
+        TypeError,
+        "write BatchSampler(order, batch_size=32, last_batch='drop')",
+    ),
+    (lambda: ExactOnceBatchSampler(5, 2), TypeError, "write ExactOnceBatchSampler(len(index), b"),
+    (lambda: pk()()[0], TypeError, "sampler.batch(epoch, step) is a batch, got sampler[0]"),
+    (
+        lambda: SequentialSampler(3)[0],
+        TypeError,
+        "ids(epoch, positions) gives ids, got sampler[",
+    ),
     (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, last_batch=True),
         ValueError,

@@ -779,7 +779,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (
         lambda index: next(iter(Feed(index, SAMPLER))),  # type: ignore[call-overload]
         TypeError,
-        r"feed\[epoch, step\] is a batch, got feed\[0\]: iterate",
+        r"feed\[0, 0\] is the first batch of epoch 0, got feed\[0\]: iterate",
     ),
     (shuffling(memory=0), ValueError, "memory must be at least 1"),
     (shuffling(records=[6]), IndexError, "ids must lie in"),
@@ -790,6 +790,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda _: DecodeImage(size=(4, -1)), ValueError, "width"),
     (lambda _: DecodeImage(size=(2.5, 3)), TypeError, "height"),  # type: ignore[arg-type]
     (lambda _: DecodeImage(size=64), ValueError, r"\(height, width\), got 64"),  # type: ignore[arg-type]
+    (lambda _: DecodeImage(size=224), ValueError, r"got 224: write size=\(224, 224\)"),  # type: ignore[arg-type]
     (lambda _: DecodeImage(fit="crop"), ValueError, r"fit= needs size=\(height, width\)"),
     (
         lambda _: DecodeImage(size=(2, 2), fit="fill"),
