@@ -358,7 +358,7 @@ def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
     assert main(["verify", "x.index", "-q"]) == 0
 
 
-def test_a_list_of_an_index_says_that_it_lacks_a_shard_that_has_changed(
+def test_verify_reports_changed_shard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A shard is cut, and another has a bad record: the advice leads to an index."""

@@ -9,7 +9,7 @@ from support import TESTS
 pytestmark = [pytest.mark.frameworks, pytest.mark.long]
 
 
-def test_killed_trainings_receive_what_a_plain_loop_gives() -> None:
+def test_killed_trainings_equal_plain_loop() -> None:
     script = TESTS / "faults" / "soak.py"
     routes = ["torch workers", "tensorflow", "keras door"]
     command = [sys.executable, script, "--seconds", "0", "--seed", "3", "--routes", *routes]

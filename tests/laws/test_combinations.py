@@ -107,7 +107,7 @@ LONG = [*SLOW, "torch, 4 workers"]
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way != "torch, 4 workers"])
 @pytest.mark.parametrize("kind", SOURCES)
-def test_every_way_gives_the_same_or_refuses(
+def test_each_loader_gives_same_batches_or_refuses(
     folder: Path, expected: dict[str, str], way: str, kind: str
 ) -> None:
     """In the slow ways each sampler with one source, and another in each way."""
@@ -118,7 +118,7 @@ def test_every_way_gives_the_same_or_refuses(
 @pytest.mark.long
 @pytest.mark.parametrize("way", LONG)
 @pytest.mark.parametrize("kind", SOURCES)
-def test_the_slow_ways_give_the_same(
+def test_slow_loaders_give_same_batches(
     folder: Path, expected: dict[str, str], way: str, kind: str
 ) -> None:
     check(folder, expected, way, kind, SAMPLERS)

@@ -141,7 +141,7 @@ def draws(sample: dict[str, Any]) -> dict[str, Any]:
     return {"image": sample["image"], "encoded": sample["encoded"], "noise": np.array(noise)}
 
 
-def test_a_seeded_transform_is_the_same_everywhere(packed: dict[str, Index]) -> None:
+def test_seeded_transform_gives_same_values_in_all_loaders(packed: dict[str, Index]) -> None:
     """Without workers, with two and four, with threads, and in TensorFlow."""
     index = packed["tar"]
     feed = Feed(index, samplers(index)["P x K"], decode=both, transform=Seeded(draws))
@@ -200,7 +200,7 @@ def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> N
         *(pytest.param(*case, marks=pytest.mark.long) for case in ((False, {}), (True, OWN))),
     ],
 )
-def test_records_of_ones_own_come_as_those_of_an_index(
+def test_source_without_index_gives_the_batches_of_an_index(
     tmp_path: Path, rows: bool, options: dict[str, Any]
 ) -> None:
     samples = [{"word": word, "label": int(n)} for word, n in zip(WORDS, LABELS, strict=True)]

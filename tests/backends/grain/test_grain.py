@@ -138,7 +138,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_makes_no_sense_is_refused(index: Index, call: Any, kind: Any, word: str) -> None:
+def test_grain_refuses_bad_arguments(index: Index, call: Any, kind: Any, word: str) -> None:
     with pytest.raises(kind, match=word):
         call(index)
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support.keras_models import Interrupt, made, model, pairs
-from support.shards import tree
+from support.refusals import Call, Refused, check_refused
 from support.tensorflow_feeds import CLASSES, RECORDS, loader, numbers, packed, word
 
 from twinfeed.loaders import DecodeError, NumpyLoader, pack
@@ -65,9 +65,6 @@ def unmoved(one: TensorFlowLoader, network: keras.Model | None = None) -> Iterat
     finally:
         assert (one.epoch, one.step) == (0, 0)
         np.testing.assert_equal(network and network.get_weights(), before)
-
-
-Call = Callable[[Path], object]
 
 
 def given(
@@ -138,7 +135,7 @@ OPTIMIZERS: list[Callable[[], Any]] = [
     lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam()),
 ]
 
-REFUSED: list[tuple[Call, type[Exception], str]] = [
+REFUSED: Refused = [
     (lambda path: ResumeCallback(made().feed, path), TypeError, LOADER),  # type: ignore[arg-type]
     (
         lambda path: ResumeCallback(made(), path, order="mine"),
@@ -221,13 +218,10 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_makes_no_sense_is_refused_and_writes_nothing(
+def test_resume_callback_refuses_bad_arguments_and_writes_nothing(
     world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
-    before = tree(world)
-    with pytest.raises(kind, match=word):
-        call(world)
-    assert tree(world) == before
+    check_refused(world, call, kind, word)
 
 
 def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:

@@ -238,7 +238,7 @@ def evaluated_averaged(folder: Path) -> list[Any]:
         pytest.param(evaluated_averaged, moving, True, marks=pytest.mark.long),
     ],
 )
-def test_a_run_killed_anywhere_ends_as_one_that_never_was(
+def test_fit_killed_anywhere_and_resumed_equals_uninterrupted_fit(
     tmp_path: Path, callbacks: Callbacks, optimizer: Any, eager: bool
 ) -> None:
     """Weights, optimizer, random states, history and files are the same, bit by bit.

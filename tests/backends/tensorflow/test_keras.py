@@ -270,7 +270,7 @@ def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
 @pytest.mark.long
 @saves_weights
 @pytest.mark.filterwarnings("ignore:a resumed run cannot restore:UserWarning")
-def test_the_door_gives_each_replica_its_rank(
+def test_resume_callback_under_strategy_resumes_in_mid_epoch(
     tmp_path: Path, strategy: tf.distribute.Strategy
 ) -> None:
     """A run over two replicas that is stopped in mid-epoch ends as a run without a stop."""

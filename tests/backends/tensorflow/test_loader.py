@@ -245,7 +245,7 @@ def loop(
 
 
 @pytest.mark.parametrize("after", [3, pytest.param(8, marks=pytest.mark.long)])
-def test_a_loop_resumes_from_a_checkpoint(tmp_path: Path, after: int) -> None:
+def test_loop_resumed_from_checkpoint_equals_uninterrupted_loop(tmp_path: Path, after: int) -> None:
     whole, weights = loop(tmp_path / "whole", None)
     assert whole == ids_of(sampler(), 0, 1)
     first, _ = loop(tmp_path / "cut", after)
@@ -562,7 +562,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_makes_no_sense_is_refused(
+def test_tensorflow_loader_refuses_bad_arguments(
     call: Callable[[], object], kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word):

@@ -382,7 +382,7 @@ class Compares(Stateless):
     "at_once", [3, *(pytest.param(number, marks=pytest.mark.long) for number in (1, 8))]
 )
 @saves_weights
-def test_what_is_trained_was_delivered(tmp_path: Path, at_once: int) -> None:
+def test_fit_position_never_exceeds_delivered_batches(tmp_path: Path, at_once: int) -> None:
     """At each step, and all of an epoch at its end."""
     one, delivered = made(), []
 

@@ -161,7 +161,7 @@ def test_ctrl_c(what: str) -> None:
 
 
 @pytest.mark.parametrize("what", [pytest.param("threads", marks=pytest.mark.long), "workers"])
-def test_a_break_and_a_live_iterator_at_exit(what: str) -> None:
+def test_live_iterator_at_exit_ends_silently(what: str) -> None:
     done = run(f"broken off {what}", "env")  # a fork of an interpreter keeps its modules at exit
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 

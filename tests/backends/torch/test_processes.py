@@ -21,6 +21,6 @@ def test_the_ranks_of_a_process_group_count_without_a_launcher(
     assert (_processes.world_size(), num_processes()) == (3, 3)
 
 
-def test_two_ranks_are_told_of_one_stream_and_share_out_the_last_batch(tmp_path: Path) -> None:
+def test_two_ranks_warn_of_one_stream_and_share_last_batch(tmp_path: Path) -> None:
     out = run(PROGRAMS / "two_ranks.py", "--data", str(tmp_path), ranks=2)
     assert out.count("of 2: as it must be") == 2

@@ -49,7 +49,7 @@ def whole(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
         *(pytest.param(*case, marks=pytest.mark.long) for case in ((whole, 1), (plain, 0))),
     ],
 )
-def test_lightning_gets_every_epoch_and_whole_validations(
+def test_lightning_fit_gets_all_epochs_and_whole_validations(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
     """Its sanity check takes two validation batches: none may be missing from the validation."""

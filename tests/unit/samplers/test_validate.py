@@ -70,7 +70,7 @@ def views(counts: list[int]) -> ViewSampler:
 
 MASKED = np.ma.masked_equal([1, 2, 3], 2)
 
-BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
+REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
     (lambda: RandomSampler(-1, seed=0), ValueError, "n must be at least 0, got -1"),
     (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
@@ -344,14 +344,14 @@ BAD: list[tuple[Callable[[], object], type[Exception], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("make", "kind", "words"), BAD)
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_bad_arguments_are_refused_in_words(
-    make: Callable[[], object], kind: type[Exception], words: str
+    call: Callable[[], object], kind: type[Exception], word: str
 ) -> None:
     """The rule, the caller's own argument name, and what was given."""
     with pytest.raises(kind) as caught:
-        make()
-    assert words in str(caught.value)
+        call()
+    assert word in str(caught.value)
 
 
 def test_a_state_of_other_parameters_names_every_field_with_both_values() -> None:

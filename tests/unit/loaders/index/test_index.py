@@ -347,7 +347,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_is_no_index_is_refused_in_words(
+def test_index_refuses_bad_arguments(
     world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
     check_refused(world, call, kind, word)

@@ -827,7 +827,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_makes_no_sense_is_refused_in_words(
+def test_feed_refuses_bad_arguments(
     index: Index, call: Callable[[Index], object], kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word):

@@ -44,7 +44,7 @@ def state(out: Path) -> dict[str, list[tuple[int, int]]] | None:
 
 
 @pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
-def test_a_pack_killed_at_any_change_leaves_the_old_state_the_new_one_or_a_refusal(
+def test_pack_killed_at_any_change_leaves_old_new_or_refused_state(
     tmp_path: Path, step: int
 ) -> None:
     """And whatever was left, the next pack goes on from there."""

@@ -496,6 +496,6 @@ def test_array_record(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.frameworks
-def test_polars_and_grain() -> None:
+def test_polars_and_grain_workers_give_same_rows() -> None:
     """Among others, workers that would hang after a fork."""
     assert run(PROGRAMS / "polars_rows.py") == "the same polars_rows\n"

@@ -264,7 +264,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_cannot_be_read_is_refused_in_words(
+def test_reader_refuses_bad_requests(
     index: Index, call: Call, kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word) as caught:
