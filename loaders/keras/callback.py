@@ -251,7 +251,7 @@ class ResumeCallback(keras.callbacks.Callback):
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Let a validation on the same loader get the whole epoch, and move nothing."""
+        """Have a validation on the same loader get the whole epoch, and not move the position."""
         self.loader.external_passes.peeking = True
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -289,7 +289,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.external_passes.advance_to(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves, with the logs of the epoch
             due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
-            # `fit` that stops here ends the epoch, with logs of a part of it for the callbacks.
+            # If `fit` stops here, save before the callbacks get the logs of a part of an epoch.
             if due or getattr(self._model, "stop_training", False):
                 self._save(logs)
         elif self._start:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any, NamedTuple
@@ -87,12 +87,3 @@ class GraphSource(ABC):
         _, epoch, start, generation, _ = PassState.of(pass_state)
         self.external_passes.finished(PassStart(epoch, start, generation))
         return True
-
-
-def map_in_order(
-    dataset: tf.data.Dataset, function: Callable[..., Any], parallel: int
-) -> tf.data.Dataset:
-    """Map in order, `parallel` elements at once; with 1, no element is made ahead."""
-    if parallel < 2:
-        return dataset.map(function)
-    return dataset.map(function, num_parallel_calls=parallel, deterministic=True)

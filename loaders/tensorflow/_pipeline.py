@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset, numpy_function_of
-from twinfeed.loaders.tensorflow._passes import GraphSource, PassState, map_in_order
+from twinfeed.loaders.tensorflow._passes import GraphSource, PassState
 from twinfeed.loaders.tensorflow._processes import policy_for
 from twinfeed.loaders.tensorflow._serve import BatchSource
 
@@ -102,10 +102,9 @@ def _by_group(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
         return tuple(_with_row_count(rows_per_group, part) for part in group)
 
     def groups_of(pass_state: tf.Tensor) -> tf.data.Dataset:
-        return map_in_order(
-            tf.data.Dataset.range(PassState.of(pass_state).num_groups),
+        return tf.data.Dataset.range(PassState.of(pass_state).num_groups).map(
             lambda group: declare(numpy_function_of(source.read_group, [pass_state, group], types)),
-            source.parallel,
+            **source.map_options,
         )
 
     def restore(pass_state: tf.Tensor, slot: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor) -> Any:

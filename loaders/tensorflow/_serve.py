@@ -22,7 +22,7 @@ from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.loaders.tensorflow._passes import GraphSource, PassState, map_in_order
+from twinfeed.loaders.tensorflow._passes import GraphSource, PassState
 from twinfeed.samplers.drawing.chunks import growing_ranges
 
 # The most batches of one call, a power of two, and about the most bytes of one call.
@@ -64,7 +64,10 @@ class BatchSource(GraphSource):
         resolved = default_threads() if threads is None else threads
         self._decode_threads = 0 if self.feed.sampler.traits.max_cached is None else resolved
         one_by_one = self._decode_threads or (threads is None and not _worth_threads(self.feed))
-        self.parallel = 1 if one_by_one else max(1, resolved)
+        # Options of `Dataset.map`. Without them, no element is made ahead.
+        self.map_options: dict[str, Any] = {}
+        if resolved > 1 and not one_by_one:
+            self.map_options = {"num_parallel_calls": resolved, "deterministic": True}
         self.group_size = self._max_group_size()
         self._passes: dict[int, _OpenPass] = {}  # by number
         self._errors: dict[int, dict[int, Exception]] = {}  # by pass and step
@@ -121,7 +124,7 @@ class BatchSource(GraphSource):
                 batcher.close()
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (slot, batch) of a pass; `parallel` batches are read at once."""
+        """Make the dataset of (slot, batch) of a pass."""
         slots = tf.data.Dataset.range(PassState.of(pass_state).start * self.ranks, self.slots)
         types = [spec.dtype for spec in self.layout.flat]
 
@@ -129,7 +132,7 @@ class BatchSource(GraphSource):
             flat = numpy_function_of(self.read, [pass_state, slot], types)
             return slot, self.layout.restore(flat)
 
-        return map_in_order(slots, fetch, self.parallel)
+        return slots.map(fetch, **self.map_options)
 
     def read(self, pass_state: Int64s, slot: np.int64) -> list[Array]:
         """Read the batch of a slot."""
