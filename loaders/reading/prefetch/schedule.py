@@ -68,14 +68,14 @@ class Schedule:
 
         Here steps are counted over all epochs.
         """
-        drawn: list[Int64s] = [np.zeros(0, np.int64)]
-        per, step = len(self.sampler), start
-        while step < stop:
-            epoch, first = divmod(step, per)
-            drawn += self.batches(epoch, first, min(per, first + stop - step))
-            step = start + len(drawn) - 1
-        ids = np.concatenate(drawn)
-        steps = np.repeat(np.arange(start, stop), [len(one) for one in drawn[1:]])
+        batches: list[Int64s] = []
+        steps_per_epoch = len(self.sampler)
+        while start + len(batches) < stop:
+            epoch, first = divmod(start + len(batches), steps_per_epoch)
+            last = min(steps_per_epoch, first + stop - start - len(batches))
+            batches += self.batches(epoch, first, last)
+        ids = np.concatenate([np.zeros(0, np.int64), *batches])
+        steps = np.repeat(np.arange(start, stop), [len(batch) for batch in batches])
         return self.sampler.records(ids[ids >= 0]), steps[ids >= 0]
 
     def _chunk(self, epoch: int, number: int) -> list[Int64s]:

@@ -94,30 +94,23 @@ class Spans:
         firsts, stops = self._sampler.spans(records, epoch)
         order = np.argsort(firsts, kind="stable")
         new = (np.diff(firsts[order]) != 0) | (np.diff(order) > self._pause)
-        begins = np.flatnonzero(np.concatenate([[True], new])[: len(order)])
-        opens, ends = order[begins], order[np.append(begins[1:], len(order))[: len(begins)] - 1]
-        for place in np.argsort(opens).tolist():
-            at, last = int(opens[place]), int(ends[place])
-            self._use(
-                Span(int(firsts[at]), int(stops[at]), int(steps[at])), int(steps[last]), at, last
-            )
+        uses = np.split(order, np.flatnonzero(new) + 1) if len(order) else []
+        for begin, end in sorted((int(samples[0]), int(samples[-1])) for samples in uses):
+            first = int(firsts[begin])
+            span, _, sample = self._open.get(first, (None, 0, 0))
+            if span is not None and self._samples + begin - sample > self._pause:
+                self._close(first)
+                span = None
+            if span is None:
+                span = Span(first, int(stops[begin]), int(steps[begin]))
+                self._opened.append(span)
+            self._open[first] = span, int(steps[end]), self._samples + end
         self._samples += len(records)
         self._looked += stop - step
         self._together = min(2 * self._together, self._most)
-        done = stop == self._steps
-        for span, _, sample in list(self._open.values()):
-            if done or self._samples - sample > self._pause:
-                self._close(span.first)
-
-    def _use(self, span: Span, last: int, begin: int, end: int) -> None:
-        """Note that samples `begin` to `end` of this look come from a span."""
-        before = self._open.get(span.first)
-        if before is not None and self._samples + begin - before[2] > self._pause:
-            self._close(span.first)
-            before = None
-        if before is None:
-            self._opened.append(span)
-        self._open[span.first] = before[0] if before else span, last, self._samples + end
+        for first, (_, _, sample) in list(self._open.items()):
+            if stop == self._steps or self._samples - sample > self._pause:
+                self._close(first)
 
     def _close(self, first: int) -> None:
         span, last, _ = self._open.pop(first)
