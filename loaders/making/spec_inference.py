@@ -53,7 +53,7 @@ def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
     The others are of other records if one of the first steps has such records. Otherwise they are
     the first records in reverse order, with other seeds. An empty stream gives record 0.
     """
-    sampler = Schedule(feed.sampler).whole.sampler  # of all ranks together
+    sampler = Schedule(feed.sampler).all_ranks.sampler
     first = Request.plain(np.zeros(1, np.int64))
     for step in range(min(len(sampler), _STEPS)):
         request = Request.of(sampler, 0, step)

@@ -2,9 +2,9 @@
 
 - local.py reads shards, by the open files of handles.py, and loose files. remote.py fetches what
   lies at a URL. checked.py compares bytes with the index.
-- prefetch/ says what is fetched before it is needed. read_step.py has the plan of a pass, and the
+- prefetch/ fetches ranges before they are needed. read_step.py has the plan of a pass, and the
   blocks in which its steps are read.
-- source.py is what a feed needs of a source of records.
+- source.py has the sources of records for a feed, and checks what a source of one's own returns.
 - dataset_source.py makes a source of any dataset that gives its records by number.
 - side_table.py joins memory-mapped arrays by sample id.
 """

@@ -7,21 +7,21 @@ from twinfeed.loaders.support.checksum import crc32c
 
 
 class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of this library
-    """Say which row has other bytes than the index says, and what was read instead."""
+    """A row whose bytes are not those that the index says: its number, and what was read."""
 
-    def __init__(self, place: int, found: bytes) -> None:
-        super().__init__(place, found)  # both arguments, so that the error can be pickled
-        self.place = place
+    def __init__(self, row: int, found: bytes) -> None:
+        super().__init__(row, found)  # both arguments, so that the error can be pickled
+        self.row = row
         self.found = found
 
 
-def cut_rows(piece: bytes, rows: Rows, checksums: bool, place: int) -> list[bytes]:
-    """Cut one piece into the rows' bytes, and check each."""
+def cut_rows(range_data: bytes, rows: Rows, checksums: bool, first: int) -> list[bytes]:
+    """Cut the bytes of a range into those of its rows, and check each; `first` counts from 0."""
     base = int(rows["offset"][0])
     out: list[bytes] = []
     for offset, length, _, crc in rows.tolist():
-        data = piece[offset - base : offset - base + length]
+        data = range_data[offset - base : offset - base + length]
         if len(data) != length or (checksums and crc32c(data) != crc):
-            raise WrongBytes(place + len(out), data)
+            raise WrongBytes(first + len(out), data)
         out.append(data)
     return out

@@ -75,7 +75,7 @@ class DatasetSource:
     """
 
     # One lock for all: two sources may share a dataset, or nest.
-    _turn = PerProcess(threading.RLock)
+    _lock = PerProcess(threading.RLock)
 
     def __init__(
         self,
@@ -88,25 +88,25 @@ class DatasetSource:
         digest: str | None = None,
         threads: bool = False,
     ) -> None:
-        known = _kind(data)(data, None if fields is None else checks.names("fields", fields))
-        self._data, self._kind = known, type(data).__name__
-        self._one_at_a_time = not (validate.flag("threads", threads) or known.pure)
-        self.fresh, self.in_memory = known.fresh, known.in_memory
-        self.unnamed = known.unnamed
+        dataset = _kind(data)(data, None if fields is None else checks.names("fields", fields))
+        self._data, self._kind = dataset, type(data).__name__
+        self._locked = not (validate.flag("threads", threads) or dataset.pure)
+        self.fresh, self.in_memory = dataset.fresh, dataset.in_memory
+        self.unnamed = dataset.unnamed
         self.fork_safe = bool(getattr(data, "fork_safe", True))
-        given = columns if isinstance(columns, Mapping) else {}
-        self.columns = {name: _numbers(name, column) for name, column in given.items()}
-        read = () if columns is None or given else checks.names("columns", columns)
+        arrays = columns if isinstance(columns, Mapping) else {}
+        self.columns = {name: _numbers(name, column) for name, column in arrays.items()}
+        read = () if columns is None or arrays else checks.names("columns", columns)
         for name in read if label is None else (*read, label):
             if name not in self.columns:
-                self.columns[name] = _numbers(name, _read_column(known, name))
+                self.columns[name] = _numbers(name, _read_column(dataset, name))
         if label is not None and self.columns[label].dtype.kind not in "iu":
             raise TypeError(f"label {label!r} must hold integers, got {self.columns[label].dtype}")
-        self.fields = [name for name in known.names if name not in self.columns]
+        self.fields = [name for name in dataset.names if name not in self.columns]
         names = [*self.fields, *self.columns]
         self.digests = {} if digest is None else dict.fromkeys(names, digest)
-        self.lacking = {name: int(lacks.sum()) for name, lacks in known.lacks.items()}
-        self.filled = known.filled
+        self.lacking = {name: int(lacks.sum()) for name, lacks in dataset.lacks.items()}
+        self.filled = dataset.filled
 
     def __repr__(self) -> str:
         names = f"fields {self.fields}, columns {[*self.columns]}"
@@ -117,7 +117,7 @@ class DatasetSource:
         return len(self._data)
 
     def describe(self, record: int, /) -> str:
-        """Say which record this is, for messages."""
+        """Return in one line which record this is, for messages."""
         return f"record {record} of a {self._kind}"
 
     def reader(self, *, checksums: bool) -> DatasetSource:
@@ -126,7 +126,7 @@ class DatasetSource:
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:
         """Return the values of each field for each id."""
-        with self._turn() if self._one_at_a_time else nullcontext():
+        with self._lock() if self._locked else nullcontext():
             return self._data.take(ids, fields)
 
     def close(self) -> None:
@@ -177,12 +177,12 @@ class _Items:
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
         """Return the values of some fields, for each id; None for a record that has none."""
-        whole = [name for name in names if name not in self.lacks]
-        found = dict(self._values(ids, whole)) if whole else {}
+        complete = [name for name in names if name not in self.lacks]
+        found = dict(self._values(ids, complete)) if complete else {}
         for name in self.lacks.keys() & names:
             lacks = self.lacks[name][ids]
-            rest = iter(self._values(ids[~lacks], [name])[name])
-            found[name] = [None if none else next(rest) for none in lacks]
+            values = iter(self._values(ids[~lacks], [name])[name])
+            found[name] = [None if lacking else next(values) for lacking in lacks]
         return found
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
@@ -192,18 +192,18 @@ class _Items:
 
     def column(self, name: str, /) -> Any:
         """Return a field of all records."""
-        every = progress_bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
-        return [as_array(self.take(np.array([each]), [name])[name][0]).copy() for each in every]
+        records = progress_bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
+        return [as_array(self.take(np.array([n]), [name])[name][0]).copy() for n in records]
 
     def filled(self, name: str, value: Any, /) -> Any:
         """Return a value for the records that have none, as `take` would return it."""
         return value
 
     def _items(self, numbers: list[int]) -> Any:
-        many = getattr(self.data, "__getitems__", None)
-        if many is None or not numbers:  # a rank may have padding alone, and ArrayRecord refuses []
+        get_items = getattr(self.data, "__getitems__", None)
+        if get_items is None or not numbers:  # padding alone: ArrayRecord refuses []
             return [self.data[number] for number in numbers]
-        return many(numbers)
+        return get_items(numbers)
 
     def _row(self, item: Any) -> Mapping[str, Any]:
         if isinstance(item, Mapping):
@@ -220,8 +220,8 @@ class _Columns(_Items):
         self.names = fields or ([*data[[0]]] if len(data) else data.column_names)
 
     def column(self, name: str, /) -> Any:
-        every = np.arange(len(self))
-        return self.take(every, [name])[name] if name in self.lacks else self.data[name][:]
+        records = np.arange(len(self))
+        return self.take(records, [name])[name] if name in self.lacks else self.data[name][:]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
         found = self.data[ids]
@@ -235,8 +235,8 @@ class _HuggingFace(_Columns):
         super().__init__(data, fields)
         self._selected: dict[tuple[str, ...], Any] = {}
         inside, stored = data.format["type"] is not None, data.with_format("arrow")
-        nulls = [each for each in self.names if _lacking(data.data.table[each], inside).any()]
-        self.lacks = {each: _lacking(stored[each][:], inside) for each in nulls}
+        nulls = [name for name in self.names if _lacking(data.data.table[name], inside).any()]
+        self.lacks = {name: _lacking(stored[name][:], inside) for name in nulls}
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_selected": {}}

@@ -39,50 +39,50 @@ class Handles:
     def __init__(self, open_file: Callable[[int], int], limit: int) -> None:
         self.limit = limit
         self._open_file = open_file
-        self._held: OrderedDict[int, Handle] = OrderedDict()
+        self._open: OrderedDict[int, Handle] = OrderedDict()
         with self._lock():
             self._pools.add(self)
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._open)
 
     def get(self, numbers: Iterable[int], /) -> dict[int, Handle]:
         """Return the handle of each file. Keep the handles as long as the files are read."""
-        held, result = self._held, {}
+        open_files, result = self._open, {}
         with self._lock():
             for number in numbers:
-                handle = held.get(number)
+                handle = open_files.get(number)
                 if handle is None:
                     self._make_room()
-                    handle = held[number] = Handle(self._opened(number))
+                    handle = open_files[number] = Handle(self._open_with_room(number))
                 else:
-                    held.move_to_end(number)
+                    open_files.move_to_end(number)
                 result[number] = handle
         return result
 
     def close(self) -> None:
         """Drop every file."""
         with self._lock():
-            self._held.clear()
+            self._open.clear()
 
-    def _opened(self, number: int) -> int:
+    def _open_with_room(self, number: int) -> int:
         """Open a file. Drop other files where the process may open no more."""
         while True:
             try:
                 return self._open_file(number)
             except OSError as error:
-                if error.errno != errno.EMFILE or not self._held:
+                if error.errno != errno.EMFILE or not self._open:
                     raise
-                self._held.popitem(last=False)
+                self._open.popitem(last=False)
 
     def _make_room(self) -> None:
         """Drop the file used longest ago, from this pool if it is full, else from the fullest pool
         if all pools together are full.
         """
         if len(self) >= self.limit:
-            self._held.popitem(last=False)
+            self._open.popitem(last=False)
         elif sum(map(len, self._pools)) >= max(self.limit, default_limit()):
-            max(self._pools, key=len)._held.popitem(last=False)
+            max(self._pools, key=len)._open.popitem(last=False)
 
 
 def default_limit() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import operator
 import os
 import threading
 from collections import deque
@@ -53,7 +54,7 @@ class LocalFiles:
         self.index, self.checksums = index, checksums
         limit = max_open_files or default_limit()
         self.handles = Handles(partial(open_shard, index), limit)
-        self._most_at_once = max(1, limit // 4)
+        self._max_files = max(1, limit // 4)
         self.paths = PathResolver(index.root) if index.container == "files" else None
         self.advice = Advice()
 
@@ -65,15 +66,15 @@ class LocalFiles:
     def read(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
         """Return the bytes of each row. Small neighbours are read in one piece."""
         if self.paths is not None:
-            return self._whole(rows)
+            return self._read_loose(rows)
         files = rows["file"].tolist()
         numbers = dict.fromkeys(files)
-        if len(numbers) > self._most_at_once:
+        if len(numbers) > self._max_files:
             return self._by_file(rows)
         handles = self.handles.get(numbers)
         fds = [handles[file].fd for file in files]
         if not neighbours or not many_near(near := near_rows(rows)):
-            return self._each(rows, fds)
+            return self._read_rows(rows, fds)
         out: list[bytes] = []
         for first, last in _ranges_of(rows, near):
             offset = int(rows["offset"][first])
@@ -87,22 +88,22 @@ class LocalFiles:
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
         changes = np.flatnonzero(np.diff(rows["file"][order])) + 1
-        for places in np.split(order, changes[self._most_at_once - 1 :: self._most_at_once]):
+        for numbers in np.split(order, changes[self._max_files - 1 :: self._max_files]):
             try:
-                data = self.read(rows[places])
-            except WrongBytes as wrong:
-                raise WrongBytes(int(places[wrong.place]), wrong.found) from None
-            for place, item in zip(places.tolist(), data, strict=True):
-                out[place] = item
+                data = self.read(rows[numbers])
+            except WrongBytes as error:
+                raise WrongBytes(int(numbers[error.row]), error.found) from None
+            for number, row_data in zip(numbers.tolist(), data, strict=True):
+                out[number] = row_data
         return out
 
-    def _whole(self, rows: Rows) -> list[bytes]:
+    def _read_loose(self, rows: Rows) -> list[bytes]:
         """Read loose files one by one."""
         out: list[bytes] = []
-        for place, (_, length, file, _) in enumerate(rows.tolist()):
+        for number, (_, length, file, _) in enumerate(rows.tolist()):
             handle = self._handle(file, length)
             data = read_at(handle.fd, length, 0)
-            out += cut_rows(data, rows[place : place + 1], self.checksums, place)
+            out += cut_rows(data, rows[number : number + 1], self.checksums, number)
         return out
 
     def _handle(self, file: int, length: int) -> Handle:
@@ -132,7 +133,7 @@ class LocalFiles:
                 handle = self._handle(file, stop - start)
                 yield handle.fd, start, stop
 
-    def _each(self, rows: Rows, fds: list[int]) -> list[bytes]:
+    def _read_rows(self, rows: Rows, fds: list[int]) -> list[bytes]:
         """Read row by row: the loop that most reading happens in."""
         lengths = rows["length"].tolist()
         out = list(map(os.pread, fds, lengths, rows["offset"].tolist()))
@@ -192,9 +193,8 @@ def open_shard(index: Index, number: int) -> int:
 
 def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
     """Return the error of the first bytes with a wrong length or checksum."""
-    pairs = enumerate(zip(found, expected, strict=True))
-    place = next(place for place, (one, other) in pairs if one != other)
-    return WrongBytes(place, data[place])
+    row = [*map(operator.eq, found, expected)].index(False)
+    return WrongBytes(row, data[row])
 
 
 def path_of(index: Index, paths: StringColumn, number: int) -> str:

@@ -33,7 +33,8 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import BatchStream, validate
 
 Value = Any
-_MUCH = 1 << 26
+_CHECKED_BYTES = 1 << 26
+"""Rows of more bytes in total are compared with the limit of a batch."""
 
 
 class Reader(Closing):
@@ -160,8 +161,8 @@ class Reader(Closing):
             unique, inverse = np.unique(ids, return_inverse=True)
         data = self._fetch(unique, names, missing, inverse is not None or len(names) > 1)
         out = []
-        for place, name in enumerate(names):
-            values = self._decode(name, data[place :: len(names)])
+        for number, name in enumerate(names):
+            values = self._decode(name, data[number :: len(names)])
             if name in missing and name in self._lacking:
                 lacking = self.index.rows([name], unique)["length"] == -1
                 values = [
@@ -176,10 +177,10 @@ class Reader(Closing):
     ) -> list[bytes]:
         """Return the bytes of each field, record by record; b"" if it may be `missing`."""
         rows = self.index.rows(names, ids)
-        where = None
+        present = None
         if not self._lacking.isdisjoint(names):
-            where = self._held(rows, ids, names, missing)
-            rows = rows[where]
+            present = self._present(rows, ids, names, missing)
+            rows = rows[present]
         self._check_batch(rows)
         files = self._files
         try:
@@ -188,27 +189,29 @@ class Reader(Closing):
             else:
                 data = files.read(rows, neighbours=neighbours)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
-            beyond = outside(self.index, rows).tolist()
-            wrong = error if isinstance(error, WrongBytes) else None
-            if not beyond and wrong is None:
+            damaged = outside(self.index, rows).tolist()
+            if damaged:
+                row, found = damaged[0], None
+            elif isinstance(error, WrongBytes):
+                row, found = error.row, error.found
+            else:
                 raise
-            bad = wrong.place if wrong and not beyond else beyond[0]
-            place = bad if where is None else int(where[bad])
-            record, name = int(ids[place // len(names)]), names[place % len(names)]
-            if wrong and not beyond:
-                raise self._wrong(record, name, rows[bad], wrong.found) from None
-            raise self._damaged(record, name, rows[bad]) from None
-        if where is None:
+            number = row if present is None else int(present[row])
+            record, name = int(ids[number // len(names)]), names[number % len(names)]
+            if found is None:
+                raise self._damaged_error(record, name, rows[row]) from None
+            raise self._bytes_error(record, name, rows[row], found) from None
+        if present is None:
             return data
         filled = [b""] * (len(ids) * len(names))
-        for place, item in zip(where.tolist(), data, strict=True):
-            filled[place] = item
+        for number, row_data in zip(present.tolist(), data, strict=True):
+            filled[number] = row_data
         return filled
 
     def _check_batch(self, rows: npt.NDArray[Any]) -> None:
         """Raise LoaderError for more bytes than a batch may have, as in a hostile index."""
         wanted = int(rows["length"].sum())
-        if wanted > _MUCH and not len(outside(self.index, rows)):
+        if wanted > _CHECKED_BYTES and not len(outside(self.index, rows)):
             advice = f"read fewer records at a time; if these are few, {REBUILD}"
             check_bytes("a batch", wanted, self._most, path=self.index.where, advice=advice)
 
@@ -220,18 +223,18 @@ class Reader(Closing):
         # Records of one index do not overlap, and a batch may have a record several times.
         return min(LIMITS.batch_bytes, 16 * int(self.index.shards["bytes"].sum()))
 
-    def _held(
+    def _present(
         self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str], missing: Container[str]
     ) -> Int64s:
-        """Return the places of the rows that are there; raise if a row may not be missing."""
-        held = rows["length"] != -1
-        allowed = [self._fill or name in missing for name in names]
-        lacking = np.flatnonzero(~(held.reshape(-1, len(names)) | allowed))
+        """Return the numbers of the rows that are there; raise if a row may not be missing."""
+        present = rows["length"] != -1
+        optional = [self._fill or name in missing for name in names]
+        lacking = np.flatnonzero(~(present.reshape(-1, len(names)) | optional))
         if len(lacking):
-            raise self._missing(int(lacking[0]), ids, names)
-        return np.flatnonzero(held)
+            raise self._missing_error(int(lacking[0]), ids, names)
+        return np.flatnonzero(present)
 
-    def _damaged(self, record: int, name: str, row: np.void) -> IndexFormatError:
+    def _damaged_error(self, record: int, name: str, row: np.void) -> IndexFormatError:
         """Return the error of a row that does not lie within its shard."""
         shard, number = self.index.place(record)
         return IndexFormatError(
@@ -247,36 +250,36 @@ class Reader(Closing):
         kind = self.index.fields[name].kind
         return data if kind == "bytes" else [decode_list(kind, item) for item in data]
 
-    def _missing(self, place: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
+    def _missing_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
         """Return the error of a record that lacks a field."""
-        record, name = int(ids[place // len(names)]), names[place % len(names)]
+        record, name = int(ids[row // len(names)]), names[row % len(names)]
         return LoaderError(
             f"{self.index.describe(record)} lacks the field {name!r}",
             advice=f"give Feed or Reader.read a value for it, missing={{{name!r}: …}}, or "
             "read other fields",
         )
 
-    def _wrong(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
+    def _bytes_error(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
         """Return the error of bytes that are not as indexed."""
-        whole = self.index.container == "files"
+        is_file = self.index.container == "files"
         facts: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",
-            "offset": None if whole else int(row["offset"]),
+            "offset": None if is_file else int(row["offset"]),
             "record": self.index.place(record)[1],
             "key": self.index.keys([record])[0],
         }
-        at = "" if whole else f" at byte {row['offset']}"
-        where = f"field {name!r}{at} of {self.index.describe(record)}"
+        offset = "" if is_file else f" at byte {row['offset']}"
+        field = f"field {name!r}{offset} of {self.index.describe(record)}"
         if len(found) < row["length"]:
             return TruncatedShardError(
-                f"the shard ends within {where}",
+                f"the shard ends within {field}",
                 expected=f"{row['length']} bytes",
                 found=f"{len(found)} bytes",
                 advice=f"restore the shard, or {REBUILD}",
                 **facts,
             )
         return DataCorruptionError(
-            f"corrupted bytes in {where}",
+            f"corrupted bytes in {field}",
             expected=f"CRC {int(row['crc']):#010x}",
             found=f"{crc32c(found):#010x}",
             advice="restore the shard, or leave bad records out: twinfeed verify --bad-list FILE, "

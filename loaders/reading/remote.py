@@ -38,12 +38,12 @@ class RemoteFiles:
         cache = index.cache
         self.cache = None if cache is None else ChunkCache(index, cache, self._sizes, self._fetch)
         self.buffer = RangeBuffer(self.cache.read if self.cache else self._fetch, gap_of(index))
-        self._known: set[int] = set()
+        self._compared: set[int] = set()
         self._file = lru_cache(_FILES)(self._info_of)
 
     def fetch(self, rows: Rows, /) -> list[bytes]:
         """Return the bytes of each row."""
-        self._look_at(rows)
+        self._compare_files(rows)
         ranges = self.buffer.of_rows(rows)
         try:
             return self._cut(rows, ranges)
@@ -57,23 +57,23 @@ class RemoteFiles:
 
     def _cut(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:
         """Cut the ranges into the rows' bytes, and check each."""
-        data = {each: each.data for each in dict.fromkeys(ranges)}
+        data = {entry: entry.data for entry in dict.fromkeys(ranges)}
         out = [
-            bytes(data[each][offset - each.start : offset - each.start + length])
-            for each, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
+            bytes(data[entry][offset - entry.start : offset - entry.start + length])
+            for entry, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
         ]
         found = crc32c_of_each(out) if self.checksums else rows["crc"].tolist()
-        for place, (offset, length, file, crc) in enumerate(rows.tolist()):
-            if len(out[place]) != length or found[place] != crc:
-                out[place] = self._anew(file, offset, offset + length, out[place])
-                if len(out[place]) != length or crc32c(out[place]) != crc:
-                    raise WrongBytes(place, out[place])
+        for row, (offset, length, file, crc) in enumerate(rows.tolist()):
+            if len(out[row]) != length or found[row] != crc:
+                out[row] = self._read_again(file, offset, offset + length, out[row])
+                if len(out[row]) != length or crc32c(out[row]) != crc:
+                    raise WrongBytes(row, out[row])
         return out
 
-    def _anew(self, file: int, start: int, stop: int, wrong: bytes) -> bytes:
-        """Return a range from its store, and drop the `wrong` bytes that the cache may hold."""
+    def _read_again(self, file: int, start: int, stop: int, data: bytes) -> bytes:
+        """Return a range from its store, and drop the wrong `data` that the cache may have."""
         if self.cache is None:
-            return wrong
+            return data
         self.cache.forget(file, start, stop)
         return bytes(self._fetch(file, start, stop))
 
@@ -112,14 +112,14 @@ class RemoteFiles:
             answered = describe_object(ObjectInfo(found.bytes, tag))
             raise stale_file_error(self.store.url(path), describe_object(expected), answered)
 
-    def _look_at(self, rows: Rows) -> None:
+    def _compare_files(self, rows: Rows) -> None:
         """Compare the size and ETag of the rows' files, if responses with ranges lack them."""
         if self.store.sends_info or self.index.container == "files":
             return  # the rest costs a request a file
-        new = set(rows["file"].tolist()) - self._known
+        new = set(rows["file"].tolist()) - self._compared
         if not new:
             return
         infos = self.store.stat([self._file(file)[0] for file in new])
         for file, found in zip(new, infos, strict=True):
             self._compare(file, found)
-        self._known.update(new)
+        self._compared.update(new)

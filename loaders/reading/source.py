@@ -1,4 +1,4 @@
-"""What a feed needs of a source of records: an index over shards, or another source."""
+"""Sources of records for a feed: an index over shards, or a source of one's own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twinfeed.samplers.validate import counted, unmasked
 
 
 class Source(Protocol):
-    """The records that there are. Their ids are 0 to len - 1.
+    """A source of records, whose ids are 0 to len - 1.
 
     An `Index` is a source. Any other source has a method `reader` too: see `OwnSource`.
 
@@ -40,7 +40,7 @@ class Source(Protocol):
         """By name, a digest of the content of a field or column, for states; may be empty."""
 
     def describe(self, record: int, /) -> str:
-        """Say in one line where a record lies, for messages."""
+        """Return in one line where a record lies, for messages."""
 
 
 class Reads(Protocol):
@@ -137,7 +137,7 @@ def read_only(array: Array, /) -> Array:
     return view
 
 
-class _Checked:
+class CheckedReader:
     """Read from a source of the user's own, and check what `read` returns.
 
     Arrays are given on as read-only views, since the source may keep their memory. If the reader
@@ -169,45 +169,44 @@ class _Checked:
         except Exception as error:
             raise self._failed(ids, fields, error) from error
         if not isinstance(found, Mapping):
-            raise self._wrong("no dict", fields, len(ids), f"a {type(found).__name__}")
+            raise self._invalid("no dict", fields, len(ids), f"a {type(found).__name__}")
         for name in fields:
             if name not in found:
-                raise self._wrong(f"no values of the field {name!r}", fields, len(ids), [*found])
+                raise self._invalid(f"no values of the field {name!r}", fields, len(ids), [*found])
             values = found[name]
             if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
                 got = f"a {type(values).__name__}"
-                raise self._wrong(f"no list for the field {name!r}", fields, len(ids), got)
+                raise self._invalid(f"no list for the field {name!r}", fields, len(ids), got)
             if len(values) != len(ids):
                 what = f"another number of values of the field {name!r}"
-                raise self._wrong(what, fields, len(ids), counted(len(values), "value"))
-        return {name: self._given(name, found[name], ids, missing.get(name)) for name in fields}
+                raise self._invalid(what, fields, len(ids), counted(len(values), "value"))
+        return {name: self._filled(name, found[name], ids, missing.get(name)) for name in fields}
 
-    def _given(self, name: str, values: Sequence[Any], ids: Int64s, missing: Any) -> Sequence[Any]:
-        """Return the values of a field as a batch may use them."""
+    def _filled(self, name: str, values: Sequence[Any], ids: Int64s, missing: Any) -> Sequence[Any]:
+        """Return the values of a field as a batch may use them, with `missing` in place of None."""
         if isinstance(values, np.ndarray) and values.dtype != object:
             return values if self._fresh else read_only(values)
-        filled = (missing if value is None else value for value in values)
-        given = [read_only(one) if isinstance(one, np.ndarray) else one for one in filled]
-        for record, one in zip(ids, given, strict=True):
-            if one is None:
+        filled = [missing if value is None else value for value in values]
+        for record, value in zip(ids, filled, strict=True):
+            if value is None:
                 raise LoaderError(
                     f"{self._source.describe(int(record))}: read gave None for the field {name!r}",
                     advice=f"give the feed a value for it, missing={{{name!r}: …}}, or leave the "
                     "record out (records= of the sampler)",
                 )
-        return given
+        return [read_only(value) if isinstance(value, np.ndarray) else value for value in filled]
 
     def _failed(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
         """Return the error of a failed `read`, with the first record that fails by itself."""
-        where = f"{counted(len(ids), 'record')} at once"
+        records = f"{counted(len(ids), 'record')} at once"
         for record in ids:
             try:
                 self._reader.read(np.array([record]), fields)
             except Exception:
-                where = self._source.describe(int(record))
+                records = self._source.describe(int(record))
                 break
         return LoaderError(
-            f"{where}: read of a {self._name} failed: {error!r}",
+            f"{records}: read of a {self._name} failed: {error!r}",
             advice="mend read, or leave the record out (records= of the sampler)",
         )
 
@@ -215,7 +214,7 @@ class _Checked:
         """Close what the reader has open."""
         self._reader.close()
 
-    def _wrong(self, what: str, fields: Sequence[str], count: int, found: object) -> LoaderError:
+    def _invalid(self, what: str, fields: Sequence[str], count: int, found: object) -> LoaderError:
         return LoaderError(
             f"read of a {self._name} gave {what}",
             expected=f"a dict with a list of {counted(count, 'value')} for each of {list(fields)}",
@@ -229,13 +228,13 @@ def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
     if isinstance(source, Index):
         return Reader(source, checksums=checksums)
     assert isinstance(source, OwnSource)
-    return _Checked(source.reader(checksums=checksums), source)
+    return CheckedReader(source.reader(checksums=checksums), source)
 
 
 def values_of(
     reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
 ) -> Mapping[str, Sequence[Any]]:
     """Return the values of fields, and those of `missing` for the records that lack a field."""
-    if isinstance(reader, (Reader, _Checked)):
+    if isinstance(reader, (Reader, CheckedReader)):
         return reader._values(ids, fields, missing)
     return reader.read(ids, fields)

@@ -67,7 +67,7 @@ class ChunkCache:
         if self._uses is None or self._stream != stream:
             self._stream = schedule, fields, prefetched = stream
             chunks_of = partial(self._chunks_of, fields)
-            self._uses = NextUses(schedule.whole, chunks_of, prefetched=prefetched)
+            self._uses = NextUses(schedule.all_ranks, chunks_of, prefetched=prefetched)
         self._eviction.advance(self._uses, step, self._cached)
 
     def _cached(self) -> Iterator[int]:
@@ -79,12 +79,12 @@ class ChunkCache:
                 yield starts[digest] + int(number)
 
     def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the first and the last chunk of each field, and the place of its record."""
+        """Return the first and the last chunk of each field, and the number of its record."""
         rows = self._index.rows(fields, records)
         nonempty = rows["length"] > 0
-        rows, places = rows[nonempty], np.repeat(np.arange(len(records)), len(fields))[nonempty]
+        rows, numbers = rows[nonempty], np.repeat(np.arange(len(records)), len(fields))[nonempty]
         starts, last = self.starts[rows["file"]], rows["offset"] + rows["length"] - 1
-        return starts + rows["offset"] // self.size, starts + last // self.size, places
+        return starts + rows["offset"] // self.size, starts + last // self.size, numbers
 
     def read(self, shard: int, start: int, stop: int, step: int, /) -> memoryview:
         """Return a range of a shard, which the batch of this step needs.
@@ -100,7 +100,7 @@ class ChunkCache:
         while missing := [number for number in numbers if number not in found]:
             done = threading.Event()
             with self._lock:  # claim the chunks that no other thread reads
-                others = [self._claimed[n] for n in missing if n in self._claimed]
+                claimed_by_others = [self._claimed[n] for n in missing if n in self._claimed]
                 claimed = [n for n in missing if n not in self._claimed]
                 self._claimed |= dict.fromkeys(claimed, done)
             try:
@@ -110,8 +110,8 @@ class ChunkCache:
                     for number in claimed:
                         del self._claimed[number]
                 done.set()
-            for other in others:
-                other.wait()
+            for event in claimed_by_others:
+                event.wait()
         data = b"".join([found[number] for number in numbers])
         return memoryview(data)[start - first * self.size : stop - first * self.size]
 
@@ -141,10 +141,10 @@ class ChunkCache:
         for run in np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1) if missing else ():
             start = (int(run[0]) - base) * self.size
             start, stop = self._within(shard, start, start + len(run) * self.size)
-            whole = self._fetch(shard, start, stop, step)
+            run_data = self._fetch(shard, start, stop, step)
             for offset, chunk in zip(range(0, stop - start, self.size), run.tolist(), strict=True):
                 name, length = self._entry(chunk)
-                found[chunk] = data = bytes(whole[offset : offset + length])
+                found[chunk] = data = bytes(run_data[offset : offset + length])
                 if len(data) == length:
                     victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
                     if self._disk.put(name, data, victims):

@@ -1,4 +1,4 @@
-"""Which cached chunks are evicted: those used furthest in the future, since a stream is known."""
+"""Eviction of cached chunks: those used furthest in the future, since a stream is known."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAMPLES, _LEAST, _EPOCHS = 1 << 20, 1 << 12, 4
 samples. A chunk without a use in this window is evicted before every chunk with one.
 """
 
-_OTHERS, _AGAIN = 3600.0, 10.0
+_UNREAD, _AGAIN = 3600.0, 10.0
 """Seconds after which entries of data that nobody reads are evicted first, and seconds between two
 searches where the first found none.
 """
@@ -34,10 +34,10 @@ ChunksOfRecords = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
 
 
 class NextUses:
-    """Find the step of the next use of each chunk, some samples ahead.
+    """The step of the next use of each chunk, some samples ahead.
 
     `chunks_of` gives for the fields of records (int64[n]) the first and the last chunk, and the
-    place of the record in the array. The stream is that of all ranks. Steps are counted over all
+    number of the record in the array. The stream is that of all ranks. Steps are counted over all
     epochs. With `prefetched`, spans are read as a whole when they are opened, and then buffered.
     """
 
@@ -46,20 +46,20 @@ class NextUses:
     ) -> None:
         self._schedule, sampler = schedule, schedule.sampler
         self._chunks_of = chunks_of
-        self._whole_spans = prefetched and reads_spans(sampler)
+        self._reads_spans = prefetched and reads_spans(sampler)
         epoch = len(sampler) * sampler.batch_size
         samples = min(_SAMPLES, max(_LEAST, _EPOCHS * epoch))
-        self._span = max(1, -(-samples // sampler.batch_size))  # steps of the window
+        self._window = max(1, -(-samples // sampler.batch_size))  # steps of the window
         self._keys: npt.NDArray[np.int64] = np.array([NO_STEP])  # sorted: see `_keys_of`
         self._begin = self._end = self._now = 0
 
     def seek(self, step: int, /) -> bool:
-        """Go to a batch. Return whether the uses were computed anew."""
+        """Advance to a batch. Return whether the uses were computed anew."""
         self._now = step
         if self._begin <= step < self._begin + max(1, (self._end - self._begin) // 2):
             return False
-        self._begin, self._end = step, step + self._span
-        if self._whole_spans:
+        self._begin, self._end = step, step + self._window
+        if self._reads_spans:
             records, steps, _ = Spans(self._schedule, self._begin).records_before(self._end)
         else:
             records, steps = self._schedule.records(self._begin, self._end)
@@ -71,15 +71,15 @@ class NextUses:
     def after(self, chunk: int, step: int, /) -> int:
         """Return the step of the next use of a chunk after a step."""
         step = self._now if step == CURRENT_STEP else max(self._begin - 1, min(step, self._end - 1))
-        key = chunk * self._span + step - self._begin
+        key = chunk * self._window + step - self._begin
         later = int(self._keys[np.searchsorted(self._keys, key, side="right")])
-        return self._begin + later % self._span if later // self._span == chunk else NO_STEP
+        return self._begin + later % self._window if later // self._window == chunk else NO_STEP
 
-    def _keys_of(self, records: Int64s, at: Int64s) -> Int64s:
+    def _keys_of(self, records: Int64s, steps: Int64s) -> Int64s:
         """Return a key for each chunk of records that are read at these steps."""
-        low, high, places = self._chunks_of(records)
-        steps = np.repeat(at[places], high - low + 1)
-        return _sorted_unique(ranges(low, high + 1) * self._span + steps - self._begin)
+        low, high, numbers = self._chunks_of(records)
+        steps = np.repeat(steps[numbers], high - low + 1)
+        return _sorted_unique(ranges(low, high + 1) * self._window + steps - self._begin)
 
 
 def _sorted_unique(keys: Int64s) -> Int64s:
@@ -89,7 +89,7 @@ def _sorted_unique(keys: Int64s) -> Int64s:
 
 
 class Eviction:
-    """Choose what is evicted from a cache, for several threads.
+    """Eviction from a cache, for several threads.
 
     If the stream is known (`advance`), entries of other data that nobody has read for an hour are
     evicted first, and then the chunks used furthest in the future (Belady's algorithm). If it is
@@ -98,7 +98,7 @@ class Eviction:
 
     def __init__(self, disk: Disk, digests: Collection[str]) -> None:
         self._oldest = _oldest(disk, (), 0.0)
-        self._oldest_others = _oldest(disk, digests, _OTHERS)
+        self._oldest_unread = _oldest(disk, digests, _UNREAD)
         self._lock = Lock()
         self._uses: NextUses | None = None
         self._next: dict[int, int] = {}  # the step of the next use of each cached chunk
@@ -106,7 +106,7 @@ class Eviction:
         self._soonest: list[tuple[int, int]] = []
 
     def advance(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
-        """Go to a batch of a stream; `cached` returns the chunks that the cache has."""
+        """Advance to a batch of a stream; `cached` returns the chunks that the cache has."""
         with self._lock:
             chunks = [*self._next] if uses is self._uses else [*cached()]
             self._uses = uses
@@ -133,11 +133,11 @@ class Eviction:
         # threads could advance one generator at once.
         with self._lock:
             next_use = None if self._uses is None else self._uses.after(chunk, step)
-        oldest = self._oldest if next_use is None else self._oldest_others
+        oldest = self._oldest if next_use is None else self._oldest_unread
         while (entry := next(oldest, None)) is not None:
             yield entry
-        while next_use is not None and (other := self._pop_furthest(next_use)) is not None:
-            yield name(other)
+        while next_use is not None and (victim := self._pop_furthest(next_use)) is not None:
+            yield name(victim)
 
     def _push(self, chunk: int, when: int) -> None:
         self._next[chunk] = when

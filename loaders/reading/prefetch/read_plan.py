@@ -1,4 +1,4 @@
-"""What a stream reads, as events in step order: ranges to fetch, and blocks that are finished."""
+"""Events of a stream in step order: ranges to fetch, and blocks to release."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Release(NamedTuple):
 
 
 class ReadPlan:
-    """Say what a stream reads from step `start` to the end of the epoch, as events in step order.
+    """The events of a stream from step `start` to the end of the epoch, in step order.
 
     Nothing is read here. Each span of the stream (a block, or a single record) is fetched when the
     stream enters it. About `limit` bytes are fetched ahead of the batches that are read. The last
@@ -114,7 +114,7 @@ class ReadPlan:
         self._reached = start - 1
 
     def continues_at(self, start: int, /) -> bool:
-        """Go on with a pass from this step, if the pass before has ended there; say whether."""
+        """Continue with a pass from this step if the last pass has ended there; return whether."""
         ended = self._reached == self._epoch_end - 1 and start == self._epoch_end
         if not self.enabled or self.probing or not ended:
             return False
@@ -134,7 +134,7 @@ class ReadPlan:
             return min([*self._in_progress, self._reached + 1])  # batches are read about in order
 
     def until(self, step: int, /) -> Iterator[Fetch | Release]:
-        """Yield what to do while the batch of `step` is read, each event once."""
+        """Yield the events to apply while the batch of `step` is read, each event once."""
         while self._fetched and self._fetched[0][0] <= step:
             self._bytes -= self._fetched.popleft()[1]
         for _ in range(2):  # not all at once: the batch of this step waits
@@ -214,7 +214,7 @@ def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /
 
 
 def outside(index: Index, rows: Rows, /) -> Int64s:
-    """Return the places of rows that do not lie within their shard as it was indexed."""
+    """Return the numbers of the rows that do not lie within their shard as it was indexed."""
     if index.container == "files":
         return np.zeros(0, np.int64)  # a row is a whole file, and its size is checked
     last = len(index.shards) - 1

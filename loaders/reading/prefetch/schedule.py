@@ -1,4 +1,4 @@
-"""What a stream draws, drawn once for everything that looks ahead of the loop."""
+"""The ids that a stream draws, shared by everything that looks ahead of the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEPT = (1 << 20) + (1 << 17)
 
 
 class Schedule:
-    """Give the ids of any steps of a stream, and keep the ids that were drawn last.
+    """The ids of any steps of a stream. Those drawn last are kept.
 
     It keeps a window of steps, and is no queue: passes of frameworks coexist, come out of order,
     and begin anew. Steps before the window are drawn again. Several threads may ask.
@@ -36,7 +36,7 @@ class Schedule:
         self._together = min(STEPS, steps_per_draw(sampler.batch_size))
         self._chunks: dict[tuple[int, int], list[Int64s]] = {}
         self._ids = 0
-        self._whole: Schedule | None = None
+        self._all_ranks: Schedule | None = None
         self._lock = PerProcess(Lock)
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
@@ -44,22 +44,22 @@ class Schedule:
         return Schedule, (self.sampler,)
 
     @property
-    def whole(self) -> Schedule:
+    def all_ranks(self) -> Schedule:
         """The schedule of all ranks together, from which this rank's batches are cut."""
         if self.sampler.world_size == 1:
             return self
-        if self._whole is None:
+        if self._all_ranks is None:
             stream = copy.copy(self.sampler)
             stream.rank, stream.world_size = 0, 1
-            self._whole = Schedule(stream)
-        return self._whole
+            self._all_ranks = Schedule(stream)
+        return self._all_ranks
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
         """Return the same as the sampler's `batches`; the arrays belong to the schedule."""
         out: list[Int64s] = []
         while start < stop:
-            number, place = divmod(start, self._together)
-            out += self._chunk(epoch, number)[place : place + stop - start]
+            number, first = divmod(start, self._together)
+            out += self._chunk(epoch, number)[first : first + stop - start]
             start = min(stop, (number + 1) * self._together)
         return out
 
@@ -92,11 +92,11 @@ class Schedule:
 
     def _drawn(self, epoch: int, first: int) -> list[Int64s]:
         last = min(first + self._together, len(self.sampler))
-        if self._whole is None:
+        if self._all_ranks is None:
             return self.sampler.batches(epoch, first, last)
         lows, highs = self.sampler.rank_slices(epoch, first, last)
         batches = zip(
-            self._whole.batches(epoch, first, last), lows.tolist(), highs.tolist(), strict=True
+            self._all_ranks.batches(epoch, first, last), lows.tolist(), highs.tolist(), strict=True
         )
         return [ids[low:high] for ids, low, high in batches]
 

@@ -1,4 +1,4 @@
-"""When a stream opens and closes its spans: blocks, images or single records."""
+"""Spans of a stream (blocks, images or single records): the steps that open and close each."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """Say which spans a stream opens, in order, and which step uses each last.
+    """The spans that a stream opens, in order, and the last step that uses each.
 
     A span counts as closed when no sample has come from it for `min(epoch / 4, _SAMPLES)` samples,
     and four more for each open span: an open block gives a sample every round or two. All spans are

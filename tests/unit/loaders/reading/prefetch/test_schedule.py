@@ -45,7 +45,7 @@ def test_it_gives_what_the_sampler_gives(data: st.DataObject, world: int) -> Non
         expected = sampler.batches(epoch, start, stop)
         assert [ids.tolist() for ids in found] == [ids.tolist() for ids in expected]
         if data.draw(st.booleans()):
-            assert schedule.whole.sampler.world_size == 1
+            assert schedule.all_ranks.sampler.world_size == 1
     again = pickle.loads(pickle.dumps(schedule))
     assert [ids.tolist() for ids in again.batches(epoch, start, stop)] == [
         ids.tolist() for ids in expected
