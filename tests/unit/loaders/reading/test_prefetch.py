@@ -72,7 +72,7 @@ STREAMS: dict[str, Callable[[Index], BatchStream]] = {
     "evaluation": lambda _: ExactOnceBatchSampler(COUNT, batch_size=6),
 }
 WAYS = ("remote", "cached", "local")
-MOST_CALLS = {("blocks", "remote"): (115, 84, 26), ("evaluation", "cached"): (206, 145, 36)}
+MOST_CALLS = {("blocks", "remote"): (104, 80, 25), ("evaluation", "cached"): (190, 140, 35)}
 
 
 class Immediately:
