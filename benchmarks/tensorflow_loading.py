@@ -25,6 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 import numpy as np
 import tensorflow as tf
+from figures import record
 
 from twinfeed import (
     BatchSampler,
@@ -254,6 +255,8 @@ def classes(options: argparse.Namespace, folder: Path) -> None:
             f"{figures[way][1]:7.3f} s, {each:9,.0f} records/s",
             flush=True,
         )
+    if options.record:
+        record(__file__, {"class files": figures})
     setup, first, speed = (
         a / b for a, b in zip(figures["classic"], figures["loader"], strict=True)
     )
@@ -381,6 +384,7 @@ def main() -> None:
     parser.add_argument("--megabytes", type=int, default=200, help="of records of each size")
     parser.add_argument("--batches", type=int, default=400, help="at most, of each measurement")
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--record", action="store_true", help="write figures.json")
     parser.add_argument("--classes", type=int, default=5000, help="files of `classes`")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from figures import record
 
 BATCH = 128
 RECORDS, NBYTES, SHARDS = 40_000, 10_000, 8
@@ -326,6 +327,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--data", type=Path, default=Path("benchmark-data"))
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--record", action="store_true", help="write the rates to figures.json")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     folder: Path = arguments.data
@@ -342,12 +344,13 @@ def main() -> None:
                 rate = run(kind, name, folder) if found is not None else None
                 if rate is not None:
                     found.append(rate)
-        first = statistics.median(next(iter(rates.values())))
+        medians = {name: statistics.median(found) for name, found in rates.items() if found}
+        first = next(iter(medians.values()))
         print(f"\n| {kind} | records per second | of the first line |\n|---|---|---|")
-        for name, found in rates.items():
-            if found:
-                rate = statistics.median(found)
-                print(f"| {name} | {rate:,.0f} | {rate / first:.2f} |")
+        for name, rate in medians.items():
+            print(f"| {name} | {rate:,.0f} | {rate / first:.2f} |")
+        if arguments.record:
+            record(__file__, {kind: medians})
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from figures import record
+
 Ways = Mapping[str, tuple[Callable[[], dict[str, float]], str | None]]
 """A way by its name: what measures it, and the peer that must be installed."""
 
@@ -28,6 +30,7 @@ def main(script: str, about: str | None, ways: Ways) -> None:
     parser = argparse.ArgumentParser(description=(about or "").splitlines()[0])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", default="", help="ways whose name contains this")
+    parser.add_argument("--record", action="store_true", help="write the medians to figures.json")
     parser.add_argument("--way", choices=ways, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.way:
@@ -43,9 +46,14 @@ def main(script: str, about: str | None, ways: Ways) -> None:
             runs[name].append(json.loads(result.stdout.splitlines()[-1]))
     columns = list(dict.fromkeys(c for found in runs.values() for c in found[0]))
     print("| |", " | ".join(columns), "|\n|---|" + "---|" * len(columns))
-    for name, found in runs.items():
-        medians = {c: statistics.median(run[c] for run in found) for c in found[0]}
-        cells = [f"{medians[c]:,.4g}" if c in medians else "" for c in columns]
+    medians = {
+        name: {c: statistics.median(run[c] for run in found) for c in found[0]}
+        for name, found in runs.items()
+    }
+    for name, figures in medians.items():
+        cells = [f"{figures[c]:,.4g}" if c in figures else "" for c in columns]
         print(f"| {name} |", " | ".join(cells), "|")
+    if options.record:
+        record(script, medians)
     for name in sorted(chosen.keys() - set(there)):
         print(f"{name}: not installed")
