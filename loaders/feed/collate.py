@@ -233,7 +233,7 @@ def collate(
     return batch
 
 
-def _convert(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[int, T]:
+def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[int, T]:
     """Return `convert(value)` by position, of each value but None; an error gets the position."""
     converted = {}
     for position, value in enumerate(values):
@@ -252,15 +252,15 @@ def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ra
     if not field.shape:
         if set(map(type, values)) == {kind}:
             return list(values)
-        texts = _convert(lambda value: _text(name, value, kind), values)
+        texts = _convert_each(lambda value: _text(name, value, kind), values)
         return [texts.get(position, kind()) for position in range(len(values))]
 
-    def convert(row: Any) -> list[Any]:
+    def to_texts(row: Any) -> list[Any]:
         if (strings := _strings(row)) is None:
             raise _wrong_dtype(name, "no list", f"a list of {kind.__name__}")
         return [_text(name, string, kind) for string in strings]
 
-    rows = _convert(convert, values)
+    rows = _convert_each(to_texts, values)
     lengths = [len(rows.get(position, ())) for position in range(len(values))]
     strings = np.fromiter(chain.from_iterable(rows.values()), object, sum(lengths))
     return Ragged(strings, np.array(lengths, np.int64))
@@ -384,11 +384,11 @@ def _wrong_shape(
 def _arrays(
     name: str, values: Sequence[Any], field: FieldSpec, free: int
 ) -> tuple[list[Array], tuple[int, ...]]:
-    """Return arrays that agree in all axes but the first `free`, and the shape of the other axes.
+    """Return the values as arrays of one shape but for the first `free` axes, and this shape.
 
-    None becomes zeros, with length 0 in the free axes.
+    None, a missing value, becomes zeros, with length 0 in the free axes.
     """
-    arrays = _convert(lambda value: _fitting(name, value, field), values)
+    arrays = _convert_each(lambda value: _fitting(name, value, field), values)
     first = next(iter(arrays), -1)
     expected, any_length = field.shape[free:], (None,) * free
     shape = arrays[first].shape[free:] if arrays else smallest_shape(expected)

@@ -106,7 +106,7 @@ class FeedConfig:
     def _check_plain(self) -> None:
         """Raise ValueError if the fields make no batch as they are stored."""
         kinds = self.index.fields if isinstance(self.index, Index) else {}
-        for name in [name for name in stored_fields(self) if name in kinds]:
+        for name in sorted(kinds.keys() & stored_fields(self)):
             if kinds[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
                 raise ValueError(
                     f"field {name!r} holds lists of byte strings: collate it with 'ragged', or "

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from twinfeed.loaders.feed.collate import Empty, aligned
 from twinfeed.loaders.feed.config import Batch
-from twinfeed.loaders.feed.request import Request, requests
+from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import resolve_prefetch
@@ -114,11 +114,10 @@ class MakingLoader(FeedLoader[B]):
         ) as batcher:
             batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
             epoch_requests = requests(schedule, epoch, start, seeds=feed.seeded)
-
-            def make(request: Request) -> T:
-                return convert(batcher(request))
-
-            with closing(in_order(make, epoch_requests, threads=batch_threads)) as batches:
+            batches = in_order(
+                lambda request: convert(batcher(request)), epoch_requests, threads=batch_threads
+            )
+            with closing(batches):
                 yield from batches
 
     def _prefetched(

@@ -75,14 +75,14 @@ class BatchFunction:
         """Return what the batch of a request will hold; `batch` has the rows without padding."""
         real = request.ids >= 0
         values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
-        with _errors_name(request):
+        with _errors_with_step(request):
             fields = collate(values, self.spec, how=self.how, real=None if real.all() else real)
         return {"id": request.ids, **fields}
 
     def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
         """Call the function on a batch; return the rows of each field, without the ids."""
         ids = read_only(batch["id"])
-        with _errors_name(request):
+        with _errors_with_step(request):
             result = self._function({**batch, "id": ids}, self._seed(request.epoch, request.step))
             if not isinstance(result, Mapping):
                 raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
@@ -92,7 +92,7 @@ class BatchFunction:
 
 
 @contextmanager
-def _errors_name(request: Request) -> Iterator[None]:
+def _errors_with_step(request: Request) -> Iterator[None]:
     """Raise DecodeError, with the epoch and the step, for any error in the block."""
     try:
         yield

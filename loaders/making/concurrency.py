@@ -18,10 +18,9 @@ def resolve_prefetch(
     feed: FeedConfig, prefetch: int | None, threads: int | None
 ) -> tuple[int, int]:
     """Return how many batches are kept ready, and how many threads make them."""
+    in_memory = getattr(feed.index, "in_memory", False)
     if prefetch is None:  # to hand a batch over to another thread may take longer than to make it
-        prefetch = (
-            0 if getattr(feed.index, "in_memory", False) and not feed.has_functions else PREFETCH
-        )
+        prefetch = 0 if in_memory and not feed.has_functions else PREFETCH
     prefetch = validate.integer("prefetch", prefetch, minimum=0)
     if threads is None:
         threads = default_threads() if prefetch and feed.has_functions else 0

@@ -134,8 +134,6 @@ def _equal(value: Any, other: Any) -> bool:
     """Whether two objects are equal, as far as their class can say: decode makes arrays of them."""
     if type(value) is not type(other):
         return False
-    try:
-        comparison: Any = type(value).__eq__
-        return comparison is object.__eq__ or bool(value == other)
-    except Exception:  # as where the attributes are arrays
-        return True
+    with suppress(Exception):  # as where the attributes are arrays
+        return type(value).__eq__ is object.__eq__ or bool(value == other)
+    return True

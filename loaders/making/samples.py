@@ -231,11 +231,9 @@ class Samples:
         """Call decode, or `into` with slots, for each record; see `_check_overwritten`."""
         arguments = "decode", function, records, self._undecoded(records), *slots
         samples = self.meter.timed("decoding", self.map.map, *arguments)
-
-        def again(position: int) -> Fields:
-            return self._decode_one(records[position:])
-
-        self._check_overwritten("decode", samples, records, again, skip)
+        self._check_overwritten(
+            "decode", samples, records, lambda position: self._decode_one(records[position:]), skip
+        )
         return samples
 
     def _read(self, records: Int64s) -> Values:
@@ -311,11 +309,11 @@ class Samples:
         """
         for field in samples[0] if len(samples) > 1 else ():
             values = [sample.get(field) for sample in samples]
-            place = None if field in skip else first_shared(values)
-            if place is not None:
-                before = array_copy(values[place])
-                if not same(before, again(place).get(field)):
-                    where = self.index.describe(int(records[place]))
+            first = None if field in skip else first_shared(values)
+            if first is not None:
+                value = array_copy(values[first])
+                if not same(value, again(first).get(field)):
+                    where = self.index.describe(int(records[first]))
                     raise DecodeError(f"{where}: {buffer_error(name, field)}")
 
 
