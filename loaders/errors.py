@@ -21,7 +21,7 @@ IMPORTABLE = (
     "define the functions that you pass in a module that can be imported (not in a notebook, nor "
     "as a lambda), and guard the start of a script with if __name__ == '__main__'"
 )
-"""What to do where a new process, which imports the script, ended as it began."""
+"""Advice where a spawned process died while it imported the main script."""
 
 
 class LoaderError(Exception):

@@ -41,7 +41,7 @@ class Cursor:
         self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
-        self._pass_counts = (0, 0)  # an epoch, and how many passes in a row started with it
+        self._pass_counts = (0, 0)  # an epoch, and its consecutive passes
 
     def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
         """Start a pass, and return its first (epoch, step): normally the cursor's position.

@@ -33,7 +33,7 @@ TRANSFORM_EXTRAS = ("id", "record", "view", "seed", "seed32")
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeedConfig:
-    """What batches are made of, as the code that makes batches sees a feed."""
+    """The values that a `Feed` has, without its methods, for the code that makes batches."""
 
     index: Source
     sampler: BatchStream

@@ -10,7 +10,7 @@ from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
 
 Order = Literal["unchecked"]
-"""Who knows the order of the batches: the user, where the library cannot check the order."""
+"""The user vouches that element n of a dataset is batch n of the loader: nothing checks it."""
 
 # Frameworks begin passes in threads of their own. All loaders share a lock, as locks do not pickle.
 _LOCK = threading.Lock()
@@ -29,8 +29,8 @@ class PassStart(NamedTuple):
 class ExternalPasses:
     """Decide where the passes of a framework begin, and which position they leave.
 
-    A pass runs to the end of its epoch. A framework may look at a batch and abandon the pass. This
-    changes nothing.
+    A pass runs to the end of its epoch. A pass that is abandoned before its end, as by
+    `next(iter(dataset))`, does not move the position.
 
     - Normally a pass begins at the loader's position. After its last batch, the position is the
       beginning of the next epoch.

@@ -1,4 +1,4 @@
-"""Try decode and transform on the first sample of the stream, which gives the spec of all."""
+"""The element spec of a feed, inferred from the first sample, and the test that it repeats."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _STEPS = 32  # most steps that are searched for a sample of another record
 def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
     """Return the spec of a feed: the declared one, or that of the first sample.
 
-    Decode and transform are called repeatedly, under different global random states.
+    Decode and transform are called several times with different global random seeds.
 
     Raises:
         ValueError: two calls give two results. Errors of decode and transform are raised too.

@@ -1,9 +1,8 @@
-"""Processes that ignore interrupts: the process that started them ends them.
+"""A process pool whose workers ignore SIGINT; the parent stops them.
 
-Ctrl-C reaches every process of a terminal. A process would print where it was interrupted, often in
-an import. So a process is started by a thread that blocks interrupts, and inherits this. The pool
-of concurrent.futures cannot do so, and waits for ever for a process that was killed before it took
-all its arguments (before Python 3.11.5, CPython's issue 94777).
+Ctrl-C is sent to the whole process group, and workers would print tracebacks. So SIGINT is blocked
+in the thread that spawns them, and they inherit the mask. `ProcessPoolExecutor` cannot do this, and
+hangs if a worker is killed before it has all its arguments (CPython 94777, mended in 3.11.5).
 """
 
 from __future__ import annotations

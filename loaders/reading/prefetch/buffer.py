@@ -91,7 +91,7 @@ _EMPTY = BufferedRange(0, 0, 0, 0, CURRENT_STEP)
 
 
 class RangeBuffer:
-    """Fetch the ranges of a `ReadPlan`, and keep each until its last step is over.
+    """The prefetched ranges of a `ReadPlan`, each buffered until its last step is over.
 
     `gap` is the longest gap between two rows that are read in one piece. For a block that is still
     open, the last step is not known yet: it is `NO_STEP` until a `Release` names it. Several

@@ -34,7 +34,7 @@ ChunksOfRecords = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
 
 
 class NextUses:
-    """The step of the next use of each chunk, some samples ahead.
+    """The step of the next use of each chunk (Belady's algorithm: the future is known).
 
     `chunks_of` gives for the fields of records (int64[n]) the first and the last chunk, and the
     number of the record in the array. The stream is that of all ranks. Steps are counted over all
