@@ -88,8 +88,8 @@ def tables() -> dict[str, str]:
             ),
             (
                 "random records of 1 and 10 KB in TensorFlow, on two hosts",
-                "`TFRecordDataset`, in order: 1",
-                "{} to {} and {} to {} of its rate".format(*small, *large),
+                "`TFRecordDataset`, which reads in order and shuffles nothing",
+                "{} to {} of its rate (1 KB), {} to {} (10 KB)".format(*small, *large),
             ),
             ranks_row,
         ],
