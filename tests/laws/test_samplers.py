@@ -148,11 +148,12 @@ def rank_sizes_and_their_totals_stay_within_one(name: str, sampler: BatchStream)
 
 
 def a_fixed_size_is_that_of_every_batch(name: str, sampler: BatchStream) -> None:
-    """And where sizes differ, or there is no batch, there is none."""
+    """And where sizes differ, or there is no batch, there is none. `size_divisor` divides all."""
     for rank in [rank for world_size in WORLDS for rank in shards_of(sampler, world_size)]:
         epochs = range(max(4, rank.world_size) + 1)
         sizes = {len(ids) for epoch in epochs for ids in rank.batches(epoch, 0, len(rank))}
         assert sizes == {rank.fixed_size} if rank.fixed_size is not None else len(sizes) != 1
+        assert rank.world_size > 1 or not any(size % rank.size_divisor for size in sizes)
 
 
 def each_sample_comes_exactly_once_over_ranks(name: str, sampler: BatchStream) -> None:
