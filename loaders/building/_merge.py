@@ -44,7 +44,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
             options = replace(
                 stats.options,
                 classes_given=bool(classes),
-                left_out=stats.left_out,
+                left_out=stats.num_excluded,
                 broken=stats.broken,
             )
             store.finish(entries, vars(options))
@@ -88,7 +88,7 @@ class _StringWriter:
 
 
 class _IndexMerger:
-    """The merge: writes the arrays of an index, part by part."""
+    """The writer of the merged arrays of an index, part by part."""
 
     def __init__(
         self, store: IndexWriter, stats: IndexStats, classes: Sequence[str] | None
@@ -96,19 +96,21 @@ class _IndexMerger:
         self.store, self.stats, self.classes = store, stats, classes
         self.fields: dict[str, _ColumnWriter] = {}
         self.columns: dict[str, _ColumnWriter] = {}
-        for name, found in sorted(stats.fields.items()):
-            width = found.width(stats.filled)
+        for name, totals in sorted(stats.fields.items()):
+            width = totals.width(stats.nonempty)
             if width:
-                self.new_column(name, "<f4" if found.kind == "float_list" else "<i8", width)
+                self.new_column(name, "<f4" if totals.kind == "float_list" else "<i8", width)
             else:
-                where = stats.files or found.offset
-                rows = row_type(where, found.length, whole_files=stats.files > 0)
+                where = stats.files or totals.offset
+                rows = row_type(where, totals.length, whole_files=stats.files > 0)
                 file = store.new(f"field-{len(self.fields)}", rows, (stats.records,))
-                self.fields[name] = _ColumnWriter(file, "crc32c" if found.kind == "bytes" else None)
+                self.fields[name] = _ColumnWriter(
+                    file, "crc32c" if totals.kind == "bytes" else None
+                )
         self.strings = [_StringWriter(store, name, *sizes) for name, sizes in stats.strings.items()]
         self.files_before = 0
         self.names = list(classes or ())
-        self.numbers = np.zeros(0, np.int64)  # the class of each name of `stats.numbering`
+        self.numbers = np.zeros(0, np.int64)  # the class of each name of `stats.name_numbers`
         if stats.options.label_from:
             self.new_column("label", "<i8", 1)
             if stats.table is None:
@@ -124,7 +126,7 @@ class _IndexMerger:
     def number_classes(self) -> None:
         """Number the classes; all names of labels must be known."""
         stats, background = self.stats, self.stats.options.background
-        names = stats.numbering.names
+        names = stats.name_numbers.names
         if stats.integer_labels:
             labels = [integer_background(background) if name is None else name for name in names]
             self.numbers = np.array(labels, np.int64)
@@ -139,25 +141,25 @@ class _IndexMerger:
     def add(self, part: ShardPart) -> None:
         """Add the arrays of a part."""
         stats = self.stats
-        labelled = stats.options.label_from is not None and stats.table is None
+        has_labels = stats.options.label_from is not None and stats.table is None
         numbers = {name: n for n, name in enumerate(part.fields)}
-        names = self.numbers[stats.numbering.of(part.names)] if labelled else self.numbers
+        names = self.numbers[stats.name_numbers.of(part.names)] if has_labels else self.numbers
         for block in part.blocks():
             for strings in self.strings:
                 if f"{strings.name}-ends" in block.arrays:
                     strings.write(block)
             if not block.records:
                 continue
-            if labelled:
+            if has_labels:
                 labels = block.arrays.get("labels")
                 labels = names[block.arrays["names"]] if labels is None else labels
                 self.columns["label"].write(labels)
-            for name, out in self.columns.items():
+            for name, writer in self.columns.items():
                 if name in numbers:
                     values = block.arrays[f"values-{numbers[name]}"]
-                    out.write(values.reshape(block.records, *out.file.shape[1:]))
-            for name, out in self.fields.items():
-                self.add_rows(out, block.arrays.get(f"rows-{numbers.get(name)}"), block.records)
+                    writer.write(values.reshape(block.records, *writer.file.shape[1:]))
+            for name, writer in self.fields.items():
+                self.add_rows(writer, block.arrays.get(f"rows-{numbers.get(name)}"), block.records)
         self.files_before += part.files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, records: int) -> None:
@@ -173,11 +175,10 @@ class _IndexMerger:
 
     def join_table(self, table: FromTable) -> None:
         """Add the labels of a table by key, after the keys are written."""
-        keys = StringColumn(
-            self.store.finish_array("keys-text"), self.store.finish_array("keys-ends")
-        )
+        text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))
+        keys = StringColumn(text, ends)
         partial = self.stats.options.background is not None
-        labels = self.stats.numbering.of(table.match(keys.tolist(), partial=partial))
+        labels = self.stats.name_numbers.of(table.match(keys.tolist(), partial=partial))
         self.number_classes()
         self.columns["label"].write(self.numbers[labels])
 
@@ -197,15 +198,15 @@ class _IndexMerger:
             )
         if self.names:
             store.add(StringColumn.of(self.names).arrays("classes"))
-        outs = self.fields | self.columns
+        writers = self.fields | self.columns
         return {
             "container": stats.options.container,
             "records": stats.records,
             "columns": list(self.columns),
             "fields": [
-                {"name": name, "kind": stats.fields[name].kind, "missing": out.missing}
-                for name, out in self.fields.items()
+                {"name": name, "kind": stats.fields[name].kind, "missing": writer.missing}
+                for name, writer in self.fields.items()
             ],
-            "digests": {n: out.digest.hexdigest() for n, out in outs.items() if out.kind},
+            "digests": {name: w.digest.hexdigest() for name, w in writers.items() if w.kind},
             "class_order": order,
         }

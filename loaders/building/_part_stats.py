@@ -47,9 +47,9 @@ class FieldTotals:
         """The kind, of which there is one."""
         return next(iter(self.kinds))
 
-    def width(self, filled: int) -> int:
-        """Return the values per record of a column, or 0; `filled` shards have records."""
-        is_column = len(self.widths) == 1 and self.shards == filled
+    def width(self, nonempty: int) -> int:
+        """Return the values per record of a column, or 0; `nonempty` shards have records."""
+        is_column = len(self.widths) == 1 and self.shards == nonempty
         return next(iter(self.widths)) if is_column else 0
 
 
@@ -64,11 +64,11 @@ class IndexStats:
         self.tags: list[str | None] = []
         self.sizes, self.headers, self.lengths = array("q"), array("L"), array("q")
         self.sums = bytearray()
-        self.records = self.left_out = self.broken = self.filled = self.files = 0
+        self.records = self.num_excluded = self.broken = self.nonempty = self.files = 0
         self.fields = defaultdict[str, FieldTotals](FieldTotals)
         self.strings: dict[str, tuple[int, int]] = {}
         self.mixed: set[str] = set()
-        self.numbering = Numbering()
+        self.name_numbers = Numbering()
         self.labels: dict[str, str] = {}
         if table is not None:
             self.labels = {label_kind(label): "the table" for label in table.labels.values()}
@@ -88,16 +88,16 @@ class IndexStats:
         self.parts.append(part.file)
         self.paths.append(part.path)
         self.records += part.records
-        self.filled += part.records > 0
+        self.nonempty += part.records > 0
         self.sizes.append(part.bytes)
         self.headers.append(part.headers)
         self.lengths.append(part.records)
         self.tags.append(part.tag)
         self.sums += bytes.fromhex(part.sha256)
-        self.left_out += part.excluded + part.missing
+        self.num_excluded += part.excluded + part.skipped
         self.broken += part.broken
         self.mixed.update(part.mixed)
-        self.numbering.of(part.names)
+        self.name_numbers.of(part.names)
         self.labels = part.labels | self.labels
         for name, stats in part.fields.items():
             self.fields[name].add(stats, part.path, part.records)
@@ -127,10 +127,10 @@ class IndexStats:
                 f"no records: all {len(self.paths)} shards are empty, or every record is left out, "
                 "for what it lacks (--missing skip) or by exclude="
             )
-        if self.filled < len(self.paths):
+        if self.nonempty < len(self.paths):
             empty = [p for p, n in zip(self.paths, self.lengths, strict=True) if n == 0][:5]
             warnings.warn(
-                f"{len(self.paths) - self.filled} of {len(self.paths)} shards have no records "
+                f"{len(self.paths) - self.nonempty} of {len(self.paths)} shards have no records "
                 f"(first: {', '.join(empty)})",
                 ShardWarning,
                 stacklevel=4,

@@ -56,7 +56,7 @@ class ShardPart:
     """The statistics of one shard; its arrays stay in the file of the part.
 
     - `tag` is the shard's ETag in its store.
-    - `excluded`, `missing`: the numbers of records left out by `exclude=`, and for a missing field,
+    - `excluded`, `skipped`: the numbers of records left out by `exclude=`, and for a missing field,
       label or key. `broken`: whether the records after some record are left out.
     - `block_arrays` has the number of records of each block, and the names of the block's arrays.
     - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
@@ -74,7 +74,7 @@ class ShardPart:
     sha256: str = ""
     excluded: int = 0
     broken: bool = False
-    missing: int = 0
+    skipped: int = 0
     mixed: list[str] = field(default_factory=list)
     block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)
     strings: dict[str, tuple[int, int]] = field(default_factory=dict)

@@ -27,7 +27,7 @@ from twinfeed.loaders.building.labels import (
     missing_error,
 )
 from twinfeed.loaders.building.plan import BuildPlan, add_header
-from twinfeed.loaders.building.sources import Job, local
+from twinfeed.loaders.building.sources import Job, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.formats.records import Range, Record
@@ -66,12 +66,12 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
     source = plan.root if job.entries else join(plan.root, job.shard)
     if isinstance(plan.root, str) and not job.entries:
         resolve_below(plan.root, job.shard)
-    with local(source) as local_file:
+    with local_copy(source) as local_file:
         size = 0 if job.entries else os.stat(local_file.path).st_size
         part = ShardPart(plan.options, job.shard, size, local_file.tag, file=Path(file))
         try:
-            with new_part(part.file) as out:
-                scanner = ShardScanner(plan, part, local_file.path, out)
+            with new_part(part.file) as part_file:
+                scanner = ShardScanner(plan, part, local_file.path, part_file)
                 _scan(plan, job, local_file.path, scanner)
                 part.sha256 = file_digest(Path(local_file.path)) if plan.options.digest else ""
                 scanner.finish()
@@ -157,17 +157,17 @@ class _Column:
 
 
 class ShardScanner:
-    """The scan of a shard: turns records into the columns of a part."""
+    """The state of a scan: turns the records of a shard into the columns of a part."""
 
-    def __init__(self, plan: BuildPlan, part: ShardPart, path: str, out: PartFile) -> None:
+    def __init__(self, plan: BuildPlan, part: ShardPart, path: str, part_file: PartFile) -> None:
         self.options, self.source, self.wanted_keys = plan.options, plan.label, plan.keys
-        self.part, self.path, self.out = part, path, out
+        self.part, self.path, self.part_file = part, path, part_file
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
         self.wanted_fields = [(name, names.split(";")) for name, names in fields.items()]
         self.used_names = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
         self.columns: dict[str, _Column] = {}
-        self.numbering = Numbering()
+        self.name_numbers = Numbering()
         self.clear()
 
     def clear(self) -> None:
@@ -186,7 +186,7 @@ class ShardScanner:
             and record.key is not None
             and record.key not in self.wanted_keys
         ):
-            self.part.missing += 1
+            self.part.skipped += 1
             return
         selected = self.select(record)
         if selected is None or not self.add_label(record):
@@ -212,8 +212,8 @@ class ShardScanner:
             self.check_label_kind(label, record)
         elif self.options.background is None:
             named = isinstance(source, str | FromJson)
-            what = f"what {label_source_text(source)} names" if named else "a label"
-            self.skip_or_raise(what, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
+            missing = f"what {label_source_text(source)} names" if named else "a label"
+            self.skip_or_raise(missing, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
             return False
         self.labels.append(label)
         return True
@@ -244,12 +244,12 @@ class ShardScanner:
                     return None
         return chosen
 
-    def skip_or_raise(self, what: str, record: Record, advice: str) -> None:
+    def skip_or_raise(self, missing: str, record: Record, advice: str) -> None:
         """Raise DataCorruptionError for a missing field or label, or count the record."""
         if self.options.missing != "skip":
             tar = _DOTS_ADVICE if self.options.container == "tar" else ""
-            raise missing_error(what, record, self.path, advice + tar)
-        self.part.missing += 1
+            raise missing_error(missing, record, self.path, advice + tar)
+        self.part.skipped += 1
 
     def add_field(self, name: str, range_: Range, base: int, number: int) -> None:
         """Add one field of a record, converted to a list if the index has lists of it."""
@@ -294,14 +294,14 @@ class ShardScanner:
                 part.strings[name] = (count + len(column), size + len(column.text))
         if self.source is not None:
             arrays |= self.label_arrays()
-        self.out.add(self.records, arrays)
+        self.part_file.add(self.records, arrays)
         part.records += self.records
         self.clear()
 
     def label_arrays(self) -> dict[str, Array]:
         """Return the labels of the block: integers, or the numbers of their names."""
         if "integers" not in self.part.labels:
-            return {"names": self.numbering.of(self.labels)}
+            return {"names": self.name_numbers.of(self.labels)}
         if None in self.labels:
             background = integer_background(self.options.background)
             self.labels = [background if label is None else label for label in self.labels]
@@ -311,6 +311,6 @@ class ShardScanner:
         """Write the last block, and the statistics of the part."""
         self.write()
         part = self.part
-        part.names = self.numbering.names
+        part.names = self.name_numbers.names
         part.fields = {name: column.stats(part.records) for name, column in self.columns.items()}
-        self.out.finish(part)
+        self.part_file.finish(part)

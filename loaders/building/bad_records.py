@@ -85,7 +85,7 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
 
 
 def _parsed(line: str) -> BadRecord:
-    """Return the entry in a line."""
+    """Parse a line of the list."""
     entry = BadRecord(**json.loads(line))
     whole = type(entry.record) is int and entry.record >= 0
     if not (whole and isinstance(entry.shard, str) and isinstance(entry.rest, bool)):

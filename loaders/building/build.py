@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from itertools import starmap
 from pathlib import Path
 from typing import Unpack
@@ -99,33 +100,33 @@ def build_index(
     (('cat',), array([0]), ['0001'])
     """
     out = parse_location(path)
-    here = check_own_folder(output_path(out)) if isinstance(out, str) else None
+    index_folder = check_own_folder(output_path(out)) if isinstance(out, str) else None
     if isinstance(out, Location) and out.web:
         raise read_only_error(out)
     check_classes(classes)
     reading = parse_reading(build_index, options)
     source = find_source(
-        shards, here, container=reading.container, root=root, complete=reading.complete
+        shards, index_folder, container=reading.container, root=root, complete=reading.complete
     )
     plan, jobs = BuildPlan.of(source, label, fields, reading), exclude_records(source, exclude)
     table = label if isinstance(label, FromTable) else None
-    with nullcontext(Path()) if here else temporary_folder() as folder:
-        here = here or folder / "x.index"
-        with _build_lock(here / "parts"):
-            stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
+    with nullcontext(Path()) if index_folder else temporary_folder() as temporary:
+        folder = index_folder or temporary / "x.index"
+        with _build_lock(folder / "parts"):
+            build_parts = partial(_build_parts, jobs, folder / "parts", executor, progress)
+            stats = IndexStats(build_parts(plan), table)
             if mixed := stats.mixed_features():  # read all of their values as lists
-                plan = plan.with_lists(mixed)
-                stats = IndexStats(_parts(plan, jobs, here / "parts", executor, progress), table)
-            write_index(here, stats, classes=classes)
+                stats = IndexStats(build_parts(plan.with_lists(mixed)), table)
+            write_index(folder, stats, classes=classes)
         if isinstance(out, Location):
-            send_index(here, out)
+            send_index(folder, out)
     return open_index(path, root=str(source.root))
 
 
 @contextmanager
 def _build_lock(folder: Path) -> Iterator[None]:
-    """Let one process at a time build an index. Remove the parts that no later build needs."""
-    there = folder.parent.exists()
+    """Lock the folder of parts; in the end, remove the parts that no later build needs."""
+    existed = folder.parent.exists()
     try:
         with locked(folder, make=make_folder, wait=DAY):
             finished = False
@@ -139,7 +140,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):  # parts are left, or the index is there, or other files
             folder.rmdir()
-            if not there:
+            if not existed:
                 folder.parent.rmdir()
 
 
@@ -149,10 +150,10 @@ def _is_small_part(file: Path) -> bool:
     return part is None or max(part.bytes, part.files << 10) < KEEP_FROM
 
 
-def _parts(
-    plan: BuildPlan, jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool
+def _build_parts(
+    jobs: Sequence[Job], folder: Path, executor: Executor | None, progress: bool, plan: BuildPlan
 ) -> Iterator[ShardPart]:
-    """Yield the part of every job. Parts that are missing are built first.
+    """Build the parts that are missing in `folder`, and yield the part of every job.
 
     The name of a part depends on the plan, the shard and the state of the shard. Where a function
     gives the labels, every part is built anew, since the labels may be other labels than before.
@@ -186,7 +187,7 @@ def _parts(
 
 def _run_on(executor: Executor, tasks: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
     """Run the jobs on `executor`. The first error cancels the jobs that wait."""
-    futures = [executor.submit(build_part, *one) for one in tasks]
+    futures = [executor.submit(build_part, *task) for task in tasks]
     try:
         for future in as_completed(futures):
             yield future.result()

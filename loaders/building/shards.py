@@ -77,12 +77,13 @@ def expand_braces(pattern: str, /) -> list[str]:
         ValueError: unbalanced or nested braces, and more than `MAX_NAMES` names, before any name is
             made.
     """
-    pieces = re.split(r"\{([^{}]*)\}", pattern)
-    if any("{" in text or "}" in text for text in pieces[::2]):
+    segments = re.split(r"\{([^{}]*)\}", pattern)
+    if any("{" in text or "}" in text for text in segments[::2]):
         raise ValueError(f"unbalanced or nested braces in the shard pattern {pattern!r}")
-    choices = [_choices(text, pattern) if n % 2 else [text] for n, text in enumerate(pieces)]
-    _check_count(math.prod(map(len, choices)), pattern)
-    return ["".join(parts) for parts in itertools.product(*choices)]
+    alternatives: list[Sequence[str]] = [[text] for text in segments]
+    alternatives[1::2] = [_expand_brace(text, pattern) for text in segments[1::2]]
+    _check_count(math.prod(map(len, alternatives)), pattern)
+    return ["".join(parts) for parts in itertools.product(*alternatives)]
 
 
 def check_complete(paths: Iterable[str], /) -> None:
@@ -159,7 +160,7 @@ def _glob_store(name: str) -> list[str]:
     return []
 
 
-def _choices(text: str, pattern: str) -> Sequence[str]:
+def _expand_brace(text: str, pattern: str) -> Sequence[str]:
     """Return the texts that a pair of braces expands to."""
     match = _RANGE.fullmatch(text)
     if not match:

@@ -32,7 +32,7 @@ FILES_PER_PART = 4096
 
 
 class Job(NamedTuple):
-    """One piece of work: a shard, or a stretch of loose files.
+    """A task of the build: to scan a shard, or consecutive loose files.
 
     The records with a number in `exclude` are left out, and all records from number `rest` on.
 
@@ -110,8 +110,8 @@ class LocalFile(NamedTuple):
 
 
 @contextmanager
-def local(path: Root) -> Iterator[LocalFile]:
-    """Give a local file with the bytes of `path`: itself, or a temporary copy of an object.
+def local_copy(path: Root) -> Iterator[LocalFile]:
+    """Yield a local file with the bytes of `path`: itself, or a temporary copy of an object.
 
     Raises:
         LoaderError: the object has more than `LIMITS.download_bytes`.

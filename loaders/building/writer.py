@@ -113,14 +113,14 @@ class IndexWriter:
     def __init__(self, path: Path, folder: Path, /) -> None:
         self.path = path
         self.folder = folder
-        self.open: dict[str, ArrayFile] = {}
+        self.open_arrays: dict[str, ArrayFile] = {}
         self._entries: dict[str, Any] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
         """Create an array, to be written in blocks."""
         add_deletable(self.folder, f"{name}.npy")
-        self.open[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
-        return self.open[name]
+        self.open_arrays[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
+        return self.open_arrays[name]
 
     def add(self, arrays: Mapping[str, Array], /) -> None:
         """Write whole arrays."""
@@ -129,7 +129,7 @@ class IndexWriter:
 
     def finish_array(self, name: str, /) -> Array:
         """Finish an array, and return it memory-mapped."""
-        file = self.open.pop(name)
+        file = self.open_arrays.pop(name)
         self._entries[name] = file.entry()
         return np.asarray(np.lib.format.open_memmap(file.file, mode="r"))
 
@@ -139,7 +139,7 @@ class IndexWriter:
         The manifest's `fingerprint` covers `content` and the bytes of the arrays, but neither
         `options`, which say how the index was built, nor the ETags of the shards.
         """
-        entries = self._entries | {name: file.entry() for name, file in self.open.items()}
+        entries = self._entries | {name: file.entry() for name, file in self.open_arrays.items()}
         manifest = {"format": FORMAT, "version": VERSION, **content}
         data = {name: entry for name, entry in entries.items() if not name.startswith("tags-")}
         manifest |= {"fingerprint": json_digest({**manifest, "arrays": data}), "arrays": entries}
@@ -200,7 +200,7 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
         try:
             yield store
         finally:
-            for file in store.open.values():
+            for file in store.open_arrays.values():
                 with suppress(OSError):  # a full disk was reported already
                     file.close()
             with suppress(OSError):  # renamed to the folder of the index

@@ -70,7 +70,7 @@ def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
 
 
 def _varint_array(data: bytes, position: int, end: int) -> npt.NDArray[np.uint64]:
-    """Decode whole varints at once: each byte shifted by its place in its varint, then joined."""
+    """Decode whole varints at once: shift each byte by its position in its varint, then join."""
     encoded = np.frombuffer(data, np.uint8, end - position, position)
     last = np.flatnonzero(encoded < 128)
     first = np.concatenate([[0], last[:-1] + 1])

@@ -35,7 +35,7 @@ from twinfeed.loaders.formats.features import (
     check_numbers,
     feature_lists,
     general_spans,
-    list_items,
+    list_values,
 )
 from twinfeed.loaders.formats.records import Range
 from twinfeed.loaders.support.limits import LIMITS
@@ -135,20 +135,22 @@ def encode(features: Mapping[str, Any], /) -> bytes:
 
 def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
     """Return the range of one list message, after checking its structure."""
+    value = None
     if stop - start > 1 and data[start] == 0x0A:
-        length, at = data[start + 1], start + 2
+        length, low = data[start + 1], start + 2
         if length > 127:
-            length, at = read_short(data, start + 1, stop)
-        if at + length == stop:  # one value, or one run of packed numbers, fills the list
-            if kind == "bytes_list":
-                return Range("bytes", 0, base + at, length, data[at:stop], at - start)
-            check_numbers(kind, data, LEN, at, stop)
-            return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
-    items = list_items(kind, data, start, stop)
-    _, at, end = next(items, (0, 0, 0))
-    more = sum(1 for _ in items)
-    if kind == "bytes_list" and end and not more:
-        return Range("bytes", 0, base + at, end - at, data[at:end], at - start)
+            length, low = read_short(data, start + 1, stop)
+        if low + length == stop:  # one value, or one run of packed numbers, fills the list
+            check_numbers(kind, data, LEN, low, stop)
+            value = low, stop
+    if value is None:
+        values = list_values(kind, data, start, stop)
+        value = next(values, None)
+        if sum(1 for _ in values):  # checks all of them
+            value = None
+    if kind == "bytes_list" and value is not None:
+        low, high = value
+        return Range("bytes", 0, base + low, high - low, data[low:high], low - start)
     return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
 
 
@@ -169,10 +171,10 @@ def _values_at(data: bytes, span: Span | None) -> Values:
 
 def _list_values(kind: str, data: bytes) -> Values:
     """Decode one whole list message."""
-    items = list_items(kind, data, 0, len(data))
+    values = [data[start:stop] for start, stop in list_values(kind, data, 0, len(data))]
     if kind == "bytes_list":
-        return [data[at:end] for _, at, end in items]
-    joined = b"".join(data[at:end] for _, at, end in items)
+        return values
+    joined = b"".join(values)
     if kind == "float_list":
         return np.frombuffer(joined, "<f4").astype(np.float32)
     return read_varints(joined).view(np.int64)

@@ -25,6 +25,7 @@ _OVERLONG = re.compile(rb"[\x80-\xff]{10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _EMPTY = re.compile(rb"(?:[\x0a\x12]\x00)*")
 _FIRST, _SECOND = 1 << 3 | LEN, 2 << 3 | LEN
+_FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # field numbers
 
 Span = tuple[str, int, int]
 
@@ -67,29 +68,29 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
     return found if at == size else None
 
 
-def list_items(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int, int]]:
-    """Yield the (wire type, start, stop) of each value field of one list message."""
+def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Yield the (start, stop) of each value, or run of packed numbers, of a list message."""
     wire_types = WIRE_TYPES[kind]
-    known = start == stop
-    for count, (number, wire_type, at, end) in enumerate(fields(data, start, stop)):
+    has_values = False
+    for count, (number, wire_type, low, high) in enumerate(fields(data, start, stop)):
         if count == LIMITS.values:
-            raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", at)
+            raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", low)
         if number == 1 and wire_type in wire_types:
-            check_numbers(kind, data, wire_type, at, end)
-            known = True
-            yield wire_type, at, end
-    if not known:
+            check_numbers(kind, data, wire_type, low, high)
+            has_values = True
+            yield low, high
+    if start < stop and not has_values:
         raise WireError("a list of other fields than values", start)
 
 
-def check_numbers(kind: str, data: bytes, wire_type: int, at: int, end: int) -> None:
-    """Raise WireError unless the packed numbers of one value field are whole."""
-    if kind == "float_list" and (end - at) % 4:
-        raise WireError(f"{end - at} bytes are no float32 array", at)
-    if kind == "int64_list" and wire_type == LEN and end > at:
-        overlong = end - at > 10 and _OVERLONG.search(data, at, end)
-        if overlong or data[end - 1] > 127:
-            raise WireError("a varint does not end", at)
+def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int) -> None:
+    """Raise WireError if the packed numbers of a value field are cut."""
+    if kind == "float_list" and (stop - start) % 4:
+        raise WireError(f"{stop - start} bytes are no float32 array", start)
+    if kind == "int64_list" and wire_type == LEN and stop > start:
+        overlong = stop - start > 10 and _OVERLONG.search(data, start, stop)
+        if overlong or data[stop - 1] > 127:
+            raise WireError("a varint does not end", start)
 
 
 def general_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
@@ -97,15 +98,15 @@ def general_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span |
 
     With `sequence` these are the features of a SequenceExample's context.
     """
-    found: dict[str, Span | None] = {}
-    for name, values in _map_entries(data, 1, sequence=sequence):
+    spans: dict[str, Span | None] = {}
+    for name, features in _map_entries(data, _FEATURES, sequence=sequence):
         span = None
-        for at, end in values:
-            span = _list(data, at, end, span)
-        found.pop(name, None)  # the last feature of a name counts
-        if values:
-            found[name] = span
-    return found
+        for start, stop in features:
+            span = _list_span(data, start, stop, span)
+        spans.pop(name, None)  # the last feature of a name counts
+        if features:
+            spans[name] = span
+    return spans
 
 
 def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
@@ -114,26 +115,26 @@ def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
     The message is `SequenceExample{1: Features, 2: FeatureLists{1: map<string, FeatureList{1:
     Feature}>}}`.
     """
-    found: dict[str, list[Span | None]] = {}
-    for name, values in _map_entries(data, 2, sequence=True):
+    lists: dict[str, list[Span | None]] = {}
+    for name, pieces in _map_entries(data, _FEATURE_LISTS, sequence=True):
         steps = [
-            _list(data, at, end, None)
-            for list_range in values
-            for at, end in _messages(data, *list_range, 1)
+            _list_span(data, start, stop, None)
+            for piece in pieces
+            for start, stop in _messages(data, *piece, _FEATURE)
         ]
         if len(steps) > LIMITS.values:
-            raise WireError(f"a list of more than {LIMITS.values} steps", values[0][0])
-        if not steps and any(end > at for at, end in values):
-            raise WireError("a list of other fields than steps", values[0][0])
-        if values:
-            found[name] = steps
-    return found
+            raise WireError(f"a list of more than {LIMITS.values} steps", pieces[0][0])
+        if not steps and any(stop > start for start, stop in pieces):
+            raise WireError("a list of other fields than steps", pieces[0][0])
+        if pieces:
+            lists[name] = steps
+    return lists
 
 
 def check_is_example(data: bytes, *found: Mapping[str, object]) -> None:
-    """Raise WireError if what is found in a message of unusual layout shows that it is another's.
+    """Raise WireError if a message of another layout is hardly an Example.
 
-    Nothing is found in a message that is not of empty maps alone, or a name is not printable.
+    It holds no feature, and other bytes than empty maps; or a name is not printable.
     """
     if not any(found) and not _EMPTY.fullmatch(data):
         raise WireError("no feature is found in it", 0)
@@ -146,25 +147,23 @@ def _map_entries(
     data: bytes, map_field: int, *, sequence: bool
 ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
     """Yield the name of each entry of a map, and the ranges of its values."""
-    feature_lists = () if sequence else list(_messages(data, 0, len(data), 2))
+    feature_lists = () if sequence else list(_messages(data, 0, len(data), _FEATURE_LISTS))
     if feature_lists:
-        raise WireError(
-            "it may be a tf.train.SequenceExample, for example=False and DecodeExample",
-            feature_lists[0][0],
-        )
+        problem = "it may be a tf.train.SequenceExample, for example=False and DecodeExample"
+        raise WireError(problem, feature_lists[0][0])
     names = set[str]()
     for map_range in _messages(data, 0, len(data), map_field):
-        for start, stop in _messages(data, *map_range, 1):
+        for start, stop in _messages(data, *map_range, _ENTRY):
             name = ""
-            for at, end in _messages(data, start, stop, 1):
+            for low, high in _messages(data, start, stop, _KEY):
                 try:
-                    name = data[at:end].decode()
+                    name = data[low:high].decode()
                 except UnicodeDecodeError:
-                    raise WireError("a feature's name is not UTF-8", at) from None
+                    raise WireError("a feature's name is not UTF-8", low) from None
             names.add(name)
             if len(names) > LIMITS.features:
                 raise WireError(f"more than {LIMITS.features} features or lists", start)
-            yield name, list(_messages(data, start, stop, 2))
+            yield name, list(_messages(data, start, stop, _VALUE))
 
 
 def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
@@ -174,15 +173,16 @@ def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple
             yield at, end
 
 
-def _list(data: bytes, at: int, end: int, found: Span | None) -> Span | None:
-    """Return the list of one Feature, `found` if the Feature has none."""
-    for number, wire_type, start, stop in fields(data, at, end):
+def _list_span(data: bytes, start: int, stop: int, previous: Span | None) -> Span | None:
+    """Return the list of a Feature; if it has none, the `previous` one of the same Feature."""
+    span = previous
+    for number, wire_type, low, high in fields(data, start, stop):
         if number in KINDS and wire_type == LEN:
-            if found is not None:
-                raise WireError("a feature is stored in several pieces", start)
-            found = KINDS[number], start, stop
-            for _ in list_items(KINDS[number], data, start, stop):
+            if span is not None:
+                raise WireError("a feature is stored in several pieces", low)
+            span = KINDS[number], low, high
+            for _ in list_values(KINDS[number], data, low, high):
                 pass  # checked also where a later feature of the same name counts
-    if found is None and end > at:
-        raise WireError("a feature of other fields than lists", at)
-    return found
+    if span is None and stop > start:
+        raise WireError("a feature of other fields than lists", start)
+    return span

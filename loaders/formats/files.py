@@ -47,8 +47,8 @@ def scan(
     resolver = PathResolver(root)
     for number, entry in enumerate(entries):
         paths = tuple(entry.paths.values())
-        full = [resolver.resolve(path) for path in paths]
-        sizes = [os.stat(path).st_size for path in full]
+        full_paths = [resolver.resolve(path) for path in paths]
+        sizes = [os.stat(path).st_size for path in full_paths]
         if sum(sizes) > max_record_bytes:
             error = DataCorruptionError(
                 f"record longer than max_record_bytes={max_record_bytes}",
@@ -61,12 +61,12 @@ def scan(
             on_bad(error)
             continue
         fields = {}
-        for place, (field, path) in enumerate(zip(entry.paths, full, strict=True)):
+        for file_number, (field, path) in enumerate(zip(entry.paths, full_paths, strict=True)):
             data = read_file(path, max_record_bytes)
-            fields[field] = Range("bytes", place, 0, len(data), data, 0)
+            fields[field] = Range("bytes", file_number, 0, len(data), data, 0)
         header = "".join(f"{path}\0{size}\n" for path, size in zip(paths, sizes, strict=True))
-        octets = header.encode("utf-8", "surrogateescape")
-        yield Record(0, sum(sizes), entry.key, fields, octets, number, paths, entry.label)
+        header_bytes = header.encode("utf-8", "surrogateescape")
+        yield Record(0, sum(sizes), entry.key, fields, header_bytes, number, paths, entry.label)
 
 
 class PathResolver:
@@ -81,14 +81,14 @@ class PathResolver:
         folder, name = os.path.split(path)
         if folder not in self.folders:
             self.folders[folder] = os.path.realpath(os.path.join(self.root, folder))
-        full = os.path.join(self.folders[folder], name)
-        if os.path.islink(full) or name in (".", ".."):
-            full = os.path.realpath(full)
-        if os.path.isabs(path) or not full.startswith(self.root.rstrip("/") + "/"):
+        full_paths = os.path.join(self.folders[folder], name)
+        if os.path.islink(full_paths) or name in (".", ".."):
+            full_paths = os.path.realpath(full_paths)
+        if os.path.isabs(path) or not full_paths.startswith(self.root.rstrip("/") + "/"):
             raise UnsafeContentError(
                 f"path leaves its root: {path!r}",
                 path=self.root,
-                found=full,
+                found=full_paths,
                 advice="give a root that holds all the files, also the files that links lead to",
             )
-        return full
+        return full_paths

@@ -48,13 +48,13 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
             advice = "build it again with the same arguments, which keeps finished shards"
             raise error(problem, advice=advice) from None
         raise no_index_error(path) from None
-    except LoaderError as wrong:
-        problem = f"damaged index: {MANIFEST} is {wrong.problem}"
-        raise error(problem, expected=wrong.expected, found=wrong.found) from None
+    except LoaderError as reason:
+        problem = f"damaged index: {MANIFEST} is {reason.problem}"
+        raise error(problem, expected=reason.expected, found=reason.found) from None
     try:
         manifest = json.loads(text)
-    except (ValueError, RecursionError) as wrong:
-        raise error(f"incomplete index: {MANIFEST} is not JSON", found=wrong) from None
+    except (ValueError, RecursionError) as reason:
+        raise error(f"incomplete index: {MANIFEST} is not JSON", found=reason) from None
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise error(f"not an index: {MANIFEST} is of another kind")
     version = manifest.get("version")
@@ -66,15 +66,15 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
         problem = f"damaged index: the checksum of {MANIFEST} does not match"
         raise error(problem, expected=checksum, found=found)
     try:
-        check(manifest)
-    except (KeyError, TypeError, ValueError) as wrong:
-        raise invalid_manifest(source, wrong) from None
+        check_manifest(manifest)
+    except (KeyError, TypeError, ValueError) as reason:
+        raise invalid_manifest(source, reason) from None
     return manifest
 
 
-def invalid_manifest(source: object, wrong: Exception, /) -> IndexFormatError:
+def invalid_manifest(source: object, reason: Exception, /) -> IndexFormatError:
     """Return the error of a manifest with a correct checksum and an impossible value."""
-    found = f"{type(wrong).__name__}: {wrong}"
+    found = f"{type(reason).__name__}: {reason}"
     problem = "damaged index: the manifest contains an impossible value"
     return IndexFormatError(problem, path=source, found=found)
 
@@ -136,7 +136,7 @@ CLASS_ORDER = {f"classorder-{name}": name for name in ("records", "starts", "siz
 COLUMNS = re.compile(r"columns-[0-9a-f]{16}")
 
 
-def check(manifest: Mapping[str, Any], /) -> None:
+def check_manifest(manifest: Mapping[str, Any], /) -> None:
     """Raise ValueError or KeyError for an impossible value in a manifest."""
     _require("folder", COLUMNS.fullmatch(str(manifest["folder"])))
     arrays, fields, options = manifest["arrays"], manifest["fields"], manifest["options"]
@@ -150,10 +150,10 @@ def check(manifest: Mapping[str, Any], /) -> None:
         )
     _require("container", manifest["container"] in CONTAINERS)
     _require("records", _is_natural(manifest["records"]))
-    _require("fields", isinstance(fields, list) and all(isinstance(each, dict) for each in fields))
-    _names("fields", [field["name"] for field in fields])
+    _require("fields", isinstance(fields, list))
+    _require_names("fields", [field["name"] for field in fields])
     _require("fields", all(_is_natural(field["missing"]) for field in fields))
-    _names("columns", manifest["columns"])
+    _require_names("columns", manifest["columns"])
     order = manifest["class_order"]
     _require("class_order", isinstance(order, str | None))
     _require("class_order", order is None or arrays.keys() >= CLASS_ORDER.keys())
@@ -164,14 +164,14 @@ def check(manifest: Mapping[str, Any], /) -> None:
     _require("root", isinstance(options["root"], str | None))
 
 
-def _require(what: str, valid: object) -> None:
+def _require(name: str, valid: object) -> None:
     if not valid:
-        raise ValueError(f"bad {what[:40]}")
+        raise ValueError(f"bad {name[:40]}")
 
 
-def _names(what: str, values: Sequence[object]) -> None:
+def _require_names(name: str, values: Sequence[object]) -> None:
     valid = isinstance(values, list) and _strings(values) and len(set(values)) == len(values)
-    _require(what, valid)
+    _require(name, valid)
 
 
 def _strings(values: Any) -> bool:

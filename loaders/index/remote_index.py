@@ -33,8 +33,8 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.temporary import make_temporary, remove_temporary
 
 _ATTEMPTS = 3
-_UNWRITABLE = (errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS)
-_IN_THE_WAY = (errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR)
+_UNWRITABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS}
+_UNWRITABLE |= {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}  # other files lie there
 
 
 def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
@@ -46,21 +46,21 @@ def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Pat
         try:
             return _downloaded(url, _indexes(cache, url)), None
         except OSError as error:
-            if error.errno in (*_UNWRITABLE, *_IN_THE_WAY):
+            if error.errno in _UNWRITABLE:
                 raise cache_error(cache.path, error.strerror) from error
             raise
-    base = make_temporary()
+    parent_folder = make_temporary()
     try:
-        return _downloaded(url, base), base
+        return _downloaded(url, parent_folder), parent_folder
     except BaseException:
-        remove_temporary(base)
+        remove_temporary(parent_folder)
         raise
 
 
-def _downloaded(url: Location, base: Path) -> Path:
-    """Download the index at `url` to a folder below `base`, unless it exists; return the folder."""
+def _downloaded(url: Location, parent_folder: Path) -> Path:
+    """Download the index at `url` below `parent_folder`, unless it exists; return its folder."""
     for _ in range(_ATTEMPTS):
-        if (folder := _download_once(url, base)) is not None:
+        if (folder := _download_once(url, parent_folder)) is not None:
             return folder
     raise StaleIndexError(
         f"the index was replaced {_ATTEMPTS} times while it was copied",
@@ -69,35 +69,32 @@ def _downloaded(url: Location, base: Path) -> Path:
     )
 
 
-def _download_once(url: Location, base: Path) -> Path | None:
+def _download_once(url: Location, parent_folder: Path) -> Path | None:
     """Download an index; return None if it was replaced meanwhile."""
-    fresh = base / f".{secrets.token_hex(8)}"
-    fresh.mkdir()
+    download_folder = parent_folder / f".{secrets.token_hex(8)}"
+    download_folder.mkdir()
     try:
-        manifest = _download_manifest(url, fresh)
-        digest = hashlib.sha256((fresh / MANIFEST).read_bytes()).hexdigest()[:16]
-        final = base / digest / "index"
-        if _is_whole(final, manifest):
-            return final
+        manifest = _download_manifest(url, download_folder)
+        digest = hashlib.sha256((download_folder / MANIFEST).read_bytes()).hexdigest()[:16]
+        copy_folder = parent_folder / digest / "index"
+        if _is_whole(copy_folder, manifest):
+            return copy_folder
         try:
-            _download_arrays(url, manifest, fresh)
+            _download_arrays(url, manifest, download_folder)
         except FileNotFoundError:  # if the manifest is new, a build has replaced the index
-            if _download_manifest(url, fresh) == manifest:
+            if _download_manifest(url, download_folder) == manifest:
                 raise
             return None
-        final.parent.mkdir(exist_ok=True)
+        copy_folder.parent.mkdir(exist_ok=True)
         try:
-            os.rename(fresh, final)
+            os.rename(download_folder, copy_folder)
         except OSError:  # another process has created it, or it is damaged
-            if not _is_whole(final, manifest):
-                if final.is_dir() and not final.is_symlink():
-                    shutil.rmtree(final)
-                else:
-                    final.unlink()
-                os.rename(fresh, final)
-        return final
+            if not _is_whole(copy_folder, manifest):
+                shutil.rmtree(copy_folder)
+                os.rename(download_folder, copy_folder)
+        return copy_folder
     finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.rmtree(download_folder, ignore_errors=True)
 
 
 def send_index(path: Path, url: Location, /) -> None:
@@ -111,11 +108,11 @@ def send_index(path: Path, url: Location, /) -> None:
     wait(uploads)
     for upload in uploads:
         upload.result()
-    previous = path / "before"
-    previous.mkdir()
+    old_folder = path / "before"
+    old_folder.mkdir()
     old_files = set[str]()
     with suppress(LoaderError, FileNotFoundError):  # there is no old index, or it is damaged
-        old_files = {*array_files(_download_manifest(url, previous))}
+        old_files = {*array_files(_download_manifest(url, old_folder))}
     store.write(MANIFEST, path / MANIFEST)  # the commit point
     for file in old_files - {*arrays}:
         with suppress(FileNotFoundError):

@@ -13,8 +13,8 @@ from twinfeed.loaders.support import system
 _SAMPLE = 1 << 10
 
 
-def large(index: Index, /) -> bool:
-    """Whether the shards take more than half of the memory that this process may use."""
+def exceeds_memory(index: Index, /) -> bool:
+    """Return whether the shards take more than half of the memory that this process may use."""
     stored = int(index.shards["bytes"].sum())
     if index.container == "files":
         stored = int(len(index) * record_bytes(index))

@@ -25,7 +25,7 @@ from twinfeed.loaders.building.labels import (
     missing_error,
 )
 from twinfeed.loaders.building.shards import expand
-from twinfeed.loaders.building.sources import PathLike, local, read_head
+from twinfeed.loaders.building.sources import PathLike, local_copy, read_head
 from twinfeed.loaders.errors import (
     DataCorruptionError,
     ShardWarning,
@@ -100,7 +100,7 @@ def decompressed_samples(shards: CompressedShards, work: Path, /) -> Iterator[di
     for path in shards.paths:
         out = work / os.path.basename(path)  # the name that warnings show
         empty = True
-        with local(parse_location(path)) as local_shard:
+        with local_copy(parse_location(path)) as local_shard:
             plain = _decompress(local_shard.path, path, out)
             try:
                 for record in _scan(plain, shards.reading):

@@ -13,7 +13,7 @@ import numpy as np
 from twinfeed.loaders.feed.config import stored_fields
 from twinfeed.loaders.feed.shuffling import block_of
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.sizes import large, record_bytes
+from twinfeed.loaders.index.sizes import exceeds_memory, record_bytes
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan, gap_of
@@ -136,7 +136,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
     reads_gaps = used_per_record and stored_per_record - used_per_record <= gap_of(index)
     read_per_record = stored_per_record if reads_gaps else used_per_record
     memory = min(stored, read, int(read_per_record * open_records) + limit)
-    if not index.remote and not large(index):  # pages stay in memory once they were read
+    if not index.remote and not exceeds_memory(index):  # pages stay in memory once they were read
         read = min(read, stored)
     result = Plan(
         batches=len(sampler),
@@ -203,7 +203,7 @@ def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]
             f"{_format_bytes(result.shard_bytes)} or less: repack {result.shards:,} shards to "
             f"{enough_shards:,}, twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
         )
-    elif result.requests > 1 and request_bytes < small and (index.remote or large(index)):
+    elif result.requests > 1 and request_bytes < small and (index.remote or exceeds_memory(index)):
         block_bytes = int(block_of(index, len(index)) * record_bytes(index))
         longest = min(result.shard_bytes, block_bytes)
         advice = (

@@ -19,7 +19,7 @@ import numpy as np
 from twinfeed.loaders import errors
 from twinfeed.loaders.building.bad_records import BadRecord, bad_record, write_bad_records
 from twinfeed.loaders.building.plan import BuildPlan, add_header
-from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local
+from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index.index import Index, load_index
@@ -213,7 +213,7 @@ class _Scan:
         self.bad: list[BadRecord] = []
         self.halves: set[int] = set()
         try:
-            with local(join(plan.root, job.shard)) as (path, _):
+            with local_copy(join(plan.root, job.shard)) as (path, _):
                 if size is not None and os.stat(path).st_size != size:
                     raise stale_file_error(path, size, os.stat(path).st_size)
                 if plan.options.digest:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.index.sizes import large
+from twinfeed.loaders.index.sizes import exceeds_memory
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.prefetch.spans import Spans, reads_spans
 from twinfeed.loaders.support.array_types import Int64s
@@ -94,7 +94,7 @@ class ReadPlan:
         self.schedule, self.fields, self.limit = schedule, fields, LIMIT if limit is None else limit
         self._index, self._gap = index, gap_of(index)
         self._sampler, self._steps = schedule.sampler, max(1, len(schedule.sampler))
-        self._probes = limit is None and not index.remote and not large(index)
+        self._probes = limit is None and not index.remote and not exceeds_memory(index)
         self._spans = Spans(schedule, start) if reads_spans(self._sampler) else None
         # An image is read once, and only remote ranges are kept for the samples that come later.
         self._keeps_spans = index.remote and self._sampler.traits.max_cached is None
