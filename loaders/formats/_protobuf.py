@@ -15,6 +15,7 @@ VARINT, FIXED64, LEN, FIXED32 = 0, 1, 2, 5
 _WORD = (1 << 64) - 1
 _CHUNK = 1 << 16
 _SHIFTS = tuple(range(0, 70, 7))
+_SHORT = _SHIFTS[:5]
 
 
 class WireError(ValueError):
@@ -45,10 +46,19 @@ def read_varint(data: bytes, position: int, end: int, /) -> tuple[int, int]:
 
 def read_short(data: bytes, position: int, end: int, /) -> tuple[int, int]:
     """Return (value, next position) of a tag or a length: at most five bytes and 32 bits."""
-    value, stop = read_varint(data, position, end)
-    if stop - position > 5 or value >> 32:
-        raise WireError("a tag or a length is longer than 32 bits", position)
-    return value, stop
+    value = 0
+    try:
+        for shift in _SHORT:
+            byte = data[position]
+            position += 1
+            value |= (byte & 127) << shift
+            if byte < 128:
+                if position > end or value >> 32:
+                    break
+                return value, position
+    except IndexError:
+        pass
+    raise WireError("a tag or a length does not end, or is longer than 32 bits", position)
 
 
 def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
