@@ -135,5 +135,6 @@ def _equal(value: Any, other: Any) -> bool:
     if type(value) is not type(other):
         return False
     with suppress(Exception):  # as where the attributes are arrays
-        return type(value).__eq__ is object.__eq__ or bool(value == other)
+        compare: Any = type(value).__eq__
+        return compare is object.__eq__ or bool(value == other)
     return True
