@@ -131,7 +131,7 @@ class Index:
         self._bytes = {  # numpy is slow to take rows of mixed types
             name: table.view(f"V{table.itemsize}") for name, table in self._tables.items()
         }
-        self.columns: Mapping[str, npt.NDArray[Any]] = Columns(
+        self.columns = Columns(
             arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
         )
 
@@ -257,10 +257,8 @@ class Index:
         )
 
     def _repr_html_(self) -> str:
-        fields = {
-            name: f"{field.kind}, {field.missing} missing" for name, field in self.fields.items()
-        }
-        return html_table(repr(self), [*fields.items(), *self.columns.types().items()])
+        kinds = {name: field.kind for name, field in self.fields.items()} | self.columns.types()
+        return html_table(repr(self), kinds.items())
 
     def __getitem__(self, record: SupportsIndex, /) -> dict[str, Any]:
         """Read the fields and columns of one record, to look at it.
@@ -308,12 +306,12 @@ class Index:
         for name, field in self.fields.items():
             lengths = self.table(name)["length"]
             lengths = lengths[lengths >= 0]
-            sizes = f"{_range(lengths)} bytes a record, {int(lengths.sum()):,} in all"
+            stored = f"{_range(lengths)} bytes a record, {int(lengths.sum()):,} in all"
             missing = f", {field.missing:,} missing" if field.missing else ""
-            lines.append(f"{name}: {field.kind}, {sizes}{missing}")
+            lines.append(f"{name}: {field.kind}, {stored}{missing}")
         lines += [f"{name}: {kind}" for name, kind in self.columns.types().items()]
         if self.class_order is not None:
-            sizes = self.class_order.sizes
+            sizes = np.asarray(self.class_order.sizes)
             bits = np.frexp(sizes)[1]
             tail = (sizes[bits == number] for number in np.unique(bits))
             counts = ", ".join(f"{len(part):,} of {_range(part)}" for part in tail)

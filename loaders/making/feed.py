@@ -181,19 +181,18 @@ class Feed(FeedConfig):
             return BatchFunction(self, self._spec, batcher, *requests)
 
     def __repr__(self) -> str:
-        options = ", ".join(f"{name}={function}" for name, function in self._functions.items())
-        return f"Feed({self.index!r}, {self.sampler!r}{options and ', ' + options})"
+        functions = "".join(f", {name}={shown}" for name, shown in self._function_names.items())
+        return f"Feed({self.index!r}, {self.sampler!r}{functions})"
 
     def _repr_html_(self) -> str:
-        parts = {"index": self.index, "sampler": self.sampler} | self._functions
+        parts = {"index": self.index, "sampler": self.sampler} | self._function_names
         return html_table(f"Feed: {counted(len(self), 'batch')}", parts.items())
 
     @property
-    def _functions(self) -> dict[str, str]:
-        """The functions of the feed, as they show themselves."""
+    def _function_names(self) -> dict[str, str]:
+        """How decode, transform and batch_transform show themselves, of those that there are."""
         names = ("decode", "transform", "batch_transform")
-        functions = {name: getattr(self, name) for name in names}
-        return {name: short_repr(each) for name, each in functions.items() if each is not None}
+        return {name: short_repr(f) for name in names if (f := getattr(self, name)) is not None}
 
     def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
         """Yield the request of each batch of an epoch, from step `start` on."""
