@@ -170,7 +170,7 @@ class DecodeImage:
         array = np.asarray(image)
         if huge:
             del image
-            system.give_back_memory()
+            system.release_freed_memory()
         if self.mode == "RGB" and array.ndim == 2:
             array = np.repeat(array[..., None], 3, axis=2)
         return array

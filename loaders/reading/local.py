@@ -31,7 +31,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
 )
 from twinfeed.loaders.support.checksum import crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
-from twinfeed.loaders.support.system import advise, cold
+from twinfeed.loaders.support.system import advise, is_uncached
 
 _SMALL, _GAP = 1 << 14, 1 << 12
 """Rows of at most so many bytes, with a gap of at most so many bytes between two, are read by one
@@ -121,7 +121,7 @@ class LocalFiles:
             return
         if plan.probing:
             probed = event.ranges[:: max(1, len(event.ranges) // _PROBED)][:_PROBED]
-            plan.enabled = any(cold(fd, stop - 1) for fd, _, stop in self.opened(probed))
+            plan.enabled = any(is_uncached(fd, stop - 1) for fd, _, stop in self.opened(probed))
             plan.probing = False
         if plan.enabled:
             self.advice.add(self.opened(event.ranges))

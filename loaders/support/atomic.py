@@ -1,4 +1,4 @@
-"""Files that are whole or not there, whatever happens to the process that writes them."""
+"""Atomic replacement of files, and locks of folders, safe against killed processes."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ LOCK = ".twinfeed-lock"
 """The file that is locked while a folder is changed."""
 
 WAIT = 600.0
-"""So many seconds a lock is waited for."""
+"""Seconds that a lock is waited for."""
 
-_PATIENCE = 5.0
-_PAUSE = 0.02
+_WARN_AFTER = 5.0  # seconds
+_POLL_INTERVAL = 0.02  # seconds
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to `path` through a temporary name beside it, fsync, rename.
+    """Write `data` to a temporary file beside `path`, fsync, rename.
 
-    Temporary files of killed processes are removed: they are not empty, and nobody locks them.
+    Temporary files of killed processes are removed: they are not empty, and not locked.
     """
     for stale in path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 16}"):
         with suppress(LoaderError, OSError), open_file(stale) as file:
@@ -52,7 +52,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def temporary_name(path: Path) -> Path:
-    """Return an unused hidden name in the folder of `path`."""
+    """Return an unused hidden path in the folder of `path`."""
     return path.with_name(f".{path.name}-{secrets.token_hex(8)}")
 
 
@@ -69,10 +69,10 @@ def fsync_path(path: Path) -> None:
 def locked(
     folder: Path, /, *, make: Callable[[Path], object] | None = None, wait: float | None = None
 ) -> Iterator[None]:
-    """Let one process at a time change what is in a folder, which `make` makes if need be.
+    """Lock a folder against other processes in the block; `make` creates it if it is missing.
 
-    The lock is on a file that only its owner may open. Anybody who may read the folder could lock
-    the folder itself. The file is there only while it is locked.
+    The lock is on a file that only its owner may open, since anybody who may read the folder could
+    lock the folder itself. The file exists only while it is locked.
 
     Raises:
         TimeoutError: another process has the lock after `wait` seconds (by default `WAIT`).
@@ -86,11 +86,11 @@ def locked(
                 f"ended, or end it; if nobody writes there, delete {folder / LOCK}"
             )
             raise TimeoutError(errno.ETIMEDOUT, problem, str(folder))
-        if waited >= _PATIENCE and not warned:
+        if waited >= _WARN_AFTER and not warned:
             warned = True
             text = f"{folder}: waiting for another process that writes there"
             warnings.warn(text, RuntimeWarning, stacklevel=3)
-        time.sleep(_PAUSE)
+        time.sleep(_POLL_INTERVAL)
     try:
         yield
     finally:
@@ -99,16 +99,16 @@ def locked(
 
 
 def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None:
-    """Return the open and locked file of a folder; None if another process has the lock."""
+    """Return the descriptor of the locked file; None if another process has the lock."""
     file = folder / LOCK
     try:
         if make is not None:
             make(folder)
     except FileExistsError as error:
-        there = Path(error.filename)
-        if there.is_symlink() and not there.exists():
+        existing = Path(error.filename)
+        if existing.is_symlink() and not existing.exists():
             problem = "a link that leads nowhere: mount its disk, or name another folder"
-            raise FileNotFoundError(errno.ENOENT, problem, str(there)) from None
+            raise FileNotFoundError(errno.ENOENT, problem, str(existing)) from None
         if folder.exists() and not folder.is_dir():
             raise
         return None  # the folder was removed while mkdir() looked at what is there
@@ -130,7 +130,7 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
     except OSError:
         os.close(fd)
         raise
-    # A file that was unlinked before it was locked keeps nobody out.
+    # A file that was unlinked before it was locked excludes nobody.
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(fd), file.lstat()):
             return fd
@@ -139,7 +139,7 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
 
 
 def flock(fd: int, how: int, /) -> bool:
-    """Lock or unlock an open file as `fcntl.flock` does; False if the file system has no locks."""
+    """Call `fcntl.flock`; return False if the file system has no locks."""
     try:
         fcntl.flock(fd, how)
     except OSError as error:
@@ -150,18 +150,18 @@ def flock(fd: int, how: int, /) -> bool:
 
 
 def naming_full_disk(path: Path) -> AbstractContextManager[None]:
-    """Name `path` in the error of a full disk, or of a file that may not grow."""
-    return _naming(path, "make room there", (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    """Add `path` to the error of a full disk, or of a file that may not grow."""
+    return _explain_errors(path, "make room there", (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def naming_unwritable(path: Path, advice: str) -> AbstractContextManager[None]:
-    """Name `path`, and what to do, when it may not be written."""
-    return _naming(path, advice, (errno.EACCES, errno.EPERM, errno.EROFS))
+    """Add `path` and advice to the error of a path that may not be written."""
+    return _explain_errors(path, advice, (errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 @contextmanager
-def _naming(path: Path, advice: str, errors: tuple[int, ...]) -> Iterator[None]:
-    """Name `path`, and what to do, in the system's errors of these numbers."""
+def _explain_errors(path: Path, advice: str, errors: tuple[int, ...]) -> Iterator[None]:
+    """Add `path` and advice to an OSError of the block that has one of these numbers."""
     try:
         yield
     except OSError as error:

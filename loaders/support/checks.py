@@ -1,4 +1,4 @@
-"""Checks of arguments that are not numbers: names, dicts, ids, and texts that name bytes."""
+"""Checks of arguments that are not numbers: names, dicts, ids, and numbers of bytes as text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from twinfeed.samplers.validate import unmasked
 
 
 def bytes_of(text: str, /) -> int:
-    """Return the number of bytes that a text names; raise ValueError for any other.
+    """Return a number of bytes from text such as "2G"; raise ValueError for other text.
 
     >>> bytes_of("2G"), bytes_of("500 MB"), bytes_of("1.5 GiB")
     (2000000000, 500000000, 1610612736)
@@ -27,15 +27,16 @@ def bytes_of(text: str, /) -> int:
 
 
 def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
-    """Return several names as a tuple; raise TypeError for a single string, or no strings."""
-    found = values if isinstance(values, str) or not isinstance(values, Iterable) else tuple(values)
-    if isinstance(found, tuple) and all(isinstance(each, str) for each in found):
-        return found
+    """Return names as a tuple; raise TypeError for a single string, or for other values."""
+    if isinstance(values, Iterable) and not isinstance(values, str):
+        found = tuple(values)
+        if all(isinstance(value, str) for value in found):
+            return found
     raise TypeError(f"{name} must be a list of names, got {values!r}")
 
 
 def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
-    """Return a copy, empty for None; raise TypeError for what is no dict."""
+    """Return a copy of a dict, empty for None; raise TypeError for another type."""
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(f"{name} must be a dict, got {values!r}")
     return dict(values or {})

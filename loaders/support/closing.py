@@ -1,4 +1,4 @@
-"""What closes at the end of a `with` block."""
+"""A base class of context managers that close."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ C = TypeVar("C", bound="Closing")
 
 
 class Closing(ABC):
-    """A context manager that gives itself, and closes at the end of the block."""
+    """A context manager that closes at the end of the block."""
 
     @abstractmethod
     def close(self) -> None:
-        """Close what is open."""
+        """Release all resources."""
 
     def __enter__(self: C) -> C:
         return self

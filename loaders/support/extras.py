@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def requires_extra(what: str, extra: str, /) -> Iterator[None]:
-    """Name the extra to install if the block does not find a module of another library."""
+    """Name the extra to install, if the block cannot import a module of another library."""
     try:
         yield
     except ModuleNotFoundError as error:

@@ -1,4 +1,4 @@
-"""Processes and the process that started them: what each has of its own, and how it ends."""
+"""Values of one process that a forked child does not share, and children that end with it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Seconds between two looks at the parent.
+# Seconds between two checks of the parent.
 _INTERVAL = 1.0
 
 
 class PerProcess(Generic[T]):
-    """A value that each process makes when it first asks: a forked child does not get its parent's.
+    """A value per process, made at the first call: a forked child does not share its parent's.
 
-    In the child, a lock of the parent may be locked for ever, and threads have not come along. The
-    parent's value is kept there: its destructor might wait for such a thread.
+    After a fork, a lock of the parent may stay locked for ever, and its threads do not exist. The
+    child does not free the parent's value, whose destructor might wait for such a thread.
 
-    It pickles, and is copied, without its values.
+    Pickling and copying leave the values out.
 
     >>> lock = PerProcess(threading.Lock)
     >>> with lock():
@@ -55,16 +55,16 @@ def end_with_parent() -> None:
     """End this child process of multiprocessing soon after its parent, which may be killed.
 
     A child that reads from a pipe, or writes to a full one, may have the pipe's other end itself:
-    it would wait for ever. Elsewhere than in a child, nothing happens.
+    it would wait for ever. In a process that is no such child, do nothing.
     """
     parent = parent_process()
     if parent is not None:
-        threading.Thread(target=_watch, args=(parent, os.getppid()), daemon=True).start()
+        threading.Thread(target=_exit_after, args=(parent, os.getppid()), daemon=True).start()
 
 
-def _watch(parent: BaseProcess, above: int) -> None:
+def _exit_after(parent: BaseProcess, parent_id: int) -> None:
     # A process that was forked after this one may keep the sentinel's pipe open, and the parent of
     # a child of a fork server is the server.
-    while os.getppid() == above and not wait([parent.sentinel], _INTERVAL):
+    while os.getppid() == parent_id and not wait([parent.sentinel], _INTERVAL):
         pass
     os._exit(1)

@@ -1,8 +1,8 @@
 """A process pool whose workers ignore SIGINT; the parent stops them.
 
-Ctrl-C is sent to the whole process group, and workers would print tracebacks. So SIGINT is blocked
-in the thread that spawns them, and they inherit the mask. `ProcessPoolExecutor` cannot do this, and
-hangs if a worker is killed before it has all its arguments (CPython 94777, mended in 3.11.5).
+Ctrl-C is sent to the whole process group, and workers would print tracebacks. SIGINT is blocked in
+the thread that starts a worker, which inherits the mask. `ProcessPoolExecutor` cannot do this, and
+hangs if a worker is killed early (CPython's issue 94777, fixed in Python 3.11.5).
 """
 
 from __future__ import annotations
@@ -30,89 +30,89 @@ T = TypeVar("T")
 
 
 class Pool(ThreadPoolExecutor):
-    """Call functions in processes. Each thread has a process, and waits for what it returns.
+    """A process pool: each of its threads has a worker process, and waits for its results.
 
-    Functions, arguments and results must be picklable. The warnings of a call are given again here.
-    Once a process has died, all calls raise `BrokenProcessPool`, which says how it died.
+    Functions, arguments and results must be picklable. Warnings of a call are repeated here. Once a
+    worker has died, all calls raise `BrokenProcessPool`, which says how it died.
     """
 
     def __init__(self, jobs: int) -> None:
-        # The start of this process of multiprocessing would let interrupts through again.
+        # Starting the resource tracker would unblock SIGINT, so it is started before.
         ensure_running()
         super().__init__(jobs, initializer=pthread_sigmask, initargs=(SIG_BLOCK, {Signals.SIGINT}))
         self._lock = threading.Lock()
-        self._started: dict[int, tuple[SpawnProcess, Connection]] = {}
-        self._died = ""
+        self._workers: dict[int, tuple[SpawnProcess, Connection]] = {}
+        self._error = ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call a function in a process."""
+        """Call a function in a worker process."""
         return super().submit(self._call, fn, *args, **kwargs)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is not None and not issubclass(kind, Exception):  # no caller waits for the rest
-            self._end("a worker process was interrupted")
+        if kind is not None and not issubclass(kind, Exception):  # nobody waits for results
+            self._terminate("a worker process was interrupted")
         self.shutdown(cancel_futures=True)
-        for process, pipe in self._started.values():
+        for process, pipe in self._workers.values():
             pipe.close()
             process.join()
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call = pickle.dumps((function, args, kwargs))
-        process, pipe = self._process()
+        process, pipe = self._worker()
         try:
             pipe.send_bytes(call)
             answer = pipe.recv_bytes()
         except (EOFError, OSError):
-            with self._lock:  # a start elsewhere would take how it ended, as it is reaped
+            with self._lock:  # starting another process would reap this one and its exit code
                 process.join()
-            self._end(f"a worker process {describe_exit(process.exitcode or 0)}")
-            raise BrokenProcessPool(self._died) from None
+            self._terminate(f"a worker process {describe_exit(process.exitcode or 0)}")
+            raise BrokenProcessPool(self._error) from None
         result, error, warned = pickle.loads(answer)
-        for one in warned:
-            warnings.warn_explicit(*one)
+        for warning in warned:
+            warnings.warn_explicit(*warning)
         if error is not None:
             raise error
         return result
 
-    def _process(self) -> tuple[SpawnProcess, Connection]:
-        """Return the process of this thread, which the first call starts."""
+    def _worker(self) -> tuple[SpawnProcess, Connection]:
+        """Return the worker of this thread, which the first call starts."""
         with self._lock:
-            if self._died:
-                raise BrokenProcessPool(self._died)
+            if self._error:
+                raise BrokenProcessPool(self._error)
             thread = threading.get_ident()
-            if thread not in self._started:
-                here, there = Pipe()
-                with there:
-                    process = SpawnProcess(target=_serve, args=(there,))
+            if thread not in self._workers:
+                pipe, worker_end = Pipe()
+                with worker_end:
+                    process = SpawnProcess(target=_serve, args=(worker_end,))
                     process.start()
-                self._started[thread] = process, here
-            return self._started[thread]
+                self._workers[thread] = process, pipe
+            return self._workers[thread]
 
-    def _end(self, why: str) -> None:
-        """End all processes."""
+    def _terminate(self, reason: str) -> None:
+        """Terminate all workers; `reason` is the error of later calls."""
         with self._lock:
-            self._died = self._died or why
-            for process, _ in self._started.values():
+            self._error = self._error or reason
+            for process, _ in self._workers.values():
                 process.terminate()
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer calls until the pipe is closed, or the process at its other end has ended."""
+    """Run the calls that come through the pipe, until it is closed or the parent has ended."""
     end_with_parent()
     with suppress(EOFError, OSError):
         while True:
-            pipe.send_bytes(_answer(pipe.recv_bytes()))
+            pipe.send_bytes(_run_call(pipe.recv_bytes()))
 
 
-def _answer(call: bytes) -> bytes:
-    """Call a function; return its result, its error and its warnings."""
+def _run_call(call: bytes) -> bytes:
+    """Call a pickled function; return its pickled result, error and warnings."""
     function, args, kwargs = pickle.loads(call)
     with warnings.catch_warnings(record=True) as caught:
-        result, failed = None, None
+        result, failure = None, None
         try:
             result = function(*args, **kwargs)
         except Exception as error:
             error.add_note(format_exc())
-            failed = sendable(error)
-    warned = [(one.message, one.category, one.filename, one.lineno) for one in caught]
-    return pickle.dumps((result, failed, warned))
+            failure = sendable(error)
+    warned = [(w.message, w.category, w.filename, w.lineno) for w in caught]
+    return pickle.dumps((result, failure, warned))

@@ -1,4 +1,4 @@
-"""A progress bar if it is wanted and tqdm is installed; nothing otherwise."""
+"""A progress bar, if tqdm is installed."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ T = TypeVar("T")
 
 
 def progress_bar(
-    items: Iterable[T], doing: str, unit: str, /, shown: bool, total: int | None = None
+    items: Iterable[T], description: str, unit: str, /, shown: bool, total: int | None = None
 ) -> Iterator[T]:
-    """Yield `items`, with a bar on standard error if `shown` and tqdm is there."""
+    """Iterate over `items`, with a bar on standard error if `shown` and tqdm is installed."""
     if shown:
         with suppress(ImportError):
             from tqdm import tqdm
 
-            items = tqdm(items, desc=doing, unit=unit, total=total)
+            items = tqdm(items, desc=description, unit=unit, total=total)
     return iter(items)

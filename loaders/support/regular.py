@@ -1,4 +1,4 @@
-"""Open local files, which must be regular files, and read ranges of them."""
+"""Opening and reading local files, which must be regular files."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def open_file(path: str | os.PathLike[str], /, *, buffering: int = 0) -> BinaryI
     return open(path, "rb", buffering=buffering, opener=lambda name, _: open_regular(name))
 
 
-def read_file(path: str | os.PathLike[str], most: int, /) -> bytes:
-    """Return the bytes of a regular file; raise LoaderError for more than `most` bytes."""
+def read_file(path: str | os.PathLike[str], max_bytes: int, /) -> bytes:
+    """Return the bytes of a regular file; raise LoaderError for more than `max_bytes` bytes."""
     with open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
-        data = b"" if size > most else read_at(file.fileno(), size + 1, 0)
+        data = b"" if size > max_bytes else read_at(file.fileno(), size + 1, 0)
     advice = "give another file, or remove it"
-    check_bytes("a file", max(size, len(data)), most, path=path, advice=advice)
+    check_bytes("a file", max(size, len(data)), max_bytes, path=path, advice=advice)
     return data
 
 
@@ -70,11 +70,13 @@ def read_at(fd: int, length: int, offset: int, /) -> bytes:
     data = os.pread(fd, length, offset)
     if len(data) == length or not data:
         return data
-    pieces, at = [data], offset + len(data)
-    while at < offset + length and (data := os.pread(fd, offset + length - at, at)):
-        pieces.append(data)
-        at += len(data)
-    return b"".join(pieces)
+    chunks, position = [data], offset + len(data)
+    while position < offset + length and (
+        data := os.pread(fd, offset + length - position, position)
+    ):
+        chunks.append(data)
+        position += len(data)
+    return b"".join(chunks)
 
 
 def refuse_command(path: str, /) -> None:

@@ -1,4 +1,4 @@
-"""Facts of the operating system: the only module in which Linux and macOS differ.
+"""The operating system: the only module in which Linux and macOS differ.
 
 Windows is not supported, and importing this module says so. The names below are looked up when they
 are needed, since macOS lacks some of them.
@@ -26,13 +26,13 @@ except ImportError as error:
 
 SHARED_MEMORY = Path("/dev/shm")
 
-# Where control groups of version 2 and 1 say what their memory may be.
-_GROUPS = {
+# The file with the memory limit of a control group, of version 2 and 1.
+_CGROUP_LIMITS = {
     "": (Path("/sys/fs/cgroup"), "memory.max"),
     "memory": (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
 }
 
-_READ_AT_ONCE = 1 << 17
+_MAX_READAHEAD = 1 << 17  # bytes that one call makes Linux read, for most disks
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # see mallopt(3)
 
@@ -61,21 +61,21 @@ def peak_memory() -> int:
 
 def memory() -> int:
     """Return how many bytes of memory this process may use: the machine's, or a control group's."""
-    least = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
         _, kinds, path = line.split(":", 2)
-        if kinds in _GROUPS:
-            root, name = _GROUPS[kinds]
+        if kinds in _CGROUP_LIMITS:
+            root, name = _CGROUP_LIMITS[kinds]
             # In a container the path may be the host's, and the root the container's own group.
-            for place in (root / path.lstrip("/") / name).parents:
-                with suppress(OSError, ValueError):  # there is none, or it says "max"
-                    least = min(least, int((place / name).read_text(encoding="utf-8")))
-    return least
+            for folder in (root / path.lstrip("/") / name).parents:
+                with suppress(OSError, ValueError):  # there is no file, or it has "max"
+                    limit = min(limit, int((folder / name).read_text(encoding="utf-8")))
+    return limit
 
 
 def describe_exit(code: int, /) -> str:
-    """Say how a process ended: by itself, or by a signal.
+    """Return how a process ended, as text: with an exit code, or by a signal.
 
     >>> describe_exit(1), describe_exit(-9)
     ('ended with exit code 1', 'was killed by SIGKILL')
@@ -83,8 +83,8 @@ def describe_exit(code: int, /) -> str:
     return f"was killed by {Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
 
 
-def cold(fd: int, offset: int, /) -> bool | None:
-    """Whether reading a byte would wait for the disk; None if the system cannot say."""
+def is_uncached(fd: int, offset: int, /) -> bool | None:
+    """Return whether a byte is not in the page cache; None if the system cannot say."""
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     try:
@@ -108,21 +108,22 @@ def open_files() -> int:
 
 
 def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTNEED"], /) -> None:
-    """Advise the kernel of the next use of some pages of a file, if the system can."""
+    """Call posix_fadvise for a range of a file, if the system has it."""
     if not hasattr(os, "posix_fadvise"):
         return
     flag = getattr(os, f"POSIX_FADV_{advice}")
-    # With one call, Linux reads no more pages than it reads ahead for this disk.
-    piece = _READ_AT_ONCE if advice == "WILLNEED" else max(1, length)
-    for start in range(offset, offset + max(1, length), piece):
-        os.posix_fadvise(fd, start, min(piece, offset + length - start), flag)
+    # In one call, Linux reads no more pages than the read-ahead of the disk.
+    step = _MAX_READAHEAD if advice == "WILLNEED" else max(1, length)
+    for start in range(offset, offset + max(1, length), step):
+        os.posix_fadvise(fd, start, min(step, offset + length - start), flag)
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep freed memory for the next batch, up to its own dynamic limits.
+    """Let malloc of glibc keep freed memory for the next batch, up to its own dynamic limits.
 
-    glibc begins with 128 KiB, and TensorFlow goes back to that whenever it makes a dataset of a
-    generator. Each batch would then fault its pages in anew, which takes longer than to read them.
+    Its initial limit is 128 KiB, which TensorFlow restores whenever it makes a dataset of a
+    generator. The pages of each batch would then be faulted in again, which takes longer than
+    reading them.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -130,15 +131,15 @@ def keep_freed_memory() -> None:
         mallopt(_TRIM_THRESHOLD, 1 << 26)
 
 
-def give_back_memory() -> None:
-    """Have glibc return freed memory, which it keeps for the threads that freed it."""
+def release_freed_memory() -> None:
+    """Return the freed memory that malloc of glibc keeps for its threads to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def shared_memory() -> str:
-    """Describe the room in the folder through which processes share memory."""
+    """Describe the free space in the folder through which processes share memory."""
     if not SHARED_MEMORY.exists():
         return "not there"
     usage = shutil.disk_usage(SHARED_MEMORY)

@@ -1,4 +1,4 @@
-"""Temporary folders that do not stay, even if the process that made them is killed."""
+"""Temporary folders, which the next process removes if their own was killed."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from twinfeed.loaders.support.system import SHARED_MEMORY
 
 _PREFIX, _LOCK = "twinfeed-", "lock"
 
-# Most bytes of a folder's name, so that multiprocessing's names of sockets fit after it.
-_LONGEST = 80
+# Longest path of a folder in which the sockets of multiprocessing may lie.
+_MAX_NAME_BYTES = 80
 
 _locks: PerProcess[dict[Path, int]] = PerProcess(dict)
-"""The folders that this process made, and the file that it has locked in each."""
+"""The folders of this process, and the descriptor of the locked file in each."""
 
 
 def make_temporary() -> Path:
-    """Make a temporary folder, with a file that is locked as long as the process lives.
+    """Make a temporary folder, with a file that is locked until the process ends.
 
     The first call removes folders that no process locks any more.
     """
@@ -43,7 +43,7 @@ def make_temporary() -> Path:
 
 
 def remove_temporary(folder: Path, /) -> None:
-    """Remove such a folder; in a forked child, do nothing."""
+    """Remove a folder of `make_temporary`; in a forked child, do nothing."""
     if folder in _locks():
         shutil.rmtree(folder, ignore_errors=True)
         os.close(_locks().pop(folder))
@@ -51,7 +51,7 @@ def remove_temporary(folder: Path, /) -> None:
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Give such a folder, and remove it afterwards."""
+    """Yield a temporary folder, and remove it afterwards."""
     folder = make_temporary()
     try:
         yield folder
@@ -60,7 +60,7 @@ def temporary_folder() -> Iterator[Path]:
 
 
 def socket_folder() -> str:
-    """Return multiprocessing's own temporary folder, or make it a folder whose name is shorter.
+    """Return the temporary folder of multiprocessing; replace it if its path is too long.
 
     The path of a socket may have about a hundred characters. With a longer TMPDIR, workers could
     not send a batch, and torch would wait for it for ever.
@@ -69,7 +69,7 @@ def socket_folder() -> str:
         OSError: there is no folder of a short name.
     """
     folder = get_temp_dir()
-    if len(os.fsencode(folder)) <= _LONGEST:
+    if len(os.fsencode(folder)) <= _MAX_NAME_BYTES:
         return folder
     for base in ("/tmp", "/var/tmp", SHARED_MEMORY):
         with suppress(OSError):
@@ -78,7 +78,7 @@ def socket_folder() -> str:
             current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
             return folder
     raise OSError(
-        f"TMPDIR is too long for a socket: name a folder of at most {_LONGEST - 16} bytes"
+        f"TMPDIR is too long for a socket: name a folder of at most {_MAX_NAME_BYTES - 16} bytes"
     )
 
 

@@ -195,7 +195,7 @@ def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
 def test_a_lock_that_is_held_is_told_of_and_waited_for_only_so_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(atomic, "_PATIENCE", 0)
+    monkeypatch.setattr(atomic, "_WARN_AFTER", 0)
     with atomic.locked(tmp_path):
         lock = tmp_path / atomic.LOCK
         assert stat.S_IMODE(lock.stat().st_mode) == 0o600

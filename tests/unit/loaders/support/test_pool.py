@@ -32,7 +32,7 @@ def test_a_process_that_dies_ends_all() -> None:
     """Also before it has received its arguments, which are longer than a pipe's buffer."""
     with Pool(2) as pool:
         calls = [pool.submit(signal.pause), *(pool.submit(len, bytes(1 << 24)) for _ in range(4))]
-        while not (second := list(pool._started.values())[1:]):
+        while not (second := list(pool._workers.values())[1:]):
             pass
         second[0][0].kill()
         for call in reversed(calls):
@@ -49,10 +49,10 @@ def test_how_a_process_died_is_known_while_another_starts() -> None:
     for _ in range(8):
         with Pool(1) as pool:
             call = pool.submit(signal.pause)
-            while not pool._started:
+            while not pool._workers:
                 pass
             with pool._lock:  # as a start has it
-                next(iter(pool._started.values()))[0].kill()
+                next(iter(pool._workers.values()))[0].kill()
                 while multiprocessing.active_children():
                     pass
             with pytest.raises(BrokenProcessPool, match="killed by SIGKILL"):

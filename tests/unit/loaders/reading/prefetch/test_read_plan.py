@@ -208,12 +208,12 @@ def test_the_system_says_which_pages_are_cold(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(1 << 20))
     with path.open("rb") as file:
-        assert system.cold(file.fileno(), 5000) in (False, None)
+        assert system.is_uncached(file.fileno(), 5000) in (False, None)
         os.fsync(file.fileno())
         if not hasattr(os, "posix_fadvise"):
             return
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        if system.cold(file.fileno(), 5000) is None:
+        if system.is_uncached(file.fileno(), 5000) is None:
             pytest.skip("this file system cannot tell")
         assert file.read(1) == b"\0"
 
