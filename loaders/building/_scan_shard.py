@@ -267,7 +267,8 @@ class ShardScanner:
                     f"feature {name!r} of {self.part.path} is {column.kind} in record "
                     f"{column.first_record} and {range_.kind} in record {number}"
                 )
-            self.part.mixed.append(name)
+            if name not in self.part.mixed:
+                self.part.mixed.append(name)
             return
         offset = base + range_.file_number if self.whole_files else range_.offset
         column.add(self.records, range_, offset)

@@ -48,9 +48,9 @@ def expand(
         DataCorruptionError: an incomplete set, and the names of compressed files; it is a
             ValueError.
     """
-    given = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
+    patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     found: list[str] = []
-    for pattern in [os.fspath(each) for each in given]:
+    for pattern in map(os.fspath, patterns):
         refuse_command(pattern)
         for name in [pattern] if _exists(pattern) else expand_braces(pattern):
             found += _glob(name)

@@ -81,14 +81,14 @@ class PathResolver:
         folder, name = os.path.split(path)
         if folder not in self.folders:
             self.folders[folder] = os.path.realpath(os.path.join(self.root, folder))
-        full_paths = os.path.join(self.folders[folder], name)
-        if os.path.islink(full_paths) or name in (".", ".."):
-            full_paths = os.path.realpath(full_paths)
-        if os.path.isabs(path) or not full_paths.startswith(self.root.rstrip("/") + "/"):
+        full_path = os.path.join(self.folders[folder], name)
+        if os.path.islink(full_path) or name in (".", ".."):
+            full_path = os.path.realpath(full_path)
+        if os.path.isabs(path) or not full_path.startswith(self.root.rstrip("/") + "/"):
             raise UnsafeContentError(
                 f"path leaves its root: {path!r}",
                 path=self.root,
-                found=full_paths,
+                found=full_path,
                 advice="give a root that holds all the files, also the files that links lead to",
             )
-        return full_paths
+        return full_path

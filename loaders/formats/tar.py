@@ -192,8 +192,7 @@ class TarWriter(Closing):
             info.size = len(data)
             header = info.tobuf(tarfile.PAX_FORMAT)
             padding = bytes(-len(data) % BLOCK)
-            for piece in (header, data, padding):
-                self._file.write(piece)
+            self._file.writelines((header, data, padding))
             self.offset += len(header) + len(data) + len(padding)
 
     def close(self) -> None:
