@@ -137,7 +137,9 @@ def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) ->
         return
     for step in range(loader.step, len(loader)):
         records = sampler.records(sampler.batch(loader.epoch, step))
-        for record in records[labels[records] >= outputs].tolist():
+        without_output = records[labels[records] >= outputs].tolist()
+        if without_output:
+            record = without_output[0]
             raise ValueError(
                 f"{index.describe(record)} has the label {labels[record]}, and the model has "
                 f"{outputs} outputs: give the last layer index.num_classes ({index.num_classes})"

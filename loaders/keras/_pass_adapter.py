@@ -45,9 +45,5 @@ class _PeekDataset(keras.utils.PyDataset):
         return len(self._loader)
 
     def __getitem__(self, number: int) -> Any:
-        passes = self._loader.external_passes
-        peeking_before, passes.peeking = passes.peeking, True
-        try:
+        with self._loader.external_passes.peek():
             return next(islice(adapter_of(self._loader).batches(self._arrange), number, None))
-        finally:
-            passes.peeking = peeking_before

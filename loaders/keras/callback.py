@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -181,7 +180,7 @@ class ResumeCallback(keras.callbacks.Callback):
         try:
             with self._adapter.original_errors():
                 if not (ended or _distributed(model)):
-                    with self._peeking():
+                    with self.loader.external_passes.peek():
                         _fit_arguments.check_labels(self.loader, model, lambda: next(iter(data))[1])
                 return model.fit(
                     data,
@@ -373,15 +372,6 @@ class ResumeCallback(keras.callbacks.Callback):
         _load(self.model, previous)
         return previous
 
-    @contextmanager
-    def _peeking(self) -> Iterator[None]:
-        """Let passes start without moving the loader's position."""
-        self.loader.external_passes.peeking = True
-        try:
-            yield
-        finally:
-            self.loader.external_passes.peeking = False
-
     def _restore_into(self, model: keras.Model, arrange: Any) -> None:
         """Restore the last save, unless a new run begins."""
         if self.restart and self._last is None:
@@ -394,7 +384,7 @@ class ResumeCallback(keras.callbacks.Callback):
         metrics_built = len(model.metrics_variables) >= len(save.state["metrics"])
         if not model.built or not (metrics_built or _distributed(model)):
             data = self._data(arrange, None)
-            with self._peeking():
+            with self.loader.external_passes.peek():
                 model.evaluate(data, steps=1, verbose=0)
         self.restore(model)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -105,6 +107,15 @@ class ExternalPasses:
             self._generation += self._next is None
             self._next = epoch, step
             self.peeking, self.reshardable = False, reshardable
+
+    @contextmanager
+    def peek(self) -> Iterator[None]:
+        """Let passes start without moving the position, within the block."""
+        before, self.peeking = self.peeking, True
+        try:
+            yield
+        finally:
+            self.peeking = before
 
     def started_at(self, epoch: int, step: int, /) -> bool:
         """Return whether the latest pass began here."""
