@@ -76,6 +76,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         super().on_train_end(logs)
 
     def _restore_states(self, save: Save, rates: Sequence[keras.Variable]) -> None:
+        """Restore callbacks, and in mid-epoch the metrics and the rates when the epoch started."""
         _callback_states.restore(self.user_callbacks, save.state["callbacks"])
         _callback_states.clear_early_stop(self.user_callbacks)
         if save.state["loader"]["step"]:

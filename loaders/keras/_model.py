@@ -46,7 +46,7 @@ def weight_shapes(model: keras.Model) -> list[list[Any]]:
 
 
 def describe_difference(model: keras.Model, saved: Sequence[Any]) -> str:
-    """Say how the weights of a model differ from saved `weight_shapes`; "" if they do not.
+    """Describe how the weights of a model differ from saved `weight_shapes`; "" if they do not.
 
     Paths are not compared: in a second model of one process, Keras gives layers other names.
     """

@@ -92,7 +92,11 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return SourceDatasets, (self._feed,)
 
     def groups_of(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Return the group of each sample; ValueError for a sampler that draws other samples."""
+        """Return the schedule of the group of each sample.
+
+        Raises:
+            ValueError: `sampler` draws other samples than the feed's sampler.
+        """
         own = self._feed.sampler
         streams = {(str(each.fingerprint), each.rank, each.world_size) for each in (sampler, own)}
         if source is not None or len(streams) > 1:
@@ -130,8 +134,8 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         steps = max(1, _READAHEAD // max(1, sampler.batch_size))
         for first, stop in growing_ranges(start, len(sampler), steps):
             wanted = self._requests_by_group(epoch, first, stop).get(int(group), [])
-            for number in range(0, len(wanted), _BATCHES):
-                together = wanted[number : number + _BATCHES]
+            for offset in range(0, len(wanted), _BATCHES):
+                together = wanted[offset : offset + _BATCHES]
                 try:
                     joined = self._read(*together)
                 except Exception:  # read each by itself: the batches before the error come first
