@@ -180,8 +180,8 @@ def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
         if isinstance(mode, Pad):
             validate.integer("multiple of Pad", mode.multiple, minimum=1)
         elif mode not in get_args(Mode):
-            known = ", ".join(get_args(Mode))
-            raise ValueError(f"collate must be one of {known}, or a Pad, got {mode!r}")
+            modes = ", ".join(get_args(Mode))
+            raise ValueError(f"collate must be one of {modes}, or a Pad, got {mode!r}")
     return dict(how) if isinstance(how, Mapping) else how
 
 
@@ -297,7 +297,7 @@ def _holds(values: Array, field: FieldSpec) -> bool:
 def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
     """Whether a shape is the expected one, in which None is any length."""
     return len(shape) == len(expected) and all(
-        known in (None, size) for size, known in zip(shape, expected, strict=True)
+        length in (None, size) for size, length in zip(shape, expected, strict=True)
     )
 
 

@@ -405,10 +405,10 @@ class DecodeExample:
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with the features in place of the field."""
-        found: Mapping[str, Any] = _parse_example(sample[self.field])
+        features: Mapping[str, Any] = _parse_example(sample[self.field])
         decoded = {name: value for name, value in sample.items() if name != self.field}
-        for name in found if self.features is None else self.features:
-            values = found[name]
+        for name in features if self.features is None else self.features:
+            values = features[name]
             if isinstance(values, _Steps):
                 decoded[name] = values.stacked()
             else:

@@ -17,7 +17,7 @@ from twinfeed.loaders.support.array_types import Array
 Fields = Mapping[str, Any]
 """The fields of a sample by name."""
 
-_IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
+IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 
 def with_read_only_arrays(sample: Fields, /) -> Fields:
@@ -40,7 +40,7 @@ def with_private_copies(sample: Fields, /, *, arrays: bool) -> dict[str, Any]:
     """Return the sample with copies of its mutable values, with or without those of its arrays."""
     copies = dict(sample)
     for name, value in sample.items():
-        if not isinstance(value, _IMMUTABLE) and (arrays or not isinstance(value, np.ndarray)):
+        if not isinstance(value, IMMUTABLE) and (arrays or not isinstance(value, np.ndarray)):
             with suppress(Exception):  # an open file, a tensor with a gradient
                 copies[name] = copy.deepcopy(value)
     return copies

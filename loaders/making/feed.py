@@ -200,9 +200,9 @@ class Feed(FeedConfig):
 
     def shard(self, rank: int, world_size: int) -> Feed:
         """Return the feed of one rank: the sampler's `shard`, all else the same."""
-        other = copy.copy(self)
-        object.__setattr__(other, "sampler", self.sampler.shard(rank, world_size))
-        return other
+        sharded = copy.copy(self)
+        object.__setattr__(sharded, "sampler", self.sampler.shard(rank, world_size))
+        return sharded
 
 
 def compile_feed(feed: Feed, /) -> CompiledFeed:

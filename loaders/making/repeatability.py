@@ -11,6 +11,7 @@ import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.seeded import restored, seed_all
+from twinfeed.loaders.making._shared_samples import IMMUTABLE
 from twinfeed.loaders.support.array_types import Array, as_array
 
 Argument = TypeVar("Argument")
@@ -88,9 +89,11 @@ def first_shared(values: Sequence[Any], /) -> int | None:
 
 def _address(value: Any) -> int | None:
     """Return where a mutable value begins in memory."""
+    if isinstance(value, IMMUTABLE):
+        return None
     if isinstance(value, np.ndarray):
         return value.__array_interface__["data"][0] if value.flags.writeable else None
-    if hasattr(value, "data_ptr"):  # a tensor of torch
+    with suppress(AttributeError, RuntimeError):  # no tensor of torch, or a sparse one
         return value.data_ptr()  # type: ignore[no-any-return]
     return id(value) if isinstance(value, list) else None
 

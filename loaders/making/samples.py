@@ -101,9 +101,9 @@ class Samples:
             return self._read(request.records)
         if self._slots and len(set(request.records.tolist())) == len(request.records):
             return self._decode_in_place(request.records)
-        samples = self._decoded(request, cached=cached)
+        samples = self._decode_request(request, cached=cached)
         if self.transform is not None:
-            samples = self.meter.timed("transforming", self._transformed, samples, request, joined)
+            samples = self.meter.timed("transforming", self._transform, samples, request, joined)
         return self.map.by_field(self.last, request.records, samples)
 
     def probe_sample(self, first: Request, other: Request, /) -> Fields:
@@ -119,14 +119,14 @@ class Samples:
             if hasattr(self.decode, "writes"):
                 self._probe_into(*records, sample)
 
-        def transformed(request: Request) -> Fields:
+        def transform(request: Request) -> Fields:
             decoded = sample if request is first else self._decode_one(request.records)
             if not self._shares:
                 decoded = with_private_copies(decoded, arrays=True)
-            return self._transformed([decoded], request, self.joined(request))[0]
+            return self._transform([decoded], request, self.joined(request))[0]
 
         if self.transform is not None:
-            sample = call_repeatedly("transform", transformed, first, other, times=16)
+            sample = call_repeatedly("transform", transform, first, other, times=16)
         check_values(self.index, self.last, int(first.records[0]), sample)
         return sample
 
@@ -134,13 +134,13 @@ class Samples:
         """Raise ValueError if the values of a record depend on the call, or on another record."""
 
         def read(records: Int64s) -> Sample:
-            return self._undecoded(records)[0]
+            return self._read_samples(records)[0]
 
         item = self.index.describe(int(first[0]))
         call_repeatedly("read", read, first, other, times=_READS, input_name=item)
         with suppress(LoaderError, OSError):
             alone, other_alone = array_copy(read(first)), array_copy(read(other))
-            together, other_together = self._undecoded(np.concatenate([first, other]))
+            together, other_together = self._read_samples(np.concatenate([first, other]))
             for name in together:
                 equal = same(together[name], other_together[name])
                 if equal and not same(alone[name], other_alone[name]):
@@ -152,8 +152,8 @@ class Samples:
 
         def into(fill: int, records: Int64s) -> Fields:
             slots = {name: np.full_like(sample[name], fill) for name in decode.writes}
-            undecoded = self._undecoded(records)[0]
-            return call(self.index, "decode", decode.into, int(records[0]), undecoded, slots)
+            sample_read = self._read_samples(records)[0]
+            return call(self.index, "decode", decode.into, int(records[0]), sample_read, slots)
 
         for fill in (0, 1):
             result = call_repeatedly("decode", partial(into, fill), first, other, times=3)
@@ -201,7 +201,7 @@ class Samples:
                 values[name] = array  # type: ignore[assignment]
         return values
 
-    def _decoded(self, request: Request, *, cached: bool) -> list[Fields]:
+    def _decode_request(self, request: Request, *, cached: bool) -> list[Fields]:
         """Decode the samples; each record once, where samples may share."""
         if cached and self.cache is not None:
             return self.cache.get(request)
@@ -213,7 +213,7 @@ class Samples:
 
     def _decode(self, records: Int64s) -> list[Fields]:
         if self.decode is None:
-            samples: list[Fields] = [*self._undecoded(records)]
+            samples: list[Fields] = [*self._read_samples(records)]
         else:
             samples = self._call_decode(self.decode, records)
         return [with_read_only_arrays(sample) for sample in samples] if self._shares else samples
@@ -229,7 +229,7 @@ class Samples:
         skip: Container[str] = (),
     ) -> list[Fields]:
         """Call decode, or `into` with slots, for each record; see `_check_overwritten`."""
-        arguments = "decode", function, records, self._undecoded(records), *slots
+        arguments = "decode", function, records, self._read_samples(records), *slots
         samples = self.meter.timed("decoding", self.map.map, *arguments)
         self._check_overwritten(
             "decode", samples, records, lambda position: self._decode_one(records[position:]), skip
@@ -240,10 +240,10 @@ class Samples:
         arguments = self.reader, records, self.fields, self._missing
         return self.meter.timed("reading", values_of, *arguments)
 
-    def _undecoded(self, records: Int64s) -> list[Sample]:
+    def _read_samples(self, records: Int64s) -> list[Sample]:
         return samples_of(self._read(records)) if self.fields else [{} for _ in records]
 
-    def _transformed(
+    def _transform(
         self, samples: Sequence[Fields], request: Request, joined: Mapping[str, Array]
     ) -> list[Fields]:
         """Call the transform with `id`, `seed` and the like, and remove these from the result."""
@@ -270,9 +270,9 @@ class Samples:
 
         def again(position: int) -> Fields:
             single = request.where(np.arange(len(samples)) == position)
-            return self._transformed(
-                [self._decode_one(single.records)], single, self.joined(single)
-            )[0]
+            return self._transform([self._decode_one(single.records)], single, self.joined(single))[
+                0
+            ]
 
         self._check_overwritten("transform", results, request.records, again)
         for result, argument, record in zip(results, arguments, request.records, strict=True):
