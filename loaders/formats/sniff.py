@@ -56,14 +56,14 @@ HEAD = 512
 IMAGES = {
     "JPEG": (("jpg", "jpeg"), rb"\xff\xd8\xff"),
     "PNG": (("png",), rb"\x89PNG\r\n\x1a\n"),
-    "WEBP": (("webp",), rb"RIFF....WEBP"),
+    "WebP": (("webp",), rb"RIFF....WEBP"),
     "BMP": (("bmp",), rb"BM.{4}\x00{4}"),
     "GIF": (("gif",), rb"GIF8[79]a"),
     "TIFF": (("tif", "tiff"), rb"II\*\x00|MM\x00\*"),
     "PPM": (("ppm", "pgm", "pbm"), rb"(?!)"),  # too much like a text file to be recognized
 }
-"""The formats of images, by Pillow's names: their extensions, and how the files begin. None runs a
-program, as EPS does."""
+"""The formats of images, by Pillow's names in any case: their extensions, and how the files begin.
+None runs a program, as EPS does."""
 
 IMAGE_EXTENSIONS = tuple(itertools.chain.from_iterable(names for names, _ in IMAGES.values()))
 
