@@ -71,7 +71,7 @@ class StringColumn(Sequence[str]):
     Args:
         text: the bytes of all strings, uint8.
         ends: the end of each string in `text`, uint32[n], or int64[n] for a long text.
-        spelling: changes each string that is taken out.
+        convert: changes each string that is taken out.
 
     >>> column = StringColumn.of(["cat", "", "dog"])
     >>> column[0], column[-1], column[1:], len(column)
