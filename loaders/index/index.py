@@ -115,7 +115,7 @@ class Index:
         self.built_root = Location.of(built, from_user=False) if built and is_url(built) else None
         self.digest: str = json_digest(manifest)
         self.fingerprint: str = manifest["fingerprint"]
-        self.fields = MappingProxyType(
+        self.fields: Mapping[str, Field] = MappingProxyType(
             {
                 f["name"]: Field(
                     validate.choice("kind", f["kind"], ("bytes", *WIRE_TYPES)), f["missing"]

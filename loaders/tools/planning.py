@@ -162,8 +162,8 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
     spans = Spans(schedule, 0)
     opened = spans.opened_before(steps)
     last_steps: dict[int, deque[int]] = defaultdict(deque)
-    for first, last_step in spans.closed_before(steps):
-        last_steps[first].append(last_step)
+    for record, last_step in spans.closed_before(steps):
+        last_steps[record].append(last_step)
     for span in opened:
         last_steps[span.first].append(steps)  # of spans that are still open
     closed = np.array([last_steps[span.first].popleft() for span in opened], np.int64)
