@@ -29,8 +29,9 @@ with requires_extra("twinfeed.loaders.pictures", "pictures"):
 
 __all__ = ["plot_mixing", "show_batch"]
 
-# The width of an image of a batch in inches, the size of its caption in points, and the most of it.
-_CELL, _SMALL, _WIDE, _LINES = 1.3, 7, 24, 6
+# The images of a batch: their width in inches, the size of captions in points, and how many
+# characters and lines a caption has at most.
+_IMAGE_WIDTH, _FONT_SIZE, _MAX_CHARACTERS, _MAX_LINES = 1.3, 7, 24, 6
 
 
 class _Picture(Figure):
@@ -108,15 +109,15 @@ def plot_mixing(
 
 
 def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
-    """Return the text below a stream: how its blocks are read, and its measures."""
+    """Return the lines below a stream: how its shards are read, and what memory keeps."""
     if stream.traits.reads_blocks:
         first, stop = stream.spans(ids, epoch)
         block = counted(round(float((stop - first).mean())), "record")
-        _, begins = np.unique(first, return_index=True)
-        _, ends = np.unique(first[::-1], return_index=True)
-        most = most_open(begins, len(first) - ends, (stop - first)[begins])
-        kept = counted(most, "record")
-        return [f"reads about {block} in a row", f"keeps {kept} of open blocks"]
+        _, opened = np.unique(first, return_index=True)
+        _, from_end = np.unique(first[::-1], return_index=True)
+        most = most_open(opened, len(first) - from_end, (stop - first)[opened])
+        buffered = counted(most, "record")
+        return [f"reads about {block} in a row", f"keeps {buffered} of open blocks"]
     images = stream.traits.max_cached
     return ["keeps " + ("no record" if images is None else counted(images, "decoded image"))]
 
@@ -153,32 +154,32 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
             f"show_batch draws a batch of the feed, got a {type(feed).__name__}: give loader.feed"
         )
     batch = feed[epoch, step]
-    images = next((name for name, value in batch.items() if _is_images(value)), None)
+    images = next((name for name, value in batch.items() if _are_images(value)), None)
     if images is None:
         raise ValueError(
             f"no field of {', '.join(batch)} has images: give Feed decode=DecodeImage()"
         )
-    sizes = _rows(batch.get("label"), len(batch["id"]))
+    sizes = _row_sizes(batch.get("label"), len(batch["id"]))
     widest = max(sizes)
     captions = [_caption(feed, batch, number, images) for number in range(sum(sizes))]
     lines = max(caption.count("\n") + 1 for caption in captions)
-    height = _CELL + (lines + 1) * 1.4 * _SMALL / 72
-    figure = _Picture(figsize=(_CELL * widest, height * len(sizes)), layout="constrained")
-    places = [(row, column) for row, size in enumerate(sizes) for column in range(size)]
-    for number, (row, column) in enumerate(places):
+    height = _IMAGE_WIDTH + (lines + 1) * 1.4 * _FONT_SIZE / 72
+    figure = _Picture(figsize=(_IMAGE_WIDTH * widest, height * len(sizes)), layout="constrained")
+    cells = [(row, column) for row, size in enumerate(sizes) for column in range(size)]
+    for number, (row, column) in enumerate(cells):
         axes = figure.add_subplot(len(sizes), widest, row * widest + column + 1)
         image = batch[images][number]
         if mode_of(feed.collate, images) == "pad" and f"{images}_shape" in batch:
             image = image[tuple(map(slice, batch[f"{images}_shape"][number]))]
-        axes.imshow(_displayed(image), cmap="gray")
+        axes.imshow(_to_display(image), cmap="gray")
         axes.set(xticks=[], yticks=[])
         axes.spines[:].set_visible(False)
-        axes.set_xlabel(captions[number], fontsize=_SMALL, labelpad=2)
+        axes.set_xlabel(captions[number], fontsize=_FONT_SIZE, labelpad=2)
     return figure
 
 
-def _is_images(value: Any) -> bool:
-    """Whether a value of a batch is images."""
+def _are_images(value: Any) -> bool:
+    """Return whether a value of a batch is a batch of images."""
     return (
         isinstance(value, np.ndarray)
         and value.dtype.kind in "uf"
@@ -186,8 +187,8 @@ def _is_images(value: Any) -> bool:
     )
 
 
-def _displayed(image: Array) -> Array:
-    """Return an image as matplotlib takes it, with floats scaled to [0, 1]."""
+def _to_display(image: Array) -> Array:
+    """Return an image for matplotlib, with floats scaled to [0, 1]."""
     image = image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
     if image.dtype.kind == "u":
         return image
@@ -195,7 +196,7 @@ def _displayed(image: Array) -> Array:
     return (image - low) / max(high - low, 1e-12)
 
 
-def _rows(labels: Array | None, count: int) -> list[int]:
+def _row_sizes(labels: Array | None, count: int) -> list[int]:
     """Return the number of samples in each row: classes, or rows of about equal length."""
     if labels is not None and count:
         starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
@@ -203,7 +204,7 @@ def _rows(labels: Array | None, count: int) -> list[int]:
         if sizes.min() > 1 and len(np.unique(labels)) == len(starts):
             return [int(size) for size in sizes]
     width = max(1, int(np.ceil(np.sqrt(count))))
-    return [min(width, count - begin) for begin in range(0, count, width)]
+    return [min(width, count - start) for start in range(0, count, width)]
 
 
 def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> str:
@@ -222,5 +223,8 @@ def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> 
         except UnicodeDecodeError:
             text = f"{name}: {len(value):,} bytes"
         lines.append(text if isinstance(text, str) else f"{name} {text}")
-    shown = [line if len(line) <= _WIDE else f"{line[: _WIDE - 1]}…" for line in lines[:_LINES]]
+    shown = [
+        line if len(line) <= _MAX_CHARACTERS else f"{line[: _MAX_CHARACTERS - 1]}…"
+        for line in lines[:_MAX_LINES]
+    ]
     return "\n".join(line.replace("\n", " ").replace("$", r"\$") for line in shown)

@@ -59,7 +59,7 @@ def feed_of(
 
 def image_field(index: Index, requested: str | None) -> str:
     """Return the field of images: the requested field, or the only field that has images."""
-    names = [name for name, field in index.fields.items() if field.kind == "bytes"]
+    names: list[str] = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if requested is not None:
         index.table(requested)  # raises for an unknown name
     if not len(index):

@@ -167,8 +167,8 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
     for span in opened:
         last_steps[span.first].append(steps)  # of spans that are still open
     closed = np.array([last_steps[span.first].popleft() for span in opened], np.int64)
-    first, stop, step = np.array(opened, np.int64).reshape(-1, 3).T
-    return samples, most_open(step, closed + 1, stop - first)
+    firsts, stops, opening_steps = np.array(opened, np.int64).reshape(-1, 3).T
+    return samples, most_open(opening_steps, closed + 1, stops - firsts)
 
 
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:

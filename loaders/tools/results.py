@@ -74,7 +74,7 @@ class Results:
     def _columns(self) -> list[tuple[str, str]]:
         """The names and the kinds of the results of this rank."""
         rows = self.part()
-        return [(name, _kind(rows[name])) for name in rows.dtype.names or () if name != "id"]
+        return [(name, _dtype_text(rows[name])) for name in rows.dtype.names or () if name != "id"]
 
     def add(self, ids: Any, /, **results: Any) -> None:
         """Add the results of one batch.
@@ -93,20 +93,22 @@ class Results:
             IndexError: an id of `n` or above, or below -1.
         """
         ids = checks.as_ids(_array("ids", ids))
-        kept = ids != -1
-        checks.check_ids(ids[kept], self._n)
+        real = ids != -1
+        checks.check_ids(ids[real], self._n)
         columns = [("id", ids), *((name, _column(name, results[name])) for name in sorted(results))]
         rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
         for name, column in columns:
             if column.shape[:1] != ids.shape:
                 raise ValueError(f"{name} needs a row for each of {len(ids)} ids: {column.shape}")
             rows[name] = column
-        _joined(part[:1] for part in (*self._added[-1:], rows))
-        self._added.append(rows[kept])
+        _concatenate(part[:1] for part in (*self._added[-1:], rows))
+        self._added.append(rows[real])
 
     def part(self) -> Part:
         """Return what this rank has added: for each id its results, in a structured array."""
-        self._added = [_joined(self._added)]  # without the batches, which would double the memory
+        self._added = [
+            _concatenate(self._added)
+        ]  # without the batches, which would double the memory
         return self._added[0]
 
     def gather(
@@ -125,31 +127,33 @@ class Results:
             ValueError: results of several ranks or batches do not fit together, such as names
                 beside numbers, or integers that floats would round.
         """
-        rows = self.part() if all_gather is None else _joined(all_gather(self.part()))
-        ids, place, times = np.unique(rows["id"], return_index=True, return_counts=True)
+        rows = self.part() if all_gather is None else _concatenate(all_gather(self.part()))
+        ids, first_rows, counts = np.unique(rows["id"], return_index=True, return_counts=True)
         wrong = {
             "no result": self._ids[~np.isin(self._ids, ids)],
-            "too many results": ids[(times > 1) | ~np.isin(ids, self._ids)],
+            "too many results": ids[(counts > 1) | ~np.isin(ids, self._ids)],
         }
         found = [
-            f"{len(some):,} have {what} {np.array2string(some, threshold=6, separator=', ')}"
-            for what, some in wrong.items()
-            if len(some)
+            f"{len(bad):,} have {what} {np.array2string(bad, threshold=6, separator=', ')}"
+            for what, bad in wrong.items()
+            if len(bad)
         ]
         if found:
             raise LoaderError(
                 f"of {validate.counted(len(self._ids), 'record')} {' and '.join(found)}",
                 advice="add every batch of one ExactOnceBatchSampler pass on each rank",
             )
-        places = place[np.searchsorted(ids, self._ids)]
-        return {name: _whole(rows[name][places]) for name in rows.dtype.names or () if name != "id"}
+        order = first_rows[np.searchsorted(ids, self._ids)]
+        return {
+            name: _result_of(rows[name][order]) for name in rows.dtype.names or () if name != "id"
+        }
 
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write what this rank has added to a file, for `load`: whole, or not at all."""
         rows, file = self.part(), io.BytesIO()
         arrays: dict[str, Any] = {"n": self._n, "only": self._ids, "run": json.dumps(self._run)}
         for name in rows.dtype.names or ():
-            whole = _whole(rows[name])
+            whole = _result_of(rows[name])
             if isinstance(whole, Ragged):
                 whole, arrays[f"lengths {name}"] = whole
             arrays[f"values {name}"] = whole
@@ -189,7 +193,7 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
     status = os.fstat(file.fileno())
     most = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)  # of a sparse file
     with zipfile.ZipFile(file) as archive:
-        if sum(each.file_size for each in archive.infolist()) > min(status.st_size, most):
+        if sum(member.file_size for member in archive.infolist()) > min(status.st_size, most):
             raise ValueError("its arrays have more bytes than the file")
         file.seek(0)
         with np.load(file, allow_pickle=False) as members:
@@ -203,8 +207,8 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
     return arrays["n"].item(), arrays["only"], run, results
 
 
-def _joined(parts: Iterable[Part]) -> Part:
-    """Return parts as one; a rank that had no records knows no results."""
+def _concatenate(parts: Iterable[Part]) -> Part:
+    """Return the parts as one; parts without rows are left out, as they may lack results."""
     named = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
     try:
         whole = np.concatenate(named)
@@ -212,25 +216,25 @@ def _joined(parts: Iterable[Part]) -> Part:
         got = " and ".join(str(part.dtype) for part in named)
         raise ValueError(f"results must have the same names and shapes, got {got}") from error
     for part, name in product(named, whole.dtype.names or ()):
-        if not _keeps(part[name], whole[name]):
+        if not _holds_values(part[name], whole[name]):
             raise ValueError(
-                f"result {name!r} is {_kind(part[name])}, and joined with other batches or ranks "
-                f"{_kind(whole[name])}, which cannot hold its values: give all of them one dtype, "
-                "and all or none as a Ragged"
+                f"result {name!r} is {_dtype_text(part[name])}, and joined with other batches or "
+                f"ranks {_dtype_text(whole[name])}, which cannot hold its values: give all of them "
+                "one dtype, and all or none as a Ragged"
             )
     return whole
 
 
-def _keeps(old: Array, new: Array) -> bool:
-    """Return whether a column keeps its values in a column that other parts are joined to."""
+def _holds_values(old: Array, new: Array) -> bool:
+    """Return whether the concatenated column holds the values of a part's column exactly."""
     if "O" in (old.dtype.kind, new.dtype.kind):
-        return _kind(old) == _kind(new)
+        return _dtype_text(old) == _dtype_text(new)
     if old.dtype.kind in "iu" and new.dtype.kind in "fc":
         return keeps_integers(old, new.dtype)
     return old.dtype.kind == new.dtype.kind or new.dtype.kind in "iufc"
 
 
-def _kind(column: Array) -> str:
+def _dtype_text(column: Array) -> str:
     """Return the dtype of a column; of a ragged column the dtype and the shape of its arrays."""
     ragged = column.dtype.hasobject
     rows = np.asarray(column[0]) if ragged else column
@@ -238,15 +242,15 @@ def _kind(column: Array) -> str:
     return f"ragged {dtype} of shape {('…', *rows.shape[1:])}" if ragged and rows.ndim else dtype
 
 
-def _whole(column: Array) -> Array | Ragged:
-    """Return a column as a result, a ragged column as a `Ragged`."""
+def _result_of(column: Array) -> Array | Ragged:
+    """Return a column as a result: a column of objects as a `Ragged`."""
     if not column.dtype.hasobject:
         return column
     return Ragged(np.concatenate(column), np.array([len(row) for row in column], np.int64))
 
 
 def _column(name: str, value: Any) -> Array:
-    """Return a result with a row for each id; of rows of different lengths an array of arrays."""
+    """Return a result as an array with a row per id; ragged rows as an array of arrays."""
     if not isinstance(value, (list, tuple)):
         value = of_tensorflow(of_torch(value))
     if isinstance(value, Ragged):
@@ -257,16 +261,16 @@ def _column(name: str, value: Any) -> Array:
     else:
         return _array(name, value)
     column = np.fromiter(rows, object, len(rows))
-    kinds = {_kind(column[place:]) for place in range(len(rows))}
+    kinds = {_dtype_text(column[number:]) for number in range(len(rows))}
     if len(kinds) > 1:
         raise ValueError(f"{name} must have one dtype and shape but for the lengths, got {kinds}")
     return column
 
 
 def _array(name: str, value: Any) -> Array:
-    """Return a tensor as a numpy array, from any device; refuse what would lose something."""
+    """Return a tensor of any device as a numpy array; refuse values that would change."""
     items: Any = value if isinstance(value, (list, tuple)) else ()
-    if any(isinstance(each, np.ma.MaskedArray) for each in (value, *items)):
+    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *items)):
         raise TypeError(f"{name} is masked: fill what is masked, or add the mask as a result")
     try:
         array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
@@ -278,8 +282,8 @@ def _array(name: str, value: Any) -> Array:
         raise ValueError(problem) from error
     if array.dtype.hasobject:
         raise TypeError(f"{name} must be numbers or strings, got objects")
-    for kept, leaf in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
+    for stored, leaf in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
         leaf = leaf.item() if hasattr(leaf, "item") else leaf
-        if kept != leaf and leaf == leaf:
+        if stored != leaf and leaf == leaf:
             raise ValueError(f"{name} cannot hold {leaf!r} as {array.dtype}: give one dtype")
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array  # of ml_dtypes
