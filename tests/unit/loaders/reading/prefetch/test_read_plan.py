@@ -27,7 +27,7 @@ from twinfeed.loaders import (
     shuffled,
 )
 from twinfeed.loaders.index import arrays
-from twinfeed.loaders.index.sizes import large
+from twinfeed.loaders.index.sizes import exceeds_memory
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.prefetch.read_plan import (
     AHEAD_GAP,
@@ -255,14 +255,14 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
 
 def test_memory_is_no_more_than_the_machine_has(long: Index) -> None:
     assert system.memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    assert not large(long)
+    assert not exceeds_memory(long)
 
 
 def test_large_data_are_read_ahead_without_a_look(
     long: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "memory", lambda: 300 * RECORD)
-    assert large(long)
+    assert exceeds_memory(long)
     stream = BatchSampler(RandomSampler(200, seed=0), batch_size=10)
     _, reader = noting(long, stream, limit=None, waiting=False)
     reader.read(0)
