@@ -50,7 +50,7 @@ def expand(
     """
     patterns = [shards] if isinstance(shards, (str, os.PathLike)) else list(shards)
     found: list[str] = []
-    for pattern in map(os.fspath, patterns):
+    for pattern in [os.fspath(path) for path in patterns]:
         refuse_command(pattern)
         for name in [pattern] if _exists(pattern) else expand_braces(pattern):
             found += _glob(name)
