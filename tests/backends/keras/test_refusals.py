@@ -279,7 +279,7 @@ def test_labels_beyond_the_outputs_that_nothing_trains_on_are_taken(
 @pytest.mark.parametrize(
     ("names", "says"),
     [
-        (["cat", "dog", "owl"], ""),
+        pytest.param(["cat", "dog", "owl"], "", marks=pytest.mark.long),
         (["cat", "dog"], ""),
         (["cat", "owl"], "class 1 is 'dog' in the training and 'owl' in validation_data: .* "),
         (["cat", "dog", "owl", "yak"], "class 3 is None in the training and 'yak' in .* "),

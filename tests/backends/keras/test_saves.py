@@ -346,6 +346,7 @@ def test_an_end_without_the_save_before_is_gone_on_from(tmp_path: Path) -> None:
     assert history.epoch == [0, 1]
 
 
+@pytest.mark.long
 def test_a_raised_patience_resumes_a_run_that_was_stopped(tmp_path: Path) -> None:
     for patience, trained in ((1, 2), (1, 2), (2, 3)):
         stopping = keras.callbacks.EarlyStopping("loss", patience=patience, min_delta=9)

@@ -141,7 +141,7 @@ def test_a_system_without_semaphores_is_named() -> None:
     assert re.match(said, run("no semaphores").stdout)
 
 
-@pytest.mark.parametrize("what", ["threads", "workers"])
+@pytest.mark.parametrize("what", [pytest.param("threads", marks=pytest.mark.long), "workers"])
 def test_ctrl_c(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""
     command = [sys.executable, SCRIPT, f"interrupted {what}"]

@@ -286,7 +286,7 @@ thread.join()
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what is resident")
-@pytest.mark.parametrize("kind", ["jpeg", "png"])
+@pytest.mark.parametrize("kind", [pytest.param("jpeg", marks=pytest.mark.long), "png"])
 def test_fault_64_the_memory_of_a_huge_image_is_given_back(kind: str) -> None:
     """Also on a thread, for which the allocator would keep freed memory."""
     command = [sys.executable, "-c", f"KIND = {kind!r}\n{STAYS}"]

@@ -19,7 +19,7 @@ from twinfeed.loaders import DecodeError, Feed, FieldSpec, Index, NumpyLoader, R
 from twinfeed.samplers import ExactOnceBatchSampler
 
 LOADERS = [
-    pytest.param(name, marks=[pytest.mark.frameworks] * (not name.startswith("numpy")))
+    pytest.param(name, marks=[pytest.mark.frameworks] * (not name.startswith("numpy")), id=name)
     for name in forking.LOADERS
 ]
 
@@ -45,8 +45,21 @@ def close(loader: Any) -> None:
     loader.close()
 
 
-@pytest.mark.parametrize("ends", [close, set_epoch])
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize(
+    ("name", "ends"),
+    [
+        *(pytest.param(*loader.values, close, marks=loader.marks) for loader in LOADERS),
+        *(
+            # Once for each framework, and with its other options in a long test.
+            pytest.param(
+                *loader.values,
+                set_epoch,
+                marks=[*loader.marks, *[pytest.mark.long] * ("," in loader.id)],
+            )
+            for loader in LOADERS
+        ),
+    ],
+)
 def test_another_thread_may_end_a_pass(
     index: Index, name: str, ends: Callable[..., None], tmp_path: Path
 ) -> None:
