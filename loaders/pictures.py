@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +20,13 @@ from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.prefetch.spans import most_open
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.extras import requires_extra
-from twinfeed.samplers import BatchStream, diagnose, simulate_shuffle_buffer
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    Sampler,
+    diagnose,
+    simulate_shuffle_buffer,
+)
 from twinfeed.samplers.diagnostics import plot_order
 from twinfeed.samplers.validate import counted
 
@@ -44,9 +50,10 @@ class _Picture(Figure):
 
 
 def plot_mixing(
-    streams: Mapping[str, BatchStream | npt.ArrayLike],
+    streams: Mapping[str, BatchStream | Sampler | npt.ArrayLike],
     /,
     *,
+    num_records: SupportsIndex | None = None,
     labels: npt.ArrayLike | None = None,
     buffers: Sequence[int] = (),
     epoch: int = 0,
@@ -58,8 +65,9 @@ def plot_mixing(
     a wedge.
 
     Args:
-        streams: batch samplers by name, or record ids, int[samples], in the order a pipeline gave
-            them. Such ids are counted in batches of the samplers' size.
+        streams: batch samplers by name, samplers, or record ids, int[samples], in the order a
+            pipeline gave them. What has no batches is counted in batches of the samplers' size.
+        num_records: the number of records of which ids were given, if not all of them came.
         labels: the label of each record, int or str.
         buffers: sizes of `shuffle(buffer)`, in records, to simulate beside the streams.
         epoch: the epoch of the samplers.
@@ -76,13 +84,21 @@ def plot_mixing(
     """
     if not streams:
         raise ValueError("streams must name at least one stream, got none")
-    samplers = {name: s for name, s in streams.items() if isinstance(s, BatchStream)}
-    size = max((sampler.batch_size for sampler in samplers.values()), default=64)
-    found = {
-        name: diagnose(stream, epoch=epoch, batch_size=size, labels=labels)
+    sizes = [stream.batch_size for stream in streams.values() if isinstance(stream, BatchStream)]
+    size = max(sizes, default=64)
+    streams = {
+        name: BatchSampler(stream, batch_size=size) if isinstance(stream, Sampler) else stream
         for name, stream in streams.items()
     }
-    costs = {name: _costs(found[name].order, s, epoch) for name, s in samplers.items()}
+    found = {
+        name: diagnose(stream, epoch=epoch, batch_size=size, num_records=num_records, labels=labels)
+        for name, stream in streams.items()
+    }
+    costs = {
+        name: _costs(found[name].order, stream, epoch)
+        for name, stream in streams.items()
+        if isinstance(stream, BatchStream)
+    }
     records = next(iter(found.values())).records
     for buffer in buffers:
         name = f"shuffle({buffer:,}), simulated"

@@ -12,9 +12,11 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
+from twinfeed.samplers.batch import BatchSampler
 from twinfeed.samplers.drawing.int_arrays import owners_of
 from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
 from twinfeed.samplers.label_arrays import as_labels
+from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.types import Int64s
 
 _FLAGGED_RATIO = 0.5  # share of the uniform value below which a measure is flagged
@@ -169,7 +171,7 @@ def plot_order(axes: Any, values: Int64s, /) -> None:
 
 
 def diagnose(
-    stream: BatchStream | ArrayLike,
+    stream: BatchStream | Sampler | ArrayLike,
     /,
     *,
     epoch: SupportsIndex = 0,
@@ -182,9 +184,9 @@ def diagnose(
     """Measure one epoch of a sampler, or any stream of record ids, int [samples].
 
     Args:
-        stream: a batch sampler, or ids. Padding (-1) is left out.
+        stream: a batch sampler, a sampler, or ids. Padding (-1) is left out.
         epoch: the epoch of a sampler.
-        batch_size: needed with ids.
+        batch_size: the samples of a batch, needed unless `stream` is a batch sampler.
         num_records: the number of records, if ids are given; by default the highest id plus 1.
         labels: the label of each record, to count the distinct classes of a batch.
         shard_lengths: the records of each shard, to count the distinct shards of a batch.
@@ -211,12 +213,16 @@ def diagnose(
         groups["blocks"] = np.arange(records) // validate.integer("block", block, minimum=1)
     for name, group in groups.items():
         if len(group) != records:
-            raise ValueError(f"{name} must be given for {records} records, got {len(group)}")
+            argument = {"classes": "labels", "shards": "shard_lengths"}[name]
+            raise ValueError(
+                f"{argument} must be given for {records} records, got {len(group)}: "
+                f"num_records= is their number, where a stream of ids leaves some out"
+            )
     return _measure(ids, batch, records, groups)
 
 
 def _samples_of(
-    stream: BatchStream | ArrayLike,
+    stream: BatchStream | Sampler | ArrayLike,
     epoch: SupportsIndex,
     batch_size: SupportsIndex | None,
     num_records: SupportsIndex | None,
@@ -225,6 +231,10 @@ def _samples_of(
 
     The arguments are those of `diagnose`.
     """
+    if batch_size is None and not isinstance(stream, BatchStream):
+        raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
+    if isinstance(stream, Sampler):
+        stream = BatchSampler(stream, batch_size=batch_size)
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
@@ -232,8 +242,6 @@ def _samples_of(
         records = stream.num_records
     else:
         ids = validate.integers("stream", stream, minimum=-1)
-        if batch_size is None:
-            raise ValueError("batch_size must be given with a stream of ids, got None")
         batch = np.arange(len(ids)) // validate.integer("batch_size", batch_size, minimum=1)
         number = int(ids.max(initial=-1)) + 1 if num_records is None else num_records
         records = validate.integer("num_records", number, minimum=0)

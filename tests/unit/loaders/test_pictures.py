@@ -23,6 +23,7 @@ from twinfeed.samplers import (
     SequentialSampler,
     ShardShuffleSampler,
     diagnose,
+    simulate_shuffle_buffer,
 )
 
 LABELS = np.repeat(list("abcdefghij"), 100)
@@ -55,6 +56,21 @@ def test_a_buffer_leaves_a_wedge_and_the_shuffle_does_not() -> None:
     places, records = figure.axes[3].collections[0].get_offsets().T
     assert (records - places).max() < 50  # the wedge: no record leaves earlier
     assert [axes.get_title() for axes in figure.axes[:4]] == [*streams, "shuffle(50), simulated"]
+
+
+def test_a_plain_sampler_and_a_part_of_the_records_are_drawn() -> None:
+    """A buffer of 500 over 700 records, of which a run has seen 500, beside a sampler."""
+    part = simulate_shuffle_buffer(700, buffer_size=500, seed=0)[:500]
+    streams = {"part": part, "uniform": RandomSampler(700, seed=0)}
+    labels = np.arange(700) // 70
+    figure = plot_mixing(streams, num_records=700, labels=labels, buffers=[500])
+    drawn, uniform, buffer = below(figure)
+    assert "classes a batch, uniform 10.0" in drawn
+    assert uniform.endswith("keeps no record")
+    assert "keeps 500 records" in buffer
+    error = r"^labels must be given for 500 records, got 700: num_records="
+    with pytest.raises(ValueError, match=error):
+        plot_mixing({"first": np.arange(500)}, labels=labels)
 
 
 def test_reading_is_told_from_the_stream() -> None:

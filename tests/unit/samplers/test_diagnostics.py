@@ -152,6 +152,9 @@ def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
     assert diagnose([4, 4], batch_size=1).rank_correlation == 0
     reused = diagnose(BatchSampler(ReuseSampler(40, reuse=3, live=8, seed=0), batch_size=4))
     assert (reused.covered, reused.most_repeats, reused.samples) == (40, 3, 120)
+    order = RandomSampler(100, seed=0)
+    batches = BatchSampler(order, batch_size=9)
+    assert diagnose(order, batch_size=9, epoch=2) == diagnose(batches, epoch=2)
 
 
 def test_class_batches_show_their_classes_and_what_does_not_come() -> None:
