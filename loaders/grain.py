@@ -56,7 +56,7 @@ def as_map_dataset(
     """
     if check_feed(feed).sampler.traits.max_cached is not None:
         raise ValueError("reuse of decoded images needs batches in turn: take NumpyLoader(feed)")
-    if feed.alone:
+    if feed.sets_global_state:
         raise ValueError("a Seeded transform sets global states: take NumpyLoader(feed)")
     return _Batches(feed, validate.integer("epochs", epochs, minimum=1), arrange, checksums)
 

@@ -60,9 +60,9 @@ def plot_mixing(
 ) -> Figure:
     """Draw how streams mix their records: a column for each, with numbers below.
 
-    The upper row has the record number against the place in the epoch, the lower row the label. A
-    uniform shuffle fills both evenly. A shuffle by a buffer that is smaller than sorted data leaves
-    a wedge.
+    The upper row has the record number against the position in the epoch, the lower row the label.
+    A uniform shuffle fills both evenly. A shuffle by a buffer that is smaller than sorted data
+    leaves a wedge.
 
     Args:
         streams: batch samplers by name, samplers, or record ids, int[samples], in the order a
@@ -117,7 +117,7 @@ def plot_mixing(
         facts = [f"moves records {diagnosis.displacement.ratio:.0%} as far as uniform"]
         for group, measure in diagnosis.distinct.items():
             facts.append(f"{measure.value:.1f} {group} a batch, uniform {measure.uniform:.1f}")
-        text = ["place in the epoch", "", *facts, *costs.get(name, [])]
+        text = ["position in the epoch", "", *facts, *costs.get(name, [])]
         column[-1].set_xlabel("\n".join(text))
     for axes, quantity in zip(grid[:, 0], ("record number", "class"), strict=False):
         axes.set_ylabel(quantity)

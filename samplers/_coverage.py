@@ -21,20 +21,24 @@ class CoverageBatches:
     A *chunk* is K records of one class. Chunks are laid out in a table of B columns (batches) and P
     rows, class by class along the first row, then on along the next: McNaughton's wrap-around rule
     ("Scheduling with deadlines and loss functions", 1959). So a class with at most B chunks is
-    never twice in a batch. `once` takes the largest B that whole chunks can fill, otherwise B is
-    the smallest that covers every record.
+    never twice in a batch. `without_repeats` takes the largest B that whole chunks can fill,
+    otherwise B is the smallest that covers every record.
     """
 
     by_class = False  # whether `ids` returns class numbers in place of records
 
-    def __init__(self, classes: ClassOrder, shape: BatchShape, once: bool, seed: int) -> None:
+    def __init__(
+        self, classes: ClassOrder, shape: BatchShape, without_repeats: bool, seed: int
+    ) -> None:
         self._classes = classes
         p, k = self._p, self._k = shape.largest_p, shape.largest_k
-        self._key = root_key(seed, f"pk coverage {'once' if once else 'all'}")
-        layout = _layout_once if once else _layout_all
+        self._key = root_key(seed, f"pk coverage {'once' if without_repeats else 'all'}")
+        layout = _layout_once if without_repeats else _layout_all
         self.steps, self._chunks, self._adjustable = layout(classes.sizes, p, k)
         self._surplus = int(self._chunks.sum()) - p * self.steps
-        self._records_used = self._chunks * k if once else classes.sizes  # of each class, an epoch
+        self._records_used = (
+            self._chunks * k if without_repeats else classes.sizes
+        )  # of each class, an epoch
         self._cache: FifoCache[tuple[FairGroups, Int64s, Int64s]] = FifoCache(2)
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:

@@ -54,14 +54,14 @@ class Measure:
 class Stretch(NamedTuple):
     """As many consecutive samples as a batch has: their distinct groups, and where they start.
 
-    >>> Stretch(Measure(3.0, 10.0, 1.0), 640).place
+    >>> Stretch(Measure(3.0, 10.0, 1.0), 640).position
     640
     """
 
     #: Distinct classes, shards or blocks of the samples.
     distinct: Measure
     #: Place of the first sample in the stream.
-    place: int
+    position: int
 
 
 @dataclass(frozen=True)
@@ -73,14 +73,15 @@ class Diagnosis:
     shuffles have a finding. With few records even stored order may have none.
 
     Attributes:
-        displacement: the mean distance between a record's place in the stream and its place in
-            storage, in records.
-        rank_correlation: Spearman's, of place and record id. Stored order has 1, a uniform shuffle
-            near 0.
+        displacement: the mean distance between a record's position in the stream and its position
+            in storage, in records.
+        rank_correlation: Spearman's, of position and record id. Stored order has 1, a uniform
+            shuffle near 0.
         head_distinct: the classes, shards or blocks in the first tenth.
         distinct: the mean number of distinct classes, shards or blocks in a full batch.
         worst: the stretch of as many samples, anywhere in the stream, that holds the fewest
-            classes, shards or blocks: how many, and the place of its first sample. It finds a tail.
+            classes, shards or blocks: how many, and the position of its first sample. It finds a
+            tail.
         order: the record ids in the order of the stream, without padding, int64 [samples].
 
     >>> import numpy as np
@@ -113,7 +114,7 @@ class Diagnosis:
         uniform = "in a uniform shuffle"
         findings = {
             f"records move {displacement.ratio:.0%} as far as {uniform}": displacement.low,
-            f"place and record number correlate by {correlation:.2f}": (
+            f"position and record number correlate by {correlation:.2f}": (
                 abs(correlation) > max(_FLAGGED_RATIO, _MAX_DEVIATIONS / self.samples**0.5)
             ),
         }
@@ -125,8 +126,8 @@ class Diagnosis:
             findings[
                 f"a batch holds {measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
             ] = measure.low
-        for name, (measure, place) in self.worst.items():
-            where = f"{self.batch_size:,} samples from place {place:,} on"
+        for name, (measure, position) in self.worst.items():
+            where = f"{self.batch_size:,} samples from position {position:,} on"
             findings[
                 f"{where} hold {measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
             ] = measure.low
@@ -143,7 +144,8 @@ class Diagnosis:
             f"rank correlation            {self.rank_correlation:.3f}",
             *(
                 f"{f'{name} per batch':27} {measure}, fewest in a row "
-                f"{self.worst[name].distinct.value:,.0f} from place {self.worst[name].place:,} on"
+                f"{self.worst[name].distinct.value:,.0f} from position "
+                f"{self.worst[name].position:,} on"
                 for name, measure in self.distinct.items()
             ),
             *(f"! {finding}" for finding in self.findings),
@@ -151,7 +153,7 @@ class Diagnosis:
         return "\n".join(lines)
 
     def plot(self, axes: Any, /) -> None:
-        """Draw the record number against the place in the stream, on axes of matplotlib.
+        """Draw the record number against the position in the stream, on axes of matplotlib.
 
         A uniform shuffle fills the square evenly. Stored order is its diagonal.
 
@@ -159,11 +161,11 @@ class Diagnosis:
         >>> diagnose(range(100), batch_size=10).plot(pyplot.gca())  # doctest: +SKIP
         """
         plot_order(axes, self.order)
-        axes.set(xlabel="place in the stream", ylabel="record number")
+        axes.set(xlabel="position in the stream", ylabel="record number")
 
 
 def plot_order(axes: Any, values: Int64s, /) -> None:
-    """Draw a value of each sample of a stream by its place, at most `_MAX_POINTS` of them."""
+    """Draw a value of each sample of a stream by its position, at most `_MAX_POINTS` of them."""
     samples = len(values)
     shown = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
     size = max(2, 8000 / samples)
@@ -322,10 +324,10 @@ def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
     """
     n = len(group)
     sizes, times = np.unique(np.bincount(group), return_counts=True)
-    absent = np.array([_probability_absent(n, s, size) for s in sizes.tolist()])
+    missing_probability = np.array([_probability_absent(n, s, size) for s in sizes.tolist()])
     # The variance of independent groups, an upper bound: groups exclude each other.
-    variance = (times * absent * (1 - absent)).sum() / len(counts)
-    uniform = float((times * (1 - absent)).sum())
+    variance = (times * missing_probability * (1 - missing_probability)).sum() / len(counts)
+    uniform = float((times * (1 - missing_probability)).sum())
     return Measure(float(counts.mean()), uniform, float(np.sqrt(variance)))
 
 

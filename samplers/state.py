@@ -39,13 +39,13 @@ class StateMismatchError(ValueError):
 
 def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise StateMismatchError, with a line for each field that differs."""
-    absent = "nothing"
+    not_there = "nothing"
     saved, current = dict(_flattened(saved)), dict(_flattened(current))
     lines = [
-        f"  {field}: the state has {saved.get(field, absent)!r}, "
-        f"this sampler has {current.get(field, absent)!r}"
+        f"  {field}: the state has {saved.get(field, not_there)!r}, "
+        f"this sampler has {current.get(field, not_there)!r}"
         for field in current | saved
-        if saved.get(field, absent) != current.get(field, absent)
+        if saved.get(field, not_there) != current.get(field, not_there)
     ]
     if lines:
         raise StateMismatchError("\n".join(["the state is of another stream:", *lines, _ADVICE]))

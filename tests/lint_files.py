@@ -240,6 +240,37 @@ def a_module_is_found_by_its_name() -> Problems:
             yield f"{count} modules are named {name}"
 
 
+# Words that had several meanings, or name no thing: the noun in their place can be guessed.
+DIALECT = re.findall(
+    r"\w+",
+    "absent ahead alone apart begin begun each follow given gone held lacking lacks lap left lent "
+    "made met mine once one passed piece place some spelled stand tell told walk",
+)
+ALLOWED = {  # the halves of a Feistel network; a corner
+    ("samplers/drawing/permutation.py", "left"),
+    ("loaders/feed/decode.py", "left"),
+}
+
+
+def names_are_of_the_glossary() -> Problems:
+    """No variable, argument, attribute, function or class has one of these words as its name."""
+    for path in [*MODULES.values(), *(ROOT / "package").glob("*.py")]:
+        names = set()
+        for node in nodes(path):
+            if isinstance(node, ast.FunctionDef | ast.ClassDef):
+                names.add(node.name)
+            elif isinstance(node, ast.arg):
+                names.add(node.arg)
+            elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+                names.add(node.id)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                names.add(node.attr)
+        file = path.relative_to(ROOT).as_posix()
+        for name in sorted(names):
+            if name.strip("_") in DIALECT and (file, name.strip("_")) not in ALLOWED:
+                yield f"{file} names something {name}: take a noun (CONTRIBUTING, Words)"
+
+
 def a_folder_says_what_each_of_its_files_is_for() -> Problems:
     for folder in sorted({path.parent for path in MODULES.values()}):
         text = (folder / "__init__.py").read_text()
@@ -359,6 +390,7 @@ RULES: tuple[Callable[[], Problems], ...] = (
     a_unit_test_is_named_after_a_module,
     every_module_has_a_test,
     a_module_is_found_by_its_name,
+    names_are_of_the_glossary,
     a_folder_says_what_each_of_its_files_is_for,
     errors_are_in_a_section,
     every_fault_that_a_test_names_is_in_the_list,

@@ -64,10 +64,10 @@ def empty_class_folders(root: str | os.PathLike[str], entries: Iterable[Entry], 
 
     Returns None if every folder has an entry, and if no entry lies in a folder.
     """
-    held = {entry.label for entry in entries} - {None}
-    found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in held]
+    labels = {entry.label for entry in entries} - {None}
+    found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in labels]
     names = sorted(path.name for path in found if path.name[0] != "." and not is_index(path))
-    if not held or not names:
+    if not labels or not names:
         return None
     return (
         f"class folders without images below {os.fspath(root)} ({len(names)}: "
@@ -92,13 +92,15 @@ def _files_below(root: str | os.PathLike[str]) -> list[str]:
     A link to a folder that lies in a folder ends in "/". It is not followed.
     """
     found = []
-    for place, folders, names in os.walk(root, onerror=_raise):
+    for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [
-            name for name in folders if not name.startswith(".") and not is_index(Path(place, name))
+            name
+            for name in folders
+            if not name.startswith(".") and not is_index(Path(folder, name))
         ]
-        inside = os.path.relpath(place, root)
+        inside = os.path.relpath(folder, root)
         prefix = "" if inside == "." else f"{inside}/"
-        links = [f"{name}/" for name in folders if prefix and Path(place, name).is_symlink()]
+        links = [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]
         found += [prefix + name for name in names + links if not name.startswith(".")]
     return sorted(found)
 

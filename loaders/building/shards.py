@@ -128,10 +128,10 @@ def _exists(name: str) -> bool:
     """
     if not is_url(name):
         return os.path.exists(name)
-    place = Location.of(name)
-    if name.endswith("/") or not re.search(r"[*?[{]", place.key):
+    location = Location.of(name)
+    if name.endswith("/") or not re.search(r"[*?[{]", location.key):
         return False
-    store, path = split(place)
+    store, path = split(location)
     with suppress(RefusedError):  # a store may refuse a name that is not there
         return store.exists(path)
     return False

@@ -161,7 +161,7 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
             warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
         return entries
     listed: list[Any] = list(shards) if isinstance(shards, Sequence) else []
-    if not (listed and all(isinstance(one, Entry) for one in listed)):
+    if not (listed and all(isinstance(entry, Entry) for entry in listed)):
         return None
     if not any(entry.paths for entry in listed):
         raise ValueError("no Entry names a file: give each its files by field name")

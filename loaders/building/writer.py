@@ -220,7 +220,7 @@ def check_own_folder(path: Path) -> Path:
         problem, name = "a file", path.with_suffix(".index")
     else:
         found = foreign_files(path) if path.exists() and not is_index(path) else []
-        others = [each for each in found if "/." not in f"/{each}"]  # hidden files may stay
+        others = [path for path in found if "/." not in f"/{path}"]  # hidden files may stay
         if not others or is_index(path):  # another process may have finished it meanwhile
             return path
         problem = f"it holds other files ({', '.join(others[:5])})"
@@ -239,9 +239,9 @@ def foreign_files(path: Path, /) -> list[str]:
     for entry in path.iterdir():
         if entry.is_dir() and not entry.is_symlink():
             deletable = deletable_files(entry)
-            known = {LOCK} if deletable is None else {LOCK, MARK, *deletable}
+            expected = {LOCK} if deletable is None else {LOCK, MARK, *deletable}
             files = [file for file in entry.iterdir() if not is_part(file)]
-            found |= {f"{entry.name}/{file.name}" for file in files if file.name not in known}
+            found |= {f"{entry.name}/{file.name}" for file in files if file.name not in expected}
         else:
             found.add(entry.name)
     return sorted(found - own)

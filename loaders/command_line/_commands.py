@@ -21,7 +21,7 @@ from twinfeed.loaders.building.bad_records import BadRecord
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import feed_of, image_field, sampler_of
-from twinfeed.loaders.command_line._preview import lacks, preview
+from twinfeed.loaders.command_line._preview import is_missing, preview
 from twinfeed.loaders.command_line._printing import (
     built_with,
     explain,
@@ -234,7 +234,7 @@ def run_cat(options: argparse.Namespace) -> None:
 
 def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
     """Write the bytes of a field, or the text of numbers, to standard output."""
-    if lacks(index, field, record) and index.options.missing != "empty":
+    if is_missing(index, field, record) and index.options.missing != "empty":
         raise LoaderError(
             f"{index.describe(record)} lacks the field {field!r}",
             advice="leave --field out to see what it has",

@@ -24,7 +24,7 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
             value = f"{value} ({index.classes[int(value)]})"
         yield f"{name}: {value}"
     for name in index.fields:
-        if lacks(index, name, record):
+        if is_missing(index, name, record):
             yield f"{name}: missing" + ", read as empty" * (index.options.missing == "empty")
         else:
             row = index.table(name)[record]
@@ -33,7 +33,7 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
             yield f"{name}: {_describe(content, where)}"
 
 
-def lacks(index: Index, name: str, record: int, /) -> bool:
+def is_missing(index: Index, name: str, record: int, /) -> bool:
     """Whether a record lacks a field."""
     return name in index.fields and bool(index.table(name)["length"][record] < 0)
 

@@ -99,7 +99,7 @@ class FeedConfig:
         return self.transform is not None
 
     @property
-    def alone(self) -> bool:
+    def sets_global_state(self) -> bool:
         """Whether the transform must run alone, since it sets global states."""
         return bool(getattr(self.transform, "alone", False))
 

@@ -57,7 +57,7 @@ def check_missing(
 def _missing_counts(index: Source) -> Mapping[str, int]:
     """Return how many records lack each field, as far as is known."""
     if not isinstance(index, Index):
-        return index.lacking if isinstance(index, DatasetSource) else {}
+        return index.num_missing if isinstance(index, DatasetSource) else {}
     empty = index.options.missing == "empty"
     return {} if empty else {name: field.missing for name, field in index.fields.items()}
 

@@ -61,7 +61,7 @@ class Seeded:
     True
     """
 
-    alone = True
+    sets_global_state = True
 
     def __init__(
         self,

@@ -119,8 +119,8 @@ def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
     for name, pieces in _map_entries(data, _FEATURE_LISTS, sequence=True):
         steps = [
             _list_span(data, start, stop, None)
-            for piece in pieces
-            for start, stop in _messages(data, *piece, _FEATURE)
+            for bounds in pieces
+            for start, stop in _messages(data, *bounds, _FEATURE)
         ]
         if len(steps) > LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} steps", pieces[0][0])

@@ -398,7 +398,7 @@ class Index:
                 row[name] = stored[name]
         return rows.T.reshape(-1)
 
-    def place(self, record: int, /) -> tuple[str, int]:
+    def location(self, record: int, /) -> tuple[str, int]:
         """Return the path of a record's shard, relative to the root, and the record's number there.
 
         Bad records are not counted.
@@ -415,13 +415,13 @@ class Index:
         ids = checks.check_ids(range(len(self)) if ids is None else ids, len(self)).tolist()
         if self.has_keys:
             return list(map(self._strings("keys").__getitem__, ids))
-        return ["{}#{}".format(*self.place(record)) for record in ids]
+        return ["{}#{}".format(*self.location(record)) for record in ids]
 
     def describe(self, record: int, /) -> str:
         """Describe a record in one line, for messages: its shard, number and key."""
         record = int(checks.check_ids([record], len(self))[0])
         key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
-        shard, number = self.place(record)
+        shard, number = self.location(record)
         tables = self._tables.values() if self.container == "files" else ()
         rows = [table[record] for table in tables if table["length"][record] >= 0]
         where = self.files[int(rows[0]["file"])] if rows else f"{shard}, number {number}"

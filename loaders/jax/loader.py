@@ -83,7 +83,9 @@ class JaxLoader(MakingLoader[B]):
             own_feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
         )
 
-    def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
+    def _start_pass(
+        self, epoch: int, start: int
+    ) -> Prefetcher[Batch] | Generator[Batch, None, None]:
         if self._parts > 1:
             self._check_lengths()
         return self._prefetched(self._batches(epoch, start, self._to_devices))

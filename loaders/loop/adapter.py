@@ -26,7 +26,7 @@ class Adapter:
         pass_start = loader.external_passes.start()
         epoch, step, _ = pass_start
         loader.meter.start(step)
-        running, num_batches = loader._begin(epoch, step), len(loader) - step
+        running, num_batches = loader._start_pass(epoch, step), len(loader) - step
         numbers = count(1)
 
         def received() -> bool:

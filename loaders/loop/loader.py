@@ -150,7 +150,7 @@ class Loader(Closing, Generic[B]):
         self.meter = Meter()  # a thread of the parent may hold the old lock
 
     @abstractmethod
-    def _begin(self, epoch: int, start: int) -> Pass:
+    def _start_pass(self, epoch: int, start: int) -> Pass:
         """Begin a pass over the steps of an epoch from `start` on."""
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ class Loader(Closing, Generic[B]):
         self._stop()
         epoch, start = self._cursor.start_pass()
         self.meter.start(start)
-        running = self._begin(epoch, start)
+        running = self._start_pass(epoch, start)
         yield from self._deliver(running, self._received, batches=len(self) - start)
 
     def _deliver(

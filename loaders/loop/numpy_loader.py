@@ -38,5 +38,7 @@ class NumpyLoader(MakingLoader[B]):
     [2] [b'or'] 0
     """
 
-    def _begin(self, epoch: int, start: int) -> Prefetcher[Batch] | Generator[Batch, None, None]:
+    def _start_pass(
+        self, epoch: int, start: int
+    ) -> Prefetcher[Batch] | Generator[Batch, None, None]:
         return self._prefetched(self._batches(epoch, start, dict))

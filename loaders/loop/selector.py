@@ -127,7 +127,7 @@ class Selector(Loader[Int64s]):
         """
         return self.choices.drawn(self.epoch, self.step)
 
-    def _begin(self, epoch: int, start: int) -> Generator[Int64s, None, None]:
+    def _start_pass(self, epoch: int, start: int) -> Generator[Int64s, None, None]:
         for chunk in self.choices.chunks(epoch, start, len(self)):
             yield from chunk
 

@@ -26,4 +26,4 @@ def resolve_prefetch(
         threads = default_threads() if prefetch and feed.has_functions else 0
     threads = validate.integer("threads", threads, minimum=0)
     # A transform that sets global states leaves all to the calling thread.
-    return (0, 0) if feed.alone else (prefetch, threads)
+    return (0, 0) if feed.sets_global_state else (prefetch, threads)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import is_dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -137,7 +138,9 @@ def _equal(value: Any, other: Any) -> bool:
     """Whether two objects are equal, as far as their class can say: decode makes arrays of them."""
     if type(value) is not type(other):
         return False
-    with suppress(Exception):  # as where the attributes are arrays
+    with suppress(Exception):  # as where attributes are arrays
+        if is_dataclass(value):
+            return same(vars(value), vars(other))
         compare: Any = type(value).__eq__
         return compare is object.__eq__ or bool(value == other)
     return True

@@ -139,11 +139,11 @@ class Samples:
         item = self.index.describe(int(first[0]))
         call_repeatedly("read", read, first, other, times=_READS, input_name=item)
         with suppress(LoaderError, OSError):
-            alone, other_alone = array_copy(read(first)), array_copy(read(other))
+            first_values, other_values = array_copy(read(first)), array_copy(read(other))
             together, other_together = self._read_samples(np.concatenate([first, other]))
             for name in together:
                 equal = same(together[name], other_together[name])
-                if equal and not same(alone[name], other_alone[name]):
+                if equal and not same(first_values[name], other_values[name]):
                     raise buffer_error("read", name)
 
     def _probe_into(self, first: Int64s, other: Int64s, sample: Fields) -> None:

@@ -210,8 +210,8 @@ def _check_image(data: bytes, path: str, key: str) -> None:
 
 def tar_key(key: str, /) -> str:
     """Return a key without dots in its base name, since in a tar a key ends at the first dot."""
-    place, slash, name = key.rpartition("/")
-    return f"{place}{slash}{name.replace('.', '_')}"
+    folder, slash, name = key.rpartition("/")
+    return f"{folder}{slash}{name.replace('.', '_')}"
 
 
 def _distinct_keys(keys: list[str], entries: Sequence[Entry]) -> list[str]:

@@ -131,11 +131,11 @@ def _check_kinds(
         if container == "tar" and name != "label":
             continue
         kind = kind_of_value(value)
-        known, first = kinds.setdefault(name, (kind, number))
-        if kind != known:
+        first_kind, first = kinds.setdefault(name, (kind, number))
+        if kind != first_kind:
             raise ValueError(
-                f"field {name!r} has {kind} here and {known} in record {first}: give all records "
-                "values of one kind, such as 1.0 for 1, or the one kind another field name"
+                f"field {name!r} has {kind} here and {first_kind} in record {first}: give all "
+                "records values of one kind, such as 1.0 for 1, or the one kind another field name"
             )
 
 
@@ -171,15 +171,15 @@ def _members(
     return {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
 
 
-def _extension(name: str, value: Any, known: dict[str, str]) -> str:
+def _extension(name: str, value: Any, extensions: dict[str, str]) -> str:
     """Return the extension of a field in a tar: its name, and the extension of its file, if any."""
     if name == "label":
         return "cls"
     plain = name.replace("/", ".").lower()
     if name == "image":
         found = image_extension(value) if isinstance(value, bytes) else None
-        return known.get(name) or found or plain
-    return f"{plain}.{known[name]}" if name in known else plain
+        return extensions.get(name) or found or plain
+    return f"{plain}.{extensions[name]}" if name in extensions else plain
 
 
 def _as_bytes(name: str, value: Any) -> bytes:

@@ -105,7 +105,9 @@ class DatasetSource:
         self.fields = [name for name in dataset.names if name not in self.columns]
         names = [*self.fields, *self.columns]
         self.digests = {} if digest is None else dict.fromkeys(names, digest)
-        self.lacking = {name: int(lacks.sum()) for name, lacks in dataset.lacks.items()}
+        self.num_missing = {
+            name: int(is_null.sum()) for name, is_null in dataset.null_masks.items()
+        }
         self.filled = dataset.filled
 
     def __repr__(self) -> str:
@@ -145,7 +147,7 @@ class _Items:
     names: Sequence[str]
     unnamed = ""  # the type of record 0, if that is a value without a name
     copied = 0  # bytes of arrays that are pickled, as far as is known
-    lacks: Mapping[str, npt.NDArray[np.bool_]] = {}  # which records have no value, where known
+    null_masks: Mapping[str, npt.NDArray[np.bool_]] = {}  # which records have no value, where known
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data = data
@@ -177,12 +179,12 @@ class _Items:
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
         """Return the values of some fields, for each id; None for a record that has none."""
-        complete = [name for name in names if name not in self.lacks]
+        complete = [name for name in names if name not in self.null_masks]
         found = dict(self._values(ids, complete)) if complete else {}
-        for name in self.lacks.keys() & names:
-            lacks = self.lacks[name][ids]
-            values = iter(self._values(ids[~lacks], [name])[name])
-            found[name] = [None if lacking else next(values) for lacking in lacks]
+        for name in self.null_masks.keys() & names:
+            is_null = self.null_masks[name][ids]
+            values = iter(self._values(ids[~is_null], [name])[name])
+            found[name] = [None if null else next(values) for null in is_null]
         return found
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
@@ -221,7 +223,7 @@ class _Columns(_Items):
 
     def column(self, name: str, /) -> Any:
         records = np.arange(len(self))
-        return self.take(records, [name])[name] if name in self.lacks else self.data[name][:]
+        return self.take(records, [name])[name] if name in self.null_masks else self.data[name][:]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
         found = self.data[ids]
@@ -235,8 +237,8 @@ class _HuggingFace(_Columns):
         super().__init__(data, fields)
         self._selected: dict[tuple[str, ...], Any] = {}
         inside, stored = data.format["type"] is not None, data.with_format("arrow")
-        nulls = [name for name in self.names if _lacking(data.data.table[name], inside).any()]
-        self.lacks = {name: _lacking(stored[name][:], inside) for name in nulls}
+        nulls = [name for name in self.names if _is_null(data.data.table[name], inside).any()]
+        self.null_masks = {name: _is_null(stored[name][:], inside) for name in nulls}
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_selected": {}}
@@ -262,7 +264,9 @@ class _Table(_Columns):
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data, self.names = data, fields or data.column_names
         self.copied = data.nbytes
-        self.lacks = {name: lacks for name in self.names if (lacks := _lacking(data[name])).any()}
+        self.null_masks = {
+            name: is_null for name in self.names if (is_null := _is_null(data[name])).any()
+        }
 
     def filled(self, name: str, value: Any, /) -> Any:
         return _unpacked(_typed(value, self.data[name].type))[0]
@@ -376,16 +380,16 @@ def _numpy(name: str, values: Any) -> Array:
         raise TypeError(f"{name!r} must be an array: {error}") from None
 
 
-def _lacking(column: Any, inside: bool = True) -> npt.NDArray[np.bool_]:
+def _is_null(column: Any, inside: bool = True) -> npt.NDArray[np.bool_]:
     """Return which values of pyarrow are null, or lists with a null `inside`."""
     if hasattr(column, "chunks"):
-        parts = [_lacking(chunk, inside) for chunk in column.chunks]
+        parts = [_is_null(chunk, inside) for chunk in column.chunks]
         return np.concatenate([np.zeros(0, bool), *parts])
-    lacks = np.array(column.is_null())
+    is_null = np.array(column.is_null())
     column = getattr(column, "storage", column)  # of an extension type
     if inside and hasattr(column, "value_parent_indices") and not _has_dicts(column):
-        lacks[column.value_parent_indices().to_numpy()[_lacking(column.flatten())]] = True
-    return lacks
+        is_null[column.value_parent_indices().to_numpy()[_is_null(column.flatten())]] = True
+    return is_null
 
 
 def _has_dicts(column: Any) -> bool:

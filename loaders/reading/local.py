@@ -214,8 +214,8 @@ def open_unchanged(path: str, length: int) -> int:
     try:
         fd = open_regular(path)
     except FileNotFoundError:
-        gone = "no such file any more: restore the file, or build the index again"
-        raise FileNotFoundError(errno.ENOENT, gone, path) from None
+        problem = "no such file any more: restore the file, or build the index again"
+        raise FileNotFoundError(errno.ENOENT, problem, path) from None
     size = os.fstat(fd).st_size
     if size != length:
         os.close(fd)

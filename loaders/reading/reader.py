@@ -67,7 +67,7 @@ class Reader(Closing):
         self.checksums = validate.flag("checksums", checksums)
         self.max_open_files = max_open_files
         self._fill = index.options.missing == "empty"
-        self._lacking = {name for name, field in index.fields.items() if field.missing}
+        self._may_lack = {name for name, field in index.fields.items() if field.missing}
         self._renew()
 
     def __repr__(self) -> str:
@@ -163,11 +163,11 @@ class Reader(Closing):
         out = []
         for number, name in enumerate(names):
             values = self._decode(name, data[number :: len(names)])
-            if name in missing and name in self._lacking:
-                lacking = self.index.rows([name], unique)["length"] == -1
+            if name in missing and name in self._may_lack:
+                missing_rows = self.index.rows([name], unique)["length"] == -1
                 values = [
-                    missing[name] if lacks else value
-                    for value, lacks in zip(values, lacking.tolist(), strict=True)
+                    missing[name] if is_missing else value
+                    for value, is_missing in zip(values, missing_rows.tolist(), strict=True)
                 ]
             out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
         return out
@@ -178,7 +178,7 @@ class Reader(Closing):
         """Return the bytes of each field, record by record; b"" if it may be `missing`."""
         rows = self.index.rows(names, ids)
         present = None
-        if not self._lacking.isdisjoint(names):
+        if not self._may_lack.isdisjoint(names):
             present = self._present(rows, ids, names, missing)
             rows = rows[present]
         self._check_batch(rows)
@@ -229,14 +229,14 @@ class Reader(Closing):
         """Return the numbers of the rows that are there; raise if a row may not be missing."""
         present = rows["length"] != -1
         optional = [self._fill or name in missing for name in names]
-        lacking = np.flatnonzero(~(present.reshape(-1, len(names)) | optional))
-        if len(lacking):
-            raise self._missing_error(int(lacking[0]), ids, names)
+        missing_rows = np.flatnonzero(~(present.reshape(-1, len(names)) | optional))
+        if len(missing_rows):
+            raise self._missing_error(int(missing_rows[0]), ids, names)
         return np.flatnonzero(present)
 
     def _damaged_error(self, record: int, name: str, row: np.void) -> IndexFormatError:
         """Return the error of a row that does not lie within its shard."""
-        shard, number = self.index.place(record)
+        shard, number = self.index.location(record)
         return IndexFormatError(
             f"damaged index: field {name!r} of record {record} ({shard}, number {number}) "
             "does not lie within its shard",
@@ -265,7 +265,7 @@ class Reader(Closing):
         facts: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",
             "offset": None if is_file else int(row["offset"]),
-            "record": self.index.place(record)[1],
+            "record": self.index.location(record)[1],
             "key": self.index.keys([record])[0],
         }
         offset = "" if is_file else f" at byte {row['offset']}"

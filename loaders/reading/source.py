@@ -111,10 +111,10 @@ def check_source(source: object, /) -> None:
     if isinstance(source, Index):
         return
     if not isinstance(source, OwnSource):
-        lacking = [name for name in _MEMBERS if not hasattr(source, name)]
+        missing = [name for name in _MEMBERS if not hasattr(source, name)]
         raise TypeError(
             f"index must be an Index, got a {type(source).__name__}: open_index(path) gives one; "
-            f"to be a source of your own (docs/own-records.md) it lacks {', '.join(lacking)}"
+            f"to be a source of your own (docs/own-records.md) it lacks {', '.join(missing)}"
         )
     for name, column in source.columns.items():
         if not isinstance(column, np.ndarray):

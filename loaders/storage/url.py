@@ -178,17 +178,17 @@ def masked(text: str, /) -> str:
     >>> masked("no route to https://user:word@host/a.tar?token=1")
     'no route to https://***@host/a.tar?***'
     """
-    words, separator, url = text.partition("://")
+    scheme, separator, url = text.partition("://")
     if not separator:
-        words, url = "", text
+        scheme, url = "", text
     found = _SECRET_START.search(url)
     shown, hidden = (url[: found.start()], url[found.start() :]) if found else (url, "")
     user, at, host = shown.rpartition("@")
-    if "@" in words + hidden:  # a password may hold a ? or a #
+    if "@" in scheme + hidden:  # a password may hold a ? or a #
         return "***"
     if at and (":" in user or "/" not in user):
         shown = f"***@{host}"
-    return f"{words}{separator}{shown}{hidden[:1]}{'***' if hidden else ''}"
+    return f"{scheme}{separator}{shown}{hidden[:1]}{'***' if hidden else ''}"
 
 
 def allowed(location: Location, /) -> bool:

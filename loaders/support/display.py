@@ -8,7 +8,7 @@ from inspect import signature
 from typing import Any
 
 
-def call_repr(made: object, /) -> str:
+def call_repr(instance: object, /) -> str:
     """Return the call that makes an object whose attributes have the names of the arguments.
 
     >>> class Point:
@@ -18,13 +18,13 @@ def call_repr(made: object, /) -> str:
     ('Point(3)', 'Point(3, y=4)')
     """
     arguments = []
-    for parameter in signature(type(made)).parameters.values():
-        value = getattr(made, parameter.name)
+    for parameter in signature(type(instance)).parameters.values():
+        value = getattr(instance, parameter.name)
         if parameter.default is parameter.empty:
             arguments.append(short_repr(value))
         elif value != parameter.default:
             arguments.append(f"{parameter.name}={short_repr(value)}")
-    return f"{type(made).__name__}({', '.join(arguments)})"
+    return f"{type(instance).__name__}({', '.join(arguments)})"
 
 
 def short_repr(value: Any, /) -> str:

@@ -124,7 +124,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Take the state from `tf.train.Checkpoint`."""
         self.load_state_dict(json.loads(state))
 
-    def _begin(self, epoch: int, start: int) -> _Pass:
+    def _start_pass(self, epoch: int, start: int) -> _Pass:
         self.external_passes.track_from(epoch, start, reshardable=False)
         return _Pass(self, self._on_device)
 

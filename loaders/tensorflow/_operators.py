@@ -24,10 +24,10 @@ def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
     sources = [source for source in map(_source, datasets) if source is not None]
     if {source.external_passes for source in sources} != {loader}:
         raise ValueError(f"the dataset is not of this loader alone, {_ADVICE}")
-    unordered = any(getattr(each, "_deterministic", None) == "false" for each in datasets)
+    unordered = any(getattr(dataset, "_deterministic", None) == "false" for dataset in datasets)
     if unordered or dataset.options().deterministic is False:
         raise ValueError(f"the dataset has deterministic=False, {_ADVICE}")
-    operators = [_operator(each) for each in datasets if _source(each) is None]
+    operators = [_operator(dataset) for dataset in datasets if _source(dataset) is None]
     for number, operator in enumerate(operators):
         repeats_part = operator == "Repeat" and "Take" in operators[number:]
         if repeats_part or operator not in _ORDER_KEEPING:

@@ -191,7 +191,7 @@ class ChosenSource(NumberSource):
         own = [] if isinstance(datasets, SourceDatasets) else datasets
         specs = [tf.nest.flatten(dataset.element_spec) for dataset in own]
         # Ragged and sparse elements of any shapes can be stacked.
-        self._shapes = [[s.shape for s in each if isinstance(s, tf.TensorSpec)] for each in specs]
+        self._shapes = [[s.shape for s in spec if isinstance(s, tf.TensorSpec)] for spec in specs]
         self._shapes_differ = any(shapes != self._shapes[0] for shapes in self._shapes)
         # One tensor: a function that captures each of 1,000 datasets is slow to trace and to start.
         with tf.device("/CPU:0"):

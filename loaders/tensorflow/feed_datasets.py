@@ -98,7 +98,9 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
             ValueError: `sampler` draws other samples than the feed's sampler.
         """
         own = self._feed.sampler
-        streams = {(str(each.fingerprint), each.rank, each.world_size) for each in (sampler, own)}
+        streams = {
+            (str(stream.fingerprint), stream.rank, stream.world_size) for stream in (sampler, own)
+        }
         if source is not None or len(streams) > 1:
             raise ValueError(
                 f"these datasets have the samples of {own!r}, rank {own.rank} of "

@@ -82,7 +82,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.device = device if device is None else chosen_device(device)
         self.prefetch, resolved = resolve_prefetch(feed, prefetch, threads)
         # None stays None: where nothing is decoded, `BatchSource` decides whether threads help.
-        self.threads = None if threads is None and not feed.alone else resolved
+        self.threads = None if threads is None and not feed.sets_global_state else resolved
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
         """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.

@@ -166,7 +166,7 @@ class TorchLoader(MakingLoader[B]):
             **self._worker_options,
         )
 
-    def _begin(self, epoch: int, start: int) -> _Pass:
+    def _start_pass(self, epoch: int, start: int) -> _Pass:
         check_not_in_worker()
         copier = copier_for(self.device)
         if not self.num_workers:

@@ -14,7 +14,7 @@ class Box(NamedTuple):
 class BoxLoader(NumpyLoader):
     """Give each batch in boxes."""
 
-    def _begin(self, epoch: int, start: int) -> Any:
+    def _start_pass(self, epoch: int, start: int) -> Any:
         return self._ahead(self._made(epoch, start, boxed))
 
 

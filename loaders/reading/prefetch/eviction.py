@@ -51,18 +51,24 @@ class NextUses:
         samples = min(_SAMPLES, max(_LEAST, _EPOCHS * epoch))
         self._window = max(1, -(-samples // sampler.batch_size))  # steps of the window
         self._keys: npt.NDArray[np.int64] = np.array([NO_STEP])  # sorted: see `_keys_of`
-        self._begin = self._end = self._now = 0
+        self._window_start = self._window_end = self._now = 0
 
     def seek(self, step: int, /) -> bool:
         """Advance to a batch. Return whether the uses were computed anew."""
         self._now = step
-        if self._begin <= step < self._begin + max(1, (self._end - self._begin) // 2):
+        if (
+            self._window_start
+            <= step
+            < self._window_start + max(1, (self._window_end - self._window_start) // 2)
+        ):
             return False
-        self._begin, self._end = step, step + self._window
+        self._window_start, self._window_end = step, step + self._window
         if self._reads_spans:
-            records, steps, _ = Spans(self._schedule, self._begin).records_before(self._end)
+            records, steps, _ = Spans(self._schedule, self._window_start).records_before(
+                self._window_end
+            )
         else:
-            records, steps = self._schedule.records(self._begin, self._end)
+            records, steps = self._schedule.records(self._window_start, self._window_end)
         parts = range(0, len(records), MAX_IDS)
         keys = [self._keys_of(records[n : n + MAX_IDS], steps[n : n + MAX_IDS]) for n in parts]
         self._keys = _sorted_unique(np.concatenate([*keys, [NO_STEP]]))
@@ -70,16 +76,22 @@ class NextUses:
 
     def after(self, chunk: int, step: int, /) -> int:
         """Return the step of the next use of a chunk after a step."""
-        step = self._now if step == CURRENT_STEP else max(self._begin - 1, min(step, self._end - 1))
-        key = chunk * self._window + step - self._begin
+        step = (
+            self._now
+            if step == CURRENT_STEP
+            else max(self._window_start - 1, min(step, self._window_end - 1))
+        )
+        key = chunk * self._window + step - self._window_start
         later = int(self._keys[np.searchsorted(self._keys, key, side="right")])
-        return self._begin + later % self._window if later // self._window == chunk else NO_STEP
+        return (
+            self._window_start + later % self._window if later // self._window == chunk else NO_STEP
+        )
 
     def _keys_of(self, records: Int64s, steps: Int64s) -> Int64s:
         """Return a key for each chunk of records that are read at these steps."""
         low, high, numbers = self._chunks_of(records)
         steps = np.repeat(steps[numbers], high - low + 1)
-        return _sorted_unique(ranges(low, high + 1) * self._window + steps - self._begin)
+        return _sorted_unique(ranges(low, high + 1) * self._window + steps - self._window_start)
 
 
 def _sorted_unique(keys: Int64s) -> Int64s:

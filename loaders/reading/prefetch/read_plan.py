@@ -199,12 +199,12 @@ def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /
     stop = start + rows["length"][order]
     spans = np.broadcast_to(spans, len(rows))[order]
     steps = np.broadcast_to(steps, len(rows))[order]
-    apart = np.ones(len(order), bool)
-    apart[1:] = (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (spans[1:] != spans[:-1])
-    begin = start[np.maximum.accumulate(np.where(apart, np.arange(len(order)), 0))]
-    part = (start - begin) // MOST_AT_ONCE
-    apart[1:] |= part[1:] != part[:-1]
-    first = np.flatnonzero(apart)
+    starts = np.ones(len(order), bool)
+    starts[1:] = (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (spans[1:] != spans[:-1])
+    range_start = start[np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))]
+    part = (start - range_start) // MOST_AT_ONCE
+    starts[1:] |= part[1:] != part[:-1]
+    first = np.flatnonzero(starts)
     extents = np.zeros(len(first), EXTENT)
     if len(first):
         extents["file"], extents["start"], extents["span"] = file[first], start[first], spans[first]

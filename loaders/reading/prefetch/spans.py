@@ -65,16 +65,18 @@ class Spans:
 
     def records_before(self, stop: int, /) -> tuple[Int64s, Int64s, Int64s]:
         """Return the records of the same, and of each the step and its span's first record."""
-        first, end, step = np.array(self.opened_before(stop), np.int64).reshape(-1, 3).T
-        return ranges(first, end), np.repeat(step, end - first), np.repeat(first, end - first)
+        first, high, step = np.array(self.opened_before(stop), np.int64).reshape(-1, 3).T
+        return ranges(first, high), np.repeat(step, high - first), np.repeat(first, high - first)
 
     def closed_before(self, stop: int, /) -> list[tuple[int, int]]:
         """Return the first record and the last step of closed spans, each once.
 
         The spans were opened before step `stop`, and none that was closed by then is missing.
         """
-        end = -(-stop // self._steps) * self._steps
-        while self._looked < end and (self._looked - stop) * self._sampler.batch_size < self._pause:
+        high = -(-stop // self._steps) * self._steps
+        while (
+            self._looked < high and (self._looked - stop) * self._sampler.batch_size < self._pause
+        ):
             self._look()
         found = []
         while self._closed and self._closed[0][0] < stop:
@@ -95,16 +97,16 @@ class Spans:
         order = np.argsort(firsts, kind="stable")
         new = (np.diff(firsts[order]) != 0) | (np.diff(order) > self._pause)
         uses = np.split(order, np.flatnonzero(new) + 1) if len(order) else []
-        for begin, end in sorted((int(samples[0]), int(samples[-1])) for samples in uses):
-            first = int(firsts[begin])
+        for low, high in sorted((int(samples[0]), int(samples[-1])) for samples in uses):
+            first = int(firsts[low])
             span, _, sample = self._open.get(first, (None, 0, 0))
-            if span is not None and self._samples + begin - sample > self._pause:
+            if span is not None and self._samples + low - sample > self._pause:
                 self._close(first)
                 span = None
             if span is None:
-                span = Span(first, int(stops[begin]), int(steps[begin]))
+                span = Span(first, int(stops[low]), int(steps[low]))
                 self._opened.append(span)
-            self._open[first] = span, int(steps[end]), self._samples + end
+            self._open[first] = span, int(steps[high]), self._samples + high
         self._samples += len(records)
         self._looked += stop - step
         self._together = min(2 * self._together, self._most)

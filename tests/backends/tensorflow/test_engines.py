@@ -206,7 +206,7 @@ GROUPED = [name for name, make in FED if make().by_group is not None]
 
 
 def seeded(sample: dict[str, Any]) -> dict[str, Any]:
-    """A field that depends on the place in the stream."""
+    """A field that depends on the position in the stream."""
     return {"word": sample["word"], "drawn": np.int64(sample["seed"] >> 1)}
 
 

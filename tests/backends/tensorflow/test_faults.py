@@ -49,7 +49,7 @@ def damaged(tmp_path: Path) -> Index:
 
 @both_ways
 def test_damaged_bytes_name_shard_offset_and_record(damaged: Index) -> None:
-    shard, number = damaged.place(40)
+    shard, number = damaged.location(40)
     with pytest.raises(tf.errors.OpError) as raised:
         list(loader(damaged, once()).dataset)
     for fact in ("DataCorruptionError", shard, f"record: {number}", "byte offset: "):
@@ -83,7 +83,7 @@ def test_the_batches_before_an_error_come_first(damaged: Index, prefetch: int) -
         next(batches)
     assert (one.epoch, one.step) == (0, 0)  # an evaluation has no place
     assert isinstance(raised.value.__cause__, tf.errors.OpError)
-    assert raised.value.record == damaged.place(40)[1]
+    assert raised.value.record == damaged.location(40)[1]
 
 
 @both_ways
@@ -120,14 +120,14 @@ def copied(folder: Path) -> Index:
 def damage(index: Index, record: int) -> None:
     """Write over the bytes of a record."""
     row = index.table("word")[record]
-    with open(Path(index.root) / index.place(record)[0], "r+b") as shard:
+    with open(Path(index.root) / index.location(record)[0], "r+b") as shard:
         shard.seek(int(row["offset"]))
         shard.write(b"\0\0")
 
 
 def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
     index = copied(tmp_path / "copy")
-    shard = Path(index.root) / index.place(40)[0]
+    shard = Path(index.root) / index.location(40)[0]
     one = loader(index, once())
     content = shard.read_bytes()
     shard.unlink()

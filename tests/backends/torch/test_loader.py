@@ -623,7 +623,7 @@ CHECKED: dict[str, Callable[..., Any]] = {
 def test_damage_is_found_unless_checksums_are_turned_off(tmp_path: Path, name: str) -> None:
     index = pack([{"word": b"%d" % number} for number in range(8)], tmp_path)["data"]
     row = index.table("word")[5]
-    with (tmp_path / index.place(5)[0]).open("r+b") as shard:
+    with (tmp_path / index.location(5)[0]).open("r+b") as shard:
         shard.seek(int(row["offset"]))
         shard.write(b"x")
     feed = Feed(index, ExactOnceBatchSampler(8, batch_size=4))

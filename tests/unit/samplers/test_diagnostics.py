@@ -126,7 +126,7 @@ def test_the_worst_stretch_is_found_wherever_it_lies(
     size = data.draw(st.integers(1, len(groups)))
     found = diagnose(np.arange(len(groups)), batch_size=size, labels=groups).worst["classes"]
     in_a_row = slow.distinct_in_a_row(groups, size)
-    assert (found.distinct.value, found.place) == (in_a_row.min(), in_a_row.argmin())
+    assert (found.distinct.value, found.position) == (in_a_row.min(), in_a_row.argmin())
 
 
 def test_a_tail_is_a_flag() -> None:
@@ -135,10 +135,10 @@ def test_a_tail_is_a_flag() -> None:
     order = RandomSampler(19_900, seed=0).ids(0, np.arange(19_900))
     found = diagnose(np.append(order, np.arange(19_900, 20_000)), batch_size=64, labels=labels)
     assert found.worst["classes"].distinct.value == 1
-    assert found.worst["classes"].place >= 19_890
-    flag = f"64 samples from place {found.worst['classes'].place:,} on hold 1 classes, 47.5 in a "
-    assert found.findings == [f"{flag}uniform shuffle"]
-    assert f"in a row 1 from place {found.worst['classes'].place:,} on" in str(found)
+    assert found.worst["classes"].position >= 19_890
+    where = f"from position {found.worst['classes'].position:,} on"
+    assert found.findings == [f"64 samples {where} hold 1 classes, 47.5 in a uniform shuffle"]
+    assert f"in a row 1 {where}" in str(found)
 
 
 def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:

@@ -247,7 +247,7 @@ def test_opening_looks_at_few_of_many_shards_and_reads_none_of_the_large_arrays(
     assert f"{tmp_path}/d-0000000.tar" in looked
     assert f"{tmp_path}/d-0019999.tar" in looked
     assert sums == []
-    assert index.place(19_999) == ("d-0019999.tar", 0)
+    assert index.location(19_999) == ("d-0019999.tar", 0)
     assert len(sums) == 3  # the shards, and their paths
 
 

@@ -416,7 +416,7 @@ def test_ids_are_checked_before_the_data_are_read() -> None:
             return super().draw(epoch, positions) - 3
 
     loader = NumpyLoader(Feed(DatasetSource(X), BatchSampler(Below(RECORDS, seed=0), batch_size=4)))
-    with pytest.raises(ValueError, match="mend its draw"):
+    with pytest.raises(ValueError, match="correct its draw"):
         list(loader)
 
 
