@@ -90,7 +90,10 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
             os.rename(download_folder, copy_folder)
         except OSError:  # another process has created it, or it is damaged
             if not _is_whole(copy_folder, manifest):
-                shutil.rmtree(copy_folder)
+                if copy_folder.is_dir() and not copy_folder.is_symlink():
+                    shutil.rmtree(copy_folder)
+                else:
+                    copy_folder.unlink()
                 os.rename(download_folder, copy_folder)
         return copy_folder
     finally:
