@@ -101,7 +101,7 @@ class FeedConfig:
     @property
     def sets_global_state(self) -> bool:
         """Whether the transform must run alone, since it sets global states."""
-        return bool(getattr(self.transform, "alone", False))
+        return bool(getattr(self.transform, "sets_global_state", False))
 
     def _check_plain(self) -> None:
         """Raise ValueError if the fields make no batch as they are stored."""

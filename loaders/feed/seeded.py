@@ -22,8 +22,6 @@ class HasRandomSeed(Protocol):
     """Draw from a generator of its own, as albumentations' `Compose` does.
 
     >>> import numpy as np
-
-    from twinfeed.loaders.support.display import short_repr
     >>> class Noise:
     ...     def set_random_seed(self, seed):
     ...         self.generator = np.random.default_rng(seed)

@@ -77,10 +77,10 @@ def test_a_plan_needs_no_shards(tmp_path: Path, capsys: pytest.CaptureFixture[st
     index = pack([{"x": bytes(1000)}] * 90, tmp_path / "data")["data"]
     assert main(["plan", str(index.path)]) == 0
     with_shards = capsys.readouterr().out
-    sets_global_state = shutil.copytree(index.path, tmp_path / "elsewhere" / "data.index")
-    assert main(["plan", str(sets_global_state)]) == 0
+    copied_index = shutil.copytree(index.path, tmp_path / "elsewhere" / "data.index")
+    assert main(["plan", str(copied_index)]) == 0
     assert capsys.readouterr().out == with_shards
-    assert main(["cat", str(sets_global_state), "0"]) == 1  # which needs the shards
+    assert main(["cat", str(copied_index), "0"]) == 1  # which needs the shards
 
 
 def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -155,9 +155,9 @@ def test_a_subset_gives_its_records_in_the_inner_order() -> None:
 def test_a_subset_passes_batches_on_to_an_inner_order_with_sections() -> None:
     """The shard-aware shuffle inside a subset divides batches as it would alone."""
     inner = ShardShuffleSampler([30, 34], seed=0, block=4, window=4, sections=2)
-    sets_global_state = BatchSampler(inner, batch_size=8)
+    inner_stream = BatchSampler(inner, batch_size=8)
     subset = BatchSampler(SubsetSampler(np.arange(64) + 100, of=164, order=inner), batch_size=8)
-    assert np.array_equal(_flat(sets_global_state) + 100, _flat(subset))
+    assert np.array_equal(_flat(inner_stream) + 100, _flat(subset))
 
 
 @given(n=st.integers(0, 3000), more=st.integers(0, 500), fraction=st.floats(0, 1))

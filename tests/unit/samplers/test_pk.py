@@ -195,12 +195,12 @@ def test_some_records_are_drawn_from_as_if_there_were_no_others(options: dict[st
     chosen = np.random.default_rng(1).permutation(300)[:120]
     given: dict[str, Any] = {"p": 4, "k": 2, "seed": 7, **options}
     some = PKBatchSampler(labels, records=chosen, **given)
-    sets_global_state = PKBatchSampler(labels[np.sort(chosen)], **given)
+    of_the_chosen = PKBatchSampler(labels[np.sort(chosen)], **given)
     assert some.num_records == 300
-    assert len(some) == len(sets_global_state)
+    assert len(some) == len(of_the_chosen)
     for epoch in range(2):
-        for step in range(len(sets_global_state)):
-            ids = np.sort(chosen)[sets_global_state.batch(epoch, step)]
+        for step in range(len(of_the_chosen)):
+            ids = np.sort(chosen)[of_the_chosen.batch(epoch, step)]
             np.testing.assert_array_equal(some.batch(epoch, step), ids)
     same = PKBatchSampler(labels, records=np.sort(chosen), **given)
     assert same.fingerprint == some.fingerprint
