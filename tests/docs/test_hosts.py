@@ -1,0 +1,45 @@
+"""The programs of the page on loaders of other libraries: each delivers the ids of NumpyLoader."""
+
+import ast
+import re
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from support import ROOT
+from support.programs import EXAMPLES, run
+
+PAGE = (ROOT / "docs" / "your-loader.md").read_text()
+SECTIONS = PAGE.split("\n## ")[1:]
+PROGRAMS = sorted(path.stem for path in (EXAMPLES / "hosts").glob("*.py"))
+PROGRAMS.remove("same_ids")  # what they share
+EXTRA = {"pytorch_metric_learning", "sentence_transformers"}  # of the extra `hosts`
+# Those that train, or start processes.
+LONG = {"sentence_transformers_training"}
+pytestmark = pytest.mark.frameworks
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in PROGRAMS],
+)
+def test_the_ids_are_those_of_numpy_loader(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = EXAMPLES / "hosts" / f"{name}.py"
+    for node in ast.walk(ast.parse(path.read_text())):
+        library = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if library in EXTRA and not find_spec(library):
+            pytest.skip(f"needs {library}, of the extra `hosts`")
+    monkeypatch.chdir(tmp_path)
+    printed = run(path)
+    assert "the ids of NumpyLoader" in printed
+    assert "OTHER ids" not in printed
+    for section in SECTIONS:
+        if f"hosts/{name}.py" in section:
+            for text in re.findall(r"```text\n(.*?)```", section, re.DOTALL):
+                assert text in printed
+
+
+def test_each_program_is_a_row_of_the_page() -> None:
+    assert set(re.findall(r"examples/hosts/(\w+)\.py", PAGE)) == {*PROGRAMS, "same_ids"}
