@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from math import gcd, lcm
 from typing import SupportsIndex
 
 import numpy as np
@@ -27,11 +28,11 @@ _CHUNK = 64  # consecutive samples of a sampler, drawn at once: a call for each 
 class MixtureSampler(Sampler):
     """Mix samplers by integer weights, exactly so in every period of `sum(weights)` samples.
 
-    Weights are divided by their common divisor: 50 and 50 are 1 and 1. The periods follow each
-    other through all epochs of the mixture. So after k periods the proportion is exact. Each period
-    has the samplers at other places: no rank gets the same sampler in all batches. The divided
-    weights sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes
-    each.
+    Weights are divided by their common divisor: 50 and 50 are 1 and 1. Fractions are taken as the
+    decimals that they are printed as: 0.7 and 0.3 are 7 and 3. The periods follow each other
+    through all epochs of the mixture. So after k periods the proportion is exact. Each period has
+    the samplers at other places: no rank gets the same sampler in all batches. The divided weights
+    sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes each.
 
     Each sampler goes through epochs of its own, one after the other. An epoch of the mixture has
     `num_samples`, and the next epoch goes on after them. Ids are numbered sampler by sampler, like
@@ -43,7 +44,7 @@ class MixtureSampler(Sampler):
 
     Args:
         orders: what is mixed. The ids are numbered in this order.
-        weights: the weight of each sampler, int.
+        weights: the weight of each sampler, int or float.
         num_samples: samples of an epoch of the mixture.
         seed: the only source of chance.
 
@@ -82,7 +83,7 @@ class MixtureSampler(Sampler):
                 f"orders must not reuse records, as other samples come between the uses, "
                 f"got {reusing[0]!r}"
             )
-        self._weights = _reduced(validate.counts("weights", weights, minimum=1))
+        self._weights = _reduced(weights)
         if len(self._weights) != len(self._samplers):
             raise ValueError(
                 f"weights must be as many as orders, {len(self._samplers)}, "
@@ -253,16 +254,23 @@ def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
     return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
 
 
-def _reduced(weights: Int64s) -> Int64s:
-    """Divide weights by their common divisor; ValueError if the sum is still too large."""
-    reduced: Int64s = weights // np.gcd.reduce(weights)
-    total = int(reduced.sum())
+def _reduced(weights: ArrayLike) -> Int64s:
+    """Return the smallest integers in proportion to weights; ValueError if their sum is large."""
+    if np.asarray(weights).dtype.kind != "f":
+        weights = validate.counts("weights", weights, minimum=1)
+    decimals = validate.decimals("weights", weights)
+    if min(decimals, default=1) <= 0:
+        raise ValueError(f"weights must be above 0, got {weights!r}")
+    scale = lcm(*(decimal.denominator for decimal in decimals))
+    integers = [int(decimal * scale) for decimal in decimals]
+    divisor = gcd(*integers)
+    total = sum(integers) // max(divisor, 1)
     if total > _MAX_PERIOD:
         raise ValueError(
             f"weights must sum to at most {_MAX_PERIOD:,} without their common divisor, got "
             f"{total:,}: round them"
         )
-    return reduced
+    return np.array([integer // divisor for integer in integers], np.int64)
 
 
 def _bounds(sizes: list[int]) -> Int64s:

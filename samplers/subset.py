@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from numbers import Real
 from typing import SupportsIndex
 
@@ -19,7 +20,7 @@ from twinfeed.samplers.drawing.random_words import derive, random_words, root_ke
 from twinfeed.samplers.label_arrays import as_labels, check_types
 from twinfeed.samplers.mapped import is_increasing
 from twinfeed.samplers.orders import InnerSampler, Sampler, SequentialSampler, checked_draw
-from twinfeed.samplers.types import Int64s, UInt64s
+from twinfeed.samplers.types import Int64s, Integers, UInt64s
 
 
 class SubsetSampler(InnerSampler):
@@ -103,11 +104,11 @@ def split(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_],
     /,
     *,
-    fraction: float,
+    fraction: float | Sequence[float],
     seed: SupportsIndex,
     by: ArrayLike | ClassOrder | None = None,
     groups: ArrayLike | None = None,
-) -> tuple[Int64s, Int64s]:
+) -> tuple[Int64s, ...]:
     """Divide records into training and validation by a hash of each, stable as data grows.
 
     A record given by number stays on its side if others are added after the last. A record given by
@@ -116,7 +117,10 @@ def split(
 
     Args:
         records: their number, or one key each, such as `index.keys()`.
-        fraction: of the records for validation, in [0, 1].
+        fraction: of the records for validation, in [0, 1]. Or the fractions of several sides, which
+            sum to 1, such as `[0.8, 0.1, 0.1]`: `[0.8, 0.2]` is `0.2`. If later fractions change
+            and their sum stays, the sides before them keep their records. Without `by`, so do the
+            sides after fractions that change.
         seed: the only source of chance.
         by: the label of each record, or a `ClassOrder`. Validation then has the fraction of each
             class, and of all records, to within one record: the records with the lowest hashes. So
@@ -126,10 +130,11 @@ def split(
             whatever its size: with few groups, the sides are far from the fraction.
 
     Returns:
-        (training, validation), two sorted int64 arrays of ids.
+        (training, validation), or the sides in the order of their fractions: sorted int64 arrays of
+        ids.
 
     Raises:
-        ValueError: `by` and `groups` are given together, or all groups fall on one side.
+        ValueError: `by` and `groups` are given together, or no group falls on a side.
 
     Records that are added at the end move no earlier record:
 
@@ -139,6 +144,11 @@ def split(
     >>> split(20, fraction=0.3, seed=0)[1].tolist()
     [1, 6, 7, 10, 11, 12, 17]
 
+    Training, validation and test:
+
+    >>> [side.tolist() for side in split(10, fraction=[0.7, 0.2, 0.1], seed=0)]
+    [[0, 2, 3, 4, 5, 8, 9], [1, 7], [6]]
+
     Half of each class, and one video of three:
 
     >>> split(6, fraction=0.5, seed=0, by=["cat", "cat", "cat", "cat", "dog", "dog"])[1].tolist()
@@ -146,48 +156,66 @@ def split(
     >>> split(6, fraction=0.5, seed=0, groups=["a", "a", "b", "b", "c", "c"])[1].tolist()
     [2, 3]
     """
-    if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
-        raise TypeError(f"fraction must be a number, got {fraction!r}")
-    if not 0 <= fraction <= 1:
-        raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-    seed, threshold = validate.seed(seed), int(fraction * 2.0**53)
+    seed, tails = validate.seed(seed), _tails(fraction)
     identities = _identities(records)
     if groups is not None:
         if by is not None:
             raise ValueError("by= and groups= exclude each other: a group may have several labels")
         identities = _identities_of_groups(groups, len(identities))
     hashes = random_words(root_key(seed, "split"), identities) >> np.uint64(11)
+    side = np.zeros(len(hashes), np.min_scalar_type(len(tails)))
     if by is None:
-        in_validation = hashes < np.uint64(threshold)
+        for tail in tails:
+            side += hashes < np.uint64(int(tail * 2.0**53))
     else:
         order = by if isinstance(by, ClassOrder) else ClassOrder(by)
-        in_validation = _stratified(order, hashes, threshold, root_key(seed, "split by"))
-    one_side = len(in_validation) and in_validation.all() == in_validation.any()
-    if groups is not None and 0 < fraction < 1 and one_side:
-        number = validate.counted(len(np.unique(identities)), "group")
-        raise ValueError(f"all of {number} fell on one side: take another seed= or fraction=")
-    return np.flatnonzero(~in_validation), np.flatnonzero(in_validation)
+        _check_count("by", len(order.records), len(hashes))
+        _stratify(side, order, hashes, tails, root_key(seed, "split by"))
+    sides = tuple(np.flatnonzero(side == number) for number in range(len(tails) + 1))
+    if groups is not None and len(side):
+        for number, (tail, next_tail) in enumerate(pairwise([1.0, *tails, 0.0])):
+            if tail > next_tail and not len(sides[number]):
+                count = validate.counted(len(np.unique(identities)), "group")
+                raise ValueError(
+                    f"of {count} none fell on side {number}: take another seed= or fraction="
+                )
+    return sides
 
 
-def _stratified(order: ClassOrder, hashes: UInt64s, threshold: int, key: int) -> NDArray[np.bool_]:
-    """Return a mask of the records with the lowest hashes, `threshold / 2^53` of each class."""
-    _check_count("by", len(order.records), len(hashes))
-    if not len(hashes):
-        return np.zeros(0, np.bool_)
-    classes = permute(len(order), derive(key, 0), np.arange(len(order)))
-    # Rounding the sums, not the sizes, keeps the number of all records within 1 too.
-    offset = derive(key, 1) >> 11
-    ends = np.cumsum(order.sizes[classes]).tolist()
-    sums = [(end * threshold + offset) >> 53 for end in ends]
-    counts = np.empty(len(order), np.int64)
-    counts[classes] = np.diff(np.array(sums, np.int64), prepend=0)
+def _tails(fraction: float | Sequence[float]) -> list[float]:
+    """Return, for each side but the first, the fraction of the records on it and later sides."""
+    if not isinstance(fraction, (str, bytes)) and hasattr(fraction, "__len__"):
+        decimals = validate.decimals("fraction", fraction)
+        if abs(sum(decimals) - 1) > 1e-9 or min(decimals) < 0:
+            raise ValueError(f"fraction must be numbers from 0 on that sum to 1, got {fraction!r}")
+        return [min(float(sum(decimals[number:])), 1.0) for number in range(1, len(decimals))]
+    if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
+        raise TypeError(f"fraction must be a number or a sequence of numbers, got {fraction!r}")
+    if not 0 <= fraction <= 1:
+        raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
+    return [float(fraction)]
+
+
+def _stratify(
+    side: Integers, order: ClassOrder, hashes: UInt64s, tails: list[float], key: int
+) -> None:
+    """Write the side of each record; the records of a class with the lowest hashes come last."""
+    if not len(side):
+        return
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
     number, rank = owners_of(order.sizes)
     # Within each class, the records in the order of their hashes.
     records = records[np.lexsort((hashes[records], number))]
-    in_validation = np.zeros(len(hashes), np.bool_)
-    in_validation[records[rank < counts[number]]] = True
-    return in_validation
+    classes = permute(len(order), derive(key, 0), np.arange(len(order)))
+    counts = order.sizes.copy()
+    for border, (previous_tail, tail) in enumerate(pairwise([1.0, *tails]), 1):
+        # Rounding the sums, not the sizes, keeps the number of all records within 1 too.
+        threshold = int(tail / (previous_tail or 1.0) * 2.0**53)
+        offset = derive(key, border) >> 11
+        ends = np.cumsum(counts[classes]).tolist()
+        sums = [(end * threshold + offset) >> 53 for end in ends]
+        counts[classes] = np.diff(np.array(sums, np.int64), prepend=0)
+        side[records[rank < counts[number]]] = border
 
 
 def _check_count(name: str, count: int, records: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from fractions import Fraction
 from functools import wraps
 from inspect import signature
 from typing import Any, ParamSpec, SupportsIndex, TypeVar
@@ -106,6 +107,14 @@ def unmasked(name: str, values: Any) -> Array:
     if len(masked):
         raise ValueError(f"{name} must have no masked entry, got one at {masked[0]}: fill it first")
     return np.asarray(values)
+
+
+def decimals(name: str, values: ArrayLike) -> list[Fraction]:
+    """Return numbers as the exact values of their shortest decimals: 0.1 is 1/10."""
+    array = unmasked(name, values)
+    if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
+        raise ValueError(f"{name} must be a sequence of finite numbers, got {values!r}")
+    return [Fraction(str(number)) for number in array]
 
 
 def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:

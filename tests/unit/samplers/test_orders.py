@@ -237,7 +237,7 @@ def test_no_group_straddles_a_split(groups: list[int], more: list[int]) -> None:
     try:
         train, validation = split(len(groups), fraction=0.5, seed=3, groups=groups)
     except ValueError as error:
-        assert "fell on one side: take another seed=" in str(error)  # noqa: PT017
+        assert "none fell on side" in str(error)  # noqa: PT017
         return
     of = np.array(groups)
     assert not set(of[train]) & set(of[validation])
@@ -257,8 +257,39 @@ def test_a_group_for_each_record_is_no_group() -> None:
     ]
 
 
+@given(labels=LABELS, fraction=FRACTIONS, seed=st.integers(0, 1000))
+def test_a_split_into_several_sides_begins_with_the_split_into_two(
+    labels: list[int], fraction: float, seed: int
+) -> None:
+    """So what changes among the later sides leaves the first as it is; no record is lost."""
+    n, half = len(labels), fraction / 2
+    for by in (None, labels):
+        two, several = (
+            split(n, fraction=[1 - sum(later), *later], seed=seed, by=by)
+            for later in ([fraction], [half, half / 2, half / 2])
+        )
+        assert np.array_equal(two[0], split(n, fraction=fraction, seed=seed, by=by)[0])
+        assert np.array_equal(two[0], several[0])
+        assert np.array_equal(np.sort(np.concatenate(several)), np.arange(n))
+        last = split(n, fraction=half / 2, seed=seed)[1]
+        assert by is not None or np.array_equal(several[-1], last)
+
+
+def test_a_split_into_several_sides_has_the_fraction_of_each_class() -> None:
+    """Of large classes and of small ones, on each side to within two records."""
+    for size in (3, 1000):
+        labels = np.repeat(np.arange(3000 // size), size)
+        sides = split(3000, fraction=[0.7, 0.2, 0.1], seed=0, by=labels)
+        assert [len(side) for side in sides] == [2100, 600, 300]
+        held = np.array([np.bincount(labels[side], minlength=3000 // size) for side in sides])
+        assert (abs(held - size * np.array([[0.7], [0.2], [0.1]])) < 2).all()
+
+
 def test_splits_have_golden_vectors() -> None:
     labels = [0, 1, 2, 0, 1, 0] * 4
+    several = [0.5, 0.25, 0.25]
+    assert split(24, fraction=several, seed=1, by=labels)[1].tolist() == [1, 3, 6, 14, 19, 23]
+    assert split(24, fraction=several, seed=4)[1].tolist() == [2, 5, 7, 10, 13, 17, 18, 21, 22, 23]
     assert split(24, fraction=0.25, seed=1, by=labels)[1].tolist() == [0, 5, 8, 16, 18, 22]
     assert split(24, fraction=0.4, seed=4, groups=labels)[1].tolist() == [2, 8, 14, 20]
     named = [f"g{label}" for label in labels]

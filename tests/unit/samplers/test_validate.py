@@ -279,6 +279,15 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: split(3, fraction=None, seed=0), TypeError, "got None"),
     (lambda: split(3, fraction=True, seed=0), TypeError, "got True"),
     (lambda: split(3, fraction=np.nan, seed=0), ValueError, "got nan"),
+    *(
+        (lambda wrong=wrong: split(3, fraction=wrong, seed=0), ValueError, "that sum to 1, got")
+        for wrong in ([], [0.8, 0.1], [0.5, 0.5 + 1e-8], [0.75, 0.75, -0.5], [1e308, 1e308])
+    ),
+    *(
+        (lambda wrong=wrong: split(3, fraction=wrong, seed=0), ValueError, "a sequence of finite")
+        for wrong in ([True, False], ["0.5", "0.5"], [np.nan, 1], [[0.5], [0.5]], {"train": 1})
+    ),
+    (lambda: split(2, fraction=[0.5, 0.5, 0], seed=0, groups=[1, 1]), ValueError, "none fell on s"),
     (lambda: split(["a", 2], fraction=0.5, seed=0), TypeError, "records must be their number, or"),
     (lambda: split([2, 3], fraction=0.5, seed=0), TypeError, "records must be their number, or a"),
     (lambda: SubsetSampler([True, False], of=2), TypeError, "records must hold integers, got a"),
@@ -297,7 +306,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: split(2, fraction=0.5, seed=0, groups=[0.5, 1.0]), TypeError, "groups must be"),
     (lambda: split(2, fraction=0.5, seed=0, groups=[b"a", b"b"]), TypeError, "got dtype |S1"),
     (lambda: split(3, fraction=0.5, seed=0, groups=["a", None, "b"]), TypeError, "None at 1"),
-    (lambda: split(2, fraction=0.5, seed=0, groups=[1, 1]), ValueError, "all of 1 group fell on"),
+    (lambda: split(2, fraction=0.5, seed=0, groups=[1, 1]), ValueError, "1 group none fell on"),
     (
         lambda: ViewSampler(SequentialSampler(2), [1, 0], per_epoch="one", seed=0),
         ValueError,
@@ -332,6 +341,9 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (mixture(orders=[SequentialSampler(2**61)] * 2), ValueError, "sizes of orders must sum to"),
     (mixture(weights=[1]), ValueError, "weights must be as many as orders, 2"),
     (mixture(weights=[1, 0]), ValueError, "weights must be at least 1, got 0"),
+    *((mixture(weights=[w, 1]), ValueError, "weights must be above 0, got") for w in (0.0, -0.5)),
+    (mixture(weights=[0.1 + 0.2, 0.7]), ValueError, "got 25,000,000,000,000,001: round them"),
+    (mixture(weights=[np.inf, 1]), ValueError, "weights must be a sequence of finite numbers"),
     (mixture(weights=[2 * 10**9, 10**9 + 2]), ValueError, "got 1,500,000,001: round them"),
     (mixture(orders=[SequentialSampler(0)]), ValueError, "none of them empty"),
     (mixture(orders=[], weights=[]), ValueError, "orders must hold one at least"),
