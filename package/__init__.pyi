@@ -88,6 +88,7 @@ from twinfeed.samplers.diagnostics import diagnose as diagnose
 from twinfeed.samplers.diagnostics import simulate_shuffle_buffer as simulate_shuffle_buffer
 from twinfeed.samplers.drawing.batch_shape import PerStep as PerStep
 from twinfeed.samplers.exact_once import ExactOnceBatchSampler as ExactOnceBatchSampler
+from twinfeed.samplers.id_sequence import IdSequence as IdSequence
 from twinfeed.samplers.mixture import MixtureSampler as MixtureSampler
 from twinfeed.samplers.orders import RandomSampler as RandomSampler
 from twinfeed.samplers.orders import Sampler as Sampler

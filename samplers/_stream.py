@@ -17,6 +17,7 @@ from twinfeed.samplers.cursor import Passes
 from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import num_processes, warn_unsharded
+from twinfeed.samplers.traits import check_record_ids
 from twinfeed.samplers.types import Int64s, UInt64s
 
 _Stream = TypeVar("_Stream", bound="BatchStream")
@@ -284,13 +285,7 @@ class BatchStream(Epochs, ABC):
             TypeError: ids are no record ids, because of padding, views or uses of a record: a data
                 set of somebody's own would give other records for them.
         """
-        if self.traits.padded or self.traits.num_ids is not None:
-            raise TypeError(
-                f"ids of {self!r} are no record ids, but padding (-1), views or uses:\n"
-                f"iterate over a loader, as TorchLoader(feed), give a DataLoader "
-                f"batch_sampler=RequestSampler(feed), or take sampler.records(ids) of "
-                f"sampler.batch(epoch, step)"
-            )
+        check_record_ids(self, "sampler.batch(epoch, step)")
         return (ids for _, _, ids in self.passes())
 
     def state_dict(self) -> dict[str, Any]:

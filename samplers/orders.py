@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn, SupportsIndex, TypeVar
+from typing import Any, Literal, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -14,15 +14,20 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
+from twinfeed.samplers.iteration import IdStream
 from twinfeed.samplers.state import json_value
-from twinfeed.samplers.traits import Samples
 from twinfeed.samplers.types import Int64s
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
 
 
-class Sampler(Samples, ABC):
+class Sampler(IdStream):
     """The sample id of each position of an epoch. `BatchSampler` cuts a sampler into batches.
+
+    A sampler also goes into torch's `DataLoader(dataset, sampler=…)`, where its ids are record
+    ids: iterating yields the ids of an epoch, and the next pass is the next epoch. A pass that was
+    broken off begins its epoch again, and the first pass after `load_state_dict` is the rest of the
+    loaded epoch. `IdSequence` has the ids of many epochs.
 
     For a sampler of your own, derive a class that sets `num_records` and `parameters`, and has
     `draw`. docs/own-samplers.md has an example, and lists what else a sampler may declare.
@@ -30,9 +35,13 @@ class Sampler(Samples, ABC):
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> len(BatchSampler(RandomSampler(10, seed=0), batch_size=4))
     3
+    >>> sampler = RandomSampler(5, seed=0)
+    >>> [list(sampler) for epoch in range(2)]
+    [[4, 0, 2, 1, 3], [4, 3, 1, 2, 0]]
+    >>> sampler.state_dict()["epoch"]
+    2
     """
 
-    seed: int = 0
     #: What the ids depend on beside the seed: numbers, strings, arrays, samplers, lists and dicts.
     parameters: Mapping[str, Any]
 
@@ -40,13 +49,35 @@ class Sampler(Samples, ABC):
         """Return the number of samples of an epoch. By default each sample id comes once."""
         return self.num_ids
 
-    def __iter__(self) -> NoReturn:
-        """Refuse: a sampler has no epoch of its own."""
-        name = type(self).__name__
-        raise TypeError(
-            f"{name} is a sampler, and gives its ids to a batch sampler: "
-            f"DataLoader(batch_sampler=BatchSampler({name}(…), batch_size=…)) iterates over batches"
-        )
+    def shard(
+        self,
+        rank: SupportsIndex,
+        world_size: SupportsIndex,
+        *,
+        uneven: Literal["raise", "drop", "keep"] = "raise",
+    ) -> Sampler:
+        """Return the ids of one rank: the positions of an epoch are dealt to the ranks in turn.
+
+        With batches of b on each of W ranks, step s of all ranks has the positions from `s * W * b`
+        to `(s + 1) * W * b`. A state is of all ranks, and any number of ranks goes on from it.
+
+        Args:
+            rank: this rank.
+            world_size: the number of ranks.
+            uneven: what happens if the ranks do not divide the ids of a pass. `"raise"`: an error,
+                since ranks with fewer steps let the others wait for ever. `"drop"`: the last ids
+                are left out, fewer than there are ranks. `"keep"`: some ranks have one id more,
+                for an evaluation without collectives.
+
+        Raises:
+            ValueError: `world_size` does not divide the length, or `rank` and it do not fit.
+
+        >>> [list(RandomSampler(6, seed=0).shard(rank, 2)) for rank in range(2)]
+        [[4, 2, 3], [0, 1, 5]]
+        >>> list(SequentialSampler(7).shard(0, 2, uneven="drop"))
+        [0, 2, 4]
+        """
+        return RankSampler(self, rank=rank, world_size=world_size, uneven=uneven)
 
     def __getitem__(self, position: object, /) -> NoReturn:
         """Refuse: an id depends on the epoch too."""
@@ -134,6 +165,69 @@ class GroupSampler(Sampler):
         return self._draw(epoch, positions)
 
 
+class RankSampler(Sampler):
+    """The ids of one rank of a sampler, as `Sampler.shard` says."""
+
+    sharded = True
+
+    def __init__(
+        self,
+        sampler: Sampler,
+        /,
+        *,
+        rank: SupportsIndex,
+        world_size: SupportsIndex,
+        uneven: Literal["raise", "drop", "keep"],
+    ) -> None:
+        if sampler.sharded:
+            raise ValueError(f"this sampler is already {sampler!r}")
+        self._order = sampler
+        self.world_size = validate.integer("world_size", world_size, minimum=1)
+        self.rank = validate.integer("rank", rank, minimum=0, below=self.world_size)
+        self._uneven = validate.choice("uneven", uneven, ("raise", "drop", "keep"))
+        self.num_records, self.traits = sampler.num_records, sampler.traits
+        self.seed = sampler.seed
+        self.parameters = {
+            "order": sampler,
+            "rank": self.rank,
+            "world_size": self.world_size,
+            "uneven": uneven,
+        }
+        self._length = len(self._positions_from(0))
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __repr__(self) -> str:
+        return f"rank {self.rank} of {self.world_size} of {self._order!r}"
+
+    @property
+    def _whole(self) -> Sampler:
+        return self._order
+
+    def _positions_from(self, start: int) -> range:
+        stop, world_size = len(self._order), self.world_size
+        remainder = (stop - start) % world_size
+        if remainder and self._uneven == "raise":
+            raise ValueError(
+                f"{world_size} ranks must divide the {validate.counted(stop - start, 'id')} of a "
+                f"pass: uneven='drop' leaves out the last {remainder}, and uneven='keep' is for an "
+                f"evaluation without collectives"
+            )
+        if self._uneven == "drop":
+            stop -= remainder
+        return range(start + self.rank, stop, world_size)
+
+    def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        return checked_draw(self._order, epoch, positions * self.world_size + self.rank)
+
+    def records(self, ids: Int64s) -> Int64s:
+        return self._order.records(ids)
+
+    def views(self, ids: Int64s) -> Int64s:
+        return self._order.views(ids)
+
+
 class InnerSampler(Sampler):
     """Base of samplers that map the ids of another sampler (`_order`) to ids of their own."""
 
@@ -166,6 +260,11 @@ def check_order(order: Sampler, *, name: str = "order") -> Sampler:
         raise TypeError(
             f"{name} must be a Sampler such as RandomSampler, got a {type(order).__name__}: "
             f"SubsetSampler(ids, of=len(index)) makes one of ids"
+        )
+    if order.sharded:
+        raise TypeError(
+            f"{name} must be the sampler of all ranks, got {order!r}: call shard(rank, world_size) "
+            f"of the batch sampler or of the feed"
         )
     if not isinstance(getattr(order, "parameters", None), Mapping):
         raise TypeError(

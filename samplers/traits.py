@@ -99,3 +99,16 @@ class Samples:
         Groups are classes, data sets or lanes. None if samples have no groups.
         """
         return None
+
+
+def check_record_ids(samples: Samples, source: str) -> None:
+    """Raise TypeError for samples whose ids are no record ids; `source` is where ids come from.
+
+    A data set of somebody's own would give other records for them.
+    """
+    if samples.traits.padded or samples.traits.num_ids is not None:
+        raise TypeError(
+            f"ids of {samples!r} are no record ids, but padding (-1), views or uses:\n"
+            f"iterate over a loader, as TorchLoader(feed), give a DataLoader "
+            f"batch_sampler=RequestSampler(feed), or take sampler.records(ids) of {source}"
+        )

@@ -1,0 +1,122 @@
+"""All epochs of a sampler as one sequence of ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import SupportsIndex, overload
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike
+
+from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.chunks import MAX_IDS, growing_ranges
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
+from twinfeed.samplers.orders import Sampler
+from twinfeed.samplers.traits import check_record_ids
+from twinfeed.samplers.types import Array, Int64s
+
+_CHUNK = 256  # consecutive ids that are drawn to give one of them: a draw of one costs as much
+
+
+class IdSequence(Sequence[int]):
+    """The ids of all epochs of a sampler, one epoch after the other, as one read-only sequence.
+
+    For what takes a list of ids and keeps the position itself: `torch.utils.data.Subset`,
+    `datasets.Dataset.select`, `grain.MapDataset`. No id is stored: an id is drawn when it is asked
+    for. Memory and the size of a pickle do not grow with the epochs.
+
+    - An integer gives an int. The id at position p of epoch e is at `e * len(sampler) + p`.
+    - A slice gives an `IdSequence` of these ids.
+    - An array or a list of integers gives an array of the same shape, drawn at once.
+
+    Args:
+        sampler: a sampler whose ids are record ids; one rank's too, of `sampler.shard(…)`.
+        epochs: how many epochs.
+
+    Raises:
+        TypeError: ids are no record ids, but views or uses of records.
+
+    >>> import numpy as np
+    >>> from twinfeed.samplers import IdSequence, RandomSampler
+    >>> ids = IdSequence(RandomSampler(3, seed=0), epochs=90)
+    >>> len(ids), ids[0], ids[-1], list(ids[3:6])
+    (270, 0, 0, [1, 2, 0])
+    >>> ids[np.array([[0, 1], [3, 4]])]
+    array([[0, 2],
+           [1, 2]])
+    """
+
+    def __init__(self, sampler: Sampler, /, *, epochs: SupportsIndex) -> None:
+        if not isinstance(sampler, Sampler):
+            raise TypeError(
+                f"sampler must be a Sampler such as RandomSampler, got a {type(sampler).__name__}: "
+                f"a batch sampler gives batches, by batch(epoch, step)"
+            )
+        check_record_ids(sampler, "sampler.ids(epoch, positions)")
+        limit = validate.LIMIT // max(1, len(sampler))
+        self._epochs = validate.integer("epochs", epochs, minimum=1, below=limit)
+        self._sampler = sampler
+        self._range = range(self._epochs * len(sampler))  # indices into all epochs
+        self._chunks: FifoCache[list[int]] = FifoCache(2)
+
+    def __repr__(self) -> str:
+        whole = f"IdSequence({self._sampler!r}, epochs={self._epochs})"
+        start, stop, step = self._range.start, self._range.stop, self._range.step
+        if self._range == range(self._epochs * len(self._sampler)):
+            return whole
+        return f"{whole}[{start}:{stop}:{step}]"
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex, /) -> int: ...
+    @overload
+    def __getitem__(self, index: slice, /) -> IdSequence: ...
+    @overload
+    def __getitem__(self, index: ArrayLike, /) -> Int64s: ...
+
+    def __getitem__(self, index: SupportsIndex | slice | ArrayLike, /) -> int | IdSequence | Int64s:
+        if isinstance(index, slice):
+            part = object.__new__(IdSequence)
+            vars(part).update(vars(self), _range=self._range[index])
+            return part
+        numbers = validate.unmasked("indices", index)
+        if numbers.size and numbers.dtype.kind not in "iu":
+            raise TypeError(f"an index must be integers or a slice, got {index!r}")
+        outside = numbers[(numbers < -len(self)) | (numbers >= len(self))]
+        if outside.size:
+            raise IndexError(f"an index must be in [-{len(self)}, {len(self)}), got {outside[0]}")
+        if numbers.ndim:
+            numbers = numbers.astype(np.int64)
+            from_start = numbers + len(self) * (numbers < 0)
+            return self._draw(self._range.start + self._range.step * from_start)
+        chunk, offset = divmod(self._range[int(numbers)], _CHUNK)
+        return self._chunks.get(chunk, lambda: self._draw_chunk(chunk))[offset]
+
+    def __iter__(self) -> Iterator[int]:
+        for start, stop in growing_ranges(0, len(self), MAX_IDS):
+            yield from self._draw(_as_array(self._range[start:stop])).tolist()
+
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
+        """Return all ids as an array, drawn at once: numpy would ask for one after the other."""
+        return self._draw(_as_array(self._range)).astype(dtype or np.int64, copy=False)
+
+    def _draw_chunk(self, chunk: int) -> list[int]:
+        """Return the ids of a chunk of all epochs."""
+        stop = min((chunk + 1) * _CHUNK, self._epochs * len(self._sampler))
+        ids: list[int] = self._draw(np.arange(chunk * _CHUNK, stop)).tolist()
+        return ids
+
+    def _draw(self, numbers: Int64s) -> Int64s:
+        """Return the ids at these indices into all epochs."""
+        epochs, positions = np.divmod(numbers, max(1, len(self._sampler)))
+        ids = np.empty_like(numbers)
+        for epoch in np.unique(epochs).tolist():
+            of_epoch = epochs == epoch
+            ids[of_epoch] = self._sampler.ids(epoch, positions[of_epoch])
+        return ids
+
+
+def _as_array(numbers: range) -> Int64s:
+    return np.arange(numbers.start, numbers.stop, numbers.step)

@@ -1,0 +1,233 @@
+"""Iterate over a sampler: the ids of an epoch, one by one, and the position of the next id."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from operator import length_hint
+from typing import Any, SupportsIndex, TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from twinfeed.samplers._epochs import Epochs, normalise
+from twinfeed.samplers.cursor import Cursor, Passes
+from twinfeed.samplers.drawing.chunks import MAX_IDS
+from twinfeed.samplers.processes import warn_unsharded
+from twinfeed.samplers.traits import Samples, check_record_ids
+from twinfeed.samplers.types import Int64s
+
+_Stream = TypeVar("_Stream", bound="IdStream")
+
+
+class IdStream(Samples, ABC):
+    """Ids by (epoch, position), or by iteration for a plain `DataLoader(dataset, sampler=…)`.
+
+    A sampler does not know what a training loop received, so a pass is an epoch from its first
+    position, as for `BatchStream`:
+
+    - The last id moves on to the next epoch.
+    - A pass that was broken off begins the same epoch again.
+    - The first pass after `load_state_dict` is the rest of the loaded epoch.
+    - `set_epoch` says where the next pass begins. A running pass never changes.
+    - The latest iterator moves the position, and has it as a state of its own. A loader that keeps
+      the iterator's state with each batch, as `StatefulDataLoader`, resumes after that batch.
+    """
+
+    #: The only source of chance.
+    seed: int = 0
+    #: Whether `shard` was called.
+    sharded: bool = False
+    _passes: IdPasses | None = None  # a default, for samplers that call no `super().__init__`
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Return the number of ids of an epoch."""
+
+    @property
+    @abstractmethod
+    def fingerprint(self) -> dict[str, Any]:
+        """All that the ids depend on."""
+
+    @abstractmethod
+    def ids(self, epoch: SupportsIndex, positions: ArrayLike) -> Int64s:
+        """Return the ids at these positions of an epoch."""
+
+    def __copy__(self: _Stream) -> _Stream:
+        stream = object.__new__(type(self))
+        vars(stream).update(vars(self), _passes=copy.copy(self._passes))
+        return stream
+
+    @property
+    def _whole(self) -> IdStream:
+        """The stream of all ranks."""
+        return self
+
+    def _positions_from(self, start: int) -> range:
+        """Return the positions of `_whole` that a pass from `start` on has."""
+        return range(start, len(self))
+
+    @property
+    def _cursor(self) -> IdPasses:
+        if self._passes is None:
+            # Of a copy: a cycle would keep large tables until the garbage collector runs. Set by
+            # `vars`, as a sampler of one's own may be a frozen dataclass.
+            vars(self)["_passes"] = IdPasses(copy.copy(self._whole))
+        passes: IdPasses = vars(self)["_passes"]
+        return passes
+
+    def __iter__(self) -> Iterator[int]:
+        """Yield the ids of a pass, as Python ints; nothing is drawn before the first `next`.
+
+        Raises:
+            TypeError: ids are no record ids, but views or uses of records.
+        """
+        check_record_ids(self, "sampler.ids(epoch, positions)")
+        warn_unsharded(self)
+        return IdIterator(self, self._cursor)
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Set the epoch of the next pass; a trainer calls this before each epoch.
+
+        After a state was loaded, until the first id, the loaded epoch keeps its position.
+        """
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, and of which sampler it is: a small dict that JSON can hold.
+
+        The step of the state is a position of the sampler of all ranks. It counts the ids that were
+        drawn: with workers, which draw ahead, save the state of a `StatefulDataLoader`, or of a
+        loader of `twinfeed.loaders`.
+        """
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Begin the next pass at a state, of any rank and world size, in constant time.
+
+        Raises:
+            StateMismatchError: a state of another sampler.
+        """
+        self._cursor.load_state_dict(state)
+
+
+class Positions(Epochs):
+    """The positions of a sampler, as the steps of a stream with the sampler's fingerprint."""
+
+    def __init__(self, sampler: IdStream) -> None:
+        super().__init__(num_steps=len(sampler), size=len(sampler), seed=sampler.seed)
+        self._sampler = sampler
+
+    @property
+    def fingerprint(self) -> dict[str, Any]:
+        self._fingerprint = self._fingerprint or self._sampler.fingerprint
+        return dict(self._fingerprint)
+
+
+class IdPasses(Passes):
+    """The cursor of a sampler that is iterated itself: it moves as ids are drawn.
+
+    The ids of a pass do not move it one by one: `sync` asks the latest iterator for its position.
+    """
+
+    _running: IdIterator | None
+
+    def __init__(self, sampler: IdStream) -> None:
+        super().__init__(Positions(sampler))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.sync()
+        return super().__getstate__()
+
+    def sync(self) -> None:
+        """Move to the position of the latest iterator, unless something else set the epoch."""
+        running = self._running
+        if running is not None:
+            ended = running.sync()
+            if self.epoch == running.pass_epoch:
+                self.epoch, self.step = running.epoch, running.step
+            if ended:
+                self._running = None
+
+    def next_start(self) -> tuple[int, int]:
+        """Return the (epoch, step) at which the next pass begins."""
+        self.sync()
+        return self.epoch, self.step if self._resuming else 0
+
+    def start(self, iterator: IdIterator, *, empty: bool) -> None:
+        """Begin the pass of an iterator, which is the latest one from now on."""
+        epoch, _ = self.start_pass(from_start=True)
+        self._running = iterator
+        if not empty:
+            self.count_pass(epoch, "use a loader of twinfeed.loaders")
+            self.advance()  # for its warning: the iterator has the position
+
+    def state_dict(self) -> dict[str, Any]:
+        self.sync()
+        return super().state_dict()
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        self.sync()
+        super().set_epoch(epoch)
+
+
+class IdIterator(Cursor):
+    """The ids of one pass of a sampler, as Python ints, drawn in chunks that grow."""
+
+    def __init__(self, sampler: IdStream, passes: IdPasses) -> None:
+        super().__init__(passes._stream)
+        self._sampler, self._passes = sampler, passes
+        self._clear()
+
+    def _clear(self) -> None:
+        """Set the iterator before the first id of a pass."""
+        self._positions: range | None = None  # those of the pass
+        self._drawn = 0  # how many of the positions were drawn
+        self._ids: Iterator[int] = iter(())  # which were drawn, and not yet given
+
+    def __iter__(self) -> IdIterator:
+        return self
+
+    def __next__(self) -> int:
+        for id_ in self._ids:
+            return id_
+        positions = self._start_pass() if self._positions is None else self._positions
+        start = self._drawn
+        chunk = positions[start : min(2 * start + 1, start + MAX_IDS)]
+        if not chunk:
+            self._passes.sync()
+            raise StopIteration
+        ids = self._sampler._whole.ids(
+            self.pass_epoch, np.arange(chunk.start, chunk.stop, chunk.step)
+        )
+        self._drawn, self._ids = start + len(chunk), iter(ids.tolist())
+        return next(self._ids)
+
+    def _start_pass(self) -> range:
+        """Begin the pass, and return its positions."""
+        self.pass_epoch, self._start = self._passes.next_start()
+        self._positions = self._sampler._positions_from(self._start)
+        self._passes.start(self, empty=not self._positions)
+        return self._positions
+
+    def sync(self) -> bool:
+        """Set epoch and step to those after the last id; return whether the pass has ended."""
+        assert self._positions is not None
+        count = self._drawn - length_hint(self._ids)
+        ended = count == len(self._positions)
+        step = len(self._stream) if ended else self._start + count * self._positions.step
+        self.epoch, self.step = normalise(self._stream, self.pass_epoch, step)
+        return ended
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position after the last id: a state of the sampler."""
+        if self._positions is None:
+            return self._stream.state_at(*self._passes.next_start())
+        self.sync()
+        return super().state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on at a state, and let the sampler's epoch be that of the state."""
+        self._passes.load_state_dict(state)
+        self._clear()

@@ -1,0 +1,326 @@
+"""The laws of samplers that are iterated themselves, dealt to ranks, and taken as a sequence."""
+
+from __future__ import annotations
+
+import copy
+import json
+import pickle
+import warnings
+from dataclasses import dataclass, field
+from itertools import chain, islice
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.sampler_cases import CASES
+
+from twinfeed.samplers import (
+    BatchSampler,
+    IdSequence,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    StateMismatchError,
+    SubsetSampler,
+    ViewSampler,
+)
+
+# The samplers that batches are cut from, one of each case.
+SAMPLERS = {name: make for name, make in CASES if name.split("-")[0] not in ("pk", "bucket")}
+PLAIN = [
+    name
+    for name in SAMPLERS
+    if not name.startswith(("views", "reuse", "mixture")) and "feistel" not in name
+]
+REFUSED = [name for name in SAMPLERS if name.startswith(("views", "reuse", "mixture"))]
+EPOCHS = 3
+
+
+def sampler_of(name: str) -> Sampler:
+    """Return a new sampler of a case."""
+    batches = SAMPLERS[name]()
+    assert isinstance(batches, BatchSampler)
+    return batches._order
+
+
+def epochs_of(sampler: Sampler, first: int = 0) -> list[list[int]]:
+    """Return the ids of epochs, as `ids` gives them."""
+    positions = np.arange(len(sampler))
+    return [sampler.ids(epoch, positions).tolist() for epoch in range(first, first + EPOCHS)]
+
+
+def position(sampler: Sampler) -> tuple[int, int]:
+    """Return the epoch and the position in it."""
+    state = sampler.state_dict()
+    return state["epoch"], state["step"]
+
+
+def iterating_gives_the_ids_of_one_epoch_after_the_other(sampler: Sampler) -> None:
+    expected = epochs_of(sampler)
+    for epoch, ids in enumerate(expected):
+        found = list(sampler)
+        assert found == ids
+        assert all(type(id_) is int for id_ in found)
+        assert position(sampler) == ((epoch + 1, 0) if ids else (0, 0))
+    sampler.set_epoch(1)
+    assert list(sampler) == expected[1]
+
+
+def a_state_at_every_position_gives_the_rest(sampler: Sampler) -> None:
+    """Of the sampler, of its iterator, and of copies; in one fresh sampler, or in its iterator."""
+    expected, running = epochs_of(sampler), iter(sampler)
+    for drawn in range(len(sampler) + 1):
+        state = json.loads(json.dumps(sampler.state_dict()))
+        assert state == running.state_dict()  # type: ignore[attr-defined]
+        rest = expected[0][drawn:] or expected[1]
+        fresh = copy.copy(sampler)
+        assert fresh.state_dict() == state
+        for load in (fresh.load_state_dict, iter(fresh).load_state_dict):  # type: ignore[attr-defined]
+            load(state)
+            assert fresh.state_dict() == state
+            assert list(fresh) == rest
+        both = pickle.loads(pickle.dumps(sampler))
+        both.load_state_dict(state)  # torchdata loads both
+        resumed = iter(both)
+        resumed.load_state_dict(state)
+        assert resumed.state_dict() == state
+        assert list(resumed) == rest
+        assert list(both) == expected[1 + (drawn == len(sampler) > 0)][: len(both)]
+        assert next(running, None) == ([*expected[0], None][drawn])
+    if len(sampler):
+        assert position(sampler) == (1, 0)
+
+
+def ranks_deal_positions_in_turn(sampler: Sampler) -> None:
+    """Step s of W ranks has the positions from sWb to (s + 1)Wb, and a state is of all ranks."""
+    length = len(sampler)
+    expected = epochs_of(sampler)
+    for world in (1, 2, 3, 5):
+        for uneven in ("drop", "keep"):
+            ranks = [sampler.shard(rank, world, uneven=uneven) for rank in range(world)]
+            stop = length - length % world if uneven == "drop" else length
+            for ids in expected:
+                found = [list(rank) for rank in ranks]
+                assert found == [ids[:stop][rank::world] for rank in range(world)]
+                assert [len(part) for part in found] == [len(rank) for rank in ranks]
+        if length % world:
+            with pytest.raises(ValueError, match=f"{world} ranks must divide the {length} ids"):
+                sampler.shard(0, world)
+        else:
+            assert [len(sampler.shard(rank, world)) for rank in range(world)] == (
+                [length // world] * world
+            )
+
+
+def any_ranks_go_on_from_a_state_of_any(sampler: Sampler) -> None:
+    """1, then 3, then 2 ranks, and the state is the same on every rank."""
+    expected = epochs_of(sampler)[0]
+    for steps in range(len(sampler) // 5):
+        start, state = 0, sampler.state_dict()
+        for world in (1, 3, 2):
+            ranks = [sampler.shard(rank, world, uneven="keep") for rank in range(world)]
+            for rank in ranks:
+                rank.load_state_dict(state)
+            parts = [list(islice(rank, steps)) for rank in ranks]
+            assert sorted(chain(*parts)) == sorted(expected[start : start + steps * world])
+            states = [rank.state_dict() for rank in ranks]
+            assert all(other == states[0] for other in states)
+            start, state = start + steps * world, states[0]
+        assert list(loaded(sampler, state)) == (expected[start:] or epochs_of(sampler)[1])
+
+
+def a_sequence_has_all_epochs(sampler: Sampler) -> None:
+    expected = list(chain(*epochs_of(sampler)))
+    ids = IdSequence(sampler, epochs=EPOCHS)
+    assert len(ids) == len(expected)
+    assert list(ids) == [ids[index] for index in range(len(ids))] == expected
+    assert list(reversed(ids)) == expected[::-1]
+    assert np.asarray(ids).tolist() == ids[np.arange(len(ids))].tolist() == expected
+    assert list(pickle.loads(pickle.dumps(ids))[::2]) == expected[::2]
+
+
+LAWS = (
+    iterating_gives_the_ids_of_one_epoch_after_the_other,
+    a_state_at_every_position_gives_the_rest,
+    ranks_deal_positions_in_turn,
+    any_ranks_go_on_from_a_state_of_any,
+    a_sequence_has_all_epochs,
+)
+
+
+def loaded(sampler: Sampler, state: dict[str, Any]) -> Sampler:
+    """Return a copy that a state was loaded into."""
+    clone = copy.copy(sampler)
+    clone.load_state_dict(state)
+    return clone
+
+
+@pytest.mark.parametrize("name", PLAIN)
+def test_every_law_holds(name: str) -> None:
+    for law in LAWS:
+        law(sampler_of(name))
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_ids_that_are_no_record_ids_are_refused(name: str) -> None:
+    """A mixture of views has view ids; the padding of a batch is none of its sampler."""
+    sampler = sampler_of(name)
+    for call in (iter, lambda sampler: IdSequence(sampler, epochs=1)):
+        with pytest.raises(
+            TypeError, match=r"are no record ids, .*\n.*records\(ids\) of sampler\.ids"
+        ):
+            call(sampler)
+
+
+@dataclass(frozen=True)
+class Stored(Sampler):
+    """A sampler of a user's own: it cannot be written to, and has no `__init__` of ours."""
+
+    num_records: int
+    draws: list[int] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"n": self.num_records}
+
+    def draw(self, epoch: int, positions: Any) -> Any:
+        self.draws.append(len(positions))
+        if len(self.draws) == 2:
+            raise OSError("once")
+        return (positions + epoch) % self.num_records
+
+
+def test_a_sampler_of_ones_own_iterates() -> None:
+    """In chunks that grow, and a chunk that failed is drawn again."""
+    sampler = Stored(40_000)
+    running = iter(sampler)
+    assert not sampler.draws
+    assert next(running) == 0
+    with pytest.raises(OSError, match="once"):
+        next(running)
+    assert position(sampler) == (0, 1)
+    assert list(running) == [*range(1, 40_000)]
+    assert sampler.draws == [1, 2, *(1 << power for power in range(1, 15)), 40_000 - (1 << 15) + 1]
+    assert list(islice(sampler, 3)) == [1, 2, 3]
+    assert position(copy.deepcopy(sampler)) == position(copy.copy(sampler)) == (1, 3)
+
+
+def test_the_latest_iterator_has_the_position() -> None:
+    """A pass that is broken off begins its epoch again; a running pass never changes."""
+    sampler = RandomSampler(10, seed=0)
+    expected = epochs_of(sampler)
+    first, second = iter(sampler), iter(sampler)
+    assert [next(first), next(first)] == [next(second), next(second)] == expected[0][:2]
+    assert next(first) == expected[0][2]
+    assert position(sampler) == (0, 2)
+    sampler.set_epoch(0)
+    assert position(sampler) == (0, 2)
+    sampler.set_epoch(2)
+    assert position(sampler) == (2, 0)
+    assert list(second) == expected[0][2:]
+    assert list(first) == expected[0][3:]
+    assert position(sampler) == (2, 0)
+    assert list(sampler) == expected[2]
+    sampler.load_state_dict({**sampler.state_dict(), "epoch": 1, "step": 4})
+    sampler.set_epoch(1)
+    assert list(sampler) == expected[1][4:]
+
+
+def test_an_iterator_whose_state_is_loaded_sets_the_epoch() -> None:
+    """In the middle of another pass too."""
+    sampler = RandomSampler(10, seed=0)
+    sampler.set_epoch(1)
+    list(islice(sampler, 4))
+    state = sampler.state_dict()
+    fresh = RandomSampler(10, seed=0)
+    running = iter(fresh)
+    list(islice(running, 7))
+    running.load_state_dict(state)  # type: ignore[attr-defined]
+    fresh.set_epoch(1)  # as trainers do
+    assert list(running) == epochs_of(fresh)[1][4:]
+    assert position(fresh) == (2, 0)
+    with pytest.raises(StateMismatchError, match="n: the state has 10, this sampler has 11"):
+        RandomSampler(11, seed=0).load_state_dict(state)
+
+
+def test_one_epoch_for_the_third_time_warns() -> None:
+    """As of any stream; an epoch that is named does not."""
+    sampler = RandomSampler(10, seed=0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            sampler.set_epoch(0)
+            next(iter(sampler))
+        for _ in range(4):
+            assert not list(SequentialSampler(0))
+        next(iter(sampler))
+    with pytest.warns(UserWarning, match="begin epoch 0 for the third time"):
+        next(iter(sampler))
+
+
+def test_ranks_that_do_not_divide_what_is_left_are_refused_at_every_try() -> None:
+    """And the loaded position stays."""
+    rank, sampler = RandomSampler(10, seed=0).shard(0, 2), RandomSampler(10, seed=0)
+    list(islice(sampler, 3))
+    rank.load_state_dict(sampler.state_dict())
+    for _ in range(2):
+        with pytest.raises(ValueError, match="2 ranks must divide the 7 ids of a pass"):
+            next(iter(rank))
+    assert position(rank) == (0, 3)
+
+
+def test_a_rank_is_a_sampler_but_none_to_cut_or_to_deal_again() -> None:
+    rank = RandomSampler(10, seed=0).shard(1, 2)
+    assert repr(rank) == "rank 1 of 2 of RandomSampler(10 records, seed=0)"
+    assert list(IdSequence(rank, epochs=2)) == list(rank) + list(rank)
+    for wrap in (
+        lambda: BatchSampler(rank, batch_size=2),
+        lambda: SubsetSampler([1, 2, 3, 4, 5], of=9, order=rank),
+        lambda: ViewSampler(rank, [1] * 5, per_epoch="one", seed=0),
+    ):
+        with pytest.raises(TypeError, match="order must be the sampler of all ranks, got rank 1"):
+            wrap()
+    with pytest.raises(ValueError, match="this sampler is already rank 1 of 2"):
+        rank.shard(0, 2)
+
+
+SIZED = RandomSampler(7, seed=0)
+ALL = [id_ for epoch in range(40) for id_ in SIZED.ids(epoch, np.arange(7)).tolist()]
+INDICES = st.integers(-len(ALL), len(ALL) - 1)
+
+
+@given(st.slices(len(ALL)), st.slices(len(ALL)), st.lists(INDICES), INDICES)
+def test_any_slice_or_index_of_a_sequence_is_that_of_a_list(
+    first: slice, second: slice, indices: list[int], index: int
+) -> None:
+    ids = IdSequence(SIZED, epochs=40)
+    assert list(ids[first][second]) == np.asarray(ids[first][second]).tolist() == ALL[first][second]
+    assert ids[indices].tolist() == [ALL[index] for index in indices]
+    assert ids[index] == ids[np.int64(index)] == ids[np.array(index)] == ALL[index]
+    part = ids[first]
+    for number in (0, len(part) // 2, len(part) - 1, -1, -len(part)) if len(part) else ():
+        assert part[number] == ALL[first][number]
+    assert part[list(range(len(part)))].tolist() == ALL[first]
+
+
+@pytest.mark.parametrize(
+    "index",
+    [1.0, True, None, "1", [0.5], np.array([True]), [[1], [2, 3]], {}, 280, -281, [280]],
+)
+def test_what_is_no_index_is_refused(index: Any) -> None:
+    ids = IdSequence(SIZED, epochs=40)
+    assert ids[()].shape == ids[[]].shape == (0,)
+    with pytest.raises((TypeError, IndexError, ValueError), match=r"280|integers|inhomogeneous"):
+        ids[index]
+
+
+def test_a_sequence_of_many_epochs_takes_no_memory() -> None:
+    ids = IdSequence(RandomSampler(10**12, seed=0), epochs=1_000_000)
+    assert len(ids) == 10**18
+    assert len(pickle.dumps(ids)) < 1000
+    tail = ids[-(10**17) :: 10**9]
+    assert len(tail) == 10**8
+    assert tail[-1] == ids[10**18 - 10**9] == ids[[-(10**9)]][0]
+    assert repr(tail).endswith("epochs=1000000)[900000000000000000:1000000000000000000:1000000000]")
