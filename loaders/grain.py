@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -31,9 +32,12 @@ def as_map_dataset(
 ) -> grain.MapDataset[Any]:
     """Return the batches of `epochs` epochs as a dataset, by global step: epoch * len(feed) + step.
 
+    Indices beyond the last give the batches of later epochs, and so does `repeat`.
+
     `to_iter_dataset` of the dataset gives iterators whose state also names the stream: a state of
     another feed is refused. Grain itself takes the state of any dataset. Transformations of the
-    dataset before `to_iter_dataset` lose this check; `arrange` does not.
+    dataset before `to_iter_dataset` lose this check; `arrange` does not. A `grain.DataLoader`
+    compares the `repr` of its dataset with that in a state: this dataset's has the stream.
 
     Args:
         feed: what is fed; `feed.shard(rank, world_size)` for one of several processes.
@@ -72,14 +76,25 @@ class _Batches(grain.MapDataset[Any]):
         reader = reader_of(feed.index, checksums=validate.flag("checksums", checksums))
         self._batcher = Batcher(compile_feed(feed), reader=reader)
 
+    def __repr__(self) -> str:
+        """Return the stream, which is the same in every process."""
+        state = NumpyLoader(self._feed).state_dict()
+        stream = {name: state[name] for name in ("fingerprint", "records")}
+        return f"<batches of {json.dumps(stream)}>"
+
     def __len__(self) -> int:
         return self._epochs * len(self._feed)
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return self.slice(index)
-        feed = self._feed
-        request = Request.of(feed.sampler, *divmod(index, len(feed)), seeds=feed.seeded)
+        feed, global_step = self._feed, validate.as_int("index", index)
+        if global_step < 0:
+            raise IndexError(
+                f"index must be at least 0, got {global_step}: the last batch is "
+                f"dataset[len(dataset) - 1]"
+            )
+        request = Request.of(feed.sampler, *divmod(global_step, len(feed)), seeds=feed.seeded)
         batch = self._batcher(request)
         return batch if self._arrange is None else self._arrange(batch)
 

@@ -71,6 +71,9 @@ def test_the_index_is_the_global_step(
     dataset = as_map_dataset(feed_of(index), epochs=3)
     assert [noted(batch) for batch in dataset[7:].to_iter_dataset(options)] == expected[7:]
     assert noted(dataset[13]) == expected[13]
+    first_epoch = as_map_dataset(feed_of(index), epochs=1)
+    assert noted(first_epoch[13]) == expected[13]
+    assert [noted(batch) for batch in first_epoch.repeat(3).to_iter_dataset(options)] == expected
 
 
 def states(iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
@@ -119,6 +122,8 @@ ALONE = {"transform": Seeded(brighter)}
 ONCE = ExactOnceBatchSampler(41, batch_size=8)
 REUSE = BatchSampler(ReuseSampler(41, reuse=2, live=8, seed=0), batch_size=4)
 REFUSED: list[tuple[Any, type[Exception], str]] = [
+    (lambda i: as_map_dataset(feed_of(i), epochs=1)[-1], IndexError, r"at least 0, got -1: .*len"),
+    (lambda i: as_map_dataset(feed_of(i), epochs=1)["x"], TypeError, "index must be an integer"),
     (lambda i: as_map_dataset(Feed(i, REUSE), epochs=1), ValueError, "reuse"),
     (lambda i: as_map_dataset(Feed(i, ONCE, **ALONE), epochs=1), ValueError, "Seeded"),
     (
@@ -141,6 +146,26 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 def test_grain_refuses_bad_arguments(index: Index, call: Any, kind: Any, word: str) -> None:
     with pytest.raises(kind, match=word):
         call(index)
+
+
+def dataloader(index: Index, **rest: Any) -> Any:
+    """Return an iterator of Grain's DataLoader over a dataset of its own."""
+    dataset = as_map_dataset(feed_of(index, **rest), epochs=3)
+    order = grain.samplers.IndexSampler(len(dataset), grain.sharding.NoSharding(), num_epochs=1)
+    return iter(grain.DataLoader(data_source=dataset, sampler=order, worker_count=0))
+
+
+def test_a_dataloader_of_grain_resumes_over_another_dataset_of_the_stream(
+    index: Index, expected: list
+) -> None:
+    """It compares the reprs of datasets, which name the stream."""
+    first, resumed = dataloader(index), dataloader(index)
+    for _ in range(8):
+        next(first)
+    resumed.set_state(first.get_state())
+    assert [noted(batch) for batch in resumed] == expected[8:]
+    with pytest.raises(ValueError, match=r'"seed": 0(?s:.*)"seed": 1'):
+        dataloader(index, seed=1).set_state(first.get_state())
 
 
 @pytest.mark.parametrize(
