@@ -74,7 +74,7 @@ def _stored_value(index: Source, name: str, value: Any) -> Any:
     if value is None:
         raise TypeError(f"missing must have a value for the field {name!r}, got None")
     if not isinstance(index, Index):
-        return index.filled(name, value) if isinstance(index, DatasetSource) else value
+        return index.as_stored(name, value) if isinstance(index, DatasetSource) else value
     kind = index.fields[name].kind if name in index.fields else "bytes"
     if kind in _NUMBERS:
         array = np.asarray(value)

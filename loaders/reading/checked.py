@@ -1,4 +1,4 @@
-"""Bytes of rows, compared with what the index says."""
+"""Compare the bytes of rows with the lengths and checksums in the index."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from twinfeed.loaders.support.checksum import crc32c
 
 
 class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of this library
-    """A row whose bytes are not those that the index says: its number, and what was read."""
+    """The bytes of a row have another length or checksum than in the index.
+
+    `row` is its index among the rows that were read, and `found` are the bytes.
+    """
 
     def __init__(self, row: int, found: bytes) -> None:
         super().__init__(row, found)  # both arguments, so that the error can be pickled
@@ -16,7 +19,13 @@ class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of
 
 
 def cut_rows(range_data: bytes, rows: Rows, checksums: bool, first: int) -> list[bytes]:
-    """Cut the bytes of a range into those of its rows, and check each; `first` counts from 0."""
+    """Split the bytes of a range into the bytes of each row, and check them.
+
+    `range_data` begins at the offset of rows[0], which is row `first` of all rows that are read.
+
+    Raises:
+        WrongBytes: a wrong length or, with `checksums`, a wrong CRC-32C.
+    """
     base = int(rows["offset"][0])
     out: list[bytes] = []
     for offset, length, _, crc in rows.tolist():

@@ -1,4 +1,4 @@
-"""Any dataset that gives its records by number, as a source of a feed."""
+"""Any map-style dataset (with a length, and records by index) as a source of a feed."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from twinfeed.samplers.validate import counted
 
 Values = Mapping[str, Any]
 
-_PICKLED = 16 << 20  # bytes of arrays that another process may be sent
-_MANY = 10_000  # records, from which on reading their labels one by one shows a bar
+_MAX_PICKLED_BYTES = 16 << 20  # of arrays that are sent to another process
+_MIN_FOR_BAR = 10_000  # records, from which on reading their labels one by one shows a bar
 
 
 class DatasetSource:
-    """Make a source of any dataset that gives its records by number.
+    """Make a source of any map-style dataset: it has a length, and gives records by index.
 
     A `Feed` takes the source in place of an index, and every sampler and loader serves it. Of a
     dict of arrays, and of a dataset whose records are dicts, a `Feed` makes the source by itself.
@@ -42,9 +42,9 @@ class DatasetSource:
     - Anything else with a length gives items, by `__getitems__` or `__getitem__`: a list of dicts,
       a dataset of torch, ArrayRecord, Grain. An item is a dict, a tuple or a single value.
 
-    There are no checksums, and nothing is known of where records lie: `plan` and `shuffled`
-    need an index. The first item of a stream is read several times,
-    since an item must always be the same: random numbers belong in `transform`.
+    There are no checksums, and the byte ranges of records are not known: `plan` and `shuffled` need
+    an index. The first item of a stream is read several times, since an item must always be the
+    same: random numbers belong in `transform`.
 
     Args:
         data: the dataset. Of a dataframe give `frame.to_arrow()`, or `Dataset.from_pandas(frame)`.
@@ -60,7 +60,7 @@ class DatasetSource:
             time. Arrays and tables are read by all threads.
 
     Raises:
-        TypeError: a dataframe; what has no length or gives no items; a label that is no integer.
+        TypeError: a dataframe; data without a length or items; a label that is no integer.
         ValueError: arrays of different lengths; a tuple without `fields`; a masked value.
         LoaderError: pickling would copy more than 16 MiB of arrays to a new process.
 
@@ -88,18 +88,20 @@ class DatasetSource:
         digest: str | None = None,
         threads: bool = False,
     ) -> None:
-        dataset = _kind(data)(data, None if fields is None else checks.names("fields", fields))
-        self._data, self._kind = dataset, type(data).__name__
-        self._locked = not (validate.flag("threads", threads) or dataset.pure)
+        dataset = _dataset_class(data)(
+            data, None if fields is None else checks.names("fields", fields)
+        )
+        self._data, self._class_name = dataset, type(data).__name__
+        self._one_thread_at_a_time = not (validate.flag("threads", threads) or dataset.thread_safe)
         self.fresh, self.in_memory = dataset.fresh, dataset.in_memory
-        self.unnamed = dataset.unnamed
+        self.unnamed_type = dataset.unnamed_type
         self.fork_safe = bool(getattr(data, "fork_safe", True))
         arrays = columns if isinstance(columns, Mapping) else {}
-        self.columns = {name: _numbers(name, column) for name, column in arrays.items()}
-        read = () if columns is None or arrays else checks.names("columns", columns)
-        for name in read if label is None else (*read, label):
+        self.columns = {name: _as_numbers(name, column) for name, column in arrays.items()}
+        names_to_read = () if columns is None or arrays else checks.names("columns", columns)
+        for name in names_to_read if label is None else (*names_to_read, label):
             if name not in self.columns:
-                self.columns[name] = _numbers(name, _read_column(dataset, name))
+                self.columns[name] = _as_numbers(name, _read_column(dataset, name))
         if label is not None and self.columns[label].dtype.kind not in "iu":
             raise TypeError(f"label {label!r} must hold integers, got {self.columns[label].dtype}")
         self.fields = [name for name in dataset.names if name not in self.columns]
@@ -108,11 +110,11 @@ class DatasetSource:
         self.num_missing = {
             name: int(is_null.sum()) for name, is_null in dataset.null_masks.items()
         }
-        self.filled = dataset.filled
+        self.as_stored = dataset.as_stored
 
     def __repr__(self) -> str:
         names = f"fields {self.fields}, columns {[*self.columns]}"
-        return f"<DatasetSource of a {self._kind}: {counted(len(self), 'record')}, {names}>"
+        return f"<DatasetSource of a {self._class_name}: {counted(len(self), 'record')}, {names}>"
 
     def __len__(self) -> int:
         """Return the number of records."""
@@ -120,7 +122,7 @@ class DatasetSource:
 
     def describe(self, record: int, /) -> str:
         """Return in one line which record this is, for messages."""
-        return f"record {record} of a {self._kind}"
+        return f"record {record} of a {self._class_name}"
 
     def reader(self, *, checksums: bool) -> DatasetSource:
         """Return this source: there are no checksums to compare."""
@@ -128,7 +130,7 @@ class DatasetSource:
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:
         """Return the values of each field for each id."""
-        with self._lock() if self._locked else nullcontext():
+        with self._lock() if self._one_thread_at_a_time else nullcontext():
             return self._data.take(ids, fields)
 
     def close(self) -> None:
@@ -136,22 +138,22 @@ class DatasetSource:
 
 
 class _Items:
-    """A dataset that gives single items; the other kinds derive from it.
+    """A map-style dataset that is read item by item; the other dataset classes derive from it.
 
-    `pure`: any thread may read. `fresh`: nobody else holds the arrays that `take` returns. A format
-    of columns makes NaN of a null, and floats of the integers beside it, so records that have no
-    value are left out before.
+    `thread_safe`: several threads may read at once. `fresh`: nobody else holds the arrays that
+    `take` returns. Columnar formats turn a null into NaN, and the integers beside it into floats.
+    So records with a null are not requested from them.
     """
 
-    pure = fresh = in_memory = False
+    thread_safe = fresh = in_memory = False
     names: Sequence[str]
-    unnamed = ""  # the type of record 0, if that is a value without a name
-    copied = 0  # bytes of arrays that are pickled, as far as is known
-    null_masks: Mapping[str, npt.NDArray[np.bool_]] = {}  # which records have no value, where known
+    unnamed_type = ""  # the type of record 0, unless that is a dict, which names its values
+    copied_bytes = 0  # of the arrays that are copied when this is pickled, as far as is known
+    null_masks: Mapping[str, npt.NDArray[np.bool_]] = {}  # by field: True where a value is null
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data = data
-        self.pure = self.in_memory = isinstance(data, list)
+        self.thread_safe = self.in_memory = isinstance(data, list)
         try:
             first = self._items([0])[0] if len(data) else {}
         except Exception as error:
@@ -162,52 +164,55 @@ class _Items:
                 f"fields must name the {counted(len(first), 'part')} of each tuple, as in "
                 'DatasetSource(dataset, fields=("image", "label"))'
             )
-        self.unnamed = "" if isinstance(first, Mapping) else type(first).__name__
-        self.names = fields or (["row"] if self.unnamed else [*first])
+        self.unnamed_type = "" if isinstance(first, Mapping) else type(first).__name__
+        self.names = fields or (["row"] if self.unnamed_type else [*first])
 
     def __len__(self) -> int:
         return len(self.data)
 
     def __getstate__(self) -> dict[str, Any]:
-        if self.copied > _PICKLED:
+        if self.copied_bytes > _MAX_PICKLED_BYTES:
             raise LoaderError(
-                f"each new process would get a copy of {self.copied / 1e6:,.0f} MB of rows",
+                f"each new process would get a copy of {self.copied_bytes / 1e6:,.0f} MB of rows",
                 advice="save arrays with numpy.save, and give numpy.load(path, mmap_mode='r'), "
                 "which processes share",
             )
         return vars(self)
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
-        """Return the values of some fields, for each id; None for a record that has none."""
-        complete = [name for name in names if name not in self.null_masks]
-        found = dict(self._values(ids, complete)) if complete else {}
+        """Return by field the values of each id; the value is None where the field is null."""
+        without_nulls = [name for name in names if name not in self.null_masks]
+        columns = dict(self._values(ids, without_nulls)) if without_nulls else {}
         for name in self.null_masks.keys() & names:
             is_null = self.null_masks[name][ids]
             values = iter(self._values(ids[~is_null], [name])[name])
-            found[name] = [None if null else next(values) for null in is_null]
-        return found
+            columns[name] = [None if null else next(values) for null in is_null]
+        return columns
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        """Return the values of some fields, for ids whose records have them."""
+        """Return by field the values of each id; none of them is null."""
         rows = [self._row(item) for item in self._items(ids.tolist())]
         return {name: [row[name] for row in rows] for name in names}
 
     def column(self, name: str, /) -> Any:
-        """Return a field of all records."""
-        records = progress_bar(range(len(self)), f"reading {name}", "record", len(self) >= _MANY)
-        return [as_array(self.take(np.array([n]), [name])[name][0]).copy() for n in records]
+        """Return the values of a field for all records."""
+        show_bar = len(self) >= _MIN_FOR_BAR
+        ids = progress_bar(range(len(self)), f"reading {name}", "record", show_bar)
+        return [as_array(self.take(np.array([id_]), [name])[name][0]).copy() for id_ in ids]
 
-    def filled(self, name: str, value: Any, /) -> Any:
-        """Return a value for the records that have none, as `take` would return it."""
+    def as_stored(self, name: str, value: Any, /) -> Any:
+        """Return the user's value for a missing field in the form that `take` returns."""
         return value
 
-    def _items(self, numbers: list[int]) -> Any:
+    def _items(self, ids: list[int]) -> Any:
+        """Return the dataset's items with these ids, by one call if it has `__getitems__`."""
         get_items = getattr(self.data, "__getitems__", None)
-        if get_items is None or not numbers:  # padding alone: ArrayRecord refuses []
-            return [self.data[number] for number in numbers]
-        return get_items(numbers)
+        if get_items is None or not ids:  # a batch of padding alone: ArrayRecord refuses []
+            return [self.data[id_] for id_ in ids]
+        return get_items(ids)
 
     def _row(self, item: Any) -> Mapping[str, Any]:
+        """Return an item (a dict, a tuple or a single value) as a dict of fields."""
         if isinstance(item, Mapping):
             return item
         parts = item if isinstance(item, tuple) else (item,)
@@ -215,7 +220,7 @@ class _Items:
 
 
 class _Columns(_Items):
-    """A dataset that gives a dict of columns for several ids."""
+    """A dataset that returns a dict of columns when it is indexed by several ids."""
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data = data
@@ -226,69 +231,74 @@ class _Columns(_Items):
         return self.take(records, [name])[name] if name in self.null_masks else self.data[name][:]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        found = self.data[ids]
-        return {name: found[name] for name in names}
+        columns = self.data[ids]
+        return {name: columns[name] for name in names}
 
 
 class _HuggingFace(_Columns):
-    """A dataset of Hugging Face, of which the columns that are named are read alone."""
+    """A dataset of Hugging Face, from which only the requested columns are read."""
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         super().__init__(data, fields)
         self._selected: dict[tuple[str, ...], Any] = {}
-        inside, stored = data.format["type"] is not None, data.with_format("arrow")
-        nulls = [name for name in self.names if _is_null(data.data.table[name], inside).any()]
-        self.null_masks = {name: _is_null(stored[name][:], inside) for name in nulls}
+        # `data.data.table` may have more records than the dataset, which may select some of them.
+        inside_lists, arrow = data.format["type"] is not None, data.with_format("arrow")
+        nullable = [
+            name for name in self.names if _is_null(data.data.table[name], inside_lists).any()
+        ]
+        self.null_masks = {name: _is_null(arrow[name][:], inside_lists) for name in nullable}
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_selected": {}}
 
-    def filled(self, name: str, value: Any, /) -> Any:
-        _typed(value, self.data.data.table[name].type)
-        kind, style = type(self.data.features), self.data.format
-        row = type(self.data).from_dict({name: [value]}, kind({name: self.data.features[name]}))
-        return row.with_format(style["type"], **style["format_kwargs"])[[0]][name][0]
+    def as_stored(self, name: str, value: Any, /) -> Any:
+        """Return the value by way of a dataset of one row, with this dataset's type and format."""
+        _as_arrow(value, self.data.data.table[name].type)
+        features, row_format = self.data.features, self.data.format
+        row = type(self.data).from_dict({name: [value]}, type(features)({name: features[name]}))
+        return row.with_format(row_format["type"], **row_format["format_kwargs"])[[0]][name][0]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        chosen = tuple(names)
-        if chosen not in self._selected:  # which takes a millisecond
-            self._selected[chosen] = self.data.select_columns(names)
-        return self._selected[chosen][ids]  # type: ignore[no-any-return]
+        key = tuple(names)
+        if key not in self._selected:  # to select takes a millisecond
+            self._selected[key] = self.data.select_columns(names)
+        return self._selected[key][ids]  # type: ignore[no-any-return]
 
 
 class _Table(_Columns):
     """A table of pyarrow."""
 
-    pure = True
+    thread_safe = True
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         self.data, self.names = data, fields or data.column_names
-        self.copied = data.nbytes
+        self.copied_bytes = data.nbytes
         self.null_masks = {
             name: is_null for name in self.names if (is_null := _is_null(data[name])).any()
         }
 
-    def filled(self, name: str, value: Any, /) -> Any:
-        return _unpacked(_typed(value, self.data[name].type))[0]
+    def as_stored(self, name: str, value: Any, /) -> Any:
+        return _to_numpy_or_list(_as_arrow(value, self.data[name].type))[0]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
         taken = self.data.select(names).take(ids)
-        return {name: _unpacked(taken[name]) for name in names}
+        return {name: _to_numpy_or_list(taken[name]) for name in names}
 
 
 class _Arrays(_Items):
     """A dict of arrays and lists, or one array."""
 
-    pure = fresh = True
+    thread_safe = fresh = True
 
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         if not isinstance(data, Mapping):
-            self.unnamed = type(data).__name__
+            self.unnamed_type = type(data).__name__
             data = dict.fromkeys(fields or ["row"], data)
         self.data = {name: _array(name, values) for name, values in data.items()}
         self.names = fields or [*data]
-        copied = [array.nbytes for array in self.data.values() if not is_mapped(array)]
-        self.copied, self.in_memory = sum(copied), len(copied) == len(self.data)
+        in_memory = [array for array in self.data.values() if not is_mapped(array)]
+        self.copied_bytes = sum(array.nbytes for array in in_memory)
+        self.in_memory = len(in_memory) == len(self.data)
         lengths = {name: len(array) for name, array in self.data.items()}
         if len({*lengths.values()}) != 1:
             raise ValueError(f"arrays must have a row for each record, got the lengths {lengths}")
@@ -304,10 +314,13 @@ class _Arrays(_Items):
 
 
 def source_of(records: Any, /) -> Source:
-    """Return an index or a source as it is, and a source of a dict of arrays or a dataset of dicts.
+    """Return a `Source` of `records`: an `Index`, a `Source`, a dict of arrays or a dataset.
+
+    An `Index` or a `Source` is returned as it is. Anything else is wrapped in a `DatasetSource`.
 
     Raises:
-        TypeError: a path, what has no records by number, and records without names.
+        TypeError: `records` is a path, or cannot be indexed by record id, or its records are no
+            dicts, so that their values have no names.
     """
     if isinstance(records, Index) or hasattr(records, "reader") or hasattr(records, "digests"):
         check_source(records)
@@ -316,16 +329,19 @@ def source_of(records: Any, /) -> Source:
     if isinstance(records, (str, bytes, os.PathLike)):
         raise TypeError(f"index must be an Index, got a {kind}: open_index(path) gives one")
     source = DatasetSource(records)
-    if source.unnamed:
+    if source.unnamed_type:
         raise TypeError(
-            f"record 0 of a {kind} is of type {source.unnamed}, and no dict: name its values, as "
-            'in DatasetSource(dataset, fields=("image",))'
+            f"record 0 of a {kind} is of type {source.unnamed_type}, and no dict: name its values, "
+            'as in DatasetSource(dataset, fields=("image",))'
         )
     return source
 
 
-def _kind(data: Any) -> type[_Items]:
-    """Return how a dataset is read, by what it has: no library is imported for this."""
+def _dataset_class(data: Any) -> type[_Items]:
+    """Return the class that reads a dataset, chosen by its attributes.
+
+    An `isinstance` would have to import pyarrow or datasets.
+    """
     if hasattr(data, "iloc") or hasattr(data, "to_arrow"):
         raise TypeError(
             "a dataframe gives no records by number: give frame.to_arrow() of polars, or "
@@ -333,8 +349,8 @@ def _kind(data: Any) -> type[_Items]:
         )
     if isinstance(data, Mapping) or _is_array(data):
         return _Arrays
-    gives = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
-    if not (hasattr(data, "__len__") and gives):
+    has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
+    if not (hasattr(data, "__len__") and has_items):
         if hasattr(data, "dataset"):
             advice = ": give its dataset"
         else:
@@ -358,7 +374,7 @@ def _is_array(values: Any) -> bool:
 
 
 def _array(name: str, values: Any) -> Array:
-    """Return an array as it is, and a list as an array of its values."""
+    """Return an array or a list of values as an array with a row for each record."""
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
     if hasattr(values, "column_names"):
@@ -371,23 +387,31 @@ def _array(name: str, values: Any) -> Array:
 
 
 def _numpy(name: str, values: Any) -> Array:
-    """Return an array; raise ValueError for a masked value, TypeError for a sparse tensor."""
+    """Return a value as a numpy array.
+
+    Raises:
+        ValueError: a masked array.
+        TypeError: a sparse tensor, or one with a gradient.
+    """
     if isinstance(values, np.ndarray):
         return validate.unmasked(repr(name), values)
     try:
         return as_array(values)
-    except (RuntimeError, TypeError) as error:  # a tensor with a gradient, a sparse one
+    except (RuntimeError, TypeError) as error:
         raise TypeError(f"{name!r} must be an array: {error}") from None
 
 
-def _is_null(column: Any, inside: bool = True) -> npt.NDArray[np.bool_]:
-    """Return which values of pyarrow are null, or lists with a null `inside`."""
+def _is_null(column: Any, inside_lists: bool = True) -> npt.NDArray[np.bool_]:
+    """Return for each value of a pyarrow column whether it is null, as bool[len(column)].
+
+    With `inside_lists`, a list that contains a null counts as null too.
+    """
     if hasattr(column, "chunks"):
-        parts = [_is_null(chunk, inside) for chunk in column.chunks]
+        parts = [_is_null(chunk, inside_lists) for chunk in column.chunks]
         return np.concatenate([np.zeros(0, bool), *parts])
     is_null = np.array(column.is_null())
     column = getattr(column, "storage", column)  # of an extension type
-    if inside and hasattr(column, "value_parent_indices") and not _has_dicts(column):
+    if inside_lists and hasattr(column, "value_parent_indices") and not _has_dicts(column):
         is_null[column.value_parent_indices().to_numpy()[_is_null(column.flatten())]] = True
     return is_null
 
@@ -396,31 +420,33 @@ def _has_dicts(column: Any) -> bool:
     return "struct<" in str(column.type) or "map<" in str(column.type)
 
 
-def _unpacked(column: Any) -> Any:
-    """Return a column of pyarrow without nulls: of integers beside a null, numpy makes floats."""
+def _to_numpy_or_list(column: Any) -> Any:
+    """Return the values of a pyarrow column without nulls: a list of dicts, or a numpy array."""
     return column.to_pylist() if _has_dicts(column) else column.to_numpy()
 
 
-def _typed(value: Any, kind: Any) -> Any:
-    """Return a value as a column of pyarrow; raise TypeError for a value of another type."""
-    pyarrow, kind = sys.modules["pyarrow"], getattr(kind, "storage_type", kind)
+def _as_arrow(value: Any, arrow_type: Any) -> Any:
+    """Return a pyarrow column of one value; raise TypeError if it has another type."""
+    pyarrow, arrow_type = sys.modules["pyarrow"], getattr(arrow_type, "storage_type", arrow_type)
     try:
         with suppress(pyarrow.ArrowNotImplementedError):
-            pyarrow.array([value]).cast(kind)  # which never rounds
-        return pyarrow.chunked_array([[value]], kind)
+            pyarrow.array([value]).cast(arrow_type)  # raises if the cast would round
+        return pyarrow.chunked_array([[value]], arrow_type)
     except (pyarrow.ArrowException, OverflowError) as error:
-        raise TypeError(f"missing must have a value of {kind}, got {value!r} ({error})") from None
+        got = f"got {value!r} ({error})"
+        raise TypeError(f"missing must have a value of {arrow_type}, {got}") from None
 
 
 def _read_column(data: _Items, name: str) -> Any:
+    """Return the values of a field for all records; raise KeyError if a record does not have it."""
     try:
         return data.column(name)
     except KeyError:
         raise KeyError(f"no {name!r} in every record: the first has {[*data.names]}") from None
 
 
-def _numbers(name: str, values: Any) -> Array:
-    """Return a column as an array of numbers."""
+def _as_numbers(name: str, values: Any) -> Array:
+    """Return the values of a column as an array of numbers, mapped if they are in a mapped file."""
     array = _numpy(name, values)
     if array.dtype == object:
         array = np.asarray(array.tolist())

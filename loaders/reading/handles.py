@@ -15,7 +15,7 @@ from twinfeed.loaders.support.system import file_limit
 
 
 class Handle:
-    """Own a file descriptor, and close it with the last reference, so never during a read."""
+    """Own a file descriptor, which is closed with the last reference, so never during a read."""
 
     __slots__ = ("fd",)
 
@@ -27,13 +27,13 @@ class Handle:
 
 
 class Handles:
-    """Keep the files used last open, at most `limit` files. `open_file(number) -> fd` opens a file.
+    """An LRU cache of at most `limit` open files. `open_file(number) -> fd` opens a file.
 
-    All pools of a process share a limit: the largest of their limits and of `default_limit()`. So a
-    reader that is never closed does not use up the files of others.
+    All caches of a process share a limit: the largest of their limits and of `default_limit()`. So
+    a reader that is never closed does not use up the file descriptors of others.
     """
 
-    _pools: ClassVar[WeakSet[Handles]] = WeakSet()
+    _caches: ClassVar[WeakSet[Handles]] = WeakSet()
     _lock: ClassVar[PerProcess[threading.Lock]] = PerProcess(threading.Lock)
 
     def __init__(self, open_file: Callable[[int], int], limit: int) -> None:
@@ -41,32 +41,32 @@ class Handles:
         self._open_file = open_file
         self._open: OrderedDict[int, Handle] = OrderedDict()
         with self._lock():
-            self._pools.add(self)
+            self._caches.add(self)
 
     def __len__(self) -> int:
         return len(self._open)
 
     def get(self, numbers: Iterable[int], /) -> dict[int, Handle]:
-        """Return the handle of each file. Keep the handles as long as the files are read."""
-        open_files, result = self._open, {}
+        """Return the handle of each file, which the caller must keep while it reads the file."""
+        handles = {}
         with self._lock():
             for number in numbers:
-                handle = open_files.get(number)
+                handle = self._open.get(number)
                 if handle is None:
-                    self._make_room()
-                    handle = open_files[number] = Handle(self._open_with_room(number))
+                    self._close_oldest_if_full()
+                    handle = self._open[number] = Handle(self._open_or_evict(number))
                 else:
-                    open_files.move_to_end(number)
-                result[number] = handle
-        return result
+                    self._open.move_to_end(number)
+                handles[number] = handle
+        return handles
 
     def close(self) -> None:
-        """Drop every file."""
+        """Close every file that is not being read."""
         with self._lock():
             self._open.clear()
 
-    def _open_with_room(self, number: int) -> int:
-        """Open a file. Drop other files where the process may open no more."""
+    def _open_or_evict(self, number: int) -> int:
+        """Open a file; if the process has too many open files, close the oldest of this cache."""
         while True:
             try:
                 return self._open_file(number)
@@ -75,17 +75,17 @@ class Handles:
                     raise
                 self._open.popitem(last=False)
 
-    def _make_room(self) -> None:
-        """Drop the file used longest ago, from this pool if it is full, else from the fullest pool
-        if all pools together are full.
+    def _close_oldest_if_full(self) -> None:
+        """Close the least recently used file of this cache if the cache is full, or of the largest
+        cache if all caches together are full.
         """
         if len(self) >= self.limit:
             self._open.popitem(last=False)
-        elif sum(map(len, self._pools)) >= max(self.limit, default_limit()):
-            max(self._pools, key=len)._open.popitem(last=False)
+        elif sum(map(len, self._caches)) >= max(self.limit, default_limit()):
+            max(self._caches, key=len)._open.popitem(last=False)
 
 
 def default_limit() -> int:
-    """Return a quarter of the files this process may open, and no more than 1,024."""
+    """Return a quarter of the number of files that this process may open, but at most 1,024."""
     limit = file_limit()
     return 1024 if limit is None else max(1, min(1024, limit // 4))

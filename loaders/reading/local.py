@@ -1,4 +1,4 @@
-"""Ranges of local files to bytes, through few open files."""
+"""Read ranges of local files, with a bounded number of open files."""
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ _PROBED = 16
 class LocalFiles:
     """Read local shards, or loose files, with `os.pread`.
 
-    Shards stay open. Each loose file is opened for one reading. Nothing is mapped: a mapped shard
-    that shrinks kills the process. Here it raises an error. For a plan, the kernel is advised of
-    what will be read.
+    Shards stay open. A loose file, which is one record, is opened for one read. No shard is mapped,
+    since a mapped file that shrinks kills the process by SIGBUS; `os.pread` raises an error. For a
+    plan, the kernel is advised (`posix_fadvise`) of the ranges that coming batches read.
     """
 
     def __init__(self, index: Index, checksums: bool, max_open_files: int | None) -> None:
@@ -63,62 +63,67 @@ class LocalFiles:
         self.advice.close()
         self.handles.close()
 
-    def read(self, rows: Rows, /, *, neighbours: bool = True) -> list[bytes]:
-        """Return the bytes of each row. Small neighbours are read in one piece."""
+    def read(self, rows: Rows, /, *, coalesce: bool = True) -> list[bytes]:
+        """Return the bytes of each row. With `coalesce`, small adjacent rows are read together."""
         if self.paths is not None:
             return self._read_loose(rows)
         files = rows["file"].tolist()
-        numbers = dict.fromkeys(files)
-        if len(numbers) > self._max_files:
-            return self._by_file(rows)
-        handles = self.handles.get(numbers)
+        distinct_files = dict.fromkeys(files)
+        if len(distinct_files) > self._max_files:
+            return self._read_in_groups(rows)
+        handles = self.handles.get(distinct_files)
         fds = [handles[file].fd for file in files]
-        if not neighbours or not many_near(near := near_rows(rows)):
+        if not coalesce or not should_coalesce(is_near := is_near_previous(rows)):
             return self._read_rows(rows, fds)
         out: list[bytes] = []
-        for first, last in _ranges_of(rows, near):
+        for first, stop in _coalesced(rows, is_near):
             offset = int(rows["offset"][first])
-            end = int(rows["offset"][last - 1] + rows["length"][last - 1])
+            end = int(rows["offset"][stop - 1] + rows["length"][stop - 1])
             data = read_at(fds[first], end - offset, offset)
-            out += cut_rows(data, rows[first:last], self.checksums, first)
+            out += cut_rows(data, rows[first:stop], self.checksums, first)
         return out
 
-    def _by_file(self, rows: Rows) -> list[bytes]:
-        """Read rows of more files than may be open at once, in groups of files."""
+    def _read_in_groups(self, rows: Rows) -> list[bytes]:
+        """Return the bytes of each row, read `_max_files` files at a time.
+
+        The rows lie in more files than may be open at once.
+        """
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
-        changes = np.flatnonzero(np.diff(rows["file"][order])) + 1
-        for numbers in np.split(order, changes[self._max_files - 1 :: self._max_files]):
+        file_starts = np.flatnonzero(np.diff(rows["file"][order])) + 1  # but for the first file
+        for group in np.split(order, file_starts[self._max_files - 1 :: self._max_files]):
             try:
-                data = self.read(rows[numbers])
+                data = self.read(rows[group])
             except WrongBytes as error:
-                raise WrongBytes(int(numbers[error.row]), error.found) from None
-            for number, row_data in zip(numbers.tolist(), data, strict=True):
-                out[number] = row_data
+                raise WrongBytes(int(group[error.row]), error.found) from None
+            for row, row_data in zip(group.tolist(), data, strict=True):
+                out[row] = row_data
         return out
 
     def _read_loose(self, rows: Rows) -> list[bytes]:
-        """Read loose files one by one."""
+        """Return the bytes of each row, a whole loose file, read one by one."""
         out: list[bytes] = []
-        for number, (_, length, file, _) in enumerate(rows.tolist()):
+        for row, (_, length, file, _) in enumerate(rows.tolist()):
             handle = self._handle(file, length)
             data = read_at(handle.fd, length, 0)
-            out += cut_rows(data, rows[number : number + 1], self.checksums, number)
+            out += cut_rows(data, rows[row : row + 1], self.checksums, row)
         return out
 
     def _handle(self, file: int, length: int) -> Handle:
-        """Return an open file. A loose file must be as long as when it was indexed."""
+        """Return the handle of a shard, or of a loose file, which must still have this length."""
         if self.paths is None:
             return self.handles.get([file])[file]
         path_of(self.index, self.index.files, file)
         return Handle(open_unchanged(self.paths.resolve(self.index.files[file]), length))
 
     def apply(self, plan: ReadPlan, event: Fetch | Release, /) -> None:
-        """Advise the kernel of the ranges of an event, or disable a probing plan that nothing would
-        wait for. The page cache of the kernel needs no `Release`.
+        """Advise the kernel of the ranges of an event of a plan.
+
+        While the plan is `probing`, a few of the ranges are probed first. If they are in the page
+        cache already, the plan is disabled.
         """
         if isinstance(event, Release):
-            return
+            return  # the kernel evicts pages by itself
         if plan.probing:
             probed = event.ranges[:: max(1, len(event.ranges) // _PROBED)][:_PROBED]
             plan.enabled = any(is_uncached(fd, stop - 1) for fd, _, stop in self.opened(probed))
@@ -127,17 +132,17 @@ class LocalFiles:
             self.advice.add(self.opened(event.ranges))
 
     def opened(self, extents: Extents, /) -> Iterator[tuple[int, int, int]]:
-        """Yield the descriptor, the start and the stop of each extent whose file can be read."""
+        """Yield (descriptor, start, stop) for each extent whose file can be opened."""
         for file, start, stop, *_ in extents.tolist():
-            with suppress(LoaderError, OSError):  # reading the file raises the error
+            with suppress(LoaderError, OSError):  # raised again when the batch reads the file
                 handle = self._handle(file, stop - start)
                 yield handle.fd, start, stop
 
     def _read_rows(self, rows: Rows, fds: list[int]) -> list[bytes]:
-        """Read row by row: the loop that most reading happens in."""
+        """Return the bytes of each row, read by one `os.pread` from its descriptor, and checked."""
         lengths = rows["length"].tolist()
         out = list(map(os.pread, fds, lengths, rows["offset"].tolist()))
-        if list(map(len, out)) != lengths:  # cut at 2 GiB, or by the end of the file
+        if list(map(len, out)) != lengths:  # pread returns at most 2 GiB, and less at end of file
             out = list(map(read_at, fds, lengths, rows["offset"].tolist()))
             if list(map(len, out)) != lengths:
                 raise _first_wrong(out, map(len, out), lengths)
@@ -152,7 +157,7 @@ class LocalFiles:
 class Advice:
     """Advise the kernel of ranges of open files, on a thread that ends after the last advice.
 
-    The calls need a thread: each call takes memory for its pages, and waits for a busy disk.
+    A call of `posix_fadvise` allocates the pages, and blocks while the disk is busy.
     """
 
     def __init__(self) -> None:
@@ -161,7 +166,7 @@ class Advice:
         self._stopped = False
 
     def add(self, ranges: Iterator[tuple[int, int, int]], /) -> None:
-        """Advise of ranges (descriptor, start, stop), after those that wait."""
+        """Queue ranges (descriptor, start, stop), of which the thread advises the kernel."""
         self._stopped = False
         self._waiting.append(ranges)
         if self._thread is None or not self._thread.is_alive():
@@ -169,14 +174,14 @@ class Advice:
             self._thread.start()
 
     def close(self) -> None:
-        """Stop the advice."""
+        """Drop the queued ranges, and wait for the thread to end."""
         self._stopped = True
         self._waiting.clear()
         if self._thread is not None:
             self._thread.join()
 
     def _run(self) -> None:
-        with suppress(IndexError):  # nothing waits
+        with suppress(IndexError):  # the queue is empty
             while not self._stopped:
                 for fd, start, stop in self._waiting.popleft():
                     if self._stopped:
@@ -192,13 +197,13 @@ def open_shard(index: Index, number: int) -> int:
 
 
 def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
-    """Return the error of the first bytes with a wrong length or checksum."""
+    """Return the error for the first row whose length or checksum is not the expected one."""
     row = [*map(operator.eq, found, expected)].index(False)
     return WrongBytes(row, data[row])
 
 
 def path_of(index: Index, paths: StringColumn, number: int) -> str:
-    """Return the path of the file that a row names; raise IndexFormatError for a wrong number."""
+    """Return the path of a file of the index; raise IndexFormatError if there is no such file."""
     if number >= len(paths):
         raise IndexFormatError(
             "damaged index: a record lies in a file that it does not name",
@@ -210,7 +215,7 @@ def path_of(index: Index, paths: StringColumn, number: int) -> str:
 
 
 def open_unchanged(path: str, length: int) -> int:
-    """Open a file, which must be there and as long as when it was indexed."""
+    """Return a descriptor of a file; raise an error if its length is not that in the index."""
     try:
         fd = open_regular(path)
     except FileNotFoundError:
@@ -223,26 +228,29 @@ def open_unchanged(path: str, length: int) -> int:
     return fd
 
 
-def near_rows(rows: Rows, /) -> npt.NDArray[np.bool_]:
-    """Return for each row but the first whether it is small, and soon after a small row."""
+def is_near_previous(rows: Rows, /) -> npt.NDArray[np.bool_]:
+    """Return whether each row but the first can be read together with the row before it.
+
+    bool[len(rows) - 1]: both rows are small, in one file, and at most `_GAP` bytes apart.
+    """
     offset, length, file = rows["offset"], rows["length"], rows["file"]
     gap = offset[1:] - (offset[:-1] + length[:-1])
-    near: npt.NDArray[np.bool_] = (gap >= 0) & (gap <= _GAP) & (file[1:] == file[:-1])
-    near &= (length[1:] <= _SMALL) & (length[:-1] <= _SMALL)
-    return near
+    is_near: npt.NDArray[np.bool_] = (gap >= 0) & (gap <= _GAP) & (file[1:] == file[:-1])
+    is_near &= (length[1:] <= _SMALL) & (length[:-1] <= _SMALL)
+    return is_near
 
 
-def many_near(near: npt.NDArray[np.bool_], /) -> bool:
-    """Return whether enough rows lie close together to be read by ranges of several rows."""
-    return 4 * int(np.count_nonzero(near)) > len(near)
+def should_coalesce(is_near: npt.NDArray[np.bool_], /) -> bool:
+    """Return whether more than a quarter of the rows can be read together with the row before."""
+    return 4 * int(np.count_nonzero(is_near)) > len(is_near)
 
 
-def _ranges_of(rows: Rows, near: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield (first, last + 1) of the rows that are read by one call."""
+def _coalesced(rows: Rows, is_near: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
+    """Yield (first, stop) for each group of rows [first, stop) that one call reads."""
     offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
     first = 0
-    for last, is_near in enumerate(near.tolist(), 1):
-        if not is_near or ends[last] - offsets[first] > MOST_AT_ONCE:
-            yield first, last
-            first = last
+    for row, is_near_previous_row in enumerate(is_near.tolist(), 1):
+        if not is_near_previous_row or ends[row] - offsets[first] > MOST_AT_ONCE:
+            yield first, row
+            first = row
     yield first, len(offsets)

@@ -21,7 +21,7 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.formats.example import decode_list
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.checked import WrongBytes
-from twinfeed.loaders.reading.local import LocalFiles, many_near
+from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, outside
 from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.loaders.support import checks, system
@@ -66,8 +66,8 @@ class Reader(Closing):
         self.index = index
         self.checksums = validate.flag("checksums", checksums)
         self.max_open_files = max_open_files
-        self._fill = index.options.missing == "empty"
-        self._may_lack = {name for name, field in index.fields.items() if field.missing}
+        self._missing_as_empty = index.options.missing == "empty"
+        self._fields_with_missing = {name for name, field in index.fields.items() if field.missing}
         self._renew()
 
     def __repr__(self) -> str:
@@ -75,8 +75,8 @@ class Reader(Closing):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by parameters: the files are opened where they are read."""
-        again = partial(Reader, checksums=self.checksums, max_open_files=self.max_open_files)
-        return again, (self.index,)
+        make = partial(Reader, checksums=self.checksums, max_open_files=self.max_open_files)
+        return make, (self.index,)
 
     def close(self) -> None:
         """Close the open files; a later call opens them anew."""
@@ -94,18 +94,19 @@ class Reader(Closing):
     ) -> dict[str, list[Value]]:
         """Return the values of `fields` (default: every field) for each id, in the order of `ids`.
 
-        A field gives `bytes`. A feature of several values gives a list of bytes or an array. A
-        column gives its rows. Repeated ids are read once, and neighbours in one piece.
+        The value of a field is `bytes`. A feature of a `tf.train.Example` with several values is a
+        list of bytes or an array. The value of a column is a row of its array. Repeated ids are
+        read once, and small records next to each other by one call.
 
         Args:
-            ids: of the records, int.
-            fields: their names. Default: every field.
-            missing: the value of a field for the records that lack the field.
+            ids: record ids, int[n].
+            fields: the names of fields, features and columns. Default: every field.
+            missing: by field, the value for the records in which the field is missing.
 
         Raises:
             IndexError: an id outside [0, N).
             KeyError: an unknown field.
-            LoaderError: a record lacks a field.
+            LoaderError: a field is missing in a record.
             StaleIndexError: a shard has changed.
             DataCorruptionError: bytes do not match their checksum.
         """
@@ -115,7 +116,7 @@ class Reader(Closing):
     def _values(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
     ) -> dict[str, list[Value]]:
-        """Return the same as `read`, without checks of the arguments."""
+        """Return the values of each field, in the order of `ids`; `read` without its checks."""
         columns = self.index.columns
         stored = [name for name in names if name not in columns]
         values = dict(zip(stored, self._read_fields(ids, stored, missing), strict=True))
@@ -137,9 +138,10 @@ class Reader(Closing):
         return self._own_files
 
     def _renew(self) -> None:
+        """Start without open files, buffered ranges and plans, in this process."""
         self._pid = os.getpid()
         system.keep_freed_memory()
-        self._plans: dict[BatchStream, ReadPlan] = {}  # of the last pass of each stream
+        self._plans: dict[BatchStream, ReadPlan] = {}  # by stream, the plan of its last pass
         self._own_files: RemoteFiles | LocalFiles
         if self.index.remote:
             self._own_files = RemoteFiles(self.index, self.checksums)
@@ -149,45 +151,47 @@ class Reader(Closing):
     def _read_fields(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]
     ) -> list[list[Value]]:
-        """Return the values of each field in the order of `ids`."""
+        """Return a list for each stored field: its values in the order of `ids`."""
         if not names or not len(ids):
             return [[] for _ in names]
         unique, inverse = ids, None
-        ordered = np.sort(ids)
-        checks.check_bounds(int(ordered[0]), int(ordered[-1]), len(self.index))
-        gaps = ordered[1:] - ordered[:-1]
-        least = np.minimum.reduce(gaps, initial=2)
-        if not least or (least == 1 and many_near(gaps == 1)):  # same rows, or neighbours
+        sorted_ids = np.sort(ids)
+        checks.check_bounds(int(sorted_ids[0]), int(sorted_ids[-1]), len(self.index))
+        id_gaps = sorted_ids[1:] - sorted_ids[:-1]
+        smallest_gap = np.minimum.reduce(id_gaps, initial=2)
+        repeated, adjacent = smallest_gap == 0, smallest_gap == 1
+        if repeated or (adjacent and should_coalesce(id_gaps == 1)):
             unique, inverse = np.unique(ids, return_inverse=True)
         data = self._fetch(unique, names, missing, inverse is not None or len(names) > 1)
         out = []
-        for number, name in enumerate(names):
-            values = self._decode(name, data[number :: len(names)])
-            if name in missing and name in self._may_lack:
-                missing_rows = self.index.rows([name], unique)["length"] == -1
-                values = [
-                    missing[name] if is_missing else value
-                    for value, is_missing in zip(values, missing_rows.tolist(), strict=True)
-                ]
+        for field, name in enumerate(names):
+            values = self._decode(name, data[field :: len(names)])
+            if name in missing and name in self._fields_with_missing:
+                is_missing = self.index.rows([name], unique)["length"] == -1
+                for position in np.flatnonzero(is_missing).tolist():
+                    values[position] = missing[name]
             out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
         return out
 
     def _fetch(
-        self, ids: Int64s, names: Sequence[str], missing: Container[str], neighbours: bool
+        self, ids: Int64s, names: Sequence[str], missing: Container[str], coalesce: bool
     ) -> list[bytes]:
-        """Return the bytes of each field, record by record; b"" if it may be `missing`."""
+        """Return the bytes of all fields of record 0, then of record 1, and so on.
+
+        The bytes of a missing field are b"", if `missing` or the index allows it to be missing.
+        """
         rows = self.index.rows(names, ids)
-        present = None
-        if not self._may_lack.isdisjoint(names):
-            present = self._present(rows, ids, names, missing)
-            rows = rows[present]
+        present_rows = None
+        if not self._fields_with_missing.isdisjoint(names):
+            present_rows = self._present_rows(rows, ids, names, missing)
+            rows = rows[present_rows]
         self._check_batch(rows)
         files = self._files
         try:
             if isinstance(files, RemoteFiles):
                 data = files.fetch(rows)
             else:
-                data = files.read(rows, neighbours=neighbours)
+                data = files.read(rows, coalesce=coalesce)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
             damaged = outside(self.index, rows).tolist()
             if damaged:
@@ -196,46 +200,55 @@ class Reader(Closing):
                 row, found = error.row, error.found
             else:
                 raise
-            number = row if present is None else int(present[row])
-            record, name = int(ids[number // len(names)]), names[number % len(names)]
+            position = row if present_rows is None else int(present_rows[row])
+            record, name = int(ids[position // len(names)]), names[position % len(names)]
             if found is None:
                 raise self._damaged_error(record, name, rows[row]) from None
             raise self._bytes_error(record, name, rows[row], found) from None
-        if present is None:
+        if present_rows is None:
             return data
         filled = [b""] * (len(ids) * len(names))
-        for number, row_data in zip(present.tolist(), data, strict=True):
-            filled[number] = row_data
+        for position, row_data in zip(present_rows.tolist(), data, strict=True):
+            filled[position] = row_data
         return filled
 
     def _check_batch(self, rows: npt.NDArray[Any]) -> None:
-        """Raise LoaderError for more bytes than a batch may have, as in a hostile index."""
-        wanted = int(rows["length"].sum())
-        if wanted > _CHECKED_BYTES and not len(outside(self.index, rows)):
+        """Raise LoaderError if the rows have more bytes than a batch may have.
+
+        An index that was tampered with could make the process allocate any amount of memory.
+        """
+        nbytes = int(rows["length"].sum())
+        if nbytes > _CHECKED_BYTES and not len(outside(self.index, rows)):
             advice = f"read fewer records at a time; if these are few, {REBUILD}"
-            check_bytes("a batch", wanted, self._most, path=self.index.where, advice=advice)
+            check_bytes(
+                "a batch", nbytes, self._max_batch_bytes, path=self.index.where, advice=advice
+            )
 
     @cached_property
-    def _most(self) -> int:
-        """Most bytes that the records of a batch can have together."""
-        if self.index.container == "files":  # their lengths are compared with the files
+    def _max_batch_bytes(self) -> int:
+        """The largest number of bytes that the records of a batch can have in total."""
+        if self.index.container == "files":  # each length is compared with the size of its file
             return LIMITS.batch_bytes
-        # Records of one index do not overlap, and a batch may have a record several times.
+        # The records of an index do not overlap, but a batch may contain a record several times.
         return min(LIMITS.batch_bytes, 16 * int(self.index.shards["bytes"].sum()))
 
-    def _present(
+    def _present_rows(
         self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str], missing: Container[str]
     ) -> Int64s:
-        """Return the numbers of the rows that are there; raise if a row may not be missing."""
-        present = rows["length"] != -1
-        optional = [self._fill or name in missing for name in names]
-        missing_rows = np.flatnonzero(~(present.reshape(-1, len(names)) | optional))
-        if len(missing_rows):
-            raise self._missing_error(int(missing_rows[0]), ids, names)
-        return np.flatnonzero(present)
+        """Return the indices of the rows that are not missing, as int64[at most len(rows)].
+
+        A row is a field of a record. Its length is -1 if the field is missing in the record. Raises
+        LoaderError for a missing field that has no value in `missing`.
+        """
+        is_missing = rows["length"] == -1
+        optional = [self._missing_as_empty or name in missing for name in names]
+        forbidden = np.flatnonzero(is_missing.reshape(-1, len(names)) & np.logical_not(optional))
+        if len(forbidden):
+            raise self._missing_error(int(forbidden[0]), ids, names)
+        return np.flatnonzero(~is_missing)
 
     def _damaged_error(self, record: int, name: str, row: np.void) -> IndexFormatError:
-        """Return the error of a row that does not lie within its shard."""
+        """Return the error for a row of the index whose byte range is not within its shard."""
         shard, number = self.index.location(record)
         return IndexFormatError(
             f"damaged index: field {name!r} of record {record} ({shard}, number {number}) "
@@ -251,7 +264,7 @@ class Reader(Closing):
         return data if kind == "bytes" else [decode_list(kind, item) for item in data]
 
     def _missing_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
-        """Return the error of a record that lacks a field."""
+        """Return the error for a missing field; `row` counts the fields of all records."""
         record, name = int(ids[row // len(names)]), names[row % len(names)]
         return LoaderError(
             f"{self.index.describe(record)} lacks the field {name!r}",
@@ -260,7 +273,7 @@ class Reader(Closing):
         )
 
     def _bytes_error(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
-        """Return the error of bytes that are not as indexed."""
+        """Return the error for a field whose bytes are too few or have a wrong checksum."""
         is_file = self.index.container == "files"
         facts: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",

@@ -1,4 +1,4 @@
-"""The ids that a stream draws, shared by everything that looks ahead of the loop."""
+"""A cache of the batches of ids that a sampler draws, shared by all that read ahead of the loop."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import steps_per_draw
 
 STEPS = 32
-"""Steps that are drawn together: this costs hardly more than one step."""
+"""Steps whose batches are drawn in one call: this costs hardly more than one step."""
 
-_KEPT = (1 << 20) + (1 << 17)
-"""Ids that are kept: what a disk cache looks at ahead, and what passes it lately."""
+_MAX_IDS = (1 << 20) + (1 << 17)
+"""Ids that are cached: enough for the look-ahead of a disk cache and the steps just before."""
 
 
 class Schedule:
-    """The ids of any steps of a stream. Those drawn last are kept.
+    """The batches of ids of a sampler. The chunks of steps drawn last are cached.
 
-    It keeps a window of steps, and is no queue: passes of frameworks coexist, come out of order,
-    and begin anew. Steps before the window are drawn again. Several threads may ask.
+    This is no queue: passes of frameworks coexist, run out of order and start again. So any step
+    may be requested, by several threads at once. A step that is not cached is drawn again.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -33,19 +33,19 @@ class Schedule:
 
     def __init__(self, sampler: BatchStream, /) -> None:
         self.sampler = sampler
-        self._together = min(STEPS, steps_per_draw(sampler.batch_size))
-        self._chunks: dict[tuple[int, int], list[Int64s]] = {}
-        self._ids = 0
+        self._chunk_steps = min(STEPS, steps_per_draw(sampler.batch_size))
+        self._chunks: dict[tuple[int, int], list[Int64s]] = {}  # by epoch and number of the chunk
+        self._num_ids = 0  # of all cached chunks
         self._all_ranks: Schedule | None = None
         self._lock = PerProcess(Lock)
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
-        """Pickle without what was drawn."""
+        """Pickle without the cached batches."""
         return Schedule, (self.sampler,)
 
     @property
     def all_ranks(self) -> Schedule:
-        """The schedule of all ranks together, from which this rank's batches are cut."""
+        """The schedule of the global batches, of which this rank's batches are slices."""
         if self.sampler.world_size == 1:
             return self
         if self._all_ranks is None:
@@ -55,18 +55,21 @@ class Schedule:
         return self._all_ranks
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
-        """Return the same as the sampler's `batches`; the arrays belong to the schedule."""
+        """Return the batches of ids of the steps [start, stop), as `sampler.batches` does.
+
+        The caller must not write to the arrays, which are cached.
+        """
         out: list[Int64s] = []
         while start < stop:
-            number, first = divmod(start, self._together)
+            number, first = divmod(start, self._chunk_steps)
             out += self._chunk(epoch, number)[first : first + stop - start]
-            start = min(stop, (number + 1) * self._together)
+            start = min(stop, (number + 1) * self._chunk_steps)
         return out
 
     def records(self, start: int, stop: int, /) -> tuple[Int64s, Int64s]:
-        """Return the records of some steps, without padding, and the step of each.
+        """Return the record ids of the steps [start, stop), without padding, and each one's step.
 
-        Here steps are counted over all epochs.
+        Two arrays int64[number of real samples]. The steps are counted over all epochs.
         """
         batches: list[Int64s] = []
         steps_per_epoch = len(self.sampler)
@@ -79,34 +82,41 @@ class Schedule:
         return self.sampler.records(ids[ids >= 0]), steps[ids >= 0]
 
     def _chunk(self, epoch: int, number: int) -> list[Int64s]:
+        """Return the batches of a chunk of `_chunk_steps` steps, cached or drawn now.
+
+        If too many ids are cached, the chunks drawn first are evicted.
+        """
         with self._lock():
             chunk = self._chunks.get((epoch, number))
             if chunk is None:
-                chunk = self._drawn(epoch, number * self._together)
+                chunk = self._draw_chunk(epoch, number * self._chunk_steps)
                 self._chunks[epoch, number] = chunk
-                self._ids += sum(map(len, chunk))
-                while self._ids > _KEPT and len(self._chunks) > 1:
+                self._num_ids += sum(map(len, chunk))
+                while self._num_ids > _MAX_IDS and len(self._chunks) > 1:
                     oldest = self._chunks.pop(next(iter(self._chunks)))
-                    self._ids -= sum(map(len, oldest))
+                    self._num_ids -= sum(map(len, oldest))
         return chunk
 
-    def _drawn(self, epoch: int, first: int) -> list[Int64s]:
-        last = min(first + self._together, len(self.sampler))
+    def _draw_chunk(self, epoch: int, start: int) -> list[Int64s]:
+        """Draw this rank's batches of a chunk that begins at step `start`.
+
+        If the global batches are cached for other uses, this rank's slices are cut from them.
+        """
+        stop = min(start + self._chunk_steps, len(self.sampler))
         if self._all_ranks is None:
-            return self.sampler.batches(epoch, first, last)
-        lows, highs = self.sampler.rank_slices(epoch, first, last)
-        batches = zip(
-            self._all_ranks.batches(epoch, first, last), lows.tolist(), highs.tolist(), strict=True
-        )
-        return [ids[low:high] for ids, low, high in batches]
+            return self.sampler.batches(epoch, start, stop)
+        global_batches = self._all_ranks.batches(epoch, start, stop)
+        starts, stops = self.sampler.rank_slices(epoch, start, stop)
+        slices = map(slice, starts.tolist(), stops.tolist())
+        return [batch[part] for batch, part in zip(global_batches, slices, strict=True)]
 
 
 class Schedules(dict[BatchStream, Schedule]):
-    """The schedule of each stream of a loader, made when it is asked for."""
+    """The schedule of each sampler of a loader, made at the first access."""
 
     def __missing__(self, sampler: BatchStream) -> Schedule:
         return self.setdefault(sampler, Schedule(sampler))
 
     def __reduce__(self) -> tuple[type[Schedules], tuple[()]]:
-        """Pickle without what was drawn."""
+        """Pickle without the schedules."""
         return Schedules, ()

@@ -52,7 +52,7 @@ from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.index import arrays
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.handles import Handles
-from twinfeed.loaders.reading.local import near_rows
+from twinfeed.loaders.reading.local import is_near_previous
 from twinfeed.loaders.support.limits import Limits
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
@@ -673,4 +673,4 @@ def test_the_file_used_longest_ago_is_closed_first(tmp_path: Path) -> None:
 def test_rows_are_near_up_to_the_gap() -> None:
     dtype = [("file", np.int64), ("offset", np.int64), ("length", np.int64)]
     places = [(0, 0, 10), (0, 4106, 10), (0, 8213, 10), (1, 8223, 10), (1, 8233, 1 << 15)]
-    assert near_rows(np.array(places, dtype)).tolist() == [True, False, False, False]
+    assert is_near_previous(np.array(places, dtype)).tolist() == [True, False, False, False]
