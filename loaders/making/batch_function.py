@@ -69,15 +69,31 @@ class BatchFunction:
         for name in spec.keys() & samples.keys():
             if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
-        self.spec, self.how = spec | feed.declared_batch_spec, how
+        self._declared = feed.declared_batch_spec
+        self.spec, self.how = spec | self._declared, how
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return what the batch of a request will hold; `batch` has the rows without padding."""
         real = request.ids >= 0
         values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
-        with _errors_with_step(request):
+        with _errors_with_step(request, partial(self._varying_spec, values)):
             fields = collate(values, self.spec, how=self.how, real=None if real.all() else real)
         return {"id": request.ids, **fields}
+
+    def _varying_spec(self, values: Mapping[str, Sequence[Any]]) -> str:
+        """Return the `batch_spec` that also takes this batch, as code; "" if there is none."""
+        spec = dict(self._declared)
+        for name, field in self.spec.items():
+            shape = np.shape(next(iter(values.get(name, ())), ()))
+            if len(shape) == len(field.shape) and shape != field.shape:
+                lengths = zip(shape, field.shape, strict=True)
+                same = tuple(size if size == first else None for size, first in lengths)
+                spec[name] = FieldSpec(same, field.dtype)
+        try:
+            collate(values, self.spec | spec, how=self.how)
+        except MisfitError:
+            return ""
+        return repr({name: (f.shape, f.dtype and f.dtype.name) for name, f in spec.items()})
 
     def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
         """Call the function on a batch; return the rows of each field, without the ids."""
@@ -92,7 +108,9 @@ class BatchFunction:
 
 
 @contextmanager
-def _errors_with_step(request: Request) -> Iterator[None]:
+def _errors_with_step(
+    request: Request, varying_spec: Callable[[], str] = lambda: ""
+) -> Iterator[None]:
     """Raise DecodeError, with the epoch and the step, for any error in the block."""
     try:
         yield
@@ -100,6 +118,8 @@ def _errors_with_step(request: Request) -> Iterator[None]:
         advice = "mend the function: try it on feed[epoch, step] of a feed without it"
         if isinstance(error, MisfitError):
             advice = "make each batch like the first, or say with batch_spec= what differs"
+            if spec := varying_spec():
+                advice = f"give the feed batch_spec={spec}, or make each batch like the first"
         problem = getattr(error, "problem", repr(error))
         raise DecodeError(
             f"batch_transform at epoch {request.epoch}, step {request.step}: {problem}",
