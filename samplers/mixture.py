@@ -98,7 +98,7 @@ class MixtureSampler(Sampler):
         }
         self._interleave = Interleave(self._weights, root_key(self.seed, "mixture"), renew=True)
         self._lengths = np.array([len(order) for order in self._samplers])
-        self._deduplicated = np.zeros_like(self._lengths)  # see `for_batches`
+        self._max_in_batch = np.zeros_like(self._lengths)  # see `for_batches`
         self._batch_size = 1
         self._cache: list[FifoCache[Int64s]] = [FifoCache(1) for _ in self._samplers]  # chunks
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
@@ -157,8 +157,8 @@ class MixtureSampler(Sampler):
     def for_batches(self, batch_size: int) -> MixtureSampler:
         """Return this mixture without a record twice in a batch of this size, where possible.
 
-        `_deduplicated` is the number of samples at the head of a sampler's epoch among which
-        duplicates of the same batch are moved back; 0 for samplers that stay as they are.
+        `_max_in_batch` is the most samples of each sampler in a batch. Only so many samples at the
+        start of a sampler's epoch are reordered. It is 0 for samplers that stay as they are.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
@@ -171,11 +171,11 @@ class MixtureSampler(Sampler):
             batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
         )
         # A mixture in a mixture starts its next epoch as a whole, like any other sampler.
-        nested = [isinstance(order, MixtureSampler) for order in self._samplers]
-        repeating = np.array([order.traits.repeats for order in self._samplers])
-        possible = (~repeating | nested) & (self._lengths >= 2 * max_counts - 1)
-        mixture._deduplicated = np.where(possible, max_counts, 0)
-        repeats = bool(repeating.any() or not mixture._deduplicated.all())
+        is_mixture = [isinstance(order, MixtureSampler) for order in self._samplers]
+        repeats_records = np.array([order.traits.repeats for order in self._samplers])
+        is_long = self._lengths >= 2 * max_counts - 1  # enough records to move duplicates back
+        mixture._max_in_batch = np.where((~repeats_records | is_mixture) & is_long, max_counts, 0)
+        repeats = bool(repeats_records.any() or not mixture._max_in_batch.all())
         mixture.traits = replace(self.traits, repeats=repeats)
         return mixture
 
@@ -183,55 +183,58 @@ class MixtureSampler(Sampler):
         """Draw each sampler's own ids, and number them sampler by sampler."""
         if not len(positions):
             return positions
-        stream, count = self._interleave.streams_at(epoch * self._samples + positions)
-        self._move_duplicates_back(stream, count)
-        chunk, offset = np.divmod(count, _CHUNK)
-        first, row = distinct_pairs(stream, chunk)  # a sample of each chunk, and the sample's chunk
+        # The sampler of each position, and the index of the sample over all epochs of the sampler.
+        sampler, index = self._interleave.elements_at(epoch * self._samples + positions)
+        self._move_duplicates_back(sampler, index)
+        chunk, offset = np.divmod(index, _CHUNK)
+        first, row = distinct_pairs(sampler, chunk)  # a sample of each chunk, each sample's chunk
         chunks = [
-            self._cache[of].get(number, lambda: _draw_chunk(self._samplers[of], number))  # noqa: B023
-            for of, number in zip(stream[first].tolist(), chunk[first].tolist(), strict=True)
+            self._cache[i].get(number, lambda: _draw_chunk(self._samplers[i], number))  # noqa: B023
+            for i, number in zip(sampler[first].tolist(), chunk[first].tolist(), strict=True)
         ]
         own_ids: Int64s = np.stack(chunks)[row, offset]
-        return self._id_bounds[stream] + own_ids
+        return self._id_bounds[sampler] + own_ids
 
-    def _move_duplicates_back(self, stream: Int64s, count: Int64s) -> None:
-        """Reorder the first samples of a sampler's epoch that starts in the middle of a batch.
+    def _move_duplicates_back(self, sampler: Int64s, index: Int64s) -> None:
+        """Reorder the samples at the start of a sampler's epoch, so that no batch repeats a record.
 
-        `count` is the number of each sample in its sampler, counted over all epochs of the sampler;
-        it is changed in place.
+        `sampler` is the sampler number of each sample. `index` is the number of the sample in all
+        epochs of its sampler, and is changed in place.
         """
-        epoch, position = np.divmod(count, self._lengths[stream])
-        in_head = np.flatnonzero((epoch > 0) & (position < self._deduplicated[stream]))
+        epoch, position = np.divmod(index, self._lengths[sampler])
+        in_head = np.flatnonzero((epoch > 0) & (position < self._max_in_batch[sampler]))
         if not len(in_head):
             return
-        first, row = distinct_pairs(stream[in_head], epoch[in_head])
+        first, row = distinct_pairs(sampler[in_head], epoch[in_head])
         for number, sample in enumerate(in_head[first].tolist()):
             samples = in_head[row == number]
-            head = self._head(int(stream[sample]), int(epoch[sample]))
-            samples = samples[position[samples] < len(head)]
-            count[samples] += head[position[samples]] - position[samples]
+            new_order = self._head_order(int(sampler[sample]), int(epoch[sample]))
+            samples = samples[position[samples] < len(new_order)]
+            index[samples] += new_order[position[samples]] - position[samples]
 
-    def _head(self, stream: int, epoch: int) -> Int64s:
-        """Return the positions of the first samples of a sampler's epoch, in their new order.
+    def _head_order(self, sampler: int, epoch: int) -> Int64s:
+        """Return a new order of the samples at the start of a sampler's epoch, as positions.
 
-        If the batch already has a record from the sampler's previous epoch, the sample moves back,
-        after the next samples. As each epoch is longer than two batches, its end never changes.
+        The batch in which the epoch starts may already have some of their records, from the end of
+        the previous epoch. These samples move back, after the next samples. As each epoch is longer
+        than two batches, its end never changes. Empty if the batch starts with the epoch.
         """
-        order, length = self._samplers[stream], int(self._lengths[stream])
-        position = self._interleave.position_of(stream, epoch * length)
+        order, length = self._samplers[sampler], int(self._lengths[sampler])
+        position = self._interleave.position_of(sampler, epoch * length)
         # The batch in which the epoch starts: its first position, and where it stops.
         offset = position % self._samples  # in the epoch of the mixture
         start = position - offset % self._batch_size
         stop = min(start + self._batch_size, position - offset + self._samples)
-        before, after = (int(self._interleave.counts_before(p)[stream]) for p in (start, stop))
-        num_old, num_drawn = epoch * length - before, after - before
+        before, after = (int(self._interleave.num_before(p)[sampler]) for p in (start, stop))
+        num_old, num_in_batch = epoch * length - before, after - before
         if not num_old:
             return np.empty(0, np.int64)
         old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
-        new = order.records(checked_draw(order, epoch, np.arange(num_drawn)))
-        free = ~np.isin(new, old)
-        chosen = free & (np.cumsum(free) <= num_drawn - num_old)
-        return np.argsort(~chosen, kind="stable")
+        new = order.records(checked_draw(order, epoch, np.arange(num_in_batch)))
+        is_free = ~np.isin(new, old)
+        # The first free samples fill the batch. All others follow, in their order.
+        stays = is_free & (np.cumsum(is_free) <= num_in_batch - num_old)
+        return np.argsort(~stays, kind="stable")
 
 
 def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
@@ -247,10 +250,10 @@ def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.b
 
 
 def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
-    """Draw consecutive samples of a sampler, over all its epochs."""
+    """Return chunk number `chunk` of the ids of a sampler over all its epochs, int64[_CHUNK]."""
     epoch, position = np.divmod(chunk * _CHUNK + np.arange(_CHUNK), len(order))
-    cuts = np.flatnonzero(np.diff(epoch)) + 1
-    parts = zip(np.split(epoch, cuts), np.split(position, cuts), strict=True)
+    epoch_starts = np.flatnonzero(np.diff(epoch)) + 1
+    parts = zip(np.split(epoch, epoch_starts), np.split(position, epoch_starts), strict=True)
     return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
 
 

@@ -107,12 +107,12 @@ class PKBatchSampler(BatchStream):
         shape = self._shape = BatchShape(p, k, seed)
         self._coverage = coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
-        order, names = self._sort_by_class(labels, records)
+        order, class_labels = self._sort_by_class(labels, records)
         self._classes = classes = order.largest(self._num_kept(order))
-        supers = super_class_order(order, super_labels, self.num_records, len(classes))
+        super_classes = super_class_order(order, super_labels, self.num_records, len(classes))
         self.parameters = {
             "labels": order.digest,
-            "super_labels": None if supers is None else supers.digest,
+            "super_labels": None if super_classes is None else super_classes.digest,
             "p": shape.p_text,
             "k": shape.k_text,
             "small": small,
@@ -121,12 +121,12 @@ class PKBatchSampler(BatchStream):
             "order_within": order_within,
             "records": self._record_ids,
         }
-        self._check_p(int(supers.sizes[-1]) if supers else len(classes))
-        if names is not None:
-            check_pairs(classes, names, shape.largest_k)
+        self._check_p(int(super_classes.sizes[-1]) if super_classes else len(classes))
+        if class_labels is not None:
+            check_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
             stored = order_within == "stored"
-            self._source = FairBatches(classes, supers, shape, seed, stored, names)
+            self._source = FairBatches(classes, super_classes, shape, seed, stored, class_labels)
             steps = self._num_batches(batches_per_epoch)
         else:
             self._check_coverage(batches_per_epoch)
@@ -183,7 +183,11 @@ class PKBatchSampler(BatchStream):
     def _sort_by_class(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, Array | None]:
-        """Return the class order, and the label of each class if records have several labels."""
+        """Return the records sorted by class, and the label of each class or None.
+
+        The labels of the classes are returned if records may have several labels. With `records`,
+        only these are sorted.
+        """
         lists = label_lists(labels)
         self._several_labels = lists is not None
         if lists is None:
@@ -198,7 +202,7 @@ class PKBatchSampler(BatchStream):
         return (order if records is None else order.subset(records)), None
 
     def _num_kept(self, order: ClassOrder) -> int:
-        """Apply `min_class_size` and `small`: return how many of the largest classes are kept."""
+        """Return how many of the largest classes are kept, by `min_class_size` and `small`."""
         k = self._shape.largest_k
         num_kept = order.num_at_least(self._min_size)
         num_large = order.num_at_least(k)
@@ -214,13 +218,13 @@ class PKBatchSampler(BatchStream):
             )
         return num_kept
 
-    def _check_p(self, fewest: int) -> None:
-        """Raise ValueError if P is above `fewest`, the classes of the smallest super-class."""
+    def _check_p(self, num_classes: int) -> None:
+        """Raise ValueError if P is above `num_classes`, the size of the smallest super-class."""
         p = self._shape.largest_p
-        if fewest < p:
+        if num_classes < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
             raise ValueError(
-                f"p must be at most the number of classes in {where}, {fewest} of those kept "
+                f"p must be at most the number of classes in {where}, {num_classes} of those kept "
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
             )
 
@@ -236,8 +240,8 @@ class PKBatchSampler(BatchStream):
         }
         if coverage == "once":
             rules["small must be 'raise' or 'drop'"] = self._small != "repeat"
-        for rule, holds in rules.items():
-            if not holds:
+        for rule, is_met in rules.items():
+            if not is_met:
                 raise ValueError(f"{rule} with coverage={coverage!r}")
 
     def _num_batches(self, batches_per_epoch: SupportsIndex | None) -> int:
@@ -269,8 +273,8 @@ class PKBatchSampler(BatchStream):
 
     @property
     def traits(self) -> SamplerTraits:  # type: ignore[override]
-        """What loaders rely on. Where each class is one id, classes are groups."""
-        options = {
+        """Properties of the samples. Without an option about records, a class is a group."""
+        record_options = {  # whether each option is used that class numbers alone cannot serve
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
@@ -283,7 +287,7 @@ class PKBatchSampler(BatchStream):
             repeats=self._small == "repeat",
             record_ids=self._record_ids,
             num_groups=None if several_records else self.num_classes,
-            needs_records=next((option for option, used in options.items() if used), None),
+            needs_records=next((name for name, used in record_options.items() if used), None),
         )
 
     @property
@@ -295,6 +299,7 @@ class PKBatchSampler(BatchStream):
         return self.num_classes, stream
 
     def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
+        """Return the fingerprint without the changes of P and K at this global step or later."""
         if self._small == "drop":  # a later k decides which classes are left out from the start
             return fingerprint
         texts = {name: str(fingerprint.get(name, "")) for name in ("p", "k")}

@@ -19,7 +19,7 @@ PerStep = SupportsIndex | Mapping[int, SupportsIndex]
 
 
 class Phase(NamedTuple):
-    """A range of global steps with constant p and k, and the step at which this p started."""
+    """A range of global steps with constant P and K, and the step since which P has been `p`."""
 
     start: int
     p: int
@@ -28,7 +28,10 @@ class Phase(NamedTuple):
 
 
 class BatchShape:
-    """The p and k of each global step."""
+    """P (classes of a batch) and K (records of each class) at each global step.
+
+    `lowest_k` is set if K is drawn for each batch, from `lowest_k` to the `k` of the phase.
+    """
 
     def __init__(
         self, p: PerStep, k: PerStep | tuple[SupportsIndex, SupportsIndex], seed: int
@@ -42,58 +45,62 @@ class BatchShape:
                     f"{name} must be a number, or a schedule by global step such as "
                     f"{name}={{0: 2, 1000: 3}}, got {value!r}"
                 )
-        ps, ks = (
-            _schedule(name, v)
-            if isinstance(v, Mapping)
-            else {0: validate.integer(name, v, minimum=1)}
-            for name, v in (("p", p), ("k", k))
+        p_values, k_values = (  # {first global step: value}
+            _schedule(name, value)
+            if isinstance(value, Mapping)
+            else {0: validate.integer(name, value, minimum=1)}
+            for name, value in (("p", p), ("k", k))
         )
-        self._starts = sorted({*ps, *ks})
+        self._starts = sorted({*p_values, *k_values})
         self.phases = []
         p_start = k_start = 0
         for start in self._starts:
-            p_start = start if start in ps else p_start
-            k_start = start if start in ks else k_start
-            self.phases.append(Phase(start, ps[p_start], ks[k_start], p_start))
-        self.p_text = _schedule_text(ps)
-        self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else _schedule_text(ks)
+            p_start = start if start in p_values else p_start
+            k_start = start if start in k_values else k_start
+            self.phases.append(Phase(start, p_values[p_start], k_values[k_start], p_start))
+        self.p_text = _schedule_text(p_values)
+        self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else _schedule_text(k_values)
         self.fixed = len(self.phases) == 1 and not self.lowest_k
         self._key = root_key(seed, "pk k")
         self.largest_batch = max(phase.p * phase.k for phase in self.phases)
-        # Two consecutive values of K have no common divisor.
-        one_k = self.lowest_k in (None, k)
-        self.size_divisor = gcd(*(phase.p * (phase.k if one_k else 1) for phase in self.phases))
-        self.largest_p, self.largest_k = max(ps.values()), max(ks.values())
+        # A random K is any number of its range, and two consecutive numbers have no common divisor.
+        constant_k = self.lowest_k in (None, k)
+        self.size_divisor = gcd(*(phase.p * phase.k**constant_k for phase in self.phases))
+        self.largest_p, self.largest_k = max(p_values.values()), max(k_values.values())
 
     def sizes(self, steps: Int64s) -> Int64s:
-        """Return the batch sizes at consecutive global steps."""
-        return np.concatenate(
-            [phase.p * self.ks(phase, part) for phase, part in self.split_by_phase(steps)]
-        )
+        """Return the batch sizes P * K at consecutive global steps, int64[steps]."""
+        parts = self.split_by_phase(steps)
+        return np.concatenate([phase.p * self.k_of_steps(phase, part) for phase, part in parts])
 
-    def ks(self, phase: Phase, steps: Int64s) -> Int64s:
-        """Return K at each of these global steps, random if k is a range."""
+    def k_of_steps(self, phase: Phase, steps: Int64s) -> Int64s:
+        """Return K at each of these global steps of a phase, random if k is a range."""
         low = self.lowest_k or phase.k
         return low + uniform_below(random_words(self._key, steps), phase.k - low + 1)
 
     def split_by_phase(self, steps: Int64s) -> list[tuple[Phase, Int64s]]:
-        """Split consecutive global steps, at least one, into (phase, the steps in it)."""
-        first, last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
-        phases = self.phases[first - 1 : last]
-        cuts = np.searchsorted(steps, self._starts[first:last])
-        return list(zip(phases, np.split(steps, cuts), strict=True))
+        """Split consecutive global steps, at least one, into pairs (phase, its steps).
+
+        A phase is a range of global steps with constant P and K.
+        """
+        # How many phases have started at the first step, and at the last step.
+        num_first, num_last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
+        phases = self.phases[num_first - 1 : num_last]
+        bounds = np.searchsorted(steps, self._starts[num_first:num_last])
+        return list(zip(phases, np.split(steps, bounds), strict=True))
 
 
-def _schedule(name: str, value: Mapping[int, SupportsIndex]) -> dict[int, int]:
-    """Return a schedule {first global step: value} without entries that repeat the value."""
-    steps = {
+def _schedule(name: str, changes: Mapping[int, SupportsIndex]) -> dict[int, int]:
+    """Return a schedule {first global step: value}, sorted, without steps that change nothing."""
+    values = {
         validate.integer(f"a step of {name}", step, minimum=0): validate.integer(name, v, minimum=1)
-        for step, v in value.items()
+        for step, v in changes.items()
     }
-    if 0 not in steps:
-        raise ValueError(f"{name} as a schedule must say its value at step 0, got {value!r}")
-    ordered = sorted(steps.items())
-    return dict([ordered[0], *(b for a, b in pairwise(ordered) if a[1] != b[1])])
+    if 0 not in values:
+        raise ValueError(f"{name} as a schedule must say its value at step 0, got {changes!r}")
+    items = sorted(values.items())
+    real_changes = (item for previous, item in pairwise(items) if item[1] != previous[1])
+    return dict([items[0], *real_changes])
 
 
 def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
@@ -105,7 +112,7 @@ def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
 
 
 def text_until(text: str, step: int) -> str:
-    """Remove from the text of a schedule the changes at this global step and later.
+    """Return the text of a schedule without its changes at this global step and later.
 
     >>> text_until("2, 3 from step 7, 4 from step 9", 9)
     '2, 3 from step 7'
@@ -116,5 +123,6 @@ def text_until(text: str, step: int) -> str:
 
 
 def _schedule_text(values: dict[int, int]) -> str:
-    first, *later = values.items()
-    return ", ".join([str(first[1]), *(f"{v} from step {step}" for step, v in later)])
+    """Return a schedule as text, for states and `repr`: "2, 3 from step 7"."""
+    first, *changes = values.items()
+    return ", ".join([str(first[1]), *(f"{value} from step {step}" for step, value in changes)])

@@ -13,8 +13,8 @@ from twinfeed.samplers.drawing.interleave import Interleave
 def test_interleaves_are_exact_in_every_window(weights: list[int], start: int) -> None:
     """Any sum(weights) consecutive turns hold each stream by its weight; counts follow."""
     interleave, period = Interleave(np.array(weights), 4), sum(weights)
-    stream, before = interleave.streams_at(np.arange(start, start + period))
+    stream, before = interleave.elements_at(np.arange(start, start + period))
     assert np.bincount(stream, minlength=len(weights)).tolist() == weights
     assert [
-        int(interleave.counts_before(start + i)[s]) for i, s in enumerate(stream)
+        int(interleave.num_before(start + i)[s]) for i, s in enumerate(stream)
     ] == before.tolist()
