@@ -233,10 +233,8 @@ def _samples_of(
 
     The arguments are those of `diagnose`.
     """
-    if batch_size is None and not isinstance(stream, BatchStream):
-        raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
     if isinstance(stream, Sampler):
-        stream = BatchSampler(stream, batch_size=batch_size)
+        stream = BatchSampler(stream, batch_size=_required_size(batch_size))
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
@@ -244,7 +242,7 @@ def _samples_of(
         records = stream.num_records
     else:
         ids = validate.integers("stream", stream, minimum=-1)
-        batch = np.arange(len(ids)) // validate.integer("batch_size", batch_size, minimum=1)
+        batch = np.arange(len(ids)) // _required_size(batch_size)
         number = int(ids.max(initial=-1)) + 1 if num_records is None else num_records
         records = validate.integer("num_records", number, minimum=0)
     real = ids >= 0
@@ -255,6 +253,13 @@ def _samples_of(
             f"stream must hold records below num_records={records}, got {int(ids.max())}"
         )
     return ids[real], batch[real], records
+
+
+def _required_size(batch_size: SupportsIndex | None) -> int:
+    """Return the size of batches of a stream that has none of its own."""
+    if batch_size is None:
+        raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
+    return validate.integer("batch_size", batch_size, minimum=1)
 
 
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
