@@ -1,8 +1,9 @@
 """Join several captions and a large table of features to each image, in constant memory.
 
 An image is stored once, and each of its captions is a view: an epoch shows every image with one of
-its captions, and five epochs show all. Features that another model computed lie in a file of a
-gigabyte. The file is mapped, and a batch reads its own rows only:
+its captions, and five epochs show all. The captions are texts, a row for each, and the names
+of the images a table with a row for each image. Features that another model computed lie in a file
+of a gigabyte. The file is mapped, and a batch reads its own rows only:
 
     python captions.py
 """
@@ -15,7 +16,15 @@ from pathlib import Path
 import numpy as np
 from digits import SEED, decode, open_digits
 
-from twinfeed import BatchSampler, Feed, NumpyLoader, RandomSampler, SideTable, ViewSampler
+from twinfeed import (
+    BatchSampler,
+    ByRecord,
+    Feed,
+    NumpyLoader,
+    RandomSampler,
+    SideTable,
+    ViewSampler,
+)
 
 CAPTIONS, FEATURES = 5, 50_000
 STYLES = ("a {}", "one {}", "the digit {}", "{}, written by hand", "a small picture of a {}")
@@ -41,14 +50,17 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("captions-data"))
     folder: Path = parser.parse_args().out
     index, _ = open_digits(folder)
-    samples = len(index) * CAPTIONS  # sample s is caption s % 5 of image s // 5
+    captions = [style.format(digit) for digit in index.labels for style in STYLES]
+    samples = len(captions)  # sample s is caption s % 5 of image s // 5
+    names = [f"image-{record:04}" for record in range(len(index))]
 
     features = feature_table(folder / "features.npy", samples)
     order = ViewSampler(
         RandomSampler(len(index), seed=SEED), [CAPTIONS] * len(index), per_epoch="one", seed=SEED
     )
     sampler = BatchSampler(order, batch_size=32)
-    feed = Feed(index, sampler, decode=decode, side={"feature": features})
+    side = {"caption": captions, "name": ByRecord(names), "feature": features}
+    feed = Feed(index, sampler, decode=decode, side=side)
 
     shown = np.zeros(samples, np.int64)
     before = most = own_memory()
@@ -57,12 +69,10 @@ def main() -> None:
             for batch in loader:
                 most = max(most, own_memory())
                 assert (batch["feature"][:, 0] == batch["id"]).all()  # each sample has its row
+                assert batch["caption"] == [captions[sample] for sample in batch["id"]]
                 shown[batch["id"]] += 1
-            first = int(batch["id"][0])
-            caption = STYLES[first % CAPTIONS].format(index.labels[first // CAPTIONS])
-            print(
-                f"epoch {epoch}: {len(index)} images, {own_memory() - before:.0f} MB, {caption!r}"
-            )
+            memory = f"{own_memory() - before:.0f} MB"
+            print(f"epoch {epoch}: {memory}, {batch['name'][0]}: {batch['caption'][0]!r}")
     assert (shown == 1).all()
     size = samples * FEATURES * 4 / 2**30
     print(f"every caption came once; a table of {size:.2f} GB took {most - before:.0f} MB at most")

@@ -34,6 +34,7 @@ from twinfeed.loaders.packing import LooseFiles as LooseFiles
 from twinfeed.loaders.packing import pack as pack
 from twinfeed.loaders.reading.dataset_source import DatasetSource as DatasetSource
 from twinfeed.loaders.reading.reader import Reader as Reader
+from twinfeed.loaders.reading.side_table import ByRecord as ByRecord
 from twinfeed.loaders.reading.side_table import SideTable as SideTable
 from twinfeed.loaders.storage.disk_cache import DiskCache as DiskCache
 from twinfeed.loaders.tools.backends import BACKENDS as BACKENDS

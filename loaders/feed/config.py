@@ -8,14 +8,14 @@ from types import MappingProxyType
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, mode_of
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
-from twinfeed.samplers import BatchStream, validate
+from twinfeed.samplers import BatchStream
 from twinfeed.samplers.validate import counted
 
 Batch = dict[str, Any]
@@ -42,7 +42,7 @@ class FeedConfig:
     transform: Decode | None
     batch_transform: BatchTransform | None
     _collate: Collate
-    _side: dict[str, npt.NDArray[Any]]
+    _side: dict[str, Any]
     _missing: dict[str, Any]
     declared_spec: dict[str, FieldSpec] | None
     declared_batch_spec: dict[str, FieldSpec]
@@ -78,8 +78,8 @@ class FeedConfig:
         return MappingProxyType(self._missing)
 
     @property
-    def side(self) -> Mapping[str, npt.NDArray[Any]]:
-        """The side tables by name."""
+    def side(self) -> Mapping[str, Any]:
+        """The side tables by name: numbers as they were given, texts packed."""
         return MappingProxyType(self._side)
 
     @property
@@ -117,18 +117,16 @@ class FeedConfig:
             raise ValueError(f"spec names {list(self.declared_spec)}, fields {list(self.fields)}")
 
     def _check_side(self, name: str, rows: Any) -> None:
-        """Raise ValueError or TypeError for a side table that cannot be joined by sample id."""
+        """Raise ValueError for a side table without a row for each sample id, or each record."""
         if name in self.index.columns:
             raise ValueError(f"side table {name!r} has the name of a column of the index")
-        if getattr(getattr(rows, "dtype", None), "kind", "O") not in "biufc":
-            got = type(rows).__name__
-            raise TypeError(f"side table {name!r} must be an array of numbers, got {got}")
-        if isinstance(rows, np.ndarray):
-            validate.unmasked(f"side table {name!r}", rows)
-        if len(rows) != self.sampler.num_ids:
+        expected, unit = self.sampler.num_ids, "sample id"
+        if isinstance(rows, ByRecord):
+            rows, expected, unit = rows.table, self.sampler.num_records, "record"
+        if len(rows) != expected:
             raise ValueError(
                 f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
-                f"{counted(self.sampler.num_ids, 'sample id')}: give it a row for each of these"
+                f"{counted(expected, unit)}: give it a row for each of these"
             )
 
 

@@ -15,12 +15,13 @@ from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.making._shared_samples import with_writable_arrays
 from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.making.samples import Samples, Values, samples_of
+from twinfeed.loaders.making.samples import Rows, Samples, Values, samples_of
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
+from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.reading.source import Reads, reader_of
-from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers.validate import counted
 
@@ -88,7 +89,7 @@ class Batcher(Closing):
         self,
         request: Request,
         without_padding: Request,
-        joined: dict[str, Array],
+        joined: dict[str, Rows],
         values: Values,
     ) -> Batch:
         """Make the batch of a request, whose joined rows and values are without padding."""
@@ -117,7 +118,7 @@ class Batcher(Closing):
                 "batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
             )
         for name, rows in self._side.items():
-            if len(rows) != len(self._index):
+            if not isinstance(rows, ByRecord) and len(rows) != len(self._index):
                 raise ValueError(
                     f"side table {name!r} has {counted(len(rows), 'row')} for "
                     f"{counted(len(self._index), 'record')}: only a sampler can join it"
@@ -149,8 +150,11 @@ class Batcher(Closing):
             self._reader.close()
 
 
-def _padded(rows: Array, real: npt.NDArray[np.bool_]) -> Array:
-    """Return the rows of the real samples, with zeros for padding."""
+def _padded(rows: Rows, real: npt.NDArray[np.bool_]) -> Rows:
+    """Return the rows of the real samples, with zeros or empty texts for padding."""
+    if isinstance(rows, list):
+        texts = iter(rows)
+        return [next(texts) if is_real else "" for is_real in real]
     padded = np.zeros((len(real), *rows.shape[1:]), rows.dtype)
     padded[real] = rows
     return padded

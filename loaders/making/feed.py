@@ -8,8 +8,6 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
-import numpy.typing as npt
-
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.feed.config import (
     Batch,
@@ -29,6 +27,7 @@ from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
 from twinfeed.loaders.reading.dataset_source import source_of
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
+from twinfeed.loaders.reading.side_table import check_table
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.argument_hints import FEED_HINTS, hint_arguments
@@ -80,7 +79,9 @@ class Feed(FeedConfig):
         collate: "stack", "pad", "ragged" or a `Pad`, or a dict with one of these for each field.
             Strings are a list: of `bytes`, or of `str`, which TensorFlow encodes. A list of strings
             needs "ragged".
-        side: arrays joined by sample id, by name.
+        side: tables joined by sample id, by name: arrays of numbers, a `SideTable`, or texts (an
+            array or a list of str, also of pandas or Arrow), of which a batch has a list of `str`.
+            `ByRecord(table)` is joined by record.
         spec: the shape and dtype of each field of a sample. Default: those of the first sample that
             the stream draws, whatever the rank.
         batch_spec: the same for fields that `batch_transform` returns, where they differ from those
@@ -121,7 +122,7 @@ class Feed(FeedConfig):
         transform: Decode | None = None,
         batch_transform: BatchTransform | None = None,
         collate: Collate = "stack",
-        side: Mapping[str, npt.NDArray[Any]] | None = None,
+        side: Mapping[str, Any] | None = None,
         spec: Mapping[str, FieldSpec] | None = None,
         batch_spec: Mapping[str, FieldSpec] | None = None,
         missing: MissingValues = "error",
@@ -131,6 +132,7 @@ class Feed(FeedConfig):
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
         check_fields(index, names, decode)
         how, tables = check_collate(collate), checks.mapping("side", side)
+        tables = {name: check_table(name, table) for name, table in tables.items()}
         values = check_missing(index, names, missing)
         sample = None if spec is None else check_spec("spec", spec)
         batch = check_spec("batch_spec", batch_spec)

@@ -23,6 +23,7 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
+from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.making._decoded_cache import DecodedCache
 from twinfeed.loaders.making._sample_map import SampleMap, call, check_values
 from twinfeed.loaders.making._shared_samples import (
@@ -41,11 +42,15 @@ from twinfeed.loaders.making.repeatability import (
     first_shared,
     same,
 )
+from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.reading.source import Reads, values_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 
 Values = Mapping[str, Sequence[Any]]
 """The values of each field by name, a value for each sample."""
+
+Rows = Array | list[str]
+"""The rows of a column or a side table, one for each sample."""
 
 # How many uses of shared arrays are checked: a checksum of a large image costs more than a crop.
 _CHECKED = 4
@@ -87,14 +92,18 @@ class Samples:
         self._unchecked = _CHECKED
         self._slots = self._writable_fields(compiled)
 
-    def joined(self, request: Request, /) -> dict[str, Array]:
+    def joined(self, request: Request, /) -> dict[str, Rows]:
         """Return the rows of a request without padding: columns by record, side tables by id."""
-        rows = {name: self.index.columns[name][request.records] for name in self.index.columns}
-        rows |= {name: table[request.ids] for name, table in self._side.items()}
-        return {name: _native(part) for name, part in rows.items()}
+        columns = self.index.columns
+        rows = {name: _rows_of(columns[name], request.records) for name in columns}
+        for name, table in self._side.items():
+            by_record = isinstance(table, ByRecord)
+            numbers = request.records if by_record else request.ids
+            rows[name] = _rows_of(table.table if by_record else table, numbers)
+        return rows
 
     def values(
-        self, request: Request, joined: Mapping[str, Array], /, *, cached: bool = True
+        self, request: Request, joined: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
         """Return each field's values, a value for each sample; `joined` has the rows of columns."""
         if self.decode is None and self.transform is None:
@@ -244,7 +253,7 @@ class Samples:
         return samples_of(self._read(records)) if self.fields else [{} for _ in records]
 
     def _transform(
-        self, samples: Sequence[Fields], request: Request, joined: Mapping[str, Array]
+        self, samples: Sequence[Fields], request: Request, joined: Mapping[str, Rows]
     ) -> list[Fields]:
         """Call the transform with `id`, `seed` and the like, and remove these from the result."""
         names = samples[0] if samples else ()
@@ -317,9 +326,11 @@ class Samples:
                     raise DecodeError(f"{where}: {buffer_error(name, field)}")
 
 
-def _native(rows: Any) -> Array:
-    """Return rows in the machine's byte order, which both frameworks need."""
-    array = np.asarray(rows)  # a side table may be another library's array
+def _rows_of(table: Any, numbers: Int64s) -> Rows:
+    """Return rows of a table: a list of texts, or numbers in the machine's byte order."""
+    if isinstance(table, StringColumn):
+        return list(map(table.__getitem__, numbers.tolist()))
+    array = np.asarray(table[numbers])  # a side table may be another library's array
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 

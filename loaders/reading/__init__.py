@@ -6,10 +6,10 @@
   blocks in which its steps are read.
 - source.py has the sources of records for a feed, and checks what a source of one's own returns.
 - dataset_source.py makes a source of any dataset that gives its records by number.
-- side_table.py joins memory-mapped arrays by sample id.
+- side_table.py has the tables that are joined by sample id, or by record.
 """
 
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.side_table import SideTable
+from twinfeed.loaders.reading.side_table import ByRecord, SideTable
 
-__all__ = ["Reader", "SideTable"]
+__all__ = ["ByRecord", "Reader", "SideTable"]

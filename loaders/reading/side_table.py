@@ -1,18 +1,26 @@
-"""Side tables: arrays too large for memory, joined to the records by sample id."""
+"""Side tables: numbers and texts that are joined to the samples by their id, or by record."""
 
 from __future__ import annotations
 
 import os
+import re
+import reprlib
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.loaders.support.regular import open_regular
 from twinfeed.samplers.mapped import as_mapped
+from twinfeed.samplers.validate import unmasked
+
+# Half of a pair: UTF-8 cannot encode such a text, and TensorFlow has no other.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 class SideTable:
@@ -66,6 +74,52 @@ class SideTable:
     def dtype(self) -> np.dtype[Any]:
         """The type of the values."""
         return self._data.dtype
+
+
+@dataclass(frozen=True)
+class ByRecord:
+    """Join a side table by record, where it has a row for each record and not for each sample id.
+
+    With a `ViewSampler`, a sample is a (record, view) pair, and a side table has a row for each
+    pair. `ByRecord(table)` gives all views of a record the same row. Any side table will do.
+
+    >>> import numpy as np
+    >>> from twinfeed import DatasetSource, ExactOnceBatchSampler, Feed, ViewSampler
+    >>> from twinfeed import BatchSampler, SequentialSampler
+    >>> order = ViewSampler(SequentialSampler(3), [2, 1], per_epoch="all", seed=0)
+    >>> captions = ["a cat", "one cat", "a dog"]
+    >>> side = {"caption": captions, "author": ByRecord(["Ann", "Bob"])}
+    >>> source = DatasetSource({"x": np.arange(2)})
+    >>> batch = Feed(source, BatchSampler(order, batch_size=3), side=side)[0, 0]
+    >>> batch["caption"], batch["author"]
+    (['a cat', 'one cat', 'a dog'], ['Ann', 'Ann', 'Bob'])
+    """
+
+    table: Any
+
+
+def check_table(name: str, table: Any, /) -> Any:
+    """Return a table of numbers as it is, and one of texts packed, which processes share.
+
+    Raises:
+        TypeError: a table of anything else, and texts that UTF-8 cannot encode.
+        ValueError: a masked entry.
+    """
+    if isinstance(table, ByRecord):
+        return ByRecord(check_table(name, table.table))
+    if isinstance(table, np.ndarray):
+        unmasked(f"side table {name!r}", table)
+    if getattr(getattr(table, "dtype", None), "kind", "O") in "biufc":
+        return table
+    texts = np.asarray(table, dtype=object)
+    for row, text in enumerate(texts if texts.ndim == 1 else [texts]):
+        if not isinstance(text, str) or _SURROGATE.search(text):
+            raise TypeError(
+                f"side table {name!r} must be an array of numbers or a list of str, got a "
+                f"{type(table).__name__} whose row {row} is {reprlib.repr(text)}: "
+                f"give each row a str, '' where there is no text"
+            )
+    return StringColumn.of(texts)
 
 
 def _mapped(path: str) -> npt.NDArray[Any]:

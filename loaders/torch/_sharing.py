@@ -13,7 +13,9 @@ from torch.utils.data import get_worker_info
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
 from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.feed.config import Batch
+from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
 from twinfeed.loaders.torch._copier import each_tensor
 
@@ -69,7 +71,10 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
             prod(smallest_shape(field.shape)) * dtype_of(field).itemsize * size > MAX_BYTES_BY_VALUE
         ):
             tensors += 1
-    for rows in (*feed.index.columns.values(), *feed.side.values()):
+    side = (rows.table if isinstance(rows, ByRecord) else rows for rows in feed.side.values())
+    for rows in (*feed.index.columns.values(), *side):
+        if isinstance(rows, StringColumn):
+            continue
         tensors += prod(rows.shape[1:]) * rows.dtype.itemsize * size > MAX_BYTES_BY_VALUE
     limit, needed = file_limit(), tensors * batches + open_files()
     if limit is not None and needed > limit:

@@ -16,6 +16,7 @@ from support.plain import batches
 from support.transforms import both, brighter
 
 from twinfeed.loaders import (
+    ByRecord,
     DatasetSource,
     DecodeImage,
     Feed,
@@ -30,6 +31,7 @@ from twinfeed.loaders import (
     build_index,
     pack,
 )
+from twinfeed.loaders.jax import JaxLoader
 from twinfeed.loaders.tensorflow import TensorFlowLoader
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.samplers import (
@@ -38,6 +40,7 @@ from twinfeed.samplers import (
     ExactOnceBatchSampler,
     PKBatchSampler,
     RandomSampler,
+    ViewSampler,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -127,6 +130,62 @@ def test_texts_are_str_where_a_backend_has_them(packed: dict[str, Index]) -> Non
     ]
     batches = [(b["text"].numpy().tolist(), b["words"].to_list()) for b in TensorFlowLoader(feed)]
     assert batches == encoded
+
+
+CAPTIONS = [f"{style} № {n}\0" for n in range(20) for style in ("a", "", "one")]
+AUTHORS = ["Ann", "", "Жанна", "🦉"] * 5
+
+
+def captioned(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"caption": sample["caption"], "initial": sample["author"][:1]}
+
+
+def read_twice(batch: dict[str, Any], seed: int) -> dict[str, Any]:
+    return {**batch, "both": [*map(str.__add__, batch["caption"], batch["author"])]}
+
+
+TEXT_LOADERS: list[tuple[type[Loader[Any]], dict[str, Any]]] = [
+    (NumpyLoader, {}),
+    (NumpyLoader, {"threads": 2}),
+    (TorchLoader, {}),
+    (TorchLoader, {"num_workers": 2}),
+    (TensorFlowLoader, {}),
+    (JaxLoader, {}),
+]
+
+
+def shown(value: Any) -> list[Any]:
+    """The rows of a batch as plain Python; TensorFlow's bytes as text."""
+    rows = value if isinstance(value, list) else np.asarray(_host(value)).tolist()
+    return [row.decode() if isinstance(row, bytes) else row for row in rows]
+
+
+@pytest.mark.parametrize("options", [{}, {"transform": captioned}, {"batch_transform": read_twice}])
+@pytest.mark.parametrize("views", [1, 3])
+def test_side_tables_of_texts_by_sample_and_by_record(views: int, options: dict[str, Any]) -> None:
+    """Captions of each record, and one author; with padding, and in an empty rank batch."""
+    captions = CAPTIONS[: 20 * views]
+    side = {"caption": captions, "author": ByRecord(AUTHORS), "row": ByRecord(np.arange(20) * 2)}
+    order = ViewSampler(RandomSampler(60, seed=1), np.full(20, 3), per_epoch="all", seed=0)
+    sampler = {
+        1: ExactOnceBatchSampler(20, batch_size=19).shard(0, 2),
+        3: BatchSampler(order, batch_size=16, last_batch="pad"),
+    }[views]
+    feed = Feed(DatasetSource({"x": np.arange(20)}), sampler, side=side, **options)
+    for loader, arguments in TEXT_LOADERS:
+        if loader is JaxLoader and sampler.world_size > 1:
+            continue  # it takes whole feeds
+        for step, batch in enumerate(loader(feed, **arguments)):
+            ids = sampler.batches(0, step, step + 1)[0].tolist()
+            texts = ["" if n < 0 else captions[n] for n in ids]
+            authors = ["" if n < 0 else AUTHORS[n // views] for n in ids]
+            assert shown(batch["caption"]) == texts
+            assert shown(batch["author"]) == authors
+            assert shown(batch["row"]) == [0 if n < 0 else n // views * 2 for n in ids]
+            if "transform" in options:
+                assert shown(batch["initial"]) == [author[:1] for author in authors]
+            if "batch_transform" in options:
+                assert shown(batch["both"]) == [*map(str.__add__, texts, authors)]
 
 
 def test_workers_make_no_difference(packed: dict[str, Index]) -> None:

@@ -23,6 +23,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import (
+    ByRecord,
     DecodeError,
     Feed,
     Index,
@@ -39,6 +40,7 @@ from twinfeed.samplers import (
     PKBatchSampler,
     RandomSampler,
     ReuseSampler,
+    SequentialSampler,
     SubsetSampler,
     ViewSampler,
 )
@@ -318,8 +320,13 @@ def test_a_record_between_those_of_the_sampler_is_left_out_too(index: Index, num
 
 
 def test_plain_samples_have_the_rows_of_a_side_table(index: Index) -> None:
-    feed = Feed(index, random(), side={"weight": np.arange(RECORDS) / 2})
-    assert RecordDataset(feed)[5]["weight"] == 2.5
+    texts = [f"text {n}" for n in range(RECORDS)]
+    side = {"weight": np.arange(RECORDS) / 2, "text": texts}
+    sample = RecordDataset(Feed(index, random(), side=side))[5]
+    assert (sample["weight"], sample["text"]) == (2.5, "text 5")
+    order = ViewSampler(SequentialSampler(RECORDS), [2] * RECORDS, per_epoch="one", seed=0)
+    views = BatchSampler(order, batch_size=4)
+    assert RecordDataset(Feed(index, views, side={"text": ByRecord(texts)}))[5]["text"] == "text 5"
 
 
 class Squares(Dataset[int]):

@@ -18,6 +18,7 @@ from support.batches import made
 from support.inside import batcher_of
 
 from twinfeed.loaders import (
+    ByRecord,
     DatasetSource,
     DecodeError,
     DecodeImage,
@@ -682,7 +683,9 @@ TABLE = {"word": np.arange(6)}
 TAKEN = "has the name of a side table"
 NAMES = {"id": SAMPLER, "mask": ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")}
 OF_BATCH = "has a name that the loader itself gives to every batch"
-ARRAY = "side table 'w' must be an array of numbers"
+ARRAY = "side table 'w' must be an array of numbers or a list of str, got"
+TEXTS = ["a", "", "ß", "\0", "🦉"]
+MASKED = np.ma.array([*TEXTS, "f"], mask=[0, 0, 0, 1, 0, 0])
 
 REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (feed(of=ExactOnceBatchSampler(7, batch_size=2)), ValueError, "for 7 records, the index has 6"),
@@ -715,8 +718,18 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         (feed(spec={"x": one}), TypeError, r"spec of 'x' must be as in FieldSpec\(.*, got ")
         for one in (3, ((2,), "no dtype"), ((2,), np.int64, 1))
     ),
-    (feed(side={"w": [1, 2]}), TypeError, ARRAY),
-    (feed(side={"w": np.array(["a"] * 6)}), TypeError, ARRAY),
+    *(
+        (feed(side={"w": [*TEXTS, last]}), TypeError, rf"{ARRAY} a list whose row 5 is {shown}:")
+        for last, shown in {None: "None", 1.5: "1.5", b"b": "b'b'", "\ud800": r"'\\ud800'"}.items()
+    ),
+    *(
+        (feed(side={"w": table}), TypeError, f"{ARRAY} a {type(table).__name__} whose row 0 is ")
+        for table in ("abcdef", [[text] for text in TEXTS], dict(enumerate(TEXTS)), [1, 2])
+    ),
+    (feed(side={"w": MASKED}), ValueError, "'w' must have no masked entry, got one at 3"),
+    (feed(side={"w": TEXTS}), ValueError, "'w' has 5 rows, the sampler 6 sample ids"),
+    (feed(side={"w": ByRecord(TEXTS)}), ValueError, "'w' has 5 rows, the sampler 6 records"),
+    (feed(side={"w": ByRecord([None])}), TypeError, ARRAY),
     (feed(side={"w": np.zeros(3)}), ValueError, "'w' has 3 rows, the sampler 6"),
     (feed(side={"w": np.zeros(7)}), ValueError, "'w' has 7 rows, the sampler 6"),
     (feed(side={"label": np.zeros(6)}), ValueError, "table 'label' has the name of a column"),

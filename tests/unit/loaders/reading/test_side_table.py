@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
-from twinfeed.loaders import Feed, SideTable, pack
+from twinfeed.loaders import DatasetSource, Feed, SideTable, pack
 from twinfeed.samplers import ExactOnceBatchSampler
 
 
@@ -35,6 +37,45 @@ def test_a_feed_puts_the_rows_into_the_batch(tmp_path: Path) -> None:
     feed = Feed(index, sampler, side={"features": SideTable(tmp_path / "t.npy")})
     batch = feed[0, 1]
     assert batch["features"].tolist() == [[4, 5], [6, 7]]
+
+
+TEXTS = ["a cat", "", "naïve ☃", "a\0b\0", "🦉"]
+
+
+def stored_as(kind: str) -> Any:
+    """The texts, as a library holds them."""
+    import pandas
+    import pyarrow
+
+    return {
+        "list": lambda: TEXTS,
+        "tuple": lambda: tuple(TEXTS),
+        "object": lambda: np.array(TEXTS, object),
+        "StringDType": lambda: np.array(TEXTS, np.dtypes.StringDType()),
+        "Arrow": lambda: pyarrow.array(TEXTS),
+        "Arrow chunks": lambda: pyarrow.chunked_array([TEXTS[:2], TEXTS[2:]]),
+        "Arrow codes": lambda: pyarrow.array(TEXTS).dictionary_encode(),
+        "pandas": lambda: pandas.Series(TEXTS, index=[4, 3, 2, 1, 0]),
+    }[kind]()
+
+
+@pytest.mark.frameworks
+@pytest.mark.parametrize(
+    "kind",
+    ["list", "tuple", "object", "StringDType", "Arrow", "Arrow chunks", "Arrow codes", "pandas"],
+)
+def test_texts_come_whole_from_any_library(kind: str) -> None:
+    source = DatasetSource({"x": np.arange(5)})
+    feed = Feed(source, ExactOnceBatchSampler(5, batch_size=5), side={"caption": stored_as(kind)})
+    assert pickle.loads(pickle.dumps(feed))[0, 0]["caption"] == TEXTS
+
+
+def test_numpys_own_texts_lose_a_nul_at_the_end() -> None:
+    """numpy drops it, before a table is made of them."""
+    source = DatasetSource({"x": np.arange(5)})
+    side = {"caption": np.array(TEXTS)}
+    batch = Feed(source, ExactOnceBatchSampler(5, batch_size=5), side=side)[0, 0]
+    assert batch["caption"] == [text.rstrip("\0") for text in TEXTS]
 
 
 def test_rows_may_have_another_order_than_samples(tmp_path: Path) -> None:
