@@ -117,7 +117,8 @@ class Loader(Closing, Generic[B]):
         self._sampler = sampler
         self._cursor = Cursor(sampler)
         self.meter = Meter()
-        self._epochs: set[int] = set()  # epochs that the loop received batches of
+        self._epochs: set[int] = set()  # epochs of the batches received since load_state_dict
+        self._loaded = 0, 0  # the position that load_state_dict set
         self._warned = False  # whether set_epoch has warned
         self.external_passes = ExternalPasses(sampler, self._cursor, advice=self._counts)
         _LOADERS.add(self)
@@ -263,10 +264,16 @@ class Loader(Closing, Generic[B]):
                 f"give each training a loader of its own"
             )
         elif previous_epoch in self._epochs and step and self.epoch != previous_epoch:
+            missing, (loaded_epoch, loaded_step) = len(self) - step, self._loaded
+            advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
+            if missing == loaded_step and loaded_epoch not in self._epochs:
+                advice = (
+                    f"the trainer counts the {missing} that the loaded state has of epoch "
+                    f"{loaded_epoch}: resume from a checkpoint that was saved while fit ran"
+                )
             problem = (
-                f"{len(self) - step} of {len(self)} batches of epoch {previous_epoch} do not come, "
-                f"as set_epoch began epoch {self.epoch}: for epochs of {step} batches set "
-                f"batches_per_epoch={step} of the sampler"
+                f"{missing} of {len(self)} batches of epoch {previous_epoch} do not come, "
+                f"as set_epoch began epoch {self.epoch}: {advice}"
             )
         if problem and not self._warned:
             self._warned = True
@@ -296,6 +303,7 @@ class Loader(Closing, Generic[B]):
         self._check_state(state)
         self._cursor.load_state_dict(state)
         self._epochs.clear()
+        self._loaded = self.epoch, self.step
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError for a state of another stream."""
