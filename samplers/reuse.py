@@ -71,7 +71,11 @@ class ReuseSampler(Sampler):
         )
 
     def for_batches(self, batch_size: int) -> Sampler:
-        """Return this sampler; ValueError if a batch could hold a record twice."""
+        """Return this sampler; ValueError if a batch could hold a record twice.
+
+        `live` is the number of records in the cache. Each round of `live` samples uses each of them
+        once, so a batch must not be in two rounds.
+        """
         if self._live % batch_size:
             raise ValueError(
                 f"live must be a multiple of batch_size, so that a batch holds no record twice: "
@@ -88,30 +92,35 @@ class ReuseSampler(Sampler):
         return np.asarray(ids, dtype=np.int64) % self._uses
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Draw from the sequence of all uses of all records, lane by lane."""
+        """Return the sample ids `record * reuse + use` at these positions, int64[positions].
+
+        All uses of all records are one sequence: every record `reuse` times in a row, the records
+        in random order. The sequence is cut into segments (lanes), which are read side by side.
+        """
         key = derive(self._key, epoch)
         lanes = self._cache.get(
             epoch, lambda: StaggeredLanes(self._bounds, self._first_rounds, key=derive(key, 0))
         )
-        # The sequence that the lanes cut: every record `uses` times in a row, records permuted.
-        rank, use = np.divmod(lanes.entries(positions), self._uses)
-        return permute(self.num_records, derive(key, 1), rank) * self._uses + use
+        record_index, use = np.divmod(lanes.entries(positions), self._uses)
+        return permute(self.num_records, derive(key, 1), record_index) * self._uses + use
 
 
 def _staggered_lanes(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
-    """Return the bounds and first rounds of lanes that replace their records at different times.
+    """Return the bounds and the first rounds of the lanes, int64[live + 1] and int64[live].
 
-    The lanes cut the sequence of all uses of all records, record after record.
+    The sequence of all uses of all records, record after record, is cut into `live` segments
+    (lanes). Each round reads the next use of every lane. A lane is at its first entry in its first
+    round. The first rounds differ, so that the lanes go on to new records at different times.
     """
-    # If a bound is in the middle of a record's uses, the record stays in the cache and continues in
-    # the next lane. Lanes that are connected so are a chain. A chain replaces a record every
-    # `spacing` rounds. Chains of one spacing would all do so in the same rounds, so their first
-    # rounds are spread over the spacing.
     bounds = equal_bounds(n * reuse, live)
-    heads = np.flatnonzero(bounds[:-1] % reuse == 0)
-    spacing = np.gcd(np.diff(bounds)[heads], reuse)
-    delay = np.empty_like(heads)
-    for space in np.unique(spacing):
-        chains = spacing == space
-        delay[chains] = np.arange(chains.sum()) * space // chains.sum()
-    return bounds, np.repeat(delay, np.diff(np.append(heads, live)))
+    # A lane that does not start with a new record continues the last record of the lane before it.
+    # A lane that does, and the lanes after it that do not, are a chain.
+    chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)
+    # A chain reads a new record every `period` rounds. The first rounds of the chains of a period
+    # are spread evenly over the period.
+    periods = np.gcd(np.diff(bounds)[chain_starts], reuse)
+    first_rounds = np.empty_like(chain_starts)
+    for period in np.unique(periods):
+        chains = periods == period
+        first_rounds[chains] = np.arange(chains.sum()) * period // chains.sum()
+    return bounds, np.repeat(first_rounds, np.diff(np.append(chain_starts, live)))

@@ -1,9 +1,9 @@
 """Lanes: a sequence cut into W consecutive segments, which are read side by side.
 
-A *lane* is one such segment. A *round* takes the next entry of every lane that has one left; the
-outputs of a round are its *slots*. An *entry* is an index into the sequence. So the sequence is
-read at W entries at most at a time, as in an interleave of W files (tf.data's `cycle_length=W`),
-and any output is found by arithmetic over a table of W rows.
+A *lane* is such a segment. A *round* reads the next entry of every lane that has entries left. A
+*slot* is the index of an output in its round. An *entry* is an index into the sequence. So the
+sequence is read at W entries at most at a time, as in an interleave of W files (tf.data's
+`cycle_length=W`), and any output is found by arithmetic over a table of W rows.
 """
 
 from __future__ import annotations
@@ -25,31 +25,35 @@ _MIN_LANES_FOR_SHORT_LANE = 16  # with fewer lanes, a lane that ends early would
 
 
 class Rounds:
-    """The round and slot of each output, for lanes of these lengths, int64[W]."""
+    """The rounds of W lanes of these lengths, int64[W].
+
+    A lane is a segment of a sequence. A round reads one entry of each lane that has entries left.
+    """
 
     def __init__(self, lengths: Int64s) -> None:
-        # The number of lanes with entries left changes only at a length of a lane. The rounds
-        # between two such changes are a segment. There the output is a linear function of round and
-        # slot.
-        distinct, times = np.unique(lengths, return_counts=True)
-        self._first_round = np.append(0, distinct)
-        self._active = len(lengths) - np.append(0, np.cumsum(times))
-        outputs = np.cumsum(np.diff(self._first_round) * self._active[:-1])
+        # The number of lanes with entries left changes only at a length of a lane. Between two such
+        # changes, the output is a linear function of round and slot.
+        distinct_lengths, counts = np.unique(lengths, return_counts=True)
+        self._first_round = np.append(0, distinct_lengths)  # after each change
+        self._num_lanes = len(lengths) - np.append(0, np.cumsum(counts))  # with entries left
+        outputs = np.cumsum(np.diff(self._first_round) * self._num_lanes[:-1])
         self._first_output = np.append(0, outputs)
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the round of each output, and its slot in the round."""
-        segment = np.searchsorted(self._first_output, positions, side="right") - 1
-        num_rounds, slot = np.divmod(positions - self._first_output[segment], self._active[segment])
-        return self._first_round[segment] + num_rounds, slot
+        """Return the round of each output, and its slot: its index in the round."""
+        change = np.searchsorted(self._first_output, positions, side="right") - 1
+        offset = positions - self._first_output[change]
+        round_, slot = np.divmod(offset, self._num_lanes[change])
+        return self._first_round[change] + round_, slot
 
 
 class ConstantLanes:
-    """Lanes in the same order in every round, the longer lanes first.
+    """Segments of a sequence (lanes), read side by side in a constant order, longer lanes first.
 
-    Any W consecutive outputs, the first and the last too, come from W different lanes, or from
-    W - 1 if one lane is much shorter. `bounds` is int64[W + 1] from 0. There may be several
-    sequences of this length; each has an order of its own, by its key in `keys`.
+    Each round reads the next entry of every lane that has entries left. Any W consecutive outputs,
+    the first and the last too, come from W different lanes, or from W - 1 if one lane is much
+    shorter. `bounds` is int64[W + 1] from 0. There may be several sequences of this length; each
+    has an order of its own, by its key in `keys`.
     """
 
     def __init__(self, bounds: Int64s, keys: UInt64s) -> None:
@@ -60,21 +64,22 @@ class ConstantLanes:
         self._starts = bounds[order]
 
     def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
-        """Return the entry of each of these outputs of a sequence."""
+        """Return the entry, an index into the sequence, of each of these outputs of a sequence."""
         round_, slot = self._rounds.locate(positions)
         entries: Int64s = self._starts[sequence, slot] + round_
         return entries
 
     def slots(self, positions: Int64s) -> Int64s:
-        """Return the lane of each of these outputs, numbered in the order within a round."""
+        """Return the lane of each of these outputs, numbered by their order in a round."""
         return self._rounds.locate(positions)[1]
 
 
 class StaggeredLanes:
-    """Lanes in a new random order in every round, each read cyclically.
+    """Segments of a sequence (lanes), read side by side in a new random order in every round.
 
-    In round `first_rounds[lane]` (int64[W]) a lane is at its first entry, so in round 0 it is in
-    its middle. Then the same entries are read when the epoch starts and when it ends.
+    Each round reads the next entry of every lane that has entries left. A lane is at its first
+    entry in round `first_rounds[lane]` (int64[W]), and is read cyclically. So in round 0 it is in
+    its middle, where the epoch ends too.
     """
 
     def __init__(self, bounds: Int64s, first_rounds: Int64s, *, key: int) -> None:
@@ -84,33 +89,38 @@ class StaggeredLanes:
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
     def entries(self, positions: Int64s) -> Int64s:
-        """Return the entry of each of these outputs, int64 as `positions`."""
+        """Return the entry, an index into the sequence, of each of these outputs, int64[n] both."""
         round_, slot = self._rounds.locate(positions)
-        lane = self._lanes(round_, slot)
+        lane = self._lane_at(round_, slot)
         offset = (round_ - self._first_rounds[lane]) % self._lengths[lane]
         return self._starts[lane] + offset
 
-    def _lanes(self, round_: Int64s, slot: Int64s) -> Int64s:
-        """Return the lane of each slot of a round."""
+    def _lane_at(self, round_: Int64s, slot: Int64s) -> Int64s:
+        """Return the lane that is read at index `slot[i]` of round `round_[i]`, int64[n].
+
+        A round reads one entry of each lane, which is a segment of the sequence.
+        """
         rounds, row = np.unique(round_, return_inverse=True)
-        chunk = max(1, _MAX_SORTED // len(self._lengths))  # rounds that are sorted at once
-        order = np.argsort(row, kind="stable")
-        cuts = np.searchsorted(row[order], np.arange(0, len(rounds) + chunk, chunk)).tolist()
+        chunk = max(1, _MAX_SORTED // len(self._lengths))  # rounds whose lanes are sorted at once
+        # The outputs sorted by round, and where the outputs of each chunk of rounds start.
+        by_round = np.argsort(row, kind="stable")
+        starts = np.searchsorted(row[by_round], np.arange(0, len(rounds) + chunk, chunk)).tolist()
         lane = np.empty(round_.shape, np.int64)
-        for number, (start, stop) in enumerate(pairwise(cuts)):
-            outputs, first_row = order[start:stop], number * chunk
+        for number, (start, stop) in enumerate(pairwise(starts)):
+            outputs, first_row = by_round[start:stop], number * chunk
             chunk_rounds = rounds[first_row : first_row + chunk]
             compute = partial(self._lane_orders, chunk_rounds)
-            # A long round serves many batches: without a cache, each batch would sort it again.
-            lanes = self._cache.get(int(chunk_rounds[0]), compute) if chunk == 1 else compute()
-            lane[outputs] = lanes[row[outputs] - first_row, slot[outputs]]
+            # A long round has many batches: without a cache, each batch would sort it again.
+            orders = self._cache.get(int(chunk_rounds[0]), compute) if chunk == 1 else compute()
+            lane[outputs] = orders[row[outputs] - first_row, slot[outputs]]
         return lane
 
     def _lane_orders(self, rounds: Int64s) -> NDArray[np.int32]:
-        """Return the lanes of each round (a row) in random order; ended lanes come last.
+        """Return the lanes in the random order in which each round reads them: int32[rounds, W].
 
-        A random word carries the number of its lane in its lower bits, so that a sort of the words
-        is an argsort. The highest bit is set for lanes that have ended.
+        Lanes without entries left in the round come last. A random word carries the number of its
+        lane in its lower bits, so that a sort of the words is an argsort of the lanes. The highest
+        bit is set where the lane has no entries left.
         """
         lane = np.arange(len(self._lengths))
         packed = random_words(random_words(self._key, rounds)[:, None], lane) >> np.uint64(1)
@@ -123,19 +133,24 @@ class StaggeredLanes:
 
 
 def equal_bounds(size: int, lanes: int) -> Int64s:
-    """Return the bounds of lanes whose lengths differ by at most one, the shorter first."""
+    """Return the bounds of equal segments of `size` entries, int64[lanes + 1].
+
+    The lengths of the segments (lanes) differ by at most one, the shorter first.
+    """
     length, num_longer = divmod(size, lanes)
     lane = np.arange(lanes + 1)
     return lane * length + np.maximum(lane - (lanes - num_longer), 0)
 
 
 def desynchronized_bounds(size: int, lanes: int, block: int) -> Int64s:
-    """Return the bounds of lanes that reach the end of a block at different times.
+    """Return the bounds of segments (lanes) that reach the end of a block at different times.
 
-    If all lanes changed blocks in the same round, the stream would show it. The length of a lane,
-    in blocks, is a fraction with the number of lanes as its denominator, in lowest terms. So no two
-    lanes start at the same offset within a block. Only the last lane is shorter, by half at most.
-    Where this is impossible, and for few lanes, lengths differ by at most one.
+    The lanes are read side by side, and the sequence of `size` records is one of blocks of `block`
+    records. If all lanes went on to their next block at once, the order would be less random. The
+    length of a lane, in blocks, is a fraction with the number of lanes as its denominator, in
+    lowest terms. So no two lanes start at the same offset within a block. Only the last lane is
+    shorter, by half at most. Where this is impossible, and for few lanes, lengths differ by at most
+    one. The bounds are int64[lanes + 1].
     """
     blocks = -(-size // block)
     while gcd(blocks, lanes) > 1:
