@@ -1,4 +1,4 @@
-"""Prefix sums of very many counts, by a table whose size does not grow with them."""
+"""Prefix sums of very many counts, by a table of bounded size."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Counts(Protocol):
 class ComputedCounts:
     """An array of `length` integers that are computed when they are indexed.
 
-    `function` takes an array of indices, and gives an integer for each.
+    `function` takes an array of indices, and returns an integer for each.
     """
 
     def __init__(self, length: int, function: Callable[[Int64s], Int64s]) -> None:
@@ -42,15 +42,16 @@ class ComputedCounts:
 class PrefixSums:
     """Prefix sums of `counts`, and the search for the entry that contains a position.
 
-    With counts 2, 0, 3 laid end to end, positions 0 and 1 lie in entry 0, positions 2 to 4 in entry
-    2. Up to `max_entries` counts each have an entry in the table. If there are more, each *run* of
-    consecutive counts has an entry (all runs are equally long), and the counts within a run are
+    With counts 2, 0, 3, positions 0 and 1 are in entry 0, and positions 2 to 4 in entry 2.
+
+    The table has the sum before each *group* of consecutive counts. All groups are equally long:
+    one count, or as many that there are at most `max_entries` groups. The counts within a group are
     summed when they are needed.
     """
 
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
         self._counts, self._max_entries = counts, max_entries
-        self._run = max(1, -(-len(counts) // max_entries))  # counts of a run
+        self._group_size = max(1, -(-len(counts) // max_entries))  # counts of a group
         self._table: Int64s | None = None
 
     def __reduce__(self) -> tuple[type[PrefixSums], tuple[Counts, int]]:
@@ -58,30 +59,30 @@ class PrefixSums:
         return type(self), (self._counts, self._max_entries)
 
     @property
-    def _bounds(self) -> Int64s:
-        """The sum of the counts before each run, and of all: int64[runs + 1]."""
+    def _group_bounds(self) -> Int64s:
+        """The sum of the counts before each group, and of all counts: int64[groups + 1]."""
         if self._table is None:
-            run, count = self._run, len(self._counts)
-            table = np.zeros(-(-count // run) + 1, np.int64)
-            for chunk in slices(count, max(1, _CHUNK // run) * run):
+            size, count = self._group_size, len(self._counts)
+            table = np.zeros(-(-count // size) + 1, np.int64)
+            for chunk in slices(count, max(1, _CHUNK // size) * size):
                 sums = self._counts_at(chunk)
-                if run > 1:
-                    sums = np.add.reduceat(sums, np.arange(0, len(sums), run))
-                table[chunk.start // run + 1 :][: len(sums)] = sums
+                if size > 1:
+                    sums = np.add.reduceat(sums, np.arange(0, len(sums), size))
+                table[chunk.start // size + 1 :][: len(sums)] = sums
             self._table = np.cumsum(table, out=table)
         return self._table
 
     @property
     def total(self) -> int:
         """The sum of all counts."""
-        return int(self._bounds[-1])
+        return int(self._group_bounds[-1])
 
     def before(self, entries: Int64s) -> Int64s:
         """Return the sum of the counts before each entry, int64[entries]."""
-        run, offset = np.divmod(entries, self._run)
-        sums: Int64s = self._bounds[run]
-        for queries, row, starts, _ in self._sums_in_runs(run):
-            sums[queries] = starts[row, offset[queries]]
+        group, offset = np.divmod(entries, self._group_size)
+        sums: Int64s = self._group_bounds[group]
+        for queries, row, sums_in_groups, _ in self._sums_in_groups(group):
+            sums[queries] = sums_in_groups[row, offset[queries]]
         return sums
 
     def find(self, positions: Int64s) -> Int64s:
@@ -90,34 +91,36 @@ class PrefixSums:
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the entry that contains each position, and the sum of the counts before it."""
-        run = np.searchsorted(self._bounds, positions, side="right") - 1
-        entry: Int64s = run * self._run
-        sums: Int64s = self._bounds[run]
-        for queries, _, starts, runs in self._sums_in_runs(run):
-            index = np.searchsorted(starts.reshape(-1), positions[queries], side="right") - 1
-            row, offset = np.divmod(index, self._run)
-            entry[queries] = runs[row] * self._run + offset
-            sums[queries] = starts[row, offset]
+        group = np.searchsorted(self._group_bounds, positions, side="right") - 1
+        entry: Int64s = group * self._group_size
+        sums: Int64s = self._group_bounds[group]
+        for queries, _, sums_in_groups, groups in self._sums_in_groups(group):
+            # The sums rise along a row and from row to row: one search over all rows.
+            flat = sums_in_groups.reshape(-1)
+            index = np.searchsorted(flat, positions[queries], side="right") - 1
+            row, offset = np.divmod(index, self._group_size)
+            entry[queries], sums[queries] = groups[row] * self._group_size + offset, flat[index]
         return entry, sums
 
-    def _sums_in_runs(self, run: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s, Int64s]]:
-        """Yield the sums before each count of the distinct runs, a chunk of runs at a time.
+    def _sums_in_groups(self, group: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s, Int64s]]:
+        """Yield the sum of the counts before each count of these groups, for some at a time.
 
-        A chunk is (indices of the queries in these runs, the row of each query, the sums
-        int64[rows, run], the run of each row). Nothing is yielded if the table has every count.
+        `group` is the group of counts of each query. Yields (indices of the queries of some groups,
+        the row of each query, the sums int64[rows, group size], the group of each row). Yields
+        nothing if each group is one count.
         """
-        if self._run == 1:
+        if self._group_size == 1:
             return
-        runs, row = np.unique(run, return_inverse=True)
-        for chunk in slices(len(runs), max(1, _CHUNK // self._run)):
+        groups, row = np.unique(group, return_inverse=True)
+        for chunk in slices(len(groups), max(1, _CHUNK // self._group_size)):
             queries = np.flatnonzero((chunk.start <= row) & (row < chunk.stop))
-            counts = self._counts_of_runs(runs[chunk])
-            starts = self._bounds[runs[chunk], None] + np.cumsum(counts, axis=1) - counts
-            yield queries, row[queries] - chunk.start, starts, runs[chunk]
+            counts = self._counts_of_groups(groups[chunk])
+            sums = self._group_bounds[groups[chunk], None] + np.cumsum(counts, axis=1) - counts
+            yield queries, row[queries] - chunk.start, sums, groups[chunk]
 
-    def _counts_of_runs(self, runs: Int64s) -> Int64s:
-        """Return the counts of runs, int64[runs, run]; zeros after the last count."""
-        index = runs[:, None] * self._run + np.arange(self._run)
+    def _counts_of_groups(self, groups: Int64s) -> Int64s:
+        """Return the counts of groups, int64[groups, group size]; zeros after the last count."""
+        index = groups[:, None] * self._group_size + np.arange(self._group_size)
         last = len(self._counts) - 1
         return np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
 
