@@ -125,21 +125,21 @@ class ShardShuffleSampler(Sampler):
         )
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the first record and the stop of the block of each record.
+        """Return the first record and the stop of the block of each record, int64 as `records`.
 
-        In an epoch, a block that a bound cuts is two ranges, read apart from each other.
+        A few blocks are read in two parts in an epoch: their range is then the part.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
         >>> order.spans(np.array([5, 9, 0]))
         (array([4, 6, 0]), array([ 6, 10,  4]))
         """
-        first, stop = self._blocks.of_records(records)
+        first, stop = self._blocks.bounds_around(records)
         if epoch is not None:
-            first, stop = _clipped(first, stop, self._table(epoch).cut_records, records)
+            first, stop = _clip(first, stop, self._table(epoch).cut_records, records)
         return first, stop
 
     def for_batches(self, batch_size: int) -> ShardShuffleSampler:
-        """Return this order with batches of this size divided into its sections."""
+        """Return this sampler with `batch_size // sections` records of each section in a batch."""
         if batch_size % self._sections:
             raise ValueError(
                 f"batch_size must be divisible by the order's sections={self._sections}, "
@@ -155,60 +155,76 @@ class ShardShuffleSampler(Sampler):
         return lanes, GroupSampler(self, lanes, self._lanes)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Draw from the block sequence of the epoch, lane by lane, shuffled within each block."""
+        """Return the records at these positions of an epoch, int64[positions] both.
+
+        All blocks in a random order are one sequence of records. It is cut into segments (lanes),
+        which are read side by side. The records of a block are permuted within the block.
+        """
         table = self._table(epoch)
-        entry = self._entries(table.lanes, positions)
-        block_start, record, size = table.order.locate(entry)
+        entry = self._entries(table.lanes, positions)  # the index in the sequence
+        block_start, block_record, size = table.order.locate(entry)
         # If a bound cuts the block, its two parts are shuffled separately.
-        start, stop = _clipped(block_start, block_start + size, table.cuts, entry)
-        first, member = record + start - block_start, entry - start
+        start, stop = _clip(block_start, block_start + size, table.cuts, entry)
+        first_record, offset = block_record + start - block_start, entry - start
         if self._within == "random":
-            keys = random_words(derive(self._key, epoch, 1), first)
-            member = permute_rows(stop - start, keys, member[:, None])[:, 0]
-        ids: Int64s = first + member
+            keys = random_words(derive(self._key, epoch, 1), first_record)
+            offset = permute_rows(stop - start, keys, offset[:, None])[:, 0]
+        ids: Int64s = first_record + offset
         return ids
 
     def _entries(self, lanes: ConstantLanes, positions: Int64s) -> Int64s:
-        """Return the index of each position in the sequence of all blocks, one after the other."""
+        """Return the index of each position in the sequence of all blocks, one after the other.
+
+        The sequence is cut into sections, and a section into lanes, which are read side by side.
+        """
         if self._sections == 1:
             return lanes.entries(0, positions)
-        section, output = self._outputs(positions)
-        entries = section * self._section_size + lanes.entries(section, output)
+        section, section_position = self._section_positions(positions)
+        entries = section * self._section_size + lanes.entries(section, section_position)
         return np.where(positions < self._sections * self._section_size, entries, positions)
 
-    def _outputs(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the section of each position, and which output of the section it is."""
+    def _section_positions(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the section of each position, and the position in the order of this section.
+
+        Each batch has the next records of section 0, then those of section 1, and so on.
+        """
         sections, size = self._sections, self._section_size
         count = self._batch_size // sections  # records of a section in a batch
         step, index = np.divmod(positions, self._batch_size)
         # The last batch has the end of each section, then the records that are in no section.
-        last = step == size // count
-        section, offset = np.divmod(index, np.where(last, max(1, size % count), count))
-        output = (step * count + offset).clip(max=size - 1)
-        return np.minimum(section, sections - 1), output
+        is_last = step == size // count
+        section, offset = np.divmod(index, np.where(is_last, max(1, size % count), count))
+        section_position = (step * count + offset).clip(max=size - 1)
+        return np.minimum(section, sections - 1), section_position
 
     def _lanes(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the lane of each position; the lanes are numbered section by section."""
-        section, output = self._outputs(positions)
-        return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(output)
+        section, section_position = self._section_positions(positions)
+        return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(section_position)
 
     def _table(self, epoch: int) -> _EpochTable:
         return self._cache.get(epoch, lambda: self._new_table(derive(self._key, epoch)))
 
     def _new_table(self, key: int) -> _EpochTable:
-        """Permute the blocks of an epoch, and cut them by the bounds of sections and lanes."""
+        """Return the random order of blocks under a key, its lanes, and the blocks that they cut.
+
+        The sequence of blocks is cut into sections, and each section into lanes.
+        """
         order = BlockOrder(self._blocks, derive(key, 0))
-        starts = np.arange(self._sections)[:, None] * self._section_size
-        cuts = (starts + self._bounds[:-1]).reshape(-1)
-        block_start, record, _ = order.locate(cuts)
-        inside = block_start < cuts  # a bound between two blocks cuts none
-        cut_records = np.sort((record + cuts - block_start)[inside])
+        section_starts = np.arange(self._sections)[:, None] * self._section_size
+        cuts = (section_starts + self._bounds[:-1]).reshape(-1)  # where lanes start
+        block_start, block_record, _ = order.locate(cuts)
+        in_block = block_start < cuts  # a bound between two blocks cuts none
+        cut_records = np.sort((block_record + cuts - block_start)[in_block])
         keys = random_words(derive(key, 2), np.arange(self._sections))
-        return _EpochTable(order, cuts[inside], cut_records, ConstantLanes(self._bounds, keys))
+        return _EpochTable(order, cuts[in_block], cut_records, ConstantLanes(self._bounds, keys))
 
 
-def _clipped(starts: Int64s, stops: Int64s, cuts: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
-    """Return each range clipped to the part between two cuts in which its index lies."""
+def _clip(starts: Int64s, stops: Int64s, cuts: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
+    """Return each range clipped to the part between two cuts that contains its index.
+
+    The cuts are sorted. The ranges, from `starts` to `stops`, and their indices are int64[n].
+    """
     part = np.searchsorted(cuts, index, side="right")
     lowest, highest = np.append(-1, cuts)[part], np.append(cuts, validate.LIMIT)[part]
     return np.maximum(starts, lowest), np.minimum(stops, highest)

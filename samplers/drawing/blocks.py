@@ -36,8 +36,11 @@ class Blocks:
         """Number of shards."""
         return len(self._lengths)
 
-    def short(self) -> tuple[Int64s, Int64s]:
-        """Return the numbers of the short blocks, and how many records are missing in each."""
+    def short_blocks(self) -> tuple[Int64s, Int64s]:
+        """Return the numbers of the short blocks, and by how many records each is too short.
+
+        Only the last block of a shard may have fewer records than the others.
+        """
         shards = np.arange(self.num_shards)
         last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full
         short = np.flatnonzero(last_size)
@@ -50,29 +53,29 @@ class Blocks:
         counts: Counter[int] = Counter()  # blocks of each size
         for chunk in slices(self.num_shards):
             lengths = np.asarray(self._lengths[chunk]).astype(np.int64)
-            sizes, times = np.unique(lengths % self.block, return_counts=True)
-            counts.update(dict(zip(sizes.tolist(), times.tolist(), strict=True)))
+            last_sizes, num_shards = np.unique(lengths % self.block, return_counts=True)
+            counts.update(dict(zip(last_sizes.tolist(), num_shards.tolist(), strict=True)))
             counts[self.block] += int((lengths // self.block).sum())
-        del counts[0]  # these shards have no short block
+        del counts[0]  # shards whose last block is full
         size, count = max(counts.items(), key=lambda item: item[::-1], default=(1, 0))
         return size if count else 1
 
-    def of_records(self, records: Int64s) -> tuple[Int64s, Int64s]:
+    def bounds_around(self, records: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first record and the stop of the block that contains each record."""
         shard, shard_start = self._record_sums.locate(records)
         first = records - (records - shard_start) % self.block
         stop: Int64s = np.minimum(first + self.block, shard_start + self._lengths_of(shard))
         return first, stop
 
-    def spans(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
+    def first_and_size(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
         """Return the first record and the size of these blocks."""
-        shard, offset, sizes = self.sizes(numbers)
+        shard, offset, sizes = self.locate_in_shards(numbers)
         return self._record_sums.before(shard) + offset, sizes
 
-    def sizes(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def locate_in_shards(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the shard of these blocks, the offset of each in its shard, and their sizes."""
-        shard, before = self._block_sums.locate(numbers)
-        offset = (numbers - before) * self.block
+        shard, num_before = self._block_sums.locate(numbers)  # blocks before the shard
+        offset = (numbers - num_before) * self.block
         return shard, offset, np.minimum(self._lengths_of(shard) - offset, self.block)
 
     def _lengths_of(self, shards: Int64s) -> Int64s:
@@ -85,10 +88,9 @@ def _num_blocks(lengths: Array, block: int, shards: Int64s) -> Int64s:
 
 
 class BlockOrder:
-    """A random permutation of blocks under a key, and their records laid end to end.
+    """The records of all blocks as one sequence, block after block in a random order.
 
-    The *rank* of a block is its position in the permutation. An *entry* is an index into the
-    sequence of all records, block after block.
+    The *rank* of a block is its position in the order. An *entry* is an index into the sequence.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
@@ -107,9 +109,12 @@ class BlockOrder:
             self._sums = PrefixSums(sizes, _MAX_ENTRIES)
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the entry of the first record of each entry's block, this record, and the size."""
+        """Return the start, the first record and the size of the block that has each entry.
+
+        Entries are indices into the sequence of all records, and so is the start of a block.
+        """
         ranks, start = self._sums.locate(entries)
-        return start, *self._blocks.spans(self._block_at(ranks))
+        return start, *self._blocks.first_and_size(self._block_at(ranks))
 
 
 def _look_up(table: Array, index: Int64s) -> Int64s:
@@ -118,7 +123,7 @@ def _look_up(table: Array, index: Int64s) -> Int64s:
 
 def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], ranks: Int64s) -> Int64s:
     """Return the size of the block at each rank; ranks may be of any shape."""
-    return blocks.sizes(block_at(ranks.reshape(-1)))[2].reshape(ranks.shape)
+    return blocks.locate_in_shards(block_at(ranks.reshape(-1)))[2].reshape(ranks.shape)
 
 
 class _ShortBlockTable:
@@ -129,17 +134,18 @@ class _ShortBlockTable:
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
-        numbers, missing = blocks.short()
+        numbers, num_missing = blocks.short_blocks()
         ranks = inverse_permute(len(blocks), key, numbers)
         order = np.argsort(ranks)
         self._block = blocks.block
         # The block after each short block: its rank and its first entry.
         self._ranks = np.append(0, ranks[order] + 1)
-        self._starts = self._ranks * self._block - np.append(0, np.cumsum(missing[order]))
+        self._starts = self._ranks * self._block - np.append(0, np.cumsum(num_missing[order]))
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s]:
         """Return the rank of the block of each entry, and the block's first entry."""
+        # The last short block before each entry, and the number of full blocks in between.
         row = np.searchsorted(self._starts, entries, side="right") - 1
-        full_blocks = (entries - self._starts[row]) // self._block
-        ranks: Int64s = self._ranks[row] + full_blocks
-        return ranks, self._starts[row] + full_blocks * self._block
+        num_full = (entries - self._starts[row]) // self._block
+        ranks: Int64s = self._ranks[row] + num_full
+        return ranks, self._starts[row] + num_full * self._block
