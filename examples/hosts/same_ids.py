@@ -12,16 +12,16 @@ from twinfeed import Feed, NumpyLoader
 
 
 def report(delivered: Sequence[Any], sampler: Any) -> None:
-    """Print how many batches of ids were delivered, and whether they are a NumpyLoader's."""
+    """Print how many ids were delivered, and whether a NumpyLoader has the same from its start."""
     feed = Feed({"number": np.arange(sampler.num_records)}, sampler)
-    loader, expected = NumpyLoader(feed), []
-    while len(expected) < len(delivered):
-        expected += [batch["id"] for batch in loader]
-    same = digest(delivered) == digest(expected[: len(delivered)])
-    print(f"{len(delivered)} batches:", "the ids of NumpyLoader" if same else "OTHER ids")
+    loader, ids = NumpyLoader(feed), np.concatenate([np.asarray(batch) for batch in delivered])
+    expected = np.empty(0, np.int64)
+    while len(expected) < len(ids):
+        expected = np.concatenate([expected, *(batch["id"] for batch in loader)])
+    same = digest(ids) == digest(expected[: len(ids)])
+    print(f"{len(ids)} ids:", "those of NumpyLoader" if same else "NOT those of NumpyLoader")
 
 
-def digest(batches: Sequence[Any]) -> str:
-    """Return the digest of ids, one batch after the other."""
-    ids = np.concatenate([np.asarray(batch, np.int64) for batch in batches])
-    return hashlib.sha256(ids.tobytes()).hexdigest()
+def digest(ids: np.ndarray) -> str:
+    """Return the digest of ids in their order."""
+    return hashlib.sha256(ids.astype(np.int64).tobytes()).hexdigest()
