@@ -159,9 +159,12 @@ class IdPasses(Passes):
         """Begin the pass of an iterator, which is the latest one from now on."""
         epoch, _ = self.start_pass(from_start=True)
         self._running = iterator
-        if not empty:
+        if empty:
+            return
+        # A stored order may be looked at again and again, as an evaluation is.
+        if self._pass_counts != (epoch, 2) or iterator.order_changes():
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
-            self.advance()  # for its warning: the iterator has the position
+        self.advance()  # for its warning: the iterator has the position
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()
@@ -210,6 +213,12 @@ class IdIterator(Cursor):
         self._positions = self._sampler._positions_from(self._start)
         self._passes.start(self, empty=not self._positions)
         return self._positions
+
+    def order_changes(self) -> bool:
+        """Return whether the first ids of the next epoch are others."""
+        positions = np.arange(min(len(self._stream), 8))
+        epochs = (self.pass_epoch, self.pass_epoch + 1)
+        return not np.array_equal(*(self._sampler._whole.ids(epoch, positions) for epoch in epochs))
 
     def sync(self) -> bool:
         """Set epoch and step to those after the last id; return whether the pass has ended."""
