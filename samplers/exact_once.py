@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import Literal, SupportsIndex
 
 from numpy.typing import ArrayLike
@@ -27,7 +28,7 @@ class ExactOnceBatchSampler(BatchSampler):
     epoch 0, unless `set_epoch` says otherwise.
 
     Args:
-        n: number of records.
+        n: number of records, or a dataset, an index or a source, of which only the length is kept.
         batch_size: ids of a global batch.
         last_batch: what happens if `batch_size` does not divide n. `"smaller"`: the last batch is
             smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last batch is filled
@@ -56,7 +57,7 @@ class ExactOnceBatchSampler(BatchSampler):
     @validate.show_call("ExactOnceBatchSampler(len(index), batch_size=32)")
     def __init__(
         self,
-        n: SupportsIndex,
+        n: SupportsIndex | Sized,
         /,
         *,
         batch_size: SupportsIndex,
@@ -65,9 +66,10 @@ class ExactOnceBatchSampler(BatchSampler):
         seed: SupportsIndex = 0,
     ) -> None:
         validate.choice("last_batch", last_batch, ("smaller", "pad"))
-        order: Sampler = SequentialSampler(validate.record_count(n, ids=_SOME))
+        count = validate.record_count("n", n, subset=_SOME)
+        order: Sampler = SequentialSampler(count)
         if records is not None:
-            order = SubsetSampler(validate.sorted_record_ids(records, len(order)), of=n)
+            order = SubsetSampler(validate.sorted_record_ids(records, count), of=count)
         order.seed = validate.seed(seed)
         super().__init__(order, batch_size=batch_size, last_batch=last_batch)
         self.num_samples = len(order)  # records that are evaluated

@@ -8,14 +8,29 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from twinfeed.samplers import validate
 from twinfeed.samplers.types import Array
+
+
+def labels_of(data: Any) -> Any:
+    """Return the labels that an index or a source has, or other data as they are."""
+    if not hasattr(data, "digests"):
+        return data
+    labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
+    if labels is None:
+        kind = type(data).__name__
+        raise ValueError(
+            f"labels must be one a record, and this {kind} has none: name them, label="
+        )
+    return labels
 
 
 def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
     """Return labels as int64[n] or str[n]; integers are not copied where they are int64."""
     if isinstance(values, np.ndarray) and hasattr(values, "mask"):
         values = values.tolist()  # None where masked; np.asarray would drop the mask
-    array = np.asarray(values)
+    # numpy would read a dataset item by item.
+    array = np.asarray(values if validate.is_array_like(values) else None)
     if array.ndim == 0:
         kind = type(values).__name__
         raise TypeError(f"{name} must be one label a record, such as index.labels, got {kind}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 from typing import Any, Literal, NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
@@ -278,13 +278,17 @@ def check_order(order: Sampler, *, name: str = "order") -> Sampler:
 class SequentialSampler(Sampler):
     """The ids `0 … n - 1` in stored order, in every epoch.
 
+    Args:
+        n: number of records, or a dataset, an index or a source, of which only the length is kept.
+
     >>> import numpy as np
     >>> SequentialSampler(5).ids(0, np.arange(5)).tolist()
     [0, 1, 2, 3, 4]
     """
 
-    def __init__(self, n: SupportsIndex, /) -> None:
-        self.num_records = validate.record_count(n, ids="SubsetSampler(ids, of=len(index))")
+    def __init__(self, n: SupportsIndex | Sized, /) -> None:
+        subset = "SubsetSampler(ids, of=len(index))"
+        self.num_records = validate.record_count("n", n, subset=subset)
         self.parameters = {"n": self.num_records}
 
     def __repr__(self) -> str:
@@ -299,6 +303,10 @@ class RandomSampler(Sampler):
 
     Access is random, in constant time and memory for any n below 2^62.
 
+    Args:
+        n: number of records, or a dataset, an index or a source, of which only the length is kept.
+        seed: the only source of chance.
+
     >>> import numpy as np
     >>> order = RandomSampler(5, seed=0)
     >>> [order.ids(epoch, np.arange(5)).tolist() for epoch in range(2)]
@@ -308,9 +316,9 @@ class RandomSampler(Sampler):
     """
 
     @validate.show_call("RandomSampler(len(index), seed=0)")
-    def __init__(self, n: SupportsIndex, /, *, seed: SupportsIndex) -> None:
-        ids = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
-        self.num_records = validate.record_count(n, ids=ids)
+    def __init__(self, n: SupportsIndex | Sized, /, *, seed: SupportsIndex) -> None:
+        subset = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
+        self.num_records = validate.record_count("n", n, subset=subset)
         self.parameters = {"n": self.num_records}
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")

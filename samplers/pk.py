@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Literal, SupportsIndex
 
 import numpy as np
@@ -15,6 +15,7 @@ from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
+from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import check_pairs, class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
@@ -28,12 +29,12 @@ class PKBatchSampler(BatchStream):
     batch while its class has K records. Ranks take whole classes: world_size must divide P.
 
     Args:
-        labels: the label of each record (int or str), or a `ClassOrder`. Or a list of labels for
-            each record, also as two arrays, (offsets, labels): record i then has
-            `labels[offsets[i]:offsets[i + 1]]`. A record comes once in a batch, for one of its
-            classes. If two classes of a batch draw the same record, the larger class takes its next
-            free record. The counts of records may then differ by more than 1. Other batches do not
-            change.
+        labels: the label of each record (int or str), an index or a source that has them, or a
+            `ClassOrder`. Or a list of labels for each record, also as two arrays, (offsets,
+            labels): record i then has `labels[offsets[i]:offsets[i + 1]]`. A record comes once in a
+            batch, for one of its classes. If two classes of a batch draw the same record, the
+            larger class takes its next free record. The counts of records may then differ by more
+            than 1. Other batches do not change.
         p: classes of a batch: a number, or a schedule by training step (`epoch * len + step`). A
             change of p restarts the rotation of classes and of records.
         k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k
@@ -87,7 +88,7 @@ class PKBatchSampler(BatchStream):
     @validate.show_call("PKBatchSampler(labels, p=8, k=4, seed=0)")
     def __init__(
         self,
-        labels: ArrayLike | ClassOrder | Sequence[Sequence[Any]],
+        labels: ArrayLike | ClassOrder | Sequence[Sequence[Any]] | Sized,
         /,
         *,
         p: PerStep,
@@ -188,6 +189,7 @@ class PKBatchSampler(BatchStream):
         The labels of the classes are returned if records may have several labels. With `records`,
         only these are sorted.
         """
+        labels = labels_of(labels)
         lists = label_lists(labels)
         self._several_labels = lists is not None
         if lists is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sized
 from typing import SupportsIndex
 
 import numpy as np
@@ -14,6 +15,8 @@ from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
+
+_SOME = "SubsetSampler(ids, of=len(index), order=ReuseSampler(len(ids), …))"
 
 
 class ReuseSampler(Sampler):
@@ -28,7 +31,7 @@ class ReuseSampler(Sampler):
     number makes a crop reproducible.
 
     Args:
-        n: number of records.
+        n: number of records, or a dataset, an index or a source, of which only the length is kept.
         reuse: uses of a record in an epoch.
         live: at most n, and a multiple of the size of the batches that the sampler is cut into.
         seed: the only source of chance.
@@ -49,9 +52,15 @@ class ReuseSampler(Sampler):
     """
 
     def __init__(
-        self, n: SupportsIndex, /, *, reuse: SupportsIndex, live: SupportsIndex, seed: SupportsIndex
+        self,
+        n: SupportsIndex | Sized,
+        /,
+        *,
+        reuse: SupportsIndex,
+        live: SupportsIndex,
+        seed: SupportsIndex,
     ) -> None:
-        n = self.num_records = validate.integer("n", n, minimum=1)
+        n = self.num_records = validate.record_count("n", n, subset=_SOME, minimum=1)
         reuse = self._uses = validate.integer("reuse", reuse, minimum=1)
         live = self._live = validate.integer("live", live, minimum=1, below=MAX_LANES)
         if live > n:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
@@ -31,7 +31,7 @@ class SubsetSampler(InnerSampler):
 
     Args:
         records: distinct ids, int[n], which are kept as the table. By default they come as given.
-        of: the number of records of the index, `len(index)`.
+        of: the number of records of the index, `len(index)`, or the index or dataset itself.
         order: a sampler over `len(records)` places, such as `RandomSampler(len(records), seed=0)`.
 
     Records 2, 3, 5, 7 in stored order, and in a random order of their own::
@@ -54,13 +54,14 @@ class SubsetSampler(InnerSampler):
         records: ArrayLike,
         /,
         *,
-        of: SupportsIndex,
+        of: SupportsIndex | Sized,
         order: Sampler | None = None,
     ) -> None:
         self._table = validate.integers("records", records, minimum=0)
         values = validate.sorted_distinct("records", self._table)
         least = int(values[-1]) + 1 if len(values) else 0
-        self.num_records = validate.integer("of", of, minimum=least)
+        subset = "give them as the records"
+        self.num_records = validate.record_count("of", of, subset=subset, minimum=least)
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._set_order(inner, size, f"len(records)={size} places")
@@ -101,7 +102,7 @@ class SubsetSampler(InnerSampler):
 
 
 def split(
-    records: SupportsIndex | Sequence[str] | NDArray[np.str_],
+    records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
     /,
     *,
     fraction: float | Sequence[float],
@@ -116,7 +117,8 @@ def split(
     `fraction`, so the sizes are near the fraction, not equal to it.
 
     Args:
-        records: their number, or one key each, such as `index.keys()`.
+        records: their number, or a dataset, an index or a source, of which only the length counts.
+            Or one key each, such as `index.keys()`.
         fraction: of the records for validation, in [0, 1]. Or the fractions of several sides, which
             sum to 1, such as `[0.8, 0.1, 0.1]`: `[0.8, 0.2]` is `0.2`. If later fractions change
             and their sum stays, the sides before them keep their records. Without `by`, so do the
@@ -235,15 +237,16 @@ def _identities_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
     return _hashed(names.tolist())[index]
 
 
-def _identities(records: SupportsIndex | Sequence[str] | NDArray[np.str_]) -> Int64s | UInt64s:
+def _identities(
+    records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
+) -> Int64s | UInt64s:
     """Return one number for each record: its id, or a hash of its key."""
-    if isinstance(records, (np.ndarray, np.generic)):
-        records = records.tolist()
-    if isinstance(records, SupportsIndex):
-        return np.arange(validate.integer("records", records, minimum=0))
-    if isinstance(records, (str, bytes)) or not hasattr(records, "__getitem__"):
+    if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
-    keys = list(records)
+    if isinstance(records, str) or not validate.is_list(records):
+        count = validate.record_count("records", records, subset="give one key each, index.keys()")
+        return np.arange(count)
+    keys = records.tolist() if isinstance(records, np.ndarray) else list(records)
     check_types("records", "their number, or a sequence of keys (str)", keys, str)
     return _hashed(keys)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Sized
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers.mapped import as_mapped, is_increasing, is_mapped
+from twinfeed.samplers.traits import Samples
 from twinfeed.samplers.types import Array, Int64s
 
 T = TypeVar("T")
@@ -63,15 +64,47 @@ def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT
     return number
 
 
-def record_count(n: SupportsIndex, *, ids: str) -> int:
-    """Return a number of records as an int; TypeError for an array or a list.
+def is_array_like(data: object) -> bool:
+    """Return whether numpy makes an array of data: a sequence, an array, a column or a table."""
+    return isinstance(data, Sequence) or hasattr(data, "__array__")
 
-    `ids` is the advice of that error: how to draw some of the records by their ids.
+
+def is_list(data: object) -> bool:
+    """Return whether data are a sequence, or an array or a column of one dimension."""
+    return is_array_like(data) and len(getattr(data, "shape", "1")) == 1
+
+
+def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: int = 0) -> int:
+    """Return a number of records: an integer, or the length of what torch takes for a data source.
+
+    A data source is a dataset, an index, a source of records: anything of a length whose items are
+    no numbers. `subset` is the advice for ids in its place.
+
+    Raises:
+        TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
     """
-    if hasattr(n, "__len__") and getattr(n, "shape", None) != ():
+    if isinstance(n, Sized) and getattr(n, "shape", None) != ():
         kind = type(n).__name__
-        raise TypeError(f"n must be the number of records, got {kind}: for some of them, {ids}")
-    return integer("n", n, minimum=0)
+        if is_list(n) and _is_number(next(iter(n), None)):  # type: ignore[call-overload]
+            raise TypeError(
+                f"{name} must be the number of records or a dataset, got {kind} of numbers: for "
+                f"some of the records, {subset}"
+            )
+        items = hasattr(n, "__getitem__") or hasattr(n, "digests")  # a source has no items
+        streams = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
+        if isinstance(n, (str, bytes, bytearray, Mapping)) or streams or not items:
+            raise TypeError(
+                f"{name} must be the number of records or a dataset with __len__ and __getitem__, "
+                f"got {kind}"
+            )
+        n = len(n)
+    return integer(name, n, minimum=minimum)
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value is a scalar number, of any library."""
+    number = hasattr(value, "__index__") or hasattr(value, "__float__")
+    return number and not isinstance(value, (str, bytes)) and not getattr(value, "shape", ())
 
 
 def seed(value: SupportsIndex) -> int:
@@ -102,7 +135,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def unmasked(name: str, values: Any) -> Array:
-    """Return an array; raise ValueError for a masked entry, whose mask `np.asarray` drops."""
+    """Return an array; raise ValueError for a masked entry, whose mask `np.asarray` drops.
+
+    Raises:
+        TypeError: a dataset or a sampler. `np.asarray` would read all items of it.
+    """
+    has_items = hasattr(values, "__getitem__") and not isinstance(values, Mapping)
+    if has_items and not is_array_like(values):
+        raise TypeError(f"{name} must be a list or an array, got a {type(values).__name__}")
     masked = np.flatnonzero(np.ma.getmask(values))
     if len(masked):
         raise ValueError(f"{name} must have no masked entry, got one at {masked[0]}: fill it first")

@@ -104,6 +104,7 @@ class DatasetSource:
                 self.columns[name] = _as_numbers(name, _read_column(dataset, name))
         if label is not None and self.columns[label].dtype.kind not in "iu":
             raise TypeError(f"label {label!r} must hold integers, got {self.columns[label].dtype}")
+        self.labels = None if label is None else self.columns[label]  # for samplers
         self.fields = [name for name in dataset.names if name not in self.columns]
         names = [*self.fields, *self.columns]
         self.digests = {} if digest is None else dict.fromkeys(names, digest)

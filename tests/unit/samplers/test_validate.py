@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections import deque
 from collections.abc import Callable
+from copy import copy
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from twinfeed import DatasetSource, Feed, pack
 from twinfeed.samplers import (
     BatchSampler,
     BucketBatchSampler,
     ExactOnceBatchSampler,
+    IdSequence,
     MixtureSampler,
     PKBatchSampler,
     RandomSampler,
@@ -68,6 +73,30 @@ def views(counts: list[int]) -> ViewSampler:
     return ViewSampler(SequentialSampler(len(counts)), counts, per_epoch="one", seed=0)
 
 
+class Endless:
+    """A dataset of seven items that never raises IndexError, as many of torch do."""
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, number: int) -> int:
+        return number
+
+
+class Unread(Endless):
+    """A dataset whose items must not be read."""
+
+    def __getitem__(self, number: int) -> int:
+        raise AssertionError(number)
+
+
+class Unknown(Endless):
+    """A dataset whose length is not known yet."""
+
+    def __len__(self) -> int:
+        raise RuntimeError("download it first")
+
+
 MASKED = np.ma.masked_equal([1, 2, 3], 2)
 
 REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
@@ -77,6 +106,46 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: SequentialSampler(True), TypeError, "n must be an integer, got True"),
     (lambda: RandomSampler(np.array([4, 7]), seed=0), TypeError, "SubsetSampler(ids, of="),
     (lambda: ExactOnceBatchSampler([4, 7], batch_size=2), TypeError, "len(index), records=ids"),
+    # What is no data source.
+    *(
+        (partial(RandomSampler, wrong, seed=0), TypeError, word)
+        for wrong, word in [
+            (
+                [4.0, 7.0],
+                "or a dataset, got list of numbers: for some of the records, SubsetSampler",
+            ),
+            ((4,), "got tuple of numbers"),
+            (range(5), "got range of numbers"),
+            (b"abc", "got bytes"),
+            (bytearray(3), "got bytearray"),
+            ("abc", "got str"),
+            ({"x": [1, 2]}, "dataset with __len__ and __getitem__, got dict"),
+            ({1, 2}, "got set"),
+            (np.array([True, False]), "got ndarray of numbers"),
+            (deque([3]), "got deque of numbers"),
+            (IdSequence(SequentialSampler(3), epochs=2), "got IdSequence of numbers"),
+            (SequentialSampler(3), "__getitem__, got SequentialSampler"),
+            (ExactOnceBatchSampler(3, batch_size=1), "got ExactOnceBatchSampler"),
+            (Feed({"x": np.arange(3)}, ExactOnceBatchSampler(3, batch_size=1)), "got Feed"),
+            (iter([1]), "n must be an integer, got <list_iterator"),
+            (Endless, "n must be an integer, got <class"),
+        ]
+    ),
+    (lambda: RandomSampler(Unknown(), seed=0), RuntimeError, "download it first"),
+    (lambda: ReuseSampler([], reuse=1, live=1, seed=0), ValueError, "n must be at least 1, got 0"),
+    (lambda: SubsetSampler([7], of=Unread()), ValueError, "of must be at least 8, got 7"),
+    (lambda: SubsetSampler(Endless(), of=7), TypeError, "records must be a list or an array, got"),
+    (lambda: SubsetSampler(SequentialSampler(3), of=7), TypeError, "records must be a list or an"),
+    (
+        lambda: PKBatchSampler(Endless(), p=1, k=1, seed=0),
+        TypeError,
+        "as index.labels, got Endless",
+    ),
+    (
+        lambda: PKBatchSampler(DatasetSource([{"x": 1}]), p=1, k=1, seed=0),
+        ValueError,
+        "labels must be one a record, and this DatasetSource has none: name them, label=",
+    ),
     (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
     (lambda: SequentialSampler(2**64), ValueError, "n must be below"),
     (lambda: RandomSampler(3, seed=None), TypeError, "seed must be an integer"),
@@ -293,7 +362,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: SubsetSampler([True, False], of=2), TypeError, "records must hold integers, got a"),
     (lambda: split(iter(["a", "b"]), fraction=0.5, seed=0), TypeError, "records must be their"),
     (lambda: split(None, fraction=0.5, seed=0), TypeError, "of keys, got None"),
-    (lambda: split(np.float64(5), fraction=0.5, seed=0), TypeError, "of keys, got 5.0"),
+    (lambda: split(np.float64(5), fraction=0.5, seed=0), TypeError, "of keys, got np.float64(5.0)"),
     (lambda: split(5.0, fraction=0.5, seed=0), TypeError, "of keys, got 5.0"),
     (lambda: split("abc", fraction=0.5, seed=0), TypeError, "records must be"),
     (
@@ -364,6 +433,46 @@ def test_bad_arguments_are_refused_in_words(
     with pytest.raises(kind) as caught:
         call()
     assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        np.array(7),
+        Unread(),
+        np.zeros((7, 2), int),
+        np.array(["a.jpg"] * 7),
+        ["a.jpg"] * 7,
+        deque([{"x": 1}] * 7),
+        [(1, 2)] * 7,
+        [np.zeros(1)] * 7,
+        DatasetSource([{"x": 1}] * 7),
+    ],
+)
+def test_what_torch_takes_for_a_data_source_stands_for_its_length(data: Any) -> None:
+    """Only the length is kept."""
+    for make in (
+        lambda n: RandomSampler(n, seed=1),
+        SequentialSampler,
+        lambda n: ReuseSampler(n, reuse=2, live=3, seed=1),
+        lambda n: SubsetSampler([4, 6], of=n),
+        lambda n: ExactOnceBatchSampler(n, batch_size=2, records=[3, 4]),
+    ):
+        assert make(data).fingerprint == make(7).fingerprint
+        assert make(data).num_records == 7
+    if isinstance(data, (Unread, DatasetSource)):  # others are keys
+        sides, expected = split(data, fraction=0.5, seed=0), split(7, fraction=0.5, seed=0)
+        assert [side.tolist() for side in sides] == [side.tolist() for side in expected]
+
+
+def test_labels_are_those_of_an_index_or_a_source(tmp_path: Path) -> None:
+    samples = [{"x": bytes([number]), "label": number % 3} for number in range(9)]
+    index = pack(samples, tmp_path)["data"]
+    expected = PKBatchSampler(index.labels, p=2, k=2, seed=0)
+    for data in (index, index.class_order, DatasetSource(samples, label="label")):
+        sampler = PKBatchSampler(data, p=2, k=2, seed=0)
+        assert sampler.fingerprint == expected.fingerprint
+        assert [ids.tolist() for ids in sampler] == [ids.tolist() for ids in copy(expected)]
 
 
 def test_a_state_of_other_parameters_names_every_field_with_both_values() -> None:

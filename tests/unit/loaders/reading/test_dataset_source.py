@@ -71,6 +71,7 @@ def test_rows_are_the_same_records_packed(kind: str, index: Index, tmp_path: Pat
     rows = DatasetSource(made(tmp_path), label="label", fields=fields)
     if kind != "a dataset of torch":  # a class that no other process can import
         check_source(rows)
+    assert RandomSampler(rows, seed=0).fingerprint == RandomSampler(RECORDS, seed=0).fingerprint
     # Where the format is Python's own, so are the numbers.
     spec = {"x": ((4,), np.float32), "word": ((), None)} if kind == "Hugging Face" else None
     for sampler, other in zip(samplers(rows.columns["label"]), samplers(LABELS), strict=True):
@@ -95,6 +96,8 @@ def test_a_feed_takes_a_dataset_of_dicts_as_its_source(kind: str, tmp_path: Path
     loaders = [NumpyLoader(Feed(data, sampler)) for data in (made, DatasetSource(made))]
     assert loaders[0].state_dict() == loaders[1].state_dict()
     assert two_epochs(loaders[0]) == two_epochs(loaders[1])
+    if hasattr(made, "__getitem__") and not isinstance(made, dict):
+        assert len(RandomSampler(made, seed=0)) == RECORDS
 
 
 def test_a_feed_reads_record_0_of_a_dataset_once_when_it_is_made() -> None:
