@@ -34,33 +34,33 @@ class CoverageBatches:
         p, k = self._p, self._k = shape.largest_p, shape.largest_k
         self._key = root_key(seed, f"pk coverage {'once' if without_repeats else 'all'}")
         layout = _layout_once if without_repeats else _layout_all
-        self.steps, self._chunks, self._adjustable = layout(classes.sizes, p, k)
-        self._surplus = int(self._chunks.sum()) - p * self.steps
-        self._records_used = (
-            self._chunks * k if without_repeats else classes.sizes
-        )  # of each class, an epoch
+        self.steps, self._num_chunks, self._adjustable = layout(classes.sizes, p, k)
+        self._surplus = int(self._num_chunks.sum()) - p * self.steps
+        # Of each class, the number of its records that an epoch uses.
+        self._records_used = self._num_chunks * k if without_repeats else classes.sizes
         self._cache: FifoCache[tuple[FairGroups, Int64s, Int64s]] = FifoCache(2)
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of these global steps of one epoch, concatenated.
 
-        In each epoch the columns are in another random order.
+        The chunks of an epoch, of K records of a class each, are in a table: a column is a batch,
+        and has P rows. The order of the columns is another in each epoch.
         """
-        epoch = int(steps[0]) // self.steps
+        epoch, step = int(steps[0]) // self.steps, steps % self.steps
         groups, class_order, bounds = self._cache.get(epoch, lambda: self._epoch_table(epoch))
-        column = permute(self.steps, derive(self._key, epoch, 1), steps % self.steps)
+        column = permute(self.steps, derive(self._key, epoch, 1), step)
         # A row holds few classes, one after the other. Each batch permutes its rows, so that no
         # rank gets these classes alone.
-        keys = random_words(derive(self._key, epoch, 3), steps % self.steps)
-        rank_p = self._p // world_size
-        rank_rows = np.tile(np.arange(rank * rank_p, (rank + 1) * rank_p), (len(steps), 1))
+        keys = random_words(derive(self._key, epoch, 3), step)
+        rank_rows = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(steps), 1))
         row = permute_rows(np.full_like(steps, self._p), keys, rank_rows)
-        cell = (column[:, None] + row * self.steps).reshape(-1)
+        cell = (column[:, None] + row * self.steps).reshape(-1)  # numbered row by row
         index = np.searchsorted(bounds, cell, side="right") - 1
         classes = class_order[index]
         if self.by_class:
             return np.repeat(classes, self._k)
-        member = groups.groups(classes, cell - bounds[index])
+        chunk = cell - bounds[index]  # its number among the chunks of its class
+        member = groups.groups(classes, chunk)
         # The records of a class that an epoch leaves out rotate over the epochs.
         size = self._classes.sizes[classes]
         num_unused = size - self._records_used[classes]
@@ -70,37 +70,43 @@ class CoverageBatches:
     def _epoch_table(self, epoch: int) -> tuple[FairGroups, Int64s, Int64s]:
         """Return an epoch's groups of records, its order of classes, and the bounds of the classes.
 
-        Class number i of the order has the cells from `bounds[i]` to `bounds[i + 1]` of the table,
-        numbered row by row.
+        A chunk, K records of a class, takes a cell of a table of P rows and a column for each
+        batch. Class `order[i]` has the cells from `bounds[i]` to `bounds[i + 1]`, row by row.
         """
         # Some classes lose a chunk, or get one chunk more: other classes in each epoch.
         count = abs(self._surplus)
         window = (epoch * count + np.arange(count)) % max(1, len(self._adjustable))
-        changes = np.bincount(self._adjustable[window], minlength=len(self._chunks))
-        chunks = self._chunks - np.sign(self._surplus) * changes
-        order = permute(len(chunks), derive(self._key, epoch, 0), np.arange(len(chunks)))
-        bounds = np.append(0, np.cumsum(chunks[order]))
+        changes = np.bincount(self._adjustable[window], minlength=len(self._num_chunks))
+        num_chunks = self._num_chunks - np.sign(self._surplus) * changes
+        order = permute(len(num_chunks), derive(self._key, epoch, 0), np.arange(len(num_chunks)))
+        bounds = np.append(0, np.cumsum(num_chunks[order]))
         return FairGroups(self._records_used, self._k, derive(self._key, epoch, 2)), order, bounds
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
-    """Return B, the chunks of each class, and the class of each chunk that may be left out.
+    """Return the most batches that have no record twice, and the chunks of K records in them.
 
-    In B batches a class has B chunks at most.
+    Returns the number n of batches, the number of chunks of each class, and the class of each chunk
+    that may be left out. A batch has P chunks of different classes, so a class has at most n.
     """
     full_chunks = sizes // k
-    # If B batches can be filled, so can fewer: a binary search finds the largest B.
+    # If n batches can be filled, so can fewer: a binary search finds the largest n.
     candidates = range(1, int(full_chunks.sum()) // p + 1)
-    steps = bisect_left(candidates, True, key=lambda b: np.minimum(full_chunks, b).sum() < p * b)
-    chunks = np.minimum(full_chunks, steps)
-    return steps, chunks, np.repeat(np.arange(len(sizes)), chunks)
+    steps = bisect_left(candidates, True, key=lambda n: np.minimum(full_chunks, n).sum() < p * n)
+    num_chunks = np.minimum(full_chunks, steps)
+    return steps, num_chunks, np.repeat(np.arange(len(sizes)), num_chunks)
 
 
 def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
-    """Return B, the chunks of each class, and the classes that may get one chunk more."""
+    """Return the fewest batches that have every record, and the chunks of K records in them.
+
+    Returns the number n of batches, the number of chunks of each class, and the classes that may
+    get one chunk more. A batch has P chunks of different classes, so a class has at most n.
+    """
     needed = -(-sizes // k)
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
-    # Small classes get more chunks, all the same number, as far as the table has room.
+    # The batches have room for more chunks: each class gets as many as `least`, the largest number
+    # for which there is room.
     counts = range(1, steps + 1)
     least = bisect_left(counts, True, key=lambda n: np.maximum(needed, n).sum() > p * steps)
     return steps, np.maximum(needed, least), np.flatnonzero(needed <= least)

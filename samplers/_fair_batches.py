@@ -13,7 +13,7 @@ from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
 from twinfeed.samplers.drawing.deduplicate import replace_duplicates
 from twinfeed.samplers.drawing.fair_groups import FairGroups
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import owners_of
+from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.drawing.interleave import Interleave
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import slices
@@ -189,7 +189,7 @@ class _PhaseSchedule:
         if not steps:
             return
         first = self._num_cycles * self._num_classes // self._p  # step where the last cycle starts
-        super_class, offset = owners_of(num_steps - first)
+        super_class, offset = groups_and_indices(num_steps - first)
         in_last_cycle = np.zeros(num_classes, np.bool_)
         for chunk in slices(len(offset), _CHUNK // self._p + 1):
             index = first[super_class[chunk]] + offset[chunk]

@@ -67,7 +67,7 @@ class BucketBatchSampler(BatchStream):
         self._budget = validate.integer(name, budget, minimum=least)
         self._order = np.argsort(cost_array, kind="stable")  # the records by their costs
         sorted_costs = cost_array[self._order]
-        self._sums = np.cumsum(sorted_costs)
+        self._cost_sums = np.cumsum(sorted_costs)
         if window is None:
             window = min(8, (len(self._batch_bounds(sorted_costs, 0)) - 1) // 50)
         window = validate.integer("window", window, minimum=0)
@@ -92,10 +92,16 @@ class BucketBatchSampler(BatchStream):
         self._size_divisor = int(np.gcd.reduce(self._counts))
 
     def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
-        """Return the bounds of batches in the order of costs, if records move up by `window`."""
+        """Return where batches start and stop in the order of costs, int64[batches + 1].
+
+        `costs` are sorted. In each epoch a record may come before records whose sum of the costs up
+        to them is lower by at most `window`. No batch may be above the budget even then. All sizes
+        but one are multiples of `multiple`.
+        """
         n, multiple = len(costs), self._multiple
-        last = np.searchsorted(self._sums, self._sums + window, side="right") - 1
-        max_costs = costs[last]  # the largest cost that may come to each position
+        # The last record that may come to each position has the largest cost there.
+        last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
+        max_costs = costs[last]
         bounds = [0, n % multiple] if n % multiple else [0]
         while bounds[-1] < n:
             start = bounds[-1]
@@ -124,22 +130,24 @@ class BucketBatchSampler(BatchStream):
         return epoch * self.num_records + int(self._sizes(epoch, 0, step).sum())
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        numbers = self._batch_order(epoch)[start : start + len(lows)].tolist()
-        slices = zip(numbers, lows, highs, strict=True)
-        return np.concatenate([self._batch_records(epoch, n)[a:b] for n, a, b in slices])
+        batches = self._batch_order(epoch)[start : start + len(lows)].tolist()
+        slices = zip(batches, lows, highs, strict=True)
+        return np.concatenate([self._batch_records(epoch, n)[low:high] for n, low, high in slices])
 
     def _batch_records(self, epoch: int, number: int) -> Int64s:
-        """Return the records of a batch by its number in the order of costs.
+        """Return the records of a batch in random order, int64[n].
 
-        The records are sorted by (sum of the costs up to the record) + (random number up to the
-        window). So the records of a batch are among those whose sums are within a window of the
-        batch's sums, and only these are sorted.
+        `number` is the number of the batch in the order of costs. In an epoch, all records are
+        sorted by (sum of the costs up to the record) + (random number up to the window). So the
+        records of a batch are among those whose sums are within a window of the batch's sums, and
+        only these are sorted.
         """
-        sums, (start, stop) = self._sums, self._bounds[number : number + 2]
+        sums, (start, stop) = self._cost_sums, self._bounds[number : number + 2]
         low = int(np.searchsorted(sums, sums[start] - self._window))
         high = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
         ids = self._order[low:high]
         random = random_words(derive(self._keys["record"], epoch), ids)
-        moved_sums = sums[low:high] + uniform_below(random, self._window + 1)
-        ids = ids[np.argsort(moved_sums, kind="stable")[start - low : stop - low]]
+        random_sums = sums[low:high] + uniform_below(random, self._window + 1)
+        ids = ids[np.argsort(random_sums, kind="stable")[start - low : stop - low]]
+        # A random order within the batch.
         return ids[np.argsort(random_words(derive(self._keys["place"], epoch), ids), kind="stable")]

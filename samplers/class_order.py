@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
-from twinfeed.samplers.drawing.int_arrays import owners_of
+from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.mapped import as_mapped, slices
 from twinfeed.samplers.state import digest
@@ -116,7 +116,7 @@ class ClassOrder:
 
     def class_record_pairs(self) -> tuple[Int64s, Int64s]:
         """Return the class number and the id of each record, class after class."""
-        class_number, member = owners_of(self.sizes)
+        class_number, member = groups_and_indices(self.sizes)
         return class_number, self.record_ids(class_number, member)
 
     def num_at_least(self, size: int) -> int:

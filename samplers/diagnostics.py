@@ -13,7 +13,6 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.batch import BatchSampler
-from twinfeed.samplers.drawing.int_arrays import owners_of
 from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
 from twinfeed.samplers.label_arrays import as_labels
 from twinfeed.samplers.orders import Sampler
@@ -132,7 +131,7 @@ class Diagnosis:
                 f"{where} hold {measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
             ] = measure.low
         findings[f"not in the stream: {missing}"] = self.covered < self.records
-        return [finding for finding, holds in findings.items() if holds]
+        return [finding for finding, is_present in findings.items() if is_present]
 
     def __str__(self) -> str:
         """Return the numbers as lines, then the findings."""
@@ -165,11 +164,11 @@ class Diagnosis:
 
 
 def plot_order(axes: Any, values: Int64s, /) -> None:
-    """Draw a value of each sample of a stream by its position, at most `_MAX_POINTS` of them."""
+    """Plot the value of each sample of a stream by its position, at most `_MAX_POINTS` of them."""
     samples = len(values)
-    shown = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
+    positions = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
     size = max(2, 8000 / samples)
-    axes.scatter(shown, values[shown], s=size, alpha=0.5, linewidths=0, rasterized=True)
+    axes.scatter(positions, values[positions], s=size, alpha=0.5, linewidths=0, rasterized=True)
 
 
 def diagnose(
@@ -208,9 +207,8 @@ def diagnose(
     if labels is not None:
         groups["classes"] = np.unique(as_labels(labels), return_inverse=True)[1]
     if shard_lengths is not None:
-        groups["shards"], _ = owners_of(
-            validate.integers("shard_lengths", shard_lengths, minimum=0)
-        )
+        lengths = validate.integers("shard_lengths", shard_lengths, minimum=0)
+        groups["shards"] = np.repeat(np.arange(len(lengths)), lengths)
     if block is not None:
         groups["blocks"] = np.arange(records) // validate.integer("block", block, minimum=1)
     for name, group in groups.items():
@@ -238,7 +236,7 @@ def _samples_of(
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
-        batch, _ = owners_of(np.array([len(ids) for ids in batches], np.int64))
+        batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])
         records = stream.num_records
     else:
         ids = validate.integers("stream", stream, minimum=-1)
@@ -263,9 +261,13 @@ def _required_size(batch_size: SupportsIndex | None) -> int:
 
 
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
-    """Compute all statistics; `batch` is the batch of each sample, `groups` those of records."""
+    """Return all statistics of a stream of record ids, int64[samples].
+
+    `batch` is the batch number of each sample, int64[samples]. `groups` are the classes, shards or
+    blocks of the records: the group number of each record, int64[records], by name.
+    """
     samples = len(ids)
-    head = -(-samples // 10)
+    head = -(-samples // 10)  # samples in the first tenth
     position = np.arange(samples)
     stored_position = ids * samples // records
     counts = np.bincount(ids, minlength=records)
@@ -275,11 +277,11 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     for name, group in groups.items():
         in_head = np.array([len(np.unique(group[ids[:head]]))])
         head_distinct[name] = _distinct_measure(in_head, group, head)
-        in_batches = _distinct_in_batches(batch, group[ids])[sizes == size]
-        distinct[name] = _distinct_measure(in_batches, group, size)
+        in_full_batches = _distinct_in_batches(batch, group[ids])[sizes == size]
+        distinct[name] = _distinct_measure(in_full_batches, group, size)
         in_windows = _distinct_in_windows(group[ids], size)
-        fewest = int(in_windows.argmin())
-        worst[name] = Stretch(_distinct_measure(in_windows[[fewest]], group, size), fewest)
+        start = int(in_windows.argmin())  # of the window with the fewest groups
+        worst[name] = Stretch(_distinct_measure(in_windows[[start]], group, size), start)
     return Diagnosis(
         records=records,
         samples=samples,
@@ -300,21 +302,30 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
 
 
 def _distinct_in_batches(batch: Int64s, group: Int64s) -> Int64s:
-    """Count the distinct groups of each batch."""
-    width = int(group.max()) + 1
-    pairs = np.sort(batch * width + group)  # np.unique takes many times as long
-    return np.bincount(pairs[np.append(True, pairs[1:] != pairs[:-1])] // width)
+    """Return the number of distinct groups in each batch, int64[batches].
+
+    `batch` and `group` are the batch and the group of each sample, int64[samples].
+    """
+    num_groups = int(group.max()) + 1
+    pairs = np.sort(batch * num_groups + group)  # np.unique takes many times as long
+    distinct_pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]
+    return np.bincount(distinct_pairs // num_groups)
 
 
 def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
-    """Count the distinct groups of each sliding window of `size` samples, by its first sample."""
+    """Return the number of distinct groups in each window of `size` consecutive samples.
+
+    `group` is the group of each sample, int64[samples]. Entry i of the result is the window that
+    starts at sample i, int64[samples - size + 1].
+    """
     samples = np.arange(len(group))
-    order = np.argsort(group, kind="stable")
-    previous = np.full(len(group), -1)  # the previous sample of the same group
-    repeated = np.flatnonzero(np.diff(group[order]) == 0)
-    previous[order[repeated + 1]] = order[repeated]
-    # A sample is the first of its group in the windows that start after the previous one. Count
-    # these windows of all samples by a difference array.
+    by_group = np.argsort(group, kind="stable")
+    previous = np.full(len(group), -1)  # the last sample before this one that has the same group
+    repeated = np.flatnonzero(np.diff(group[by_group]) == 0)
+    previous[by_group[repeated + 1]] = by_group[repeated]
+    # Count each group of a window once, at its first sample in the window. Sample i is this sample
+    # in the windows that start after `previous[i]`, and at i at the latest. A difference array adds
+    # up these ranges of windows.
     first_window = np.maximum(previous, samples - size) + 1
     starts, stops = (
         np.bincount(windows, minlength=len(group) + 1) for windows in (first_window, samples + 1)
@@ -323,24 +334,29 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
 
 
 def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
-    """Return the mean of distinct groups in batches of `size`, compared with uniform batches.
+    """Return the mean number of distinct groups in batches, compared with uniform batches.
 
-    `counts` has the distinct groups of each batch, `group` the group of each record.
+    `counts` has the number of distinct groups in each batch of `size` records, and `group` the
+    group of each record.
     """
     n = len(group)
-    sizes, times = np.unique(np.bincount(group), return_counts=True)
-    missing_probability = np.array([_probability_absent(n, s, size) for s in sizes.tolist()])
+    group_sizes, num_groups = np.unique(np.bincount(group), return_counts=True)
+    missing = np.array([_probability_missing(n, count, size) for count in group_sizes.tolist()])
     # The variance of independent groups, an upper bound: groups exclude each other.
-    variance = (times * missing_probability * (1 - missing_probability)).sum() / len(counts)
-    uniform = float((times * (1 - missing_probability)).sum())
+    variance = (num_groups * missing * (1 - missing)).sum() / len(counts)
+    uniform = float((num_groups * (1 - missing)).sum())
     return Measure(float(counts.mean()), uniform, float(np.sqrt(variance)))
 
 
-def _probability_absent(n: int, s: int, size: int) -> float:
-    """Return C(n - s, size) / C(n, size): that a batch of n records has none of a group of s."""
-    if s + size > n:
+def _probability_missing(n: int, group: int, batch: int) -> float:
+    """Return the probability that a random batch has no record of a group.
+
+    It is C(n - group, batch) / C(n, batch), where n, `group` and `batch` are numbers of records.
+    """
+    if group + batch > n:
         return 0.0
-    return exp(lgamma(n - s + 1) - lgamma(n - s - size + 1) - lgamma(n + 1) + lgamma(n - size + 1))
+    log_ratio = lgamma(n - group + 1) - lgamma(n - group - batch + 1)
+    return exp(log_ratio - lgamma(n + 1) + lgamma(n - batch + 1))
 
 
 def _correlation(position: Int64s, ids: Int64s) -> float:
@@ -348,14 +364,14 @@ def _correlation(position: Int64s, ids: Int64s) -> float:
     _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
     if len(counts) < 2:
         return 0.0
-    rank = np.cumsum(counts) - (counts + 1) / 2
-    return float(np.corrcoef(position, rank[inverse])[0, 1])
+    mean_rank = np.cumsum(counts) - (counts + 1) / 2  # of each distinct id
+    return float(np.corrcoef(position, mean_rank[inverse])[0, 1])
 
 
 def simulate_shuffle_buffer(
     n: SupportsIndex, /, *, buffer_size: SupportsIndex, seed: SupportsIndex
 ) -> Int64s:
-    """Return the order in which `shuffle(buffer_size)` sends n stored records, int64[n].
+    """Return the order in which `shuffle(buffer_size)` yields n stored records, int64[n].
 
     The buffer is filled. Then each step takes a random record of the buffer and puts the next
     stored record in its place. At the end the buffer is drained at random. tf.data and webdataset
@@ -372,17 +388,18 @@ def simulate_shuffle_buffer(
     [0, 2, 4, 5, 6, 3, 7, 8, 9, 1]
     """
     total = validate.integer("n", n, minimum=0)
-    buffer = list(range(min(total, validate.integer("buffer_size", buffer_size, minimum=1))))
-    buffered = np.minimum(len(buffer), total - np.arange(total))
+    capacity = min(total, validate.integer("buffer_size", buffer_size, minimum=1))
+    buffer = list(range(capacity))
+    num_buffered = np.minimum(capacity, total - np.arange(total))  # at each step
     key = root_key(validate.seed(seed), "shuffle buffer")
     out = np.empty(total, np.int64)
-    picks = uniform_below(random_words(key, np.arange(total)), buffered).tolist()
-    for position, pick in enumerate(picks):
-        out[position] = buffer[pick]
-        next_record = position + int(buffered[0])
+    choices = uniform_below(random_words(key, np.arange(total)), num_buffered).tolist()
+    for position, index in enumerate(choices):
+        out[position] = buffer[index]
+        next_record = position + capacity
         if next_record < total:
-            buffer[pick] = next_record
+            buffer[index] = next_record
         else:
-            buffer[pick] = buffer[-1]
+            buffer[index] = buffer[-1]
             buffer.pop()
     return out

@@ -9,7 +9,7 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.int_arrays import owners_of, ranges
+from twinfeed.samplers.drawing.int_arrays import groups_and_indices, ranges
 from twinfeed.samplers.label_arrays import as_labels, check_types
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.types import Array, Int64s
@@ -48,7 +48,7 @@ def class_order_of_lists(
     `counts` are the labels of each record; with `record_ids`, only these records are in the order.
     """
     # A pair is a record with one of its labels.
-    records, _ = owners_of(counts)
+    records, _ = groups_and_indices(counts)
     pairs = ClassOrder(labels)
     content = f"{pairs.digest} of {digest(records)}"
     if record_ids is not None:
@@ -74,7 +74,7 @@ def check_pairs(order: ClassOrder, names: Array, k: int, /) -> None:
     starts = np.cumsum(sizes) - sizes
     for first, second in _overlapping_pairs(owner, records, sizes, k):
         # Search the records of the first class in the second class.
-        pair, _ = owners_of(sizes[first])
+        pair, _ = groups_and_indices(sizes[first])
         wanted = members[ranges(starts[first], starts[first] + sizes[first])]
         wanted += ((second - first) * width)[pair]
         index = np.searchsorted(members, wanted).clip(max=len(members) - 1)
@@ -98,7 +98,7 @@ def _overlapping_pairs(
     operator for similarity joins in data cleaning", 2006). The work grows with the number of
     labels, not with the number of pairs of classes.
     """
-    _, member = owners_of(sizes)
+    _, member = groups_and_indices(sizes)
     size = sizes[owner]
     # How many of the first k + 1 records of a small class there are from each record on.
     remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0)

@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.class_order import ClassOrder
-from twinfeed.samplers.drawing.int_arrays import owners_of, ranges
+from twinfeed.samplers.drawing.int_arrays import groups_and_indices, ranges
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.label_arrays import as_labels, check_types
@@ -205,7 +205,7 @@ def _stratify(
     if not len(side):
         return
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
-    number, rank = owners_of(order.sizes)
+    number, rank = groups_and_indices(order.sizes)
     # Within each class, the records in the order of their hashes.
     records = records[np.lexsort((hashes[records], number))]
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import owners_of
+from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.drawing.permutation import SMALL, permute, sorted_rows
 from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
@@ -33,7 +33,7 @@ class Interleave:
         self._weights, self._key, self._renew = weights, key, renew
         self._length = int(weights.sum())
         # A period before it is permuted: the stream of each element, and the element's index in it.
-        streams, indices = owners_of(weights)
+        streams, indices = groups_and_indices(weights)
         self._streams = streams.astype(np.min_scalar_type(len(weights)))
         self._indices = indices.astype(np.min_scalar_type(int(weights.max())))
         self._cache: FifoCache[tuple[Unsigned, Unsigned]] = FifoCache(4)
