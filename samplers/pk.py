@@ -14,7 +14,7 @@ from twinfeed.samplers._coverage import CoverageBatches
 from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
-from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, text_until
+from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, largest_value, text_until
 from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import check_pairs, class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
@@ -205,6 +205,7 @@ class PKBatchSampler(BatchStream):
 
     def _num_kept(self, order: ClassOrder) -> int:
         """Return how many of the largest classes are kept, by `min_class_size` and `small`."""
+        self._class_sizes = order.sizes  # of all classes, for states
         k = self._shape.largest_k
         num_kept = order.num_at_least(self._min_size)
         num_large = order.num_at_least(k)
@@ -302,10 +303,15 @@ class PKBatchSampler(BatchStream):
 
     def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
         """Return the fingerprint without the changes of P and K at this global step or later."""
-        if self._small == "drop":  # a later k decides which classes are left out from the start
-            return fingerprint
         texts = {name: str(fingerprint.get(name, "")) for name in ("p", "k")}
-        return {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
+        relevant = {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
+        if self._small == "drop":
+            # A later k also decides which classes are left out, from the first step on.
+            least = str(relevant.pop("min_class_size", ""))
+            size = max(largest_value(least), largest_value(texts["k"]))
+            kept = int(np.count_nonzero(np.asarray(self._class_sizes) >= size))
+            relevant["classes that small='drop' keeps (min_class_size fixes them for any k)"] = kept
+        return relevant
 
     def _check_world(self, world_size: int) -> None:
         for p in sorted({phase.p for phase in self._shape.phases}):

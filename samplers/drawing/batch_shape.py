@@ -122,6 +122,16 @@ def text_until(text: str, step: int) -> str:
     )
 
 
+def largest_value(text: str) -> int:
+    """Return the largest value in the text of a schedule or of a range; 0 of another text.
+
+    >>> largest_value("2, 3 from step 7"), largest_value("2..5")
+    (3, 5)
+    """
+    values = re.findall(r"(?:^|, |\.\.)(\d{1,18})(?=$|,| from|\.\.)", text)
+    return max(map(int, values), default=0)
+
+
 def _schedule_text(values: dict[int, int]) -> str:
     """Return a schedule as text, for states and `repr`: "2, 3 from step 7"."""
     first, *changes = values.items()

@@ -120,7 +120,7 @@ def test_schedules_count_training_steps_across_epochs() -> None:
 
 @pytest.mark.parametrize("small", ["raise", "repeat", "drop"])
 def test_a_state_is_of_a_schedule_up_to_its_position(small: str) -> None:
-    """What K and P become later refuses no state, unless K decides which classes are drawn."""
+    """What K and P become later refuses no state."""
 
     def made(p: Any, k: Any) -> PKBatchSampler:
         labels = np.repeat(np.arange(8), 5)
@@ -128,17 +128,12 @@ def test_a_state_is_of_a_schedule_up_to_its_position(small: str) -> None:
 
     plain, later = made(4, 2), made({0: 4, 9: 2}, {0: 2, 7: 3, 12: 4})
     for one, other in ((plain, later), (later, plain)):
-        if small == "drop":
-            with pytest.raises(StateMismatchError, match="k: the state has"):
-                other.position_of(one.state_at(1, 2))
-            continue
         assert other.position_of(json.loads(json.dumps(one.state_at(1, 2)))) == (1, 2)
         for place, named in (((1, 3), "k"), ((2, 0), "p")):
             with pytest.raises(StateMismatchError, match=f"{named}: the state has"):
                 other.position_of(one.state_at(*place))
-    if small != "drop":
-        assert np.array_equal(later.batches(0, 0, 5), plain.batches(0, 0, 5))
-        assert np.array_equal(later.batches(1, 0, 2), plain.batches(1, 0, 2))
+    assert np.array_equal(later.batches(0, 0, 5), plain.batches(0, 0, 5))
+    assert np.array_equal(later.batches(1, 0, 2), plain.batches(1, 0, 2))
 
 
 def test_the_same_value_given_twice_is_no_change() -> None:
@@ -231,6 +226,44 @@ def test_ranks_get_whole_classes() -> None:
             for batch in sampler.shard(rank, world_size).batches(0, 0, 14):
                 counts = Counter(NAMES[batch].tolist())
                 assert list(counts.values()) == [2] * (4 // world_size)
+
+
+ALTERNATING = dict(enumerate([1, 2] * 40))  # its text is compared as a whole
+
+
+@pytest.mark.parametrize(
+    ("saved", "later", "counts"),
+    [
+        ({"k": 2, "min_class_size": 6}, {"k": {0: 2, 7: 6}, "min_class_size": 6}, None),
+        ({"k": 2, "min_class_size": 6}, {"k": {0: 2, 7: 6}}, None),
+        ({"k": 4}, {"k": {0: 4, 7: 5}}, None),  # no class has 4 records
+        ({"k": {0: 4, 7: 5}}, {"k": 4}, None),
+        ({"k": ALTERNATING}, {"k": ALTERNATING, "min_class_size": 2}, None),
+        ({"k": 4}, {"k": {0: 4, 7: 6}}, (8, 7)),
+        ({"k": {0: 2, 7: 6}}, {"k": 2}, (7, 10)),
+        ({"k": 2, "min_class_size": 3}, {"k": 2}, (9, 10)),
+        ({"k": (2, 2)}, {"k": (2, 3), "min_class_size": 5}, (10, 8)),
+    ],
+)
+def test_with_small_drop_a_state_is_of_the_classes_that_are_kept(
+    saved: dict[str, Any], later: dict[str, Any], counts: tuple[int, int] | None
+) -> None:
+    """Equal sets of classes give equal batches, whatever made them; other sets are named."""
+    fixed: dict[str, Any] = {"p": 4, "seed": 5, "small": "drop", "batches_per_epoch": 5}
+    before, after = (PKBatchSampler(LABELS, **fixed, **options) for options in (saved, later))
+    state = json.loads(json.dumps(before.state_at(1, 2)))
+    if counts is None:
+        assert after.position_of(state) == (1, 2)
+        for epoch, stop in ((0, 5), (1, 2)):
+            pairs = zip(before.batches(epoch, 0, stop), after.batches(epoch, 0, stop), strict=True)
+            assert all(np.array_equal(ids, others) for ids, others in pairs)
+        return
+    with pytest.raises(StateMismatchError) as caught:
+        after.position_of(state)
+    assert (
+        "classes that small='drop' keeps (min_class_size fixes them for any k): the state has "
+        f"{counts[0]}, this sampler has {counts[1]}"
+    ) in str(caught.value)
 
 
 @pytest.mark.parametrize(("small", "classes"), [("repeat", 10), ("drop", 7)])
