@@ -71,7 +71,7 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
         part = ShardPart(plan.options, job.shard, size, local_file.tag, file=Path(file))
         try:
             with new_part(part.file) as part_file:
-                scanner = ShardScanner(plan, part, local_file.path, part_file)
+                scanner = ShardScanner(plan, part, str(source), local_file.path, part_file)
                 _scan(plan, job, local_file.path, scanner)
                 part.sha256 = file_digest(Path(local_file.path)) if plan.options.digest else ""
                 scanner.finish()
@@ -159,9 +159,12 @@ class _Column:
 class ShardScanner:
     """The state of a scan: turns the records of a shard into the columns of a part."""
 
-    def __init__(self, plan: BuildPlan, part: ShardPart, path: str, part_file: PartFile) -> None:
+    def __init__(
+        self, plan: BuildPlan, part: ShardPart, shard: str, path: str, part_file: PartFile
+    ) -> None:
         self.options, self.source, self.wanted_keys = plan.options, plan.label, plan.keys
-        self.part, self.path, self.part_file = part, path, part_file
+        self.part, self.part_file = part, part_file
+        self.shard, self.path = shard, path  # its path or URL, and the file with its bytes
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
         self.wanted_fields = [(name, names.split(";")) for name, names in fields.items()]
@@ -207,7 +210,7 @@ class ShardScanner:
         source = self.source
         if source is None:
             return True
-        label = label_of(source, record, self.path)
+        label = label_of(source, record, self.shard)
         if label is not None:
             self.check_label_kind(label, record)
         elif self.options.background is None:

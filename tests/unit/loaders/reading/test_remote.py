@@ -16,10 +16,11 @@ import pytest
 from support.batches import expected, made
 from support.inside import fetch_ahead
 from support.servers import RangeServer
-from support.shards import tars, tfrecords
+from support.shards import tars, tfrecords, write_tfrecord
 
 from twinfeed.loaders import (
     Feed,
+    FromFolder,
     Index,
     NumpyLoader,
     Reader,
@@ -76,6 +77,20 @@ def extents(index: Index, ids: Any) -> Any:
     told["file"], told["start"], told["span"] = rows["file"], rows["offset"], NO_SPAN
     told["stop"] = rows["offset"] + rows["length"]
     return told
+
+
+def test_labels_of_remote_shards_are_by_their_own_names(
+    tmp_path: Path, server: RangeServer
+) -> None:
+    """And not by those of the temporary copies that are scanned."""
+    for name in ("cat", "dog"):
+        (tmp_path / name).mkdir()
+        write_tfrecord(tmp_path / name / f"{name}.tfrecord", [{"x": [1]}])
+    urls = [f"{server.url}/{name}/{name}.tfrecord" for name in ("cat", "dog")]
+    index = build_index(urls, tmp_path / "folder.index", label=FromFolder())
+    assert [index.classes[label] for label in index.labels] == ["cat", "dog"]
+    index = build_index(urls, tmp_path / "f.index", label=lambda sample: sample["__shard__"])
+    assert index.classes == tuple(urls)
 
 
 def test_a_remote_index_gives_the_batches_of_a_local_one(
