@@ -1,5 +1,6 @@
 from twinfeed.loaders.building.bad_records import BadRecord as BadRecord
 from twinfeed.loaders.building.build import build_index as build_index
+from twinfeed.loaders.building.labels import FromFile as FromFile
 from twinfeed.loaders.building.labels import FromFolder as FromFolder
 from twinfeed.loaders.building.labels import FromJson as FromJson
 from twinfeed.loaders.building.labels import FromTable as FromTable

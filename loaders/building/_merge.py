@@ -135,7 +135,7 @@ class _IndexMerger:
                 names,
                 classes=self.classes,
                 background=background,
-                from_text=stats.options.label_from in ("field", "table"),
+                from_text=stats.options.label_from in ("field", "file", "table"),
             )
 
     def add(self, part: ShardPart) -> None:

@@ -17,6 +17,7 @@ from twinfeed.loaders.building._parts import (
     new_part,
 )
 from twinfeed.loaders.building.labels import (
+    FromFile,
     FromJson,
     check_one_kind,
     key_of,
@@ -56,7 +57,8 @@ _FIELD_ADVICE = (
     f"--missing empty, {_SKIP_ADVICE}"
 )
 _LABEL_ADVICE = (
-    f"put a file into a folder for its class, have a function return a label, {_SKIP_ADVICE}"
+    f"put a file into a folder for its class, name it after the class, have a function return a "
+    f"label, {_SKIP_ADVICE}"
 )
 """The advice for a record with a missing field or label."""
 
@@ -214,9 +216,10 @@ class ShardScanner:
         if label is not None:
             self.check_label_kind(label, record)
         elif self.options.background is None:
-            named = isinstance(source, str | FromJson)
+            named = isinstance(source, str | FromJson | FromFile)
             missing = f"what {label_source_text(source)} names" if named else "a label"
-            self.skip_or_raise(missing, record, _FIELD_ADVICE if named else _LABEL_ADVICE)
+            in_field = isinstance(source, str | FromJson)
+            self.skip_or_raise(missing, record, _FIELD_ADVICE if in_field else _LABEL_ADVICE)
             return False
         self.labels.append(label)
         return True

@@ -66,9 +66,9 @@ def build_index(
             folder for each class; or a list of `Entry`.
         path: the folder of the index, or a URL of a folder in a store that can be written.
         label: a field (an Example's feature, a tar member such as "cls"), `FromJson`, `FromFolder`,
-            `FromTable`, or a function. The function is given a record's dict (its fields by name,
-            `__key__`, `__shard__`, `__number__`) and returns an int, a str or None. An empty label
-            is an error. A field called "label" that is not the label is an error too.
+            `FromFile`, `FromTable`, or a function. The function is given a record's dict (its
+            fields by name, `__key__`, `__shard__`, `__number__`) and returns an int, a str or None.
+            An empty label is an error. A field called "label" that is not the label is one too.
         classes: the names of the labels, by their number. By default names are numbered in sorted
             order, and text that is a whole number in every record counts as a number.
         fields: the fields to keep: a list, or a mapping to the names that a field may have in the

@@ -1,4 +1,4 @@
-"""Where labels come from: a field, a JSON key, the folder, a table, or the caller's function."""
+"""Where labels come from: a field, a JSON key, the folder or file, a table, or a function."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import re
 import reprlib
 import shlex
 import unicodedata
@@ -63,6 +64,42 @@ class FromFolder:
     >>> build_index(out / "cat/*.tfrecord", out / "cats.index", label=FromFolder()).classes
     ('cat',)
     """
+
+
+@dataclass(frozen=True)
+class FromFile:
+    r"""Take the label from the name of a loose file, or of a TFRecord or tar shard: a class file.
+
+    `pattern` is a regular expression with one group, and is looked for anywhere in the name. What
+    the group matches is the label. `build_index` makes integers of labels that all are, such as
+    "17" but not "017". `pack` keeps names. A file whose name does not match has no label.
+
+    Raises:
+        ValueError: no regular expression, or one without a group or with several.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed import TFRecordWriter, build_index
+    >>> out = mkdtemp()
+    >>> for number in (4, 17):
+    ...     with TFRecordWriter(f"{out}/class_{number}.tfrecord") as writer:
+    ...         writer.write(b"a record")
+    >>> label = FromFile(r"class_(\d+)")
+    >>> build_index(f"{out}/*.tfrecord", f"{out}/all.index", label=label, example=False).labels
+    array([17,  4])
+    """
+
+    pattern: str
+
+    def __post_init__(self) -> None:
+        try:
+            groups = re.compile(self.pattern).groups
+        except (re.error, TypeError) as error:
+            raise ValueError(f"pattern must be a regular expression: {error}") from None
+        if groups != 1 or not isinstance(self.pattern, str):
+            raise ValueError(
+                f"pattern must be a str with one group, the label, as in r'class_(\\d+)', got "
+                f"{self.pattern!r}: write (?:…) for other groups"
+            )
 
 
 class FromTable:
@@ -126,7 +163,7 @@ class FromTable:
         return [self.labels.get(key) for key in keys]
 
 
-RecordLabel = str | FromJson | FromFolder | LabelFunction
+RecordLabel = str | FromJson | FromFolder | FromFile | LabelFunction
 LabelSource = RecordLabel | FromTable
 
 
@@ -147,6 +184,11 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
         rule = "must lead to an integer or a name"
     elif isinstance(source, FromFolder):
         value = record.label or PurePosixPath(record.key or shard).parent.name or None
+        rule = "must be a label"
+    elif isinstance(source, FromFile):
+        file = record.paths[0] if record.paths else shard
+        found = re.search(source.pattern, PurePosixPath(file).name)
+        value = (found and found[1]) or None
         rule = "must be a label"
     else:
         value = _call_function(source, record, shard)
@@ -189,6 +231,8 @@ def label_source_text(source: RecordLabel, /) -> str:
     if isinstance(source, FromJson):
         path = f"{source.field}:{source.key}" if source.key else source.field
         return f"label={source!r} (--label-json {shlex.quote(path)})"
+    if isinstance(source, FromFile):
+        return f"label={source!r} (--label-file {shlex.quote(source.pattern)})"
     if isinstance(source, FromFolder):
         return "the folder's name"
     return f"label={source!r}" if isinstance(source, str) else "the function of label="

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from twinfeed.loaders.building.labels import (
+    FromFile,
     FromFolder,
     FromJson,
     FromTable,
@@ -89,11 +90,13 @@ def _label_source_of(label: RecordLabel | None) -> tuple[LabelFrom | None, str |
         return "json", f"{label.field}:{label.key}" if label.key else label.field
     if isinstance(label, FromFolder):
         return "folder", None
+    if isinstance(label, FromFile):
+        return "file", label.pattern
     if callable(label) and not isinstance(label, type):
         return "function", None
     raise TypeError(
-        "label must be a field's name, FromJson(...), FromFolder(), FromTable(...) or a "
-        f"function, got {label!r}"
+        "label must be a field's name, FromJson(...), FromFolder(), FromFile(...), FromTable(...) "
+        f"or a function, got {label!r}"
     )
 
 

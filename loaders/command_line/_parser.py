@@ -12,7 +12,7 @@ from importlib.metadata import version
 from textwrap import fill
 from typing import Any, get_args
 
-from twinfeed.loaders.building.labels import FromFolder, FromJson
+from twinfeed.loaders.building.labels import FromFile, FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._feeds import DEFAULT_K
 from twinfeed.loaders.command_line._printing import explain, print_lines, show_warning
@@ -177,6 +177,8 @@ def _add_label(parser: argparse.ArgumentParser) -> Callable[..., None]:
     json_key = "a key of a JSON member: json:object.name; without a key, all of it"
     add("--label-json FIELD[:KEY]", json_key, dest="label")
     folder = "the label is the folder of a shard, or in a tar sample's key; for images by default"
+    name = r"the label is the group of a regular expression in a file's name: 'class_(\d+)'"
+    add("--label-file REGEX", name, dest="label")
     add("--label-folder", folder, dest="label", action="store_const", const=FromFolder())
     return add
 
@@ -373,6 +375,14 @@ def _parse_json_label(text: str) -> FromJson:
     return FromJson(field, key)
 
 
+def _parse_pattern(text: str) -> FromFile:
+    """Parse a regular expression with one group."""
+    try:
+        return FromFile(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
 def _parse_split(text: str) -> tuple[str, int | float]:
     """Parse NAME=SIZE."""
     name, equals, size = text.partition("=")
@@ -396,6 +406,7 @@ _TYPES: dict[str, Callable[[str], Any]] = {
     "BYTES": _parse_bytes,
     "FIELD[:KEY]": _parse_json_label,
     "N": int,
+    "REGEX": _parse_pattern,
     "NAME=SIZE": _parse_split,
     "NAME[=A;B]": _parse_field,
 }

@@ -11,6 +11,7 @@ from twinfeed.loaders.index.options import IndexOptions, Reading
 
 _LABELS: dict[str | None, tuple[str, ...]] = {
     "field": ("--label",),
+    "file": ("--label-file",),
     "folder": ("--label-folder",),
     "json": ("--label-json",),
     "table": ("--label-table", "CSV"),

@@ -56,7 +56,7 @@ class CompressedShards:
     Args:
         shards: TFRecord or tar shards, named by a path, a pattern or a list.
         label: the label of a record, as for `build_index`: the name of a field, `FromJson`,
-            `FromFolder` or a function. It is packed as the field "label".
+            `FromFolder`, `FromFile` or a function. It is packed as the field "label".
         key: the feature that holds the key of a TFRecord. It is packed as the key.
         example: False packs the records of a TFRecord as raw bytes, in one field "data".
 

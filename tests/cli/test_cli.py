@@ -481,6 +481,7 @@ def test_info_counts_classes_without_records(
         ["--incomplete", "--container", "tar", "--label", "cls"],
         ["--background", "none", "--container", "tar", "--label", "txt"],
         ["--background", "b", "--container", "tar", "--field", "x=jpg;png", "--label-folder"],
+        ["--container", "tar", "--label-file", r"(\d+)\.tar$"],
         ["--container", "tar", "--label-table", "CSV"],
     ],
 )

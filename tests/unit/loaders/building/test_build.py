@@ -21,6 +21,7 @@ from support.shards import flip, numbered, tars, tfrecords, tree, write_tar, wri
 from twinfeed.loaders import (
     DataCorruptionError,
     DecodeError,
+    FromFile,
     FromFolder,
     FromJson,
     FromTable,
@@ -266,6 +267,52 @@ def test_labels_come_from_the_folders_in_tar_keys(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("dog/1", {"jpg": b"1"}), ("cat/1", {"jpg": b"2"})])
     index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromFolder())
     assert index.classes == ("cat", "dog")
+
+
+FILES = {
+    ("class_2.tar", "class_10.tar"): (r"class_(\d+)", (), [10, 2]),
+    ("class_02.tar", "class_10.tar"): (r"class_(\d+)", ("02", "10"), [0, 1]),
+    ("n01_7.tfrecord", "n02_1.tfrecord", "n01_8.tfrecord"): (
+        r"^(n\d+)_",
+        ("n01", "n02"),
+        [0, 0, 1],
+    ),
+    ("7.png", "7-b.png", "8.png"): (r"^(?P<name>\d)(?:-b)?", (), [7, 7, 8]),
+}
+
+
+@pytest.mark.parametrize("names", FILES)
+def test_labels_come_from_the_names_of_class_files(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Of tar and TFRecord shards and of loose files: all integers, or all names."""
+    pattern, classes, labels = FILES[names]
+    for name in names:
+        path = tmp_path / "class_1" / name  # of the file's own name alone
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".tar":
+            write_tar(path, [("class_3", {"txt": b"a"})])
+        elif path.suffix == ".tfrecord":
+            write_tfrecord(path, [{"x": [1]}])
+        else:
+            path.write_bytes(b"image")
+    loose = names[0].endswith(".png")
+    shards = tmp_path / "class_1" if loose else tmp_path / "class_1" / "*.t*"
+    index = build_index(shards, tmp_path / "x.index", label=FromFile(pattern))
+    assert index.classes == classes
+    assert index.labels.tolist() == labels
+    assert (index.options.label_from, index.options.label) == ("file", pattern)
+    other = FromFile("z(.)")
+    with pytest.raises(DataCorruptionError, match=r"lacks what label=FromFile.* \(--label-file 'z"):
+        build_index(shards, tmp_path / "x.index", label=other)
+    index = build_index(shards, tmp_path / "x.index", label=other, background=3)
+    assert set(index.labels) == {3}
+
+
+@pytest.mark.parametrize("pattern", [r"\d+", r"(\d)(\d)", "(", "", None, b"(a)", re.compile("(a)")])
+def test_a_pattern_of_class_files_has_one_group(pattern: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^pattern must be a (regular expression: |str with one g)"
+    ):
+        FromFile(pattern)
 
 
 def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from support.shards import write_tar, write_tfrecord
 from twinfeed.loaders import (
     CompressedShards,
     DataCorruptionError,
+    FromFile,
     FromJson,
     Reader,
     ShardWarning,
@@ -213,6 +214,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"key": "none"}, DataCorruptionError, "a record lacks the bytes feature 'none' of key="),
     ({"key": "box"}, DataCorruptionError, "a record lacks the bytes feature 'box' of key="),
     ({"label": "none"}, DataCorruptionError, "a record lacks a label: label='none'"),
+    ({"label": FromFile("b(.)")}, DataCorruptionError, "lacks a label: label=FromFile"),
     ({"label": lambda _: None}, DataCorruptionError, "a record lacks a label: the function"),
 ]
 
@@ -226,6 +228,16 @@ def test_what_no_record_has_is_refused_as_by_an_index(tmp_path: Path) -> None:
     for options in ({"key": "txt"}, {"example": False}):
         with pytest.raises(ValueError, match="are for tfrecord, got tar"):
             pack(CompressedShards(tar, **options), tmp_path / "out")
+
+
+def test_class_files_are_packed_with_the_labels_of_their_names(tmp_path: Path) -> None:
+    for name in ("class_7.gz", "class_10.gz"):
+        tfrecord(tmp_path / name, "gz")
+    out, pattern = str(tmp_path / "out"), r"class_(\d+)"
+    assert main(["pack", f"{tmp_path}/*.gz", out, "--label-file", pattern]) == 0
+    index = open_index(f"{out}/data.index")
+    labels = [index.classes[label] for label in index.labels]
+    assert labels == ["10"] * len(ROWS) + ["7"] * len(ROWS)
 
 
 @pytest.mark.parametrize("option", ["--raw", "--key=x", "--label=x", "--label-folder"])
