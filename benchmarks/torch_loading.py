@@ -175,6 +175,21 @@ def webdataset(folder: Path, workers: int) -> Batches:
         yield [sample["bin"] for sample in batch]
 
 
+def samples(folder: Path, workers: int) -> Batches:
+    """The pipeline of webdataset over samples of a feed, in random order."""
+    import webdataset as wds
+
+    from twinfeed import BatchSampler, Feed, RandomSampler, build_index, open_index
+    from twinfeed.loaders.webdataset import samples
+
+    path = folder / "tars.index"
+    index = open_index(path) if path.exists() else build_index(str(folder / "bytes-*.tar"), path)
+    source = samples(Feed(index, BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=BATCH)))
+    pipeline = wds.DataPipeline(source, wds.batched(BATCH, collation_fn=list))
+    for batch in source.track(wds.WebLoader(pipeline, batch_size=None, num_workers=workers)):
+        yield [sample["bin"] for sample in batch]
+
+
 def grain(folder: Path, threads: int) -> Batches:
     import grain
 
@@ -281,6 +296,8 @@ WAYS: dict[str, dict[str, Callable[[Path], Batches]]] = {
         "vahidk/tfrecord, sequential, workers=2": lambda f: vahidk(f, 2),
         "webdataset, sequential, workers=0": lambda f: webdataset(f, 0),
         "webdataset, sequential, workers=2": lambda f: webdataset(f, 2),
+        "webdataset over samples(feed), random, workers=0": lambda f: samples(f, 0),
+        "webdataset over samples(feed), random, workers=2": lambda f: samples(f, 2),
         "Grain over array_record, no threads": lambda f: grain(f, 0),
         "Grain over array_record, 16 threads": lambda f: grain(f, 16),
         "Grain's array_record source alone, random batches": grain_source,

@@ -30,7 +30,9 @@ napoleon_use_ivar = True  # a dataclass's field is described once
 napoleon_attr_annotations = False  # the signature has the types of fields
 autodoc_member_order = "bysource"
 # The reference is whole without the frameworks, and the extra `docs` stays small.
-autodoc_mock_imports = ["grain", "h5py", "jax", "keras", "matplotlib", "tensorflow", "torch"]
+autodoc_mock_imports = [
+    *("grain", "h5py", "jax", "keras", "matplotlib", "tensorflow", "torch", "webdataset")
+]
 autodoc_type_aliases = {"ArrayLike": "ArrayLike", "PerStep": "PerStep"}
 autodoc_typehints_format = "short"
 autodoc_default_options = {"members": True, "show-inheritance": False}

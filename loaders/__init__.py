@@ -8,8 +8,9 @@ files (formats/); `Reader` (reading/) reads records by id, `SideTable` rows;
 Batches: a `Feed` (feed/) says what a training is fed. `NumpyLoader` (loop/) gives the batches to a
 training loop, and so do the loaders of the backends, which import their framework:
 `twinfeed.loaders.torch`, `twinfeed.loaders.tensorflow` and `twinfeed.loaders.jax`.
-`twinfeed.loaders.grain` (grain.py) makes a dataset of Grain, and `twinfeed.loaders.keras` resumes
-`fit`. making/ is what makes the batches of all of them.
+`twinfeed.loaders.grain` (grain.py) makes a dataset of Grain, `twinfeed.loaders.webdataset`
+(webdataset.py) the first stage of a pipeline, and `twinfeed.loaders.keras` resumes `fit`. making/
+is what makes the batches of all of them.
 
 `verify`, `compare` and `plan` (tools/) look at data and streams, and
 `twinfeed.loaders.pictures` (pictures.py) draws them. The command `twinfeed` is command_line/. What

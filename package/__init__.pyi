@@ -78,6 +78,9 @@ from twinfeed.loaders.torch import RecordDataset as RecordDataset
 from twinfeed.loaders.torch import RequestSampler as RequestSampler
 from twinfeed.loaders.torch import TorchLoader as TorchLoader
 from twinfeed.loaders.torch import as_tensors as as_tensors
+from twinfeed.loaders.webdataset import SampleLoader as SampleLoader
+from twinfeed.loaders.webdataset import choose_samples as choose_samples
+from twinfeed.loaders.webdataset import samples as samples
 from twinfeed.samplers._stream import BatchStream as BatchStream
 from twinfeed.samplers.batch import BatchSampler as BatchSampler
 from twinfeed.samplers.bucket import BucketBatchSampler as BucketBatchSampler

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-_EXTRAS = {"torch", "tensorflow", "keras", "jax", "grain", "pictures"}
+_EXTRAS = {"torch", "tensorflow", "keras", "jax", "grain", "webdataset", "pictures"}
 
 
 def attach(

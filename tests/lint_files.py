@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 TESTS = ROOT / "tests"
 FOLDERS = {"twinfeed": "package", "twinfeed.samplers": "samplers", "twinfeed.loaders": "loaders"}
-FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "grain"}
+FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "grain", "webdataset"}
 
 # The rooms, floor by floor. A room imports from those on the floors below it, and from itself.
 FLOORS = (

@@ -21,7 +21,7 @@ import twinfeed.samplers
 
 BACKENDS = tuple(
     f"twinfeed.loaders.{name}"
-    for name in ("grain", "jax", "keras", "pictures", "torch", "tensorflow")
+    for name in ("grain", "jax", "keras", "pictures", "torch", "tensorflow", "webdataset")
 )
 
 

@@ -13,7 +13,6 @@ OPTIONAL = {
     "tqdm",
     "fsspec",
     "urllib3",
-    "webdataset",
     "matplotlib",
     "lightning",
 }
