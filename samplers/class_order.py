@@ -65,7 +65,7 @@ class ClassOrder:
     def from_arrays(
         cls, *, records: Integers, starts: Int64s, sizes: Int64s, digest: str
     ) -> ClassOrder:
-        """Return the class order that has these arrays, which are neither copied nor read through.
+        """Return the class order of these arrays, without a copy and without reading all of them.
 
         Args:
             records: the ids sorted by class, and within a class in stored order, int[records].
@@ -93,7 +93,7 @@ class ClassOrder:
 
     @classmethod
     def _unchecked(cls, digest: str, *arrays: Array) -> ClassOrder:
-        """Return the class order of `records`, `starts` and `sizes`, which must be correct."""
+        """Return the class order of the arrays `records`, `starts` and `sizes`, unchecked."""
         order = object.__new__(cls)
         order.digest, (order.records, order.starts, order.sizes) = digest, map(as_mapped, arrays)
         return order
@@ -109,7 +109,7 @@ class ClassOrder:
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
     def record_ids(self, class_number: Int64s, member: Int64s) -> Int64s:
-        """Return the ids of records `member` (0 … size - 1) of classes, broadcast."""
+        """Return the id of record number `member` (0 … size - 1) of each class; both broadcast."""
         starts, records = np.asarray(self.starts), np.asarray(self.records)
         ids: Int64s = records[starts[class_number] + member].astype(np.int64)
         return ids
@@ -131,35 +131,39 @@ class ClassOrder:
 
     def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records alone, with the digest of all labels."""
-        class_of = np.empty(len(self.records), np.int64)
+        class_of = np.empty(len(self.records), np.int64)  # of each record
         class_number, record = self.class_record_pairs()
         class_of[record] = class_number
-        part = ClassOrder(class_of[records])
-        return self._unchecked(self.digest, records[part.records], part.starts, part.sizes)
+        subset = ClassOrder(class_of[records])  # its records are indices into `records`
+        return self._unchecked(self.digest, records[subset.records], subset.starts, subset.sizes)
 
 
 def super_class_order(
     order: ClassOrder, super_labels: ArrayLike | None, num_records: int, classes: int
 ) -> ClassOrder | None:
-    """Return the first `classes` classes sorted by super-class; None without super-labels."""
+    """Return the first `classes` classes sorted by super-class; None without super-labels.
+
+    The members of the result are class numbers in place of records. `super_labels` has the
+    super-label of each record, and all records of a class must have the same.
+    """
     if super_labels is None:
         return None
-    parents = _small_integers(as_labels(super_labels, name="super_labels"))
-    if len(parents) != num_records:
+    super_class = _small_integers(as_labels(super_labels, name="super_labels"))  # of each record
+    if len(super_class) != num_records:
         raise ValueError(
-            f"super_labels must be as many as labels, {num_records}, got {len(parents)}"
+            f"super_labels must be as many as labels, {num_records}, got {len(super_class)}"
         )
     class_number, record = order.class_record_pairs()
-    first = order.records[order.starts]
-    parent_of: Int64s = parents[first]
-    differing = np.flatnonzero(parents[record] != parent_of[class_number])
+    first_record = order.records[order.starts]  # of each class
+    super_class_of: Int64s = super_class[first_record]
+    differing = np.flatnonzero(super_class[record] != super_class_of[class_number])
     if differing.size:
-        record_1, record_2 = first[class_number[differing[0]]], record[differing[0]]
+        record_1, record_2 = first_record[class_number[differing[0]]], record[differing[0]]
         raise ValueError(
             f"super_labels must agree within a class: records {record_1} and {record_2} have one "
             f"label and two super-labels"
         )
-    return ClassOrder(parent_of[:classes])
+    return ClassOrder(super_class_of[:classes])
 
 
 def by_size(sizes: Int64s, first: Integers) -> Int64s:

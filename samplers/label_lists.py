@@ -20,9 +20,9 @@ _COLLECTIONS = (*_LISTS, set)  # sets are refused: their order differs from proc
 
 
 def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
-    """Return how many labels each record has, and all labels; None for one label a record.
+    """Return the number of labels of each record, and all labels, record after record.
 
-    `labels` is the argument of `PKBatchSampler`.
+    `labels` is the argument of `PKBatchSampler`. None if it has one label for each record.
     """
     if isinstance(labels, tuple) and [*map(type, labels)] == [np.ndarray] * 2:
         offsets, flat = labels
@@ -45,7 +45,8 @@ def class_order_of_lists(
 ) -> tuple[ClassOrder, Array]:
     """Return the class order of records with several labels, and the label of each class.
 
-    `counts` are the labels of each record; with `record_ids`, only these records are in the order.
+    `counts` is the number of labels of each record, and `labels` are all labels, record after
+    record. With `record_ids`, only these records are in the class order.
     """
     # A pair is a record with one of its labels.
     records, _ = groups_and_indices(counts)
@@ -56,24 +57,25 @@ def class_order_of_lists(
     order = ClassOrder.from_arrays(
         records=records[pairs.records], starts=pairs.starts, sizes=pairs.sizes, digest=content
     )
-    number, record = order.class_record_pairs()
-    if ((np.diff(record) == 0) & (np.diff(number) == 0)).any():
+    class_number, record = order.class_record_pairs()
+    if ((np.diff(record) == 0) & (np.diff(class_number) == 0)).any():
         raise ValueError("labels must not name a class twice for one record")
     return order, labels[pairs.records[pairs.starts]]
 
 
-def check_pairs(order: ClassOrder, names: Array, k: int, /) -> None:
-    """Raise ValueError for two classes with fewer than 2 k records together.
+def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None:
+    """Raise ValueError if two classes have fewer than 2 k distinct records together.
 
-    A batch could not have k records of each. `names` are the labels of the classes.
+    A batch could not have k records of each of these classes, as no record comes twice in it.
     """
     sizes = np.asarray(order.sizes)
-    owner, records = order.class_record_pairs()
+    class_number, records = order.class_record_pairs()
     width = int(records.max(initial=0)) + 1
-    members = owner * width + records  # (class, record) in one integer, sorted
+    members = class_number * width + records  # (class, record) in one integer, sorted
     starts = np.cumsum(sizes) - sizes
-    for first, second in _overlapping_pairs(owner, records, sizes, k):
-        # Search the records of the first class in the second class.
+    for first, second in _overlapping_pairs(class_number, records, sizes, k):
+        # Count the records that the classes of each pair share: search (second class, record) among
+        # the members, for each record of the first class.
         pair, _ = groups_and_indices(sizes[first])
         wanted = members[ranges(starts[first], starts[first] + sizes[first])]
         wanted += ((second - first) * width)[pair]
@@ -82,40 +84,41 @@ def check_pairs(order: ClassOrder, names: Array, k: int, /) -> None:
         too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)
         if len(too_few):
             classes = [first[too_few[0]], second[too_few[0]]]
-            text = " and ".join(map(str, names[classes]))
+            text = " and ".join(map(str, class_labels[classes]))
             raise ValueError(f"classes {text} together have fewer than {2 * k} records: lower k")
 
 
 def _overlapping_pairs(
-    owner: Int64s, records: Int64s, sizes: Int64s, k: int
+    class_number: Int64s, records: Int64s, sizes: Int64s, k: int
 ) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield pairs of classes, among them all that have fewer than 2 k records together.
+    """Yield pairs of classes, among them all that have fewer than 2 k distinct records together.
 
-    `owner` and `records` are the class and the id of each record, class after class. Two such
-    classes, of a and b records, share at least `a + b - 2 k + 1` records: one record if both have
-    k, else two records, which are among the first k + 1 of either class. So only classes that share
-    one of these records are compared (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive
-    operator for similarity joins in data cleaning", 2006). The work grows with the number of
-    labels, not with the number of pairs of classes.
+    `class_number` and `records` are the class and the id of each record, class after class. Two
+    such classes, of a and b records, share at least `a + b - 2 k + 1` records: one record if both
+    have k, else two records, which are among the first k + 1 of either class. So only classes that
+    share one of these records are compared (prefix filtering: Chaudhuri, Ganti and Kaushik, "A
+    primitive operator for similarity joins in data cleaning", 2006). The work grows with the number
+    of labels, not with the number of pairs of classes.
     """
     _, member = groups_and_indices(sizes)
-    size = sizes[owner]
+    size = sizes[class_number]
     # How many of the first k + 1 records of a small class there are from each record on.
     remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0)
-    parts = 1 + len(owner) * k // _CHUNK
+    parts = 1 + len(class_number) * k // _CHUNK
     for part in range(parts):
         rows = np.flatnonzero((records % parts == part) & (remaining > 0))
-        # Pairs of records of a class; of a class of k records each record alone, as (r, r).
+        # All pairs of these records of a class, by their distance in the class. If the class has k
+        # records, each record alone too, as the pair (r, r).
         rows_by_gap = [rows[size[rows] == k]]
         rows_by_gap += [rows[remaining[rows] > gap] for gap in range(1, k + 1)]
         first = np.concatenate(rows_by_gap)
         second = first + np.repeat(np.arange(k + 1), [*map(len, rows_by_gap)])
         record_pair = records[first] * (int(records.max(initial=0)) + 1) + records[second]
         order = np.argsort(record_pair, kind="stable")
-        record_pair, class_of = record_pair[order], owner[first[order]]
-        # Classes that have the same pair of records are neighbours now.
+        record_pair, pair_class = record_pair[order], class_number[first[order]]
+        # Sorted by pair of records, all classes that have the same pair are next to each other.
         for distance in range(1, len(record_pair)):
             equal = np.flatnonzero(record_pair[distance:] == record_pair[:-distance])
             if not len(equal):
                 break
-            yield class_of[equal], class_of[equal + distance]
+            yield pair_class[equal], pair_class[equal + distance]

@@ -16,7 +16,7 @@ from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, largest_value, text_until
 from twinfeed.samplers.label_arrays import labels_of
-from twinfeed.samplers.label_lists import check_pairs, class_order_of_lists, label_lists
+from twinfeed.samplers.label_lists import check_class_pairs, class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
 
@@ -124,7 +124,7 @@ class PKBatchSampler(BatchStream):
         }
         self._check_p(int(super_classes.sizes[-1]) if super_classes else len(classes))
         if class_labels is not None:
-            check_pairs(classes, class_labels, shape.largest_k)
+            check_class_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
             stored = order_within == "stored"
             self._source = FairBatches(classes, super_classes, shape, seed, stored, class_labels)

@@ -80,8 +80,9 @@ class SubsetSampler(InnerSampler):
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the range of records around each record.
 
-        The inner sampler has a range of the table. Its records are the range, from the first to the
-        last. Where less than half of these are in the table, a range is the record alone.
+        The table has the ids of the subset. The inner sampler gives a range of the table around
+        each record, which becomes the range from its first record to its last. If less than half of
+        these records are in the table, the range is the record alone.
         """
         single, single_stop = super().spans(records)
         if not self.traits.reads_blocks:
@@ -185,7 +186,11 @@ def split(
 
 
 def _tails(fraction: float | Sequence[float]) -> list[float]:
-    """Return, for each side but the first, the fraction of the records on it and later sides."""
+    """Return for each side but the first the fraction of the records on this or a later side.
+
+    >>> _tails([0.7, 0.2, 0.1])
+    [0.3, 0.1]
+    """
     if not isinstance(fraction, (str, bytes)) and hasattr(fraction, "__len__"):
         decimals = validate.decimals("fraction", fraction)
         if abs(sum(decimals) - 1) > 1e-9 or min(decimals) < 0:
@@ -201,23 +206,28 @@ def _tails(fraction: float | Sequence[float]) -> list[float]:
 def _stratify(
     side: Integers, order: ClassOrder, hashes: UInt64s, tails: list[float], key: int
 ) -> None:
-    """Write the side of each record; the records of a class with the lowest hashes come last."""
+    """Write to `side` the side number of each record, with the same fractions of each class.
+
+    `tails[i]` is the fraction of the records on side i + 1 or later. The records of a class with
+    the lowest hashes are on the last side.
+    """
     if not len(side):
         return
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
-    number, rank = groups_and_indices(order.sizes)
+    class_number, rank = groups_and_indices(order.sizes)
     # Within each class, the records in the order of their hashes.
-    records = records[np.lexsort((hashes[records], number))]
+    records = records[np.lexsort((hashes[records], class_number))]
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
-    counts = order.sizes.copy()
-    for border, (previous_tail, tail) in enumerate(pairwise([1.0, *tails]), 1):
-        # Rounding the sums, not the sizes, keeps the number of all records within 1 too.
+    counts = order.sizes.copy()  # of each class, the records on this or a later side
+    for side_number, (previous_tail, tail) in enumerate(pairwise([1.0, *tails]), 1):
+        # Scale the prefix sums of the counts and round them at random. Rounding the sums, not the
+        # counts, keeps the number of all records within 1 too.
         threshold = int(tail / (previous_tail or 1.0) * 2.0**53)
-        offset = derive(key, border) >> 11
-        ends = np.cumsum(counts[classes]).tolist()
-        sums = [(end * threshold + offset) >> 53 for end in ends]
-        counts[classes] = np.diff(np.array(sums, np.int64), prepend=0)
-        side[records[rank < counts[number]]] = border
+        offset = derive(key, side_number) >> 11
+        sums = np.cumsum(counts[classes]).tolist()
+        scaled_sums = [(total * threshold + offset) >> 53 for total in sums]
+        counts[classes] = np.diff(np.array(scaled_sums, np.int64), prepend=0)
+        side[records[rank < counts[class_number]]] = side_number
 
 
 def _check_count(name: str, count: int, records: int) -> None:
