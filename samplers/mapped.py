@@ -22,33 +22,33 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
     """
 
     _location: tuple[str, int] | None = None  # the file, and the offset of the first byte
-    _file: tuple[int, ...] = ()  # the file's `_identity` when it was mapped; () if it is gone
+    _file_identity: tuple[int, ...] = ()  # when it was mapped; () if it was deleted
 
     def __reduce__(self) -> Any:
         """Pickle path and offset. The other process maps the file itself."""
         if self._location is None:
             return np.asarray(self).__reduce__()
-        _check_same(self._location[0], self._location[0], self._file)
+        _check_unchanged(self._location[0], self._location[0], self._file_identity)
         order = "C" if self.flags.c_contiguous else "F"
-        return _map, (self._location, self._file, self.dtype, self.shape, order)
+        return _map, (self._location, self._file_identity, self.dtype, self.shape, order)
 
 
 def as_mapped(array: Array) -> Array:
     """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file."""
-    location = _locate(array)
+    location = _path_and_offset(array)
     if location is None:
         view = array.view()
     else:
         view = mapped = array.view(MappedArray)
         mapped._location = location
-        mapped._file = () if _deleted(array.ctypes.data) else _identity(location[0])
+        mapped._file_identity = () if _is_deleted(array.ctypes.data) else _identity_of(location[0])
     view.flags.writeable = False
     return view
 
 
 def is_mapped(array: Array) -> bool:
     """Return whether an array is mapped from a file, so that it need not be copied to be kept."""
-    return _locate(array) is not None
+    return _path_and_offset(array) is not None
 
 
 def slices(count: int, size: int = _CHUNK) -> Iterator[slice]:
@@ -64,7 +64,7 @@ def is_increasing(array: Array) -> bool:
     )
 
 
-def _locate(array: Array) -> tuple[str, int] | None:
+def _path_and_offset(array: Array) -> tuple[str, int] | None:
     """Return the path and the byte offset of a mapped array; None for an array in memory."""
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
@@ -79,30 +79,36 @@ def _locate(array: Array) -> tuple[str, int] | None:
     return os.fspath(base.filename), int(base.offset) + array.ctypes.data - base.ctypes.data
 
 
-def _identity(file: str | int) -> tuple[int, ...]:
-    """Return (inode, size, mtime): they change if the file is written or replaced."""
+def _identity_of(file: str | int) -> tuple[int, ...]:
+    """Return (inode, size, mtime), which change if the file is written or replaced."""
     status = os.stat(file)
     return status.st_ino, status.st_size, status.st_mtime_ns
 
 
-def _deleted(address: int) -> bool:
-    """Return whether the file mapped at this address was replaced or removed; on Linux only."""
+def _is_deleted(address: int) -> bool:
+    """Return whether the file mapped at this address was replaced or removed; on Linux only.
+
+    A line of /proc/self/maps is "start-end … path", and ends in "(deleted)" for such files.
+    """
     with suppress(OSError), open("/proc/self/maps") as mappings:
-        deleted = [line.split()[0].split("-") for line in mappings if line.endswith("(deleted)\n")]
-        return any(int(low, 16) <= address < int(high, 16) for low, high in deleted)
+        ranges = [line.split()[0].split("-") for line in mappings if line.endswith("(deleted)\n")]
+        return any(int(start, 16) <= address < int(end, 16) for start, end in ranges)
     return False
 
 
-def _check_same(path: str, file: str | int, identity: tuple[int, ...]) -> None:
-    """Raise OSError if the file is not the one that the array was mapped from."""
-    if not identity or _identity(file) != identity:
+def _check_unchanged(path: str, file: str | int, identity: tuple[int, ...]) -> None:
+    """Raise OSError unless the file has this identity, which it had when an array mapped it.
+
+    `file` is its path or descriptor; `path` is for the error.
+    """
+    if not identity or _identity_of(file) != identity:
         raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)
 
 
 def _map(location: tuple[str, int], identity: tuple[int, ...], *array: Any) -> Array:
-    """Map a pickled array again: `array` is its dtype, shape and order."""
+    """Return a pickled array, mapped again from its file: `array` is its dtype, shape and order."""
     path, offset = location
     dtype, shape, order = array
     with open(path, "rb") as file:
-        _check_same(path, file.fileno(), identity)
+        _check_unchanged(path, file.fileno(), identity)
         return as_mapped(np.memmap(file, dtype, "r", offset, shape, order))

@@ -39,20 +39,20 @@ class StateMismatchError(ValueError):
 
 def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise StateMismatchError, with a line for each field that differs."""
-    not_there = "nothing"
+    default = "nothing"
     saved, current = dict(_flattened(saved)), dict(_flattened(current))
     lines = [
-        f"  {field}: the state has {saved.get(field, not_there)!r}, "
-        f"this sampler has {current.get(field, not_there)!r}"
+        f"  {field}: the state has {saved.get(field, default)!r}, "
+        f"this sampler has {current.get(field, default)!r}"
         for field in current | saved
-        if saved.get(field, not_there) != current.get(field, not_there)
+        if saved.get(field, default) != current.get(field, default)
     ]
     if lines:
         raise StateMismatchError("\n".join(["the state is of another stream:", *lines, _ADVICE]))
 
 
 def _flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every field of nested mappings: `inner.n`, `orders.0.seed`."""
+    """Yield (path, value) of every field of nested mappings, with paths such as `orders.0.seed`."""
     for name, value in nested.items():
         if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
             value = {str(index): item for index, item in enumerate(value)}

@@ -84,23 +84,29 @@ class ViewSampler(InnerSampler):
         )
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the records in the range, of records or pairs, that the inner sampler returns."""
+        """Return the range of records around each record: its first record, and its stop.
+
+        The inner sampler gives a range of records, or of (record, view) pairs.
+        """
         if self._per_epoch == "one":
             return self._order.spans(records, epoch)
         first, stop = self._order.spans(self._sums.before(records), epoch)
         return self.records(first), self.records(stop - 1) + 1
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Draw records or pairs; of a record take the view that the epoch is at."""
-        inner = checked_draw(self._order, epoch, positions)
-        if self._per_epoch == "all":
-            return inner
-        counts = np.asarray(self._counts)[inner].astype(np.int64)
-        # The views of a record come in a random order, which is another in every V epochs.
-        cycle, entry = np.divmod(epoch, counts)
-        keys = random_words(random_words(self._key, inner), cycle)
-        view = permute_rows(counts, keys, entry[:, None])[:, 0]
-        return self._sums.before(inner) + view
+        """Return the sample ids at these positions of an epoch, int64[positions] both.
+
+        A sample id is the number of a (record, view) pair, counted record by record.
+        """
+        inner_ids = checked_draw(self._order, epoch, positions)
+        if self._per_epoch == "all":  # the inner sampler is over pairs
+            return inner_ids
+        # Each V epochs show the V views of a record in a new random order.
+        num_views = np.asarray(self._counts)[inner_ids].astype(np.int64)
+        cycle, index = np.divmod(epoch, num_views)
+        keys = random_words(random_words(self._key, inner_ids), cycle)
+        view = permute_rows(num_views, keys, index[:, None])[:, 0]
+        return self._sums.before(inner_ids) + view
 
     def records(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)

@@ -105,9 +105,13 @@ class WeightedSampler(Sampler):
         )
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Draw by inverse transform sampling, or without replacement by an exponential race."""
+        """Return the records at these positions of an epoch, int64[positions] both.
+
+        They are drawn by inverse transform sampling, or without replacement by an exponential race.
+        """
         if not self.traits.repeats:
             records = self._permutation(epoch).records(positions)
+            # Prepare the next epoch while this one is drawn, so that its start does not take long.
             fraction = int(positions.max(initial=-1) + 1) / max(1, self._samples)
             self._permutation(epoch + 1).prepare(fraction)
             return records
@@ -135,7 +139,7 @@ class _ScaledWeights(ComputedCounts):
 
 
 def _quantised(weights: ArrayLike) -> Int64s | _ScaledWeights:
-    """Return weights as integers whose sum fits int64."""
+    """Return weights as integers whose sum fits int64; floats become up to 2^32."""
     array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"weights must be one number a record, got shape {array.shape}")

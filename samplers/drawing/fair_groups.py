@@ -30,24 +30,25 @@ class FairGroups:
         self._sizes, self._m, self._key = sizes, m, key
 
     def groups(
-        self, population: Int64s, number: Int64s, start: int = 0, stop: int | None = None
+        self, population: Int64s, group: Int64s, start: int = 0, stop: int | None = None
     ) -> Int64s:
         """Return items `start` to `stop` of each group (a row): int64[rows, stop - start].
 
-        A group is given by its population and its number there. Only these items are computed,
-        unless the group contains the end of a cycle.
+        Row i is group number `group[i]` of population `population[i]`, whose groups of m items are
+        cut from permutations of all its items, one after the other (cycles).
         """
         n, m = self._sizes[population], self._m
         stop = m if stop is None else stop
-        cycle, offset = np.divmod(number * m, n)  # where the group starts
-        repeats = n < 2 * m - 1  # whether a permutation serves several cycles
+        cycle, offset = np.divmod(group * m, n)  # where the group starts
+        repeats = n < 2 * m - 1  # whether several cycles have the same permutation
         position = offset[:, None] + np.arange(start, stop)
         permutation, entry = cycle.copy(), position.copy()
         permutation[repeats] //= m // np.gcd(n[repeats], m)
-        crosses = offset + stop > n
+        crosses = offset + stop > n  # whether the items are of two cycles
         entry[crosses] %= n[crosses, None]
         items = self._entries(population, permutation, entry)
-        # The first m entries of a cycle are its adjusted head: of this cycle, or of the next.
+        # The first m entries of a cycle are in another order (see `_head`), so that no group has an
+        # item of both cycles: replace those of the cycle in which a group starts, and of the next.
         in_head = np.flatnonzero(~repeats & (offset + start < m) & (cycle > 0))
         straddling = np.flatnonzero(~repeats & crosses)
         rows = np.append(in_head, straddling)
@@ -60,28 +61,30 @@ class FairGroups:
         return items
 
     def _entries(self, population: Int64s, permutation: Int64s, positions: Int64s) -> Int64s:
-        """Return entries of one permutation of a population for each row: int64[rows, m]."""
+        """Return entries of permutation number `permutation[i]` for each row i: int64[rows, m]."""
         keys = random_words(random_words(self._key, population), permutation)
         return permute_rows(self._sizes[population], keys, positions)
 
     def _head(self, population: Int64s, cycle: Int64s) -> Int64s:
-        """Return the first m entries of cycles, after duplicates of the old cycle are moved back.
+        """Return the first m entries of each cycle in an order without duplicates: int64[rows, m].
 
-        Only duplicates within the group that straddles both cycles are moved.
+        A cycle is a permutation of all n items. The group that has the end of the previous cycle
+        and the start of this one must not have an item twice. So the items that it already has move
+        back, after the next items.
         """
         n, m = self._sizes[population], self._m
-        num_old = cycle * n % m  # entries of the straddling group that are of the old cycle
+        num_old = cycle * n % m  # entries of this group that are of the previous cycle
         first = np.broadcast_to(np.arange(m), (len(n), m))
         positions = np.concatenate([n[:, None] - 1 - first, first])
-        # One call for the old and the new cycles: with few rows, the calls cost more than the
-        # entries.
+        # One call for both cycles: with few rows, the calls cost more than the entries. `tail` has
+        # the last m entries of the previous cycle, the last entry first.
         both = self._entries(np.tile(population, 2), np.append(cycle - 1, cycle), positions)
         tail, head = np.split(both, 2)
-        # One binary search over all rows, each with an offset of its own: m * m comparisons would
-        # take seconds.
-        row = np.arange(len(n))[:, None] * int(n.max())
-        used = np.append((row + tail)[np.arange(m) < num_old[:, None]], validate.LIMIT)
+        # Search the head of each row in the items that the group already has. One binary search for
+        # all rows, each with an offset of its own: m * m comparisons would take seconds.
+        row_offset = np.arange(len(n))[:, None] * int(n.max())
+        used = np.append((row_offset + tail)[np.arange(m) < num_old[:, None]], validate.LIMIT)
         used.sort()
-        free = used[np.searchsorted(used, row + head)] != row + head
-        chosen = free & (np.cumsum(free, axis=1) <= (m - num_old)[:, None])
-        return np.take_along_axis(head, np.argsort(~chosen, axis=1, kind="stable"), axis=1)
+        is_free = used[np.searchsorted(used, row_offset + head)] != row_offset + head
+        stays = is_free & (np.cumsum(is_free, axis=1) <= (m - num_old)[:, None])
+        return np.take_along_axis(head, np.argsort(~stays, axis=1, kind="stable"), axis=1)

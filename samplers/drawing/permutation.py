@@ -69,44 +69,51 @@ _shared_table = lru_cache(maxsize=8)(small_table)
 
 
 def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return entries of one permutation a row, of its own size and key: int64[rows, m]."""
-    kind = (n > SORTED) + (n > SMALL).astype(np.int8)
+    """Return the entries at `positions` of a permutation for each row, int64[rows, m].
+
+    Row i has the permutation of `range(n[i])` under `keys[i]`.
+    """
+    method = (n > SORTED) + (n > SMALL).astype(np.int8)  # the index of the function below
     out = np.empty(positions.shape, np.int64)
-    for number, entries in enumerate((_sorted_entries, _narrow_entries, _wide_entries)):
-        rows = kind == number
+    for number, compute in enumerate((_sorted_entries, _narrow_entries, _wide_entries)):
+        rows = method == number
         if rows.all():
-            return entries(n, keys, positions)
+            return compute(n, keys, positions)
         if rows.any():
-            out[rows] = entries(n[rows], keys[rows], positions[rows])
+            out[rows] = compute(n[rows], keys[rows], positions[rows])
     return out
 
 
 def _sorted_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return entries of permutations of at most 64 items: sort each distinct table once."""
+    """Return the entries at `positions` of a permutation for each row, int64[rows, m].
+
+    The permutations have at most 64 items. Each is a sorted table, shared by all of its rows.
+    """
     if not len(n):
         return np.empty(positions.shape, np.int64)
-    first, row = distinct_pairs(keys, n)
+    first, table_of_row = distinct_pairs(keys, n)
     n, keys = n[first], keys[first]
     # Tables are sorted together if their rounded sizes are equal. Rounded up by a quarter at most:
     # four sizes between two powers of 2.
-    step = np.left_shift(1, np.maximum(np.frexp(n.astype(np.float64))[1] - 3, 0))
-    widths = -(-n // step) * step
-    base = np.cumsum(widths) - widths
+    rounding = np.left_shift(1, np.maximum(np.frexp(n.astype(np.float64))[1] - 3, 0))
+    widths = -(-n // rounding) * rounding
+    starts = np.cumsum(widths) - widths  # of the tables, one after the other
     tables = np.empty(int(widths.sum()), np.uint16)
     for width in np.flatnonzero(np.bincount(widths)).tolist():  # np.unique would import numpy.ma
-        rows = np.flatnonzero(widths == width)
-        for chunk in np.array_split(rows, -(-len(rows) * width // _TABLE_WORDS)):
+        same_width = np.flatnonzero(widths == width)
+        for chunk in np.array_split(same_width, -(-len(same_width) * width // _TABLE_WORDS)):
             permutations = sorted_rows(keys[chunk], width, n[chunk])
-            tables[base[chunk][:, None] + np.arange(width)] = permutations
-    entries: NDArray[np.uint16] = tables[base[row][:, None] + positions]
+            tables[starts[chunk][:, None] + np.arange(width)] = permutations
+    entries: NDArray[np.uint16] = tables[starts[table_of_row][:, None] + positions]
     return entries.astype(np.int64)
 
 
 def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
-    """Return one permutation a row, uint16[keys, n]; of `range(lengths[row])` if given.
+    """Return a permutation of `range(n)` for each key, uint16[keys, n].
 
-    Each random word keeps its upper 48 bits and carries its index below them, so that a plain sort
-    is a stable argsort. Columns after a row's length are sorted to the end of the row.
+    With `lengths`, row i begins with a permutation of `range(lengths[i])`. A permutation is the
+    argsort of random words. Each word keeps its upper 48 bits and carries its index below them, so
+    that a plain sort is a stable argsort.
     """
     index = np.arange(n, dtype=np.uint64)
     packed = random_words(keys[:, None], index[None, :])
@@ -119,10 +126,13 @@ def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray
 
 
 def _narrow_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return entries of permutations of at most 2^15 items, by Feistel networks of 32 bits."""
-    pairs = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
-    rounds = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)
-    rounds[0::2], rounds[1::2] = pairs & np.uint64(0xFFFFFFFF), pairs >> _HALF
+    """Return the entries at `positions` of a permutation for each row, int64[rows, m].
+
+    The permutations have at most 2^15 items: Feistel networks of 32 bits.
+    """
+    words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
+    rounds = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)  # the keys of all rounds
+    rounds[0::2], rounds[1::2] = words & np.uint64(0xFFFFFFFF), words >> _HALF
     sizes = n.astype(np.uint32)
     if positions.shape[1] > len(n):
         x = positions.astype(np.uint32, order="C")
@@ -162,9 +172,10 @@ def _cycle_walk(
     rounds: Unsigned,
     x: Unsigned,
 ) -> Unsigned:
-    """Encrypt numbers below n by `encrypt(n, rounds, x)`, again where a result is not below n.
+    """Return `encrypt(n, rounds, x)` for numbers x below n, encrypted until each is below n.
 
-    `rounds` are the round keys. All arrays are broadcast.
+    `encrypt` permutes a range that is a little larger than n, so repeating it ("cycle walking")
+    permutes `range(n)`. `rounds` are the keys of its rounds. All arrays are broadcast.
     """
     x = encrypt(n, rounds, x)
     outside = np.nonzero(x >= n)  # rare: fewer than 1 number in sqrt(n)

@@ -42,7 +42,7 @@ class WeightedPermutation:
         self._sorted: FifoCache[Int64s] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
-        """Divide this fraction of the records into buckets, and a quarter more."""
+        """Divide records into buckets by their keys, up to 1.25 times this fraction of them all."""
         goal = min(len(self._blocks), int(len(self._blocks) * fraction * _HEAD_START))
         for number in range(self._blocks_done, goal):
             block = self._blocks[number]
@@ -51,7 +51,10 @@ class WeightedPermutation:
             self._blocks_done = number + 1
 
     def records(self, positions: Int64s) -> Int64s:
-        """Return the records at these positions of the order, int64 as `positions`."""
+        """Return the records at these positions of the order, int64 as `positions`.
+
+        Bucket i has the keys below those of bucket i + 1, and is sorted when it is needed.
+        """
         starts = self._starts
         if starts is None:
             self.prepare(1)
@@ -61,18 +64,21 @@ class WeightedPermutation:
         bucket = np.searchsorted(starts, positions, side="right") - 1
         out = np.empty(positions.shape, np.int64)
         for number in np.unique(bucket).tolist():
-            mask = bucket == number
+            in_bucket = bucket == number
             members = self._sorted.get(number, lambda: self._sort_bucket(number))  # noqa: B023
-            out[mask] = members[positions[mask] - starts[number]]
+            out[in_bucket] = members[positions[in_bucket] - starts[number]]
         return out
 
     def _sort_bucket(self, number: int) -> Int64s:
-        """Return the records of a bucket by their keys; equal keys stay in stored order."""
+        """Return the records of a bucket sorted by key; equal keys stay in stored order."""
         records = np.flatnonzero(self._bucket_of == number)
         return records[np.argsort(self._waiting_times(records), kind="stable")]
 
     def _waiting_times(self, records: Int64s) -> Float64s:
-        """Return exponential variates of rate weight; infinite for a weight of 0."""
+        """Return the keys by which records are sorted, float64[records].
+
+        A key is an exponential variate with the weight as its rate, and infinite for weight 0.
+        """
         bits = random_words(self._key, records) >> np.uint64(11)
         uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
         weights: Int64s = np.asarray(self._weights[records])
