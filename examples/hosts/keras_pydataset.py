@@ -26,17 +26,18 @@ class Batches(keras.utils.PyDataset):
         super().__init__(**options)
         self.start = epoch * len(SAMPLER)
 
-    def __getitem__(self, item: int) -> tuple[np.ndarray, np.ndarray]:
+    def __getitem__(self, item: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
         ids = SAMPLER.batch(*divmod(self.start + item, len(SAMPLER)))
-        return np.c_[ids, POINTS[ids]], LABELS[ids]
+        return {"id": ids, "x": POINTS[ids]}, LABELS[ids]
 
 
 class Model(keras.Sequential):
-    """A model that keeps the ids of its batches, their first column."""
+    """A model that keeps the ids of its batches."""
 
     def train_step(self, data: Any) -> Any:
-        delivered.append(data[0][:, 0].numpy())
-        return super().train_step((data[0][:, 1:], data[1]))
+        inputs, labels = data
+        delivered.append(inputs["id"].numpy())
+        return super().train_step((inputs["x"], labels))
 
 
 def fit(first: int, epochs: int, **options: Any) -> None:

@@ -11,14 +11,18 @@ import numpy as np
 from twinfeed import Feed, NumpyLoader
 
 
-def report(delivered: Sequence[Any], sampler: Any) -> None:
-    """Print how many ids were delivered, and whether a NumpyLoader has the same from its start."""
-    feed = Feed({"number": np.arange(sampler.num_records)}, sampler)
-    loader, ids = NumpyLoader(feed), np.concatenate([np.asarray(batch) for batch in delivered])
-    expected = np.empty(0, np.int64)
-    while len(expected) < len(ids):
-        expected = np.concatenate([expected, *(batch["id"] for batch in loader)])
-    same = digest(ids) == digest(expected[: len(ids)])
+def report(delivered: Sequence[Any], sampler: Any, *, rank: int = 0, world_size: int = 1) -> None:
+    """Print how many ids were delivered, and whether they are those of a NumpyLoader.
+
+    With several ranks, each has every `world_size`-th batch, as Accelerate deals them.
+    """
+    loader = NumpyLoader(Feed({"number": np.arange(sampler.num_records)}, sampler))
+    ids = np.concatenate([np.asarray(batch) for batch in delivered])
+    batches: list[np.ndarray] = []
+    while sum(map(len, batches[rank::world_size])) < len(ids):
+        batches += [batch["id"] for batch in loader]
+    expected = np.concatenate(batches[rank::world_size])[: len(ids)]
+    same = digest(ids) == digest(expected)
     print(f"{len(ids)} ids:", "those of NumpyLoader" if same else "NOT those of NumpyLoader")
 
 

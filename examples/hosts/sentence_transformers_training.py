@@ -1,6 +1,7 @@
 """Fine-tune with sentence-transformers on P×K batches, and resume in mid-epoch.
 
 python sentence_transformers_training.py
+torchrun --nproc-per-node 2 sentence_transformers_training.py
 """
 
 from __future__ import annotations
@@ -17,18 +18,30 @@ from sentence_transformers.sentence_transformer.modules import BoW, Dense
 from sentence_transformers.sentence_transformer.training_args import (
     SentenceTransformerTrainingArguments,
 )
+from transformers import TrainerCallback
 
 from twinfeed import PKBatchSampler
 
 SIZES = [150, 100, 80, 60, 50, 40, 40, 30, 30, 20, 20, 15, 15, 10, 10, 5, 5]
 LABELS = np.repeat(np.arange(17), SIZES)
 TOPICS, WORDS = [f"topic{label}" for label in range(17)], [f"word{n}" for n in range(680)]
+SAMPLER = PKBatchSampler(LABELS, p=8, k=4, seed=0, batches_per_epoch=22)
+SAMPLER = SAMPLER.shard(0, 1)  # all batches in each process: Accelerate deals them to the processes
 SENTENCES = [f"{TOPICS[label]} {word}" for label, word in zip(LABELS, WORDS, strict=True)]
 
 
 def p_by_k(dataset: datasets.Dataset, **options: Any) -> PKBatchSampler:
     """Return batches of 8 labels with 4 sentences each."""
-    return PKBatchSampler(dataset["label"], p=8, k=4, seed=0)
+    return SAMPLER
+
+
+class SetEpoch(TrainerCallback):
+    """Set the epoch of the sampler: with several processes a resumed trainer does not."""
+
+    def on_epoch_begin(
+        self, args: Any, state: Any, control: Any, *, train_dataloader: Any, **others: Any
+    ) -> None:
+        SAMPLER.set_epoch(state.global_step // len(train_dataloader))
 
 
 class Trainer(SentenceTransformerTrainer):
@@ -42,8 +55,8 @@ class Trainer(SentenceTransformerTrainer):
         return super().compute_loss(model, inputs, *others, **options)
 
 
-def train(steps: int, delivered: list[Any], *, resume: bool = False) -> None:
-    """Train a model that is made here up to a step, from the start or from the checkpoint."""
+def train(steps: int, delivered: list[Any], *, resume: bool = False) -> Any:
+    """Train a new model up to a step, from the start or the checkpoint; return the arguments."""
     modules = [BoW(TOPICS + WORDS), Dense(len(TOPICS + WORDS), 16)]
     model = SentenceTransformer(modules=modules, device="cpu")
     arguments = SentenceTransformerTrainingArguments(
@@ -57,9 +70,16 @@ def train(steps: int, delivered: list[Any], *, resume: bool = False) -> None:
         disable_tqdm=True,
     )
     dataset = datasets.Dataset.from_dict({"sentence": SENTENCES, "label": LABELS})
-    trainer = Trainer(model, arguments, train_dataset=dataset, loss=BatchHardTripletLoss(model))
+    trainer = Trainer(
+        model,
+        arguments,
+        train_dataset=dataset,
+        loss=BatchHardTripletLoss(model),
+        callbacks=[SetEpoch()],
+    )
     trainer.delivered = delivered
     trainer.train(resume_from_checkpoint=resume)
+    return arguments
 
 
 def group_by_label() -> None:
@@ -77,6 +97,6 @@ def group_by_label() -> None:
 if __name__ == "__main__":
     delivered: list[Any] = []
     train(13, delivered)
-    train(50, delivered, resume=True)
-    report(delivered, PKBatchSampler(LABELS, p=8, k=4, seed=0))
+    arguments = train(50, delivered, resume=True)
+    report(delivered, SAMPLER, rank=arguments.process_index, world_size=arguments.world_size)
     group_by_label()

@@ -15,16 +15,20 @@ PROGRAMS = sorted(path.stem for path in (EXAMPLES / "hosts").glob("*.py"))
 PROGRAMS.remove("same_ids")  # what they share
 EXTRA = {"pytorch_metric_learning", "sentence_transformers"}  # of the extra `hosts`
 # Those that train, or start processes.
-LONG = {"pytorch_metric_learning_training", "sentence_transformers_training"}
+LONG = ["grain_dataset", "keras_pydataset", *(f"{library}_training" for library in sorted(EXTRA))]
 pytestmark = pytest.mark.frameworks
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.long if name in LONG else ()) for name in PROGRAMS],
+    ("name", "ranks"),
+    [
+        *(pytest.param(name, None, marks=pytest.mark.long) for name in LONG),
+        pytest.param("sentence_transformers_training", 2, marks=pytest.mark.long),
+        *((name, None) for name in PROGRAMS if name not in LONG),
+    ],
 )
 def test_the_ids_are_those_of_numpy_loader(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, ranks: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = EXAMPLES / "hosts" / f"{name}.py"
     for node in ast.walk(ast.parse(path.read_text())):
@@ -32,8 +36,8 @@ def test_the_ids_are_those_of_numpy_loader(
         if library in EXTRA and not find_spec(library):
             pytest.skip(f"needs {library}, of the extra `hosts`")
     monkeypatch.chdir(tmp_path)
-    printed = run(path)
-    assert "ids: those of NumpyLoader" in printed
+    printed = run(path, ranks=ranks)
+    assert printed.count("ids: those of NumpyLoader") >= (ranks or 1)
     assert "NOT those" not in printed
     for section in SECTIONS:
         if f"hosts/{name}.py" in section:
