@@ -22,7 +22,15 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import tensorflow as tf
 
-from twinfeed import Feed, PKBatchSampler, TensorFlowLoader, TFRecordWriter, build_index, open_index
+from twinfeed import (
+    Feed,
+    FromFile,
+    PKBatchSampler,
+    TensorFlowLoader,
+    TFRecordWriter,
+    build_index,
+    open_index,
+)
 from twinfeed.loaders.formats.example import encode
 
 P, K, BATCHES = 16, 4, 100
@@ -34,7 +42,7 @@ def write_classes(folder: Path, classes: int) -> None:
     for number in range(classes):
         with TFRecordWriter(folder / f"class-{number:06}.tfrecord") as writer:
             for record in range(8):
-                writer.write(encode({"word": b"%d/%d" % (number, record), "label": number}))
+                writer.write(encode({"word": b"%d/%d" % (number, record)}))
 
 
 def held() -> float:
@@ -78,7 +86,8 @@ def main() -> None:
     folder: Path = options.out / str(options.classes)
     if not (folder / "all.index").exists():
         write_classes(folder, options.classes)
-        build_index(str(folder / "class-*.tfrecord"), folder / "all.index", label="label")
+        label = FromFile(r"class-0*(\d+)")
+        build_index(str(folder / "class-*.tfrecord"), folder / "all.index", label=label)
     print(f"{resource.getrlimit(resource.RLIMIT_NOFILE)[0]:,} open files are allowed")
 
     def by_index() -> tf.data.Dataset:

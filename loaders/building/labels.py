@@ -72,7 +72,8 @@ class FromFile:
 
     `pattern` is a regular expression with one group, and is looked for anywhere in the name. What
     the group matches is the label. `build_index` makes integers of labels that all are, such as
-    "17" but not "017". `pack` keeps names. A file whose name does not match has no label.
+    "17" but not "017", which `class_0*(\d+)` gives without the zeros. `pack` keeps names. A file
+    whose name does not match has no label.
 
     Raises:
         ValueError: no regular expression, or one without a group or with several.
