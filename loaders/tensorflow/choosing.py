@@ -28,6 +28,7 @@ def choose(
     *,
     source: SourceOf | None = None,
     replay: bool = False,
+    labels: bool = False,
     device: str | None = None,
     prefetch: int = 2,
 ) -> DatasetLoader[Any]:
@@ -52,6 +53,8 @@ def choose(
             position, in all epochs. Then an epoch goes on where the epoch before ended, and a
             resumed run is exact, if the datasets are deterministic. Skipped elements are read, and
             mapped, again. Without `replay` the choice alone resumes.
+        labels: whether each batch is a pair of the batch and the number of the dataset of each
+            element, int64[batch]: its class. Keras takes such a pair as inputs and targets.
         device: as of a `TensorFlowLoader`.
         prefetch: as of a `TensorFlowLoader`.
 
@@ -77,7 +80,13 @@ def choose(
     [20 21 22 12 13 14]
     """
     return _Chosen(
-        sampler, datasets, source=source, replay=replay, device=device, prefetch=prefetch
+        sampler,
+        datasets,
+        source=source,
+        replay=replay,
+        labels=labels,
+        device=device,
+        prefetch=prefetch,
     )
 
 
@@ -93,6 +102,7 @@ class _Chosen(DatasetLoader[Any]):
         *,
         source: SourceOf | None,
         replay: bool,
+        labels: bool,
         device: str | None,
         prefetch: int,
     ) -> None:
@@ -107,12 +117,15 @@ class _Chosen(DatasetLoader[Any]):
         super().__init__(sampler)
         self._datasets, self._spec = datasets, chosen.element_spec
         self.replay = validate.flag("replay", replay)
+        self.labels = validate.flag("labels", labels)
         self.device = device if device is None else chosen_device(device)
         self.prefetch = validate.integer("prefetch", prefetch, minimum=0)
 
     def _make_dataset(self) -> tf.data.Dataset:
         check_process()
-        source = ChosenSource(self, self._choices, self._datasets, self._spec, self.replay)
+        source = ChosenSource(
+            self, self._choices, self._datasets, self._spec, replay=self.replay, labels=self.labels
+        )
         return dataset_of(source, self.prefetch)
 
 
@@ -184,10 +197,12 @@ class ChosenSource(NumberSource):
         choices: Choices,
         datasets: Sequence[tf.data.Dataset],
         spec: Any,
+        *,
         replay: bool,
+        labels: bool,
     ) -> None:
         super().__init__(loader, choices)
-        self._datasets, self._spec, self._replay = datasets, spec, replay
+        self._datasets, self._spec, self._replay, self._labels = datasets, spec, replay, labels
         own = [] if isinstance(datasets, SourceDatasets) else datasets
         specs = [tf.nest.flatten(dataset.element_spec) for dataset in own]
         # Ragged and sparse elements of any shapes can be stacked.
@@ -218,7 +233,9 @@ class ChosenSource(NumberSource):
         )
         rows = batches.map(lambda *batch: (_length(batch), wrap(batch)))
 
-        def checked(step: tf.Tensor, size: tf.Tensor, row: Any) -> tuple[tf.Tensor, Any]:
+        def checked(
+            step: tf.Tensor, size: tf.Tensor, row: Any, *labels: tf.Tensor
+        ) -> tuple[tf.Tensor, Any]:
             length, batch = row
             full = tf.cond(
                 length < size,
@@ -227,11 +244,14 @@ class ChosenSource(NumberSource):
             )
             with tf.control_dependencies([full]):
                 batch = unwrap(tf.identity(batch), spec)
-                return step, _set_batch_size(batch, self.sampler.fixed_size)
+            batch = (batch, *labels) if labels else batch
+            return step, _set_batch_size(batch, self.sampler.fixed_size)
 
         rows = rows.concatenate(nothing.repeat())
-        by_step = self._steps_of(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows
-        return tf.data.Dataset.zip(by_step).map(checked)
+        by_step = [self._steps_of(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows]
+        if self._labels:
+            by_step.append(self._batch(self._numbers_dataset(pass_state), sizes))
+        return tf.data.Dataset.zip(tuple(by_step)).map(checked)
 
     def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Return the datasets of a pass as one tensor of variants."""

@@ -239,6 +239,44 @@ def test_the_dataset_moves_the_position_as_a_loaders_does() -> None:
     assert lists(loader.dataset) == expected(sampler, epoch=5)
 
 
+LABELLED: dict[str, tuple[BatchStream, int]] = {
+    "one size": (of_classes(batches_per_epoch=5), CLASSES),
+    "K changes": (of_classes(k={0: 2, 2: 3}, batches_per_epoch=5), CLASSES),
+    "a smaller batch at the end": (BatchSampler(mixture(), batch_size=10), 3),
+    "a rank": (BatchSampler(mixture(), batch_size=10).shard(1, 2), 3),
+}
+
+
+@pytest.mark.parametrize("case", LABELLED)
+def test_labels_are_the_classes_of_the_elements(case: str) -> None:
+    """Of an epoch, and of a pass that is resumed in the middle of the next, with `replay`."""
+    sampler, number = LABELLED[case]
+    named = [dataset.map(lambda one: {"one": one}) for dataset in datasets(number)]
+    loader = choose(sampler, named, replay=True, labels=True)
+    spec = loader.dataset.element_spec
+    assert spec[1] == tf.TensorSpec(spec[0]["one"].shape, tf.int64)
+    plain = choose(sampler, named, replay=True)
+    for each in (loader, plain):
+        each.load_state_dict(sampler.state_at(0, 0))
+    for _ in range(2):
+        for (batch, labels), unlabelled in zip(loader, plain, strict=True):
+            assert batch["one"].numpy().tolist() == unlabelled["one"].numpy().tolist()
+            assert labels.numpy().tolist() == (batch["one"] // 1000).numpy().tolist()
+        for each in (loader, plain):
+            each.load_state_dict(sampler.state_at(1, 2))
+
+
+def test_fit_trains_on_elements_and_their_labels(tmp_path: Path) -> None:
+    rows = [dataset.map(lambda one: tf.fill([2], one / 7000)) for dataset in datasets()]
+    loader = choose(of_classes(), rows, labels=True)
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(CLASSES)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    resume = ResumeCallback(loader, tmp_path)
+    history = resume.fit(model, lambda batch, labels: (batch, labels), epochs=2, verbose=0)
+    assert np.isfinite(history.history["loss"]).all()
+    assert (loader.epoch, loader.step) == (2, 0)
+
+
 def test_a_copy_shares_the_datasets_and_no_position() -> None:
     for one in (choose(of_classes(), datasets()), Selector(of_classes(), CLASSES)):
         batches = iter(one)
