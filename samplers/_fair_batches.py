@@ -123,9 +123,10 @@ class FairBatches:
     def _later_records(
         self, schedule: _PhaseSchedule, classes: Int64s, groups: Int64s, k: int, row: int
     ) -> Iterator[int]:
-        """Yield the records of class `classes[row]` from the groups after group `groups[row]`.
+        """Yield the records of a class from its groups of k records after the one in the batch.
 
-        They are enough groups to have every record of the class at least once.
+        The class is `classes[row]`, and the group in the batch is `groups[row]`. Every record of
+        the class comes at least once.
         """
         num_groups = 2 * int(self.classes.sizes[classes[row]]) // k + 2
         same_class = np.full(_LOOK_AHEAD, classes[row])

@@ -116,7 +116,7 @@ class BatchSampler(BatchStream):
 
     @property
     def by_group(self) -> tuple[int, BatchSampler] | None:
-        """The number of groups, and this stream with group numbers in place of ids."""
+        """The number of groups, and a copy of this stream whose ids are group numbers, or None."""
         groups = None if self.traits.padded else self._order.by_group
         if groups is None:
             return None
@@ -133,7 +133,10 @@ class BatchSampler(BatchStream):
         return round_ * self._round_ids + step * self._largest
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Draw round by round: an epoch may have parts of several rounds of the sampler."""
+        """Return `batch[lows[i]:highs[i]]` of each global batch `start + i`, concatenated.
+
+        A round is one epoch of the inner sampler; the steps may be of several rounds.
+        """
         round_, start = divmod(epoch * self._steps + start, max(1, self._round_steps))
         parts = []
         while len(lows):
@@ -143,9 +146,13 @@ class BatchSampler(BatchStream):
         return np.concatenate(parts)
 
     def _draw_in_round(self, round_: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return what `_draw` returns, for steps of one round."""
-        firsts = (start + np.arange(len(lows))) * self._largest  # positions of the global batches
-        positions = ranges(firsts + lows, firsts + highs)
+        """Return `batch[lows[i]:highs[i]]` of each global batch `start + i`, concatenated.
+
+        The steps are of one round, which is an epoch of the inner sampler. Positions after its end
+        are padding, id -1.
+        """
+        batch_starts = (start + np.arange(len(lows))) * self._largest
+        positions = ranges(batch_starts + lows, batch_starts + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
         ids[: len(real)] = checked_draw(self._order, round_, real, self._step_text)

@@ -14,6 +14,7 @@ def batch_table(title: str, ranks: list[list[Int64s]], samples: Samples) -> str:
     without_views = not any(samples.views(ids).any() for batches in ranks for ids in batches)
 
     def cell(ids: Int64s) -> str:
+        """Return the samples of a batch as text: records, with their views if there are any."""
         pairs = zip(samples.records(ids).tolist(), samples.views(ids).tolist(), strict=True)
         return " ".join(
             "-" if record < 0 else f"{record}" if without_views else f"{record}.{view}"

@@ -107,7 +107,7 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[str]:
-        """The differences from a uniform shuffle, a phrase each; empty for a good stream."""
+        """The differences from a uniform shuffle, as phrases; empty for a good stream."""
         displacement, correlation = self.displacement, self.rank_correlation
         missing = validate.counted(self.records - self.covered, "record")
         uniform = "in a uniform shuffle"
@@ -227,7 +227,9 @@ def _samples_of(
     batch_size: SupportsIndex | None,
     num_records: SupportsIndex | None,
 ) -> tuple[Int64s, Int64s, int]:
-    """Return the record and the batch of each sample, without padding, and the number of records.
+    """Return the record id and the batch number of each sample, and the number of records.
+
+    Padding is left out.
 
     The arguments are those of `diagnose`.
     """
@@ -341,6 +343,7 @@ def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
     """
     n = len(group)
     group_sizes, num_groups = np.unique(np.bincount(group), return_counts=True)
+    # The probability that a batch has no record of a group, for each size of a group.
     missing = np.array([_probability_missing(n, count, size) for count in group_sizes.tolist()])
     # The variance of independent groups, an upper bound: groups exclude each other.
     variance = (num_groups * missing * (1 - missing)).sum() / len(counts)

@@ -26,7 +26,7 @@ def labels_of(data: Any) -> Any:
 
 
 def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
-    """Return labels as int64[n] or str[n]; integers are not copied where they are int64."""
+    """Return labels as int64[n] or str[n]; an int64 array is not copied."""
     if isinstance(values, np.ndarray) and hasattr(values, "mask"):
         values = values.tolist()  # None where masked; np.asarray would drop the mask
     # numpy would read a dataset item by item.
@@ -64,7 +64,10 @@ def _strings_or_integers(name: str, values: list[Any]) -> Array:
 def check_types(
     name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]
 ) -> None:
-    """Check the type of each value; the TypeError lists the first five values of another type."""
+    """Raise TypeError unless all values are of these types; it lists the first five others.
+
+    `rule` says in the error what the values of argument `name` must be.
+    """
     wrong = [index for index, value in enumerate(values) if not isinstance(value, kinds)]
     if wrong:
         first = ", ".join(f"{values[index]!r} at {index}" for index in wrong[:5])

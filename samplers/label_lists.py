@@ -20,24 +20,25 @@ _COLLECTIONS = (*_LISTS, set)  # sets are refused: their order differs from proc
 
 
 def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
-    """Return the number of labels of each record, and all labels, record after record.
+    """Return the number of labels of each record, and the labels of all, record after record.
 
-    `labels` is the argument of `PKBatchSampler`. None if it has one label for each record.
+    `labels` is the argument of `PKBatchSampler`: a list of labels for each record, or a tuple
+    (offsets, all labels). Return None if it is neither, but one label for each record.
     """
     if isinstance(labels, tuple) and [*map(type, labels)] == [np.ndarray] * 2:
-        offsets, flat = labels
+        offsets, values = labels
         counts = np.diff(validate.integers("offsets of labels", offsets, minimum=0))
-        if [*offsets[:1], *offsets[-1:]] != [0, len(flat)] or any(counts < 0):
-            raise ValueError(f"offsets of labels must rise from 0 to their number, {len(flat)}")
+        if [*offsets[:1], *offsets[-1:]] != [0, len(values)] or any(counts < 0):
+            raise ValueError(f"offsets of labels must rise from 0 to their number, {len(values)}")
     elif isinstance(labels, (list, tuple)) and any(
         isinstance(item, _COLLECTIONS) for item in labels
     ):
         check_types("labels", "lists (sorted, if they were sets)", labels, _LISTS)
         counts = np.array([len(item) for item in labels])
-        flat = [label for item in labels for label in item]
+        values = [label for item in labels for label in item]
     else:
         return None
-    return counts, as_labels(flat)
+    return counts, as_labels(values)
 
 
 def class_order_of_lists(

@@ -83,7 +83,7 @@ class MixtureSampler(Sampler):
                 f"orders must not reuse records, as other samples come between the uses, "
                 f"got {reusing[0]!r}"
             )
-        self._weights = _reduced(weights)
+        self._weights = _smallest_integers(weights)
         if len(self._weights) != len(self._samplers):
             raise ValueError(
                 f"weights must be as many as orders, {len(self._samplers)}, "
@@ -123,7 +123,7 @@ class MixtureSampler(Sampler):
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
     def records(self, ids: Int64s) -> Int64s:
-        """Return the record of each sample id in the joined index."""
+        """Return the record of each sample id; records are numbered sampler by sampler."""
         out = np.empty(np.shape(ids), np.int64)
         for number, mask, own_ids in _by_sampler(self._id_bounds, ids):
             out[mask] = self._record_bounds[number] + self._samplers[number].records(own_ids)
@@ -136,7 +136,10 @@ class MixtureSampler(Sampler):
         return out
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the range of records around each record, from the record's sampler."""
+        """Return the range of records that is read around the time of each record: first and stop.
+
+        The ranges are those of each record's own sampler.
+        """
         records = np.asarray(records, dtype=np.int64)
         first, stop = np.empty_like(records), np.empty_like(records)
         for number, mask, own_records in _by_sampler(self._record_bounds, records):
@@ -180,14 +183,18 @@ class MixtureSampler(Sampler):
         return mixture
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Draw each sampler's own ids, and number them sampler by sampler."""
+        """Return the sample ids at these positions of an epoch, int64[positions] both.
+
+        An id of the mixture is a sampler's own id plus the number of ids of the samplers before it.
+        """
         if not len(positions):
             return positions
         # The sampler of each position, and the index of the sample over all epochs of the sampler.
         sampler, index = self._interleave.elements_at(epoch * self._samples + positions)
         self._move_duplicates_back(sampler, index)
+        # Draw each chunk of consecutive samples of a sampler once.
         chunk, offset = np.divmod(index, _CHUNK)
-        first, row = distinct_pairs(sampler, chunk)  # a sample of each chunk, each sample's chunk
+        first, row = distinct_pairs(sampler, chunk)
         chunks = [
             self._cache[i].get(number, lambda: _draw_chunk(self._samplers[i], number))  # noqa: B023
             for i, number in zip(sampler[first].tolist(), chunk[first].tolist(), strict=True)
@@ -238,9 +245,9 @@ class MixtureSampler(Sampler):
 
 
 def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
-    """Yield the number of each sampler with ids, the mask of its ids, and the sampler's own ids.
+    """Yield (number, mask of its ids, its own ids) for each sampler to which some ids belong.
 
-    The ids of sampler i are `bounds[i]` to `bounds[i + 1] - 1`.
+    The ids of sampler i are `bounds[i]` to `bounds[i + 1] - 1`. Its own ids count from 0.
     """
     ids = np.asarray(ids, dtype=np.int64)
     sampler = np.searchsorted(bounds, ids, side="right") - 1
@@ -257,7 +264,7 @@ def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
     return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
 
 
-def _reduced(weights: ArrayLike) -> Int64s:
+def _smallest_integers(weights: ArrayLike) -> Int64s:
     """Return the smallest integers in proportion to weights; ValueError if their sum is large."""
     if np.asarray(weights).dtype.kind != "f":
         weights = validate.counts("weights", weights, minimum=1)

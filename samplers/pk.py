@@ -222,7 +222,10 @@ class PKBatchSampler(BatchStream):
         return num_kept
 
     def _check_p(self, num_classes: int) -> None:
-        """Raise ValueError if P is above `num_classes`, the size of the smallest super-class."""
+        """Raise ValueError if P, the classes of a batch, is above `num_classes`.
+
+        The classes of a batch are of one super-class: `num_classes` are those of the smallest.
+        """
         p = self._shape.largest_p
         if num_classes < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
@@ -232,7 +235,7 @@ class PKBatchSampler(BatchStream):
             )
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
-        """Raise ValueError for an option that coverage excludes."""
+        """Raise ValueError for an option that cannot be used together with `coverage`."""
         coverage = validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {
             "p and k must be plain integers": self._shape.fixed,
@@ -295,7 +298,7 @@ class PKBatchSampler(BatchStream):
 
     @property
     def by_group(self) -> tuple[int, PKBatchSampler]:
-        """The number of classes, and this stream with class numbers in place of record ids."""
+        """The number of classes, and a copy of this stream whose ids are class numbers."""
         stream = copy.copy(self)
         stream._source = copy.copy(self._source)
         stream._source.by_class = True
@@ -307,13 +310,15 @@ class PKBatchSampler(BatchStream):
         relevant = {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
         if self._small == "drop":
             # A later k also decides which classes are left out, from the first step on.
-            least = str(relevant.pop("min_class_size", ""))
-            size = max(largest_value(least), largest_value(texts["k"]))
-            kept = int(np.count_nonzero(np.asarray(self._class_sizes) >= size))
-            relevant["classes that small='drop' keeps (min_class_size fixes them for any k)"] = kept
+            min_size = str(relevant.pop("min_class_size", ""))
+            size = max(largest_value(min_size), largest_value(texts["k"]))
+            count = int(np.count_nonzero(np.asarray(self._class_sizes) >= size))
+            name = "classes that small='drop' keeps (min_class_size fixes them for any k)"
+            relevant[name] = count
         return relevant
 
     def _check_world(self, world_size: int) -> None:
+        """Raise ValueError unless world_size divides P, the classes of a batch, at every step."""
         for p in sorted({phase.p for phase in self._shape.phases}):
             if p % world_size:
                 raise ValueError(

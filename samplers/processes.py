@@ -34,7 +34,7 @@ def num_processes() -> int:
 
 
 def warn_unsharded(stream: Any, /) -> None:
-    """Warn, once, if each of several processes would get every batch of a batch sampler."""
+    """Warn, once, if there are several processes and each would get every batch of a stream."""
     if stream.sharded or _warned:
         return
     ranks = num_processes()

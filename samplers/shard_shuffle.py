@@ -127,7 +127,8 @@ class ShardShuffleSampler(Sampler):
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the first record and the stop of the block of each record, int64 as `records`.
 
-        A few blocks are read in two parts in an epoch: their range is then the part.
+        In an epoch a few blocks are read in two parts, at different times. With `epoch`, the range
+        of a record of such a block is the part.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
         >>> order.spans(np.array([5, 9, 0]))
@@ -139,7 +140,10 @@ class ShardShuffleSampler(Sampler):
         return first, stop
 
     def for_batches(self, batch_size: int) -> ShardShuffleSampler:
-        """Return this sampler with `batch_size // sections` records of each section in a batch."""
+        """Return a copy of this sampler for batches of this size.
+
+        A batch has `batch_size // sections` records of each section.
+        """
         if batch_size % self._sections:
             raise ValueError(
                 f"batch_size must be divisible by the order's sections={self._sections}, "
@@ -181,6 +185,7 @@ class ShardShuffleSampler(Sampler):
             return lanes.entries(0, positions)
         section, section_position = self._section_positions(positions)
         entries = section * self._section_size + lanes.entries(section, section_position)
+        # The last positions are those of the records in no section, in the order of the sequence.
         return np.where(positions < self._sections * self._section_size, entries, positions)
 
     def _section_positions(self, positions: Int64s) -> tuple[Int64s, Int64s]:

@@ -63,9 +63,9 @@ def _flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str,
 
 
 def json_value(parameter: Any, *, hashed: bool = True) -> Any:
-    """Return a parameter as a short JSON value: arrays and long lists become digests.
+    """Return a parameter as a short JSON value: arrays and long values become hashes.
 
-    With `hashed=False` digests are left out, to check parameters without their cost.
+    With `hashed=False` arrays become "", to check parameters without the cost of hashing them.
 
     Raises:
         TypeError: JSON has no value for the parameter.
@@ -85,10 +85,8 @@ def json_value(parameter: Any, *, hashed: bool = True) -> Any:
             f"parameters must hold numbers, strings, None, arrays of them, samplers, and lists and "
             f"dicts of these, got {parameter!r}"
         )
-    if (
-        not isinstance(parameter, (list, str))
-        or len(text := json.dumps(parameter, sort_keys=True)) < _MAX_TEXT
-    ):
+    text = json.dumps(parameter, sort_keys=True)
+    if not isinstance(parameter, (list, str)) or len(text) < _MAX_TEXT:
         return parameter
     content = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
     return f"{len(parameter)} {'values' if isinstance(parameter, list) else 'characters'} {content}"

@@ -160,12 +160,12 @@ def split(
     [2, 3]
     """
     seed, tails = validate.seed(seed), _tails(fraction)
-    identities = _identities(records)
+    numbers = _numbers_of_records(records)
     if groups is not None:
         if by is not None:
             raise ValueError("by= and groups= exclude each other: a group may have several labels")
-        identities = _identities_of_groups(groups, len(identities))
-    hashes = random_words(root_key(seed, "split"), identities) >> np.uint64(11)
+        numbers = _numbers_of_groups(groups, len(numbers))
+    hashes = random_words(root_key(seed, "split"), numbers) >> np.uint64(11)
     side = np.zeros(len(hashes), np.min_scalar_type(len(tails)))
     if by is None:
         for tail in tails:
@@ -178,7 +178,7 @@ def split(
     if groups is not None and len(side):
         for number, (tail, next_tail) in enumerate(pairwise([1.0, *tails, 0.0])):
             if tail > next_tail and not len(sides[number]):
-                count = validate.counted(len(np.unique(identities)), "group")
+                count = validate.counted(len(np.unique(numbers)), "group")
                 raise ValueError(
                     f"of {count} none fell on side {number}: take another seed= or fraction="
                 )
@@ -237,8 +237,8 @@ def _check_count(name: str, count: int, records: int) -> None:
         raise ValueError(f"{name} must have one entry a record, got {count:,} for {number}")
 
 
-def _identities_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
-    """Return one number for each record, the same for all records of a group."""
+def _numbers_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
+    """Return the number by which each record is hashed, the same for all records of a group."""
     array = as_labels(groups, name="groups")
     _check_count("groups", len(array), count)
     if array.dtype.kind != "U":
@@ -247,10 +247,10 @@ def _identities_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
     return _hashed(names.tolist())[index]
 
 
-def _identities(
+def _numbers_of_records(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
 ) -> Int64s | UInt64s:
-    """Return one number for each record: its id, or a hash of its key."""
+    """Return the number by which each record is hashed: its id, or a hash of its key."""
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
     if isinstance(records, str) or not validate.is_list(records):

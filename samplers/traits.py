@@ -44,14 +44,14 @@ class SamplerTraits:
 
     @property
     def why_records_matter(self) -> str:
-        """Why the group of a sample is not enough to serve the stream; "" if it is enough."""
+        """Why a loader needs the records of samples, not their groups alone; "" if it does not."""
         reasons = {
             "padding": self.padded,
             "a shuffle by blocks": self.reads_blocks,
             "reuse": self.max_cached is not None,
             "a stream of views": self.num_ids is not None,
         }
-        reason = next((reason for reason, holds in reasons.items() if holds), "")
+        reason = next((reason for reason, is_given in reasons.items() if is_given), "")
         return self.needs_records or reason
 
 
@@ -74,8 +74,8 @@ class Samples:
         """Return the range of records that is read around the same time as each record.
 
         `records` are record ids without padding, int64[n]. The record ids of a range are `first`
-        to `stop - 1`, int64[n] both. By default a range is the record alone. A range may have two
-        parts that are read at different times in an `epoch`; the range is then the part.
+        to `stop - 1`, int64[n] both. By default a range is the record alone. Two parts of a range
+        may be read at different times in an epoch. With `epoch`, the part is returned.
         """
         records = np.array(records, dtype=np.int64)
         return records, records + 1
@@ -102,9 +102,10 @@ class Samples:
 
 
 def check_record_ids(samples: Samples, source: str) -> None:
-    """Raise TypeError for samples whose ids are no record ids; `source` is where ids come from.
+    """Raise TypeError if sample ids are not record ids, but views or uses of records, or padding.
 
-    A data set of somebody's own would give other records for them.
+    A dataset that is indexed by such an id would return another record. `source` is the call that
+    returns the ids, for the error.
     """
     if samples.traits.padded or samples.traits.num_ids is not None:
         raise TypeError(

@@ -43,7 +43,7 @@ def show_call(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def as_int(name: str, value: SupportsIndex) -> int:
-    """Return an integer of Python, numpy or torch as an int, which does not overflow."""
+    """Return an integer of Python, numpy or torch as a Python int; TypeError for anything else."""
     if type(value) is int:
         return value
     if isinstance(value, (bool, np.bool_)):
@@ -135,7 +135,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def unmasked(name: str, values: Any) -> Array:
-    """Return an array; raise ValueError for a masked entry, whose mask `np.asarray` drops.
+    """Return values as an array; ValueError if an entry is masked, as `np.asarray` drops the mask.
 
     Raises:
         TypeError: a dataset or a sampler. `np.asarray` would read all items of it.
@@ -150,7 +150,7 @@ def unmasked(name: str, values: Any) -> Array:
 
 
 def decimals(name: str, values: ArrayLike) -> list[Fraction]:
-    """Return numbers as the exact values of their shortest decimals: 0.1 is 1/10."""
+    """Return each number as the fraction that its shortest decimal is: 0.1 becomes 1/10."""
     array = unmasked(name, values)
     if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
         raise ValueError(f"{name} must be a sequence of finite numbers, got {values!r}")
@@ -178,7 +178,7 @@ def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
 
 
 def sorted_distinct(name: str, array: Int64s) -> Int64s:
-    """Return the values of an array sorted, all of which must differ."""
+    """Return the values of an array sorted; ValueError if two are equal."""
     if is_increasing(array):
         return array
     values, times = np.unique(array, return_counts=True)
@@ -190,7 +190,7 @@ def sorted_distinct(name: str, array: Int64s) -> Int64s:
 
 
 def sorted_record_ids(values: ArrayLike, num_records: int) -> Int64s:
-    """Return record ids sorted; they must be distinct and below `num_records`."""
+    """Return record ids sorted; ValueError unless they are distinct and below `num_records`."""
     ids = sorted_distinct("records", integers("records", values, minimum=0))
     if len(ids) and ids[-1] >= num_records:
         raise ValueError(f"records must be below {num_records}, their number, got {ids[-1]}")
@@ -198,7 +198,7 @@ def sorted_record_ids(values: ArrayLike, num_records: int) -> Int64s:
 
 
 def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
-    """Return `integers(…)`, whose sum must be below `LIMIT` too."""
+    """Return integers of at least `minimum`, int64[n], whose sum must be below `LIMIT`."""
     array = integers(name, values, minimum=minimum)
     total = float(array.sum(dtype=np.float64))  # int64 would overflow
     if total >= LIMIT:

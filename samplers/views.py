@@ -90,6 +90,7 @@ class ViewSampler(InnerSampler):
         """
         if self._per_epoch == "one":
             return self._order.spans(records, epoch)
+        # The range of pairs that is read around the time of the first pair of each record.
         first, stop = self._order.spans(self._sums.before(records), epoch)
         return self.records(first), self.records(stop - 1) + 1
 

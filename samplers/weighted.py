@@ -67,7 +67,7 @@ class WeightedSampler(Sampler):
         num_samples: SupportsIndex | None = None,
         replacement: bool = True,
     ) -> None:
-        self._weights = integers = _quantised(weights)
+        self._weights = integers = _integer_weights(weights)
         self.num_records = len(integers)
         self.seed = validate.seed(seed)
         self.traits = SamplerTraits(repeats=validate.flag("replacement", replacement))
@@ -138,8 +138,11 @@ class _ScaledWeights(ComputedCounts):
         return digest(self)
 
 
-def _quantised(weights: ArrayLike) -> Int64s | _ScaledWeights:
-    """Return weights as integers whose sum fits int64; floats become up to 2^32."""
+def _integer_weights(weights: ArrayLike) -> Int64s | _ScaledWeights:
+    """Return weights as integers whose sum fits int64.
+
+    Integers stay as they are. Floats are scaled so that the largest becomes 2^32, and rounded.
+    """
     array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"weights must be one number a record, got shape {array.shape}")
@@ -148,10 +151,10 @@ def _quantised(weights: ArrayLike) -> Int64s | _ScaledWeights:
     if array.dtype.kind != "f":
         raise TypeError(f"weights must be numbers, got dtype {array.dtype}")
     for chunk in slices(len(array)):
-        bad = np.flatnonzero(~np.isfinite(array[chunk]) | (array[chunk] < 0)) + chunk.start
-        if bad.size:
+        invalid = np.flatnonzero(~np.isfinite(array[chunk]) | (array[chunk] < 0)) + chunk.start
+        if invalid.size:
             raise ValueError(
-                f"weights must be finite and at least 0, got {array[bad[0]]} at {bad[0]}"
+                f"weights must be finite and at least 0, got {array[invalid[0]]} at {invalid[0]}"
             )
     largest = float(array.max()) or 1.0
     return _ScaledWeights(array, largest) if is_mapped(array) else _scale(array, largest)
@@ -162,7 +165,7 @@ def _scaled_at(weights: Array, largest: float, index: Int64s) -> Int64s:
 
 
 def _scale(weights: Array, largest: float) -> Int64s:
-    """Scale numbers so that the largest becomes 2^32; none above 0 becomes 0."""
+    """Return numbers scaled so that the largest becomes 2^32, rounded: above 0 to 1 at least."""
     numbers = weights.astype(np.float64)
     scaled: Int64s = np.rint(numbers / largest * _SCALE).astype(np.int64)
     scaled[(scaled == 0) & (numbers > 0)] = 1

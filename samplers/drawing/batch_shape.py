@@ -64,8 +64,8 @@ class BatchShape:
         self._key = root_key(seed, "pk k")
         self.largest_batch = max(phase.p * phase.k for phase in self.phases)
         # A random K is any number of its range, and two consecutive numbers have no common divisor.
-        constant_k = self.lowest_k in (None, k)
-        self.size_divisor = gcd(*(phase.p * phase.k**constant_k for phase in self.phases))
+        fixed_k = self.lowest_k in (None, k)
+        self.size_divisor = gcd(*(phase.p * (phase.k if fixed_k else 1) for phase in self.phases))
         self.largest_p, self.largest_k = max(p_values.values()), max(k_values.values())
 
     def sizes(self, steps: Int64s) -> Int64s:
@@ -79,7 +79,7 @@ class BatchShape:
         return low + uniform_below(random_words(self._key, steps), phase.k - low + 1)
 
     def split_by_phase(self, steps: Int64s) -> list[tuple[Phase, Int64s]]:
-        """Split consecutive global steps, at least one, into pairs (phase, its steps).
+        """Return consecutive global steps, at least one, divided into pairs (phase, its steps).
 
         A phase is a range of global steps with constant P and K.
         """
@@ -105,10 +105,10 @@ def _schedule(name: str, changes: Mapping[int, SupportsIndex]) -> dict[int, int]
 
 def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
     """Return the lowest and the highest K of the range `k=(low, high)`, checked."""
-    ends = [validate.integer("k", end, minimum=1) for end in k]
-    if len(ends) != 2 or ends[0] > ends[1]:
+    bounds = [validate.integer("k", bound, minimum=1) for bound in k]
+    if len(bounds) != 2 or bounds[0] > bounds[1]:
         raise ValueError(f"k must be a range (low, high) with low at most high, got {k!r}")
-    return ends[0], ends[1]
+    return bounds[0], bounds[1]
 
 
 def text_until(text: str, step: int) -> str:

@@ -37,7 +37,7 @@ class Blocks:
         return len(self._lengths)
 
     def short_blocks(self) -> tuple[Int64s, Int64s]:
-        """Return the numbers of the short blocks, and by how many records each is too short.
+        """Return the numbers of the short blocks, and how many records fewer each has: int64 both.
 
         Only the last block of a shard may have fewer records than the others.
         """
@@ -57,6 +57,7 @@ class Blocks:
             counts.update(dict(zip(last_sizes.tolist(), num_shards.tolist(), strict=True)))
             counts[self.block] += int((lengths // self.block).sum())
         del counts[0]  # shards whose last block is full
+        # The largest (count, size); 1 if there is no block.
         size, count = max(counts.items(), key=lambda item: item[::-1], default=(1, 0))
         return size if count else 1
 

@@ -85,6 +85,7 @@ class FairGroups:
         row_offset = np.arange(len(n))[:, None] * int(n.max())
         used = np.append((row_offset + tail)[np.arange(m) < num_old[:, None]], validate.LIMIT)
         used.sort()
+        # The first free items fill the group. All others follow, in their order.
         is_free = used[np.searchsorted(used, row_offset + head)] != row_offset + head
         stays = is_free & (np.cumsum(is_free, axis=1) <= (m - num_old)[:, None])
         return np.take_along_axis(head, np.argsort(~stays, axis=1, kind="stable"), axis=1)

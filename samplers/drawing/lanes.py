@@ -40,7 +40,11 @@ class Rounds:
         self._first_output = np.append(0, outputs)
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the round of each output, and its slot: its index in the round."""
+        """Return the round of each output, and its slot (index) in the round: int64[n] both.
+
+        `positions` are indices into the outputs. A round reads one entry of each lane, a segment of
+        a sequence, that has entries left.
+        """
         change = np.searchsorted(self._first_output, positions, side="right") - 1
         offset = positions - self._first_output[change]
         round_, slot = np.divmod(offset, self._num_lanes[change])
@@ -89,7 +93,10 @@ class StaggeredLanes:
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
     def entries(self, positions: Int64s) -> Int64s:
-        """Return the entry, an index into the sequence, of each of these outputs, int64[n] both."""
+        """Return the index into the sequence that is read at each position of the output, int64[n].
+
+        Each round reads one entry of each lane, a segment of the sequence.
+        """
         round_, slot = self._rounds.locate(positions)
         lane = self._lane_at(round_, slot)
         offset = (round_ - self._first_rounds[lane]) % self._lengths[lane]
@@ -98,7 +105,7 @@ class StaggeredLanes:
     def _lane_at(self, round_: Int64s, slot: Int64s) -> Int64s:
         """Return the lane that is read at index `slot[i]` of round `round_[i]`, int64[n].
 
-        A round reads one entry of each lane, which is a segment of the sequence.
+        A lane is a segment of the sequence. A round reads one entry of each lane, in random order.
         """
         rounds, row = np.unique(round_, return_inverse=True)
         chunk = max(1, _MAX_SORTED // len(self._lengths))  # rounds whose lanes are sorted at once

@@ -45,7 +45,10 @@ _HASH_CONSTANTS: dict[int, tuple[Any, ...]] = {
 
 
 def permute(n: int, key: int, positions: Int64s) -> Int64s:
-    """Return the entries of the permutation of `range(n)` under `key` at `positions`."""
+    """Return the entries at `positions` of the permutation of `range(n)` under `key`.
+
+    The result is int64 and has the shape of `positions`.
+    """
     if n <= SMALL:
         entries: Table = _shared_table(n, key)[positions]
         return entries.astype(np.int64)
@@ -195,36 +198,39 @@ def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Uns
 
 
 def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
-    """Encrypt once by a Feistel network.
+    """Return numbers x encrypted once by a Feistel network with these round keys.
 
-    Each round adds a hash of the right half to the left half, modulo its size, and swaps them.
+    x is two halves, as a number of two digits. Each round adds a hash of the right half to the left
+    half, modulo its size, and swaps them.
     """
     left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
-        moved = _hash(right, key, left_size)
-        moved += left
-        np.subtract(moved, left_size, out=left)
-        np.minimum(moved, left, out=left)  # modulo: a difference below 0 is huge
+        total = _hash(right, key, left_size)
+        total += left
+        # total modulo left_size, as unsigned integers: a difference below 0 is huge.
+        np.subtract(total, left_size, out=left)
+        np.minimum(total, left, out=left)
         left, right, left_size, right_size = right, left, right_size, left_size
     left += right * left_size  # after an even number of rounds the halves are back in place
     return left
 
 
 def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
-    """Decrypt once: the inverse of `_encrypt`; the last round key comes first."""
+    """Return numbers x decrypted once: the inverse of `_encrypt`, with the last round key first."""
     left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
         left, right, left_size, right_size = right, left, right_size, left_size
         left = left + left_size - _hash(right, key, left_size)
-        np.minimum(left, left - left_size, out=left)  # modulo: a difference below 0 is huge
+        np.minimum(left, left - left_size, out=left)  # modulo left_size, as in `_encrypt`
     left += right * left_size
     return left
 
 
 def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
-    """Hash halves of numbers to `[0, size)`: the round function of the Feistel network.
+    """Return a hash of each x in `[0, size)`: the round function of the Feistel network.
 
-    A multiply-xorshift hash, scaled by multiply-high.
+    It is a multiply-xorshift hash, scaled to the size by multiply-high: the upper half of a
+    product.
     """
     multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]
     h = x + key

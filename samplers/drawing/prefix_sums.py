@@ -60,7 +60,10 @@ class PrefixSums:
 
     @property
     def _group_bounds(self) -> Int64s:
-        """The sum of the counts before each group, and of all counts: int64[groups + 1]."""
+        """The sum of the counts before each group, and of all counts: int64[groups + 1].
+
+        A group is `_group_size` consecutive counts; the last may have fewer.
+        """
         if self._table is None:
             size, count = self._group_size, len(self._counts)
             table = np.zeros(-(-count // size) + 1, np.int64)
@@ -78,7 +81,10 @@ class PrefixSums:
         return int(self._group_bounds[-1])
 
     def before(self, entries: Int64s) -> Int64s:
-        """Return the sum of the counts before each entry, int64[entries]."""
+        """Return the sum of the counts before each entry (an index into the counts), int64[n].
+
+        The table has the sum before each group of consecutive counts, and the rest is summed here.
+        """
         group, offset = np.divmod(entries, self._group_size)
         sums: Int64s = self._group_bounds[group]
         for queries, row, sums_in_groups, _ in self._sums_in_groups(group):
@@ -90,7 +96,11 @@ class PrefixSums:
         return self.locate(positions)[0]
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the entry that contains each position, and the sum of the counts before it."""
+        """Return the entry that contains each position, and the sum of the counts before it.
+
+        Entry i contains `counts[i]` positions, after those of the entries before it. The table has
+        the sum before each group of consecutive counts. Within a group, the search is done here.
+        """
         group = np.searchsorted(self._group_bounds, positions, side="right") - 1
         entry: Int64s = group * self._group_size
         sums: Int64s = self._group_bounds[group]

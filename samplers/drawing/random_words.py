@@ -58,7 +58,7 @@ def derive(key: int, *path: int) -> int:
 
 
 def uniform_below(random: UInt64s, bound: int | Int64s) -> Int64s:
-    """Scale random words to `[0, bound)`, for any bound up to 2^63, by multiply-high.
+    """Return random words scaled to `[0, bound)`, for any bound up to 2^63, by multiply-high.
 
     The result is the upper half of the 128-bit product of word and bound (Lemire, "Fast random
     integer generation in an interval", 2019), here from products of 32-bit halves.
