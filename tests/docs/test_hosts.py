@@ -45,5 +45,15 @@ def test_the_ids_are_those_of_numpy_loader(
                 assert text in printed
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("backend", ["torch", "jax"])
+def test_a_pydataset_on_another_backend(
+    backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERAS_BACKEND", backend)
+    assert "ids: those of NumpyLoader" in run(EXAMPLES / "hosts" / "keras_pydataset.py")
+
+
 def test_each_program_is_a_row_of_the_page() -> None:
     assert set(re.findall(r"examples/hosts/(\w+)\.py", PAGE)) == {*PROGRAMS, "same_ids"}
