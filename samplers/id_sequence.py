@@ -81,6 +81,8 @@ class IdSequence(Sequence[int]):
             part = object.__new__(IdSequence)
             vars(part).update(vars(self), _range=self._range[index])
             return part
+        if type(index) is int and -len(self) <= index < len(self):  # fast, for loops
+            return self._id(index)
         numbers = validate.unmasked("indices", index)
         if numbers.size and numbers.dtype.kind not in "iu":
             raise TypeError(f"an index must be integers or a slice, got {index!r}")
@@ -91,8 +93,7 @@ class IdSequence(Sequence[int]):
             numbers = numbers.astype(np.int64)
             from_start = numbers + len(self) * (numbers < 0)
             return self._draw(self._range.start + self._range.step * from_start)
-        chunk, offset = divmod(self._range[int(numbers)], _CHUNK)
-        return self._chunks.get(chunk, lambda: self._draw_chunk(chunk))[offset]
+        return self._id(int(numbers))
 
     def __iter__(self) -> Iterator[int]:
         for start, stop in growing_ranges(0, len(self), MAX_IDS):
@@ -101,6 +102,11 @@ class IdSequence(Sequence[int]):
     def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> Array:
         """Return all ids as an array, drawn at once: numpy would ask for one after the other."""
         return self._draw(_as_array(self._range)).astype(dtype or np.int64, copy=False)
+
+    def _id(self, index: int) -> int:
+        """Return one id, from a chunk that may have been drawn before."""
+        chunk, offset = divmod(self._range[index], _CHUNK)
+        return self._chunks.get(chunk, lambda: self._draw_chunk(chunk))[offset]
 
     def _draw_chunk(self, chunk: int) -> list[int]:
         """Return the ids of a chunk of all epochs."""
