@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
 from typing import Any, TypeVar
+from weakref import WeakKeyDictionary, ref
 
 from twinfeed.loaders.feed.collate import Empty, aligned
 from twinfeed.loaders.feed.config import Batch
@@ -23,6 +24,10 @@ from twinfeed.samplers import StateMismatchError, validate
 T = TypeVar("T")
 
 
+# By feed and class, the last loader that received epoch 0 and no more.
+_ONE_EPOCH: WeakKeyDictionary[Feed, dict[type, ref[Any]]] = WeakKeyDictionary()
+
+
 class FeedLoader(Loader[B]):
     """Iterate over the batches of a feed."""
 
@@ -36,6 +41,24 @@ class FeedLoader(Loader[B]):
         self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
         self.reader: Reads = reader_of(feed.index, checksums=checksums)
         self.schedules = Schedules()
+
+    def __iter__(self) -> Iterator[B]:
+        last = _ONE_EPOCH.get(self.feed, {}).pop(type(self), None)
+        deleted = last is not None and last() is None  # two loaders that live may be compared
+        if deleted and not (self._epochs or self._positioned):
+            name = type(self).__name__
+            warnings.warn(
+                f"a new {name} of the same feed begins epoch 0 again, and the same batches come: "
+                f"loop over one {name} in every epoch, or call set_epoch(0) if this is meant",
+                stacklevel=2,
+            )
+        return super().__iter__()
+
+    def _received(self) -> bool:
+        ended = super()._received()
+        if ended and self._epochs == {0} and not self._sampler.evaluation:
+            _ONE_EPOCH.setdefault(self.feed, {})[type(self)] = ref(self)
+        return ended
 
     def state_dict(self) -> dict[str, Any]:
         records = {"count": len(self.feed.index), **_contents(self.feed.index)}

@@ -120,6 +120,7 @@ class Loader(Closing, Generic[B]):
         self._epochs: set[int] = set()  # epochs of the batches received since load_state_dict
         self._loaded = 0, 0  # the position that load_state_dict set
         self._warned = False  # whether set_epoch has warned
+        self._positioned = False  # whether set_epoch or load_state_dict said where to begin
         self.external_passes = ExternalPasses(sampler, self._cursor, advice=self._counts)
         _LOADERS.add(self)
 
@@ -250,6 +251,7 @@ class Loader(Closing, Generic[B]):
         rest of an epoch that the loop has begun is left out.
         """
         self._stop()
+        self._positioned = True
         previous_epoch, step = self.epoch, self.step
         self._cursor.set_epoch(epoch)
         if not self._sampler.evaluation:
@@ -302,6 +304,7 @@ class Loader(Closing, Generic[B]):
         self._stop()
         self._check_state(state)
         self._cursor.load_state_dict(state)
+        self._positioned = True
         self._epochs.clear()
         self._loaded = self.epoch, self.step
 
