@@ -12,14 +12,15 @@ from twinfeed.loaders.feed.collate import Empty, aligned
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
+from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import resolve_prefetch
 from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.prefetch.schedule import Schedules
-from twinfeed.loaders.reading.source import Reads, Source, reader_of
+from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
-from twinfeed.samplers import StateMismatchError, validate
+from twinfeed.samplers import validate
 
 T = TypeVar("T")
 
@@ -61,7 +62,7 @@ class FeedLoader(Loader[B]):
         return ended
 
     def state_dict(self) -> dict[str, Any]:
-        records = {"count": len(self.feed.index), **_contents(self.feed.index)}
+        records = record_state(self.feed.index)
         # batch_transform sees a rank's batch.
         ranks = {"ranks": self.feed.sampler.world_size} if self.feed.batch_transform else {}
         return {**super().state_dict(), "records": records, **ranks}
@@ -74,7 +75,12 @@ class FeedLoader(Loader[B]):
     def _check_state(self, state: Mapping[str, Any]) -> None:
         # The sampler comes first: if the numbers of records differ, its error names the difference.
         super()._check_state(state)
-        self._check_records(state.get("records"))
+        index = self.feed.index
+        if not check_records(state.get("records"), record_state(index), index):
+            warnings.warn(
+                "the state and the source share no digest: only the number of records was compared",
+                stacklevel=3,
+            )
         ranks = self.feed.sampler.world_size
         state_ranks = state.get("ranks", ranks)  # of a loader with batch_transform
         if self.feed.batch_transform is not None and state_ranks != ranks:
@@ -82,26 +88,6 @@ class FeedLoader(Loader[B]):
                 f"the state is of {state_ranks} ranks, the loader of {ranks}: batch_transform sees "
                 f"the batch of one rank, so its results are others than in the run before",
                 stacklevel=3,
-            )
-
-    def _check_records(self, state: Any) -> None:
-        """Compare the digests of a state's records with those of the feed's records."""
-        compared = False
-        for kind, digests in _contents(self.feed.index).items():
-            state_digests = state.get(kind) if isinstance(state, Mapping) else None
-            state_digests = state_digests if isinstance(state_digests, Mapping) else {}
-            for name in sorted(digests.keys() & state_digests):
-                compared = True
-                if digests[name] != state_digests[name]:
-                    raise StateMismatchError(
-                        f"the state is of other records: {name!r} has the digest "
-                        f"{state_digests[name]!r} in the state, {digests[name]!r} in "
-                        f"{self.feed.index!r}"
-                    )
-        if not compared:
-            warnings.warn(
-                "the state and the source share no digest: only the number of records was compared",
-                stacklevel=4,
             )
 
 
@@ -148,15 +134,3 @@ class MakingLoader(FeedLoader[B]):
     ) -> Prefetcher[T] | Generator[T, None, None]:
         """Return the batches, made ahead of the loop on a thread if the loader prefetches."""
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches
-
-
-def _contents(index: Source) -> dict[str, dict[str, str]]:
-    """Return the digests of fields and of columns by name.
-
-    A name may be a field in one container and a column in another: a tar holds numbers as text. A
-    field and a column are not compared.
-    """
-    digests: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
-    for name, digest in index.digests.items():
-        digests["columns" if name in index.columns else "fields"][name] = digest
-    return digests
