@@ -25,6 +25,7 @@ from twinfeed.loaders.feed.shuffling import shuffled as shuffled
 from twinfeed.loaders.index import Index as Index
 from twinfeed.loaders.index import open_index as open_index
 from twinfeed.loaders.index.index import Field as Field
+from twinfeed.loaders.loop.ledger import Ledger as Ledger
 from twinfeed.loaders.loop.loader import Loader as Loader
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.loop.selector import Selector as Selector
@@ -43,6 +44,10 @@ from twinfeed.loaders.tools.backends import Backend as Backend
 from twinfeed.loaders.tools.compare import Comparison as Comparison
 from twinfeed.loaders.tools.compare import Run as Run
 from twinfeed.loaders.tools.compare import compare as compare
+from twinfeed.loaders.tools.ledgers import LedgerDifference as LedgerDifference
+from twinfeed.loaders.tools.ledgers import diff as diff
+from twinfeed.loaders.tools.ledgers import when as when
+from twinfeed.loaders.tools.ledgers import who as who
 from twinfeed.loaders.tools.planning import Plan as Plan
 from twinfeed.loaders.tools.planning import plan as plan
 from twinfeed.loaders.tools.results import Results as Results

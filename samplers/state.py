@@ -40,7 +40,7 @@ class StateMismatchError(ValueError):
 def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
     """Raise StateMismatchError, with a line for each field that differs."""
     default = "nothing"
-    saved, current = dict(_flattened(saved)), dict(_flattened(current))
+    saved, current = dict(flattened(saved)), dict(flattened(current))
     lines = [
         f"  {field}: the state has {saved.get(field, default)!r}, "
         f"this sampler has {current.get(field, default)!r}"
@@ -51,13 +51,13 @@ def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -
         raise StateMismatchError("\n".join(["the state is of another stream:", *lines, _ADVICE]))
 
 
-def _flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (path, value) of every field of nested mappings, with paths such as `orders.0.seed`."""
     for name, value in nested.items():
         if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
             value = {str(index): item for index, item in enumerate(value)}
         if isinstance(value, Mapping):
-            yield from _flattened(value, f"{path}{name}.")
+            yield from flattened(value, f"{path}{name}.")
         else:
             yield f"{path}{name}", value
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 
 import jax
@@ -39,6 +40,8 @@ class JaxLoader(MakingLoader[B]):
             most 8; no threads if nothing is decoded.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them, as in `NumpyLoader`.
+        ledger: a file that says which steps the loop has received, for `who`, `when` and `diff`:
+            see `Ledger`.
 
     Raises:
         ValueError: the sharding does not divide every batch, cuts another axis, or gives this
@@ -69,6 +72,7 @@ class JaxLoader(MakingLoader[B]):
         threads: int | None = None,
         checksums: bool = True,
         readahead: int | None = None,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         if check_feed(feed).sampler.world_size > 1:
             raise ValueError("give the whole feed, not a rank of shard: the sharding has the rows")
@@ -80,7 +84,12 @@ class JaxLoader(MakingLoader[B]):
         part, self._parts = _part_of_process(sharding, feed)
         own_feed = feed.shard(part, self._parts) if self._parts > 1 else feed
         super().__init__(
-            own_feed, prefetch=prefetch, threads=threads, checksums=checksums, readahead=readahead
+            own_feed,
+            prefetch=prefetch,
+            threads=threads,
+            checksums=checksums,
+            readahead=readahead,
+            ledger=ledger,
         )
 
     def _start_pass(

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
+from twinfeed.loaders.loop.ledger import Ledger
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
 
@@ -56,8 +57,11 @@ class ExternalPasses:
     (2, 0)
     """
 
-    def __init__(self, sampler: BatchStream, cursor: Cursor, /, *, advice: str) -> None:
+    def __init__(
+        self, sampler: BatchStream, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None
+    ) -> None:
         self._sampler, self._cursor, self._advice = sampler, cursor, advice
+        self._ledger = ledger
         self._next: tuple[int, int] | None = None  # while a counter counts: where passes begin
         self._latest: tuple[int, int] | None = None  # where the latest pass began
         self._generation = 0  # changes when a counter begins or stops
@@ -93,13 +97,17 @@ class ExternalPasses:
         with _LOCK:
             if pass_start.generation != self._generation:
                 return  # an abandoned pass may still run ahead, and would skip an epoch
+            steps = len(self._sampler)
+            if self._ledger is not None and self._next is None:
+                first_step = pass_start.epoch * steps + pass_start.step
+                self._ledger.delivered(first_step, steps - pass_start.step)
             if self._next is not None:
                 if self._next[0] == pass_start.epoch:
                     self._next = (pass_start.epoch if evaluation else pass_start.epoch + 1), 0
             elif evaluation:
                 self._cursor.end()
             elif self._cursor.epoch == pass_start.epoch:
-                self._cursor.seek(pass_start.epoch, len(self._sampler))
+                self._cursor.seek(pass_start.epoch, steps)
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
         """Begin the next pass here, for a counter of trained batches."""
@@ -123,6 +131,10 @@ class ExternalPasses:
 
     def advance_to(self, epoch: int, step: int, /) -> None:
         """Move the position to that of the training."""
+        if self._ledger is not None:
+            steps = len(self._sampler)
+            trained = self._cursor.epoch * steps + self._cursor.step
+            self._ledger.delivered(trained, epoch * steps + step - trained)
         self._cursor.seek(epoch, step)
 
     def stop_tracking(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
@@ -34,9 +35,17 @@ class FeedLoader(Loader[B]):
 
     _shared = ("_sampler", "feed", "feed.index")
 
-    def __init__(self, feed: Feed, /, *, checksums: bool, readahead: int | None) -> None:
+    def __init__(
+        self,
+        feed: Feed,
+        /,
+        *,
+        checksums: bool,
+        readahead: int | None,
+        ledger: str | os.PathLike[str] | None,
+    ) -> None:
         self.feed = check_feed(feed)
-        super().__init__(feed.sampler)
+        super().__init__(feed.sampler, ledger=ledger)
         if readahead is not None:
             readahead = validate.integer("readahead", readahead, minimum=0)
         self.checksums, self.readahead = validate.flag("checksums", checksums), readahead
@@ -104,8 +113,9 @@ class MakingLoader(FeedLoader[B]):
         threads: int | None = None,
         checksums: bool = True,
         readahead: int | None = None,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
-        super().__init__(feed, checksums=checksums, readahead=readahead)
+        super().__init__(feed, checksums=checksums, readahead=readahead, ledger=ledger)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
 
     def _batches(

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
 from weakref import WeakSet
 
 from twinfeed.loaders.loop.external_passes import ExternalPasses
+from twinfeed.loaders.loop.ledger import Ledger
 from twinfeed.loaders.making.meter import Meter, PassReport
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers import BatchStream
@@ -113,7 +114,9 @@ class Loader(Closing, Generic[B]):
     _unshared: ClassVar[tuple[str, ...]] = ("_running",)  # new in a copy or a child
     _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # shared by a shallow copy
 
-    def __init__(self, sampler: BatchStream, /) -> None:
+    def __init__(
+        self, sampler: BatchStream, /, *, ledger: str | os.PathLike[str] | None = None
+    ) -> None:
         self._sampler = sampler
         self._cursor = Cursor(sampler)
         self.meter = Meter()
@@ -121,7 +124,11 @@ class Loader(Closing, Generic[B]):
         self._loaded = 0, 0  # the position that load_state_dict set
         self._warned = False  # whether set_epoch has warned
         self._positioned = False  # whether set_epoch or load_state_dict said where to begin
-        self.external_passes = ExternalPasses(sampler, self._cursor, advice=self._counts)
+        stream = getattr(self, "feed", sampler)
+        self._ledger = None if ledger is None else Ledger(ledger, stream)
+        self.external_passes = ExternalPasses(
+            sampler, self._cursor, advice=self._counts, ledger=self._ledger
+        )
         _LOADERS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -223,6 +230,8 @@ class Loader(Closing, Generic[B]):
     def _received(self) -> bool:
         """Count a batch; return whether its epoch ends."""
         self._epochs.add(self._cursor.epoch)
+        if self._ledger is not None:
+            self._ledger.delivered(self.global_step)
         return self._cursor.advance()
 
     @property
@@ -307,6 +316,8 @@ class Loader(Closing, Generic[B]):
         self._positioned = True
         self._epochs.clear()
         self._loaded = self.epoch, self.step
+        if self._ledger is not None:
+            self._ledger.loaded(self.global_step)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError for a state of another stream."""
@@ -315,6 +326,8 @@ class Loader(Closing, Generic[B]):
     def close(self) -> None:
         """Stop the running pass and close the files; a later pass starts them anew."""
         self._stop()
+        if self._ledger is not None:
+            self._ledger.close()
 
     def _stop(self) -> None:
         """End the running pass, and the counting by a callback."""

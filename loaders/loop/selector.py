@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Generator, Iterator
 from typing import SupportsIndex
 
@@ -88,6 +89,7 @@ class Selector(Loader[Int64s]):
         sources: the number of sources.
         source: the number of the source of each sample id, as a function of ids (int64[n]) or an
             array by id, such as labels from 0. Classes and mixtures have this by themselves.
+        ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
         ValueError: a sampler that needs to know each record: `ShardShuffleSampler`, views, reuse,
@@ -114,10 +116,11 @@ class Selector(Loader[Int64s]):
         /,
         *,
         source: SourceOf | None = None,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         number = validate.integer("sources", sources, minimum=1)
         self.choices = Choices(sampler, number, source)
-        super().__init__(sampler)
+        super().__init__(sampler, ledger=ledger)
 
     def drawn(self) -> Int64s:
         """Return how often each source was drawn before this position, int64[sources].

@@ -41,14 +41,14 @@ def read_file(path: str | os.PathLike[str], max_bytes: int, /) -> bytes:
     return data
 
 
-def open_regular(path: str | os.PathLike[str], /) -> int:
-    """Open a regular file for reading, and return its descriptor.
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, /) -> int:
+    """Open a regular file, by default for reading, and return its descriptor.
 
     Raises:
         LoaderError: anything else, without waiting: opening a FIFO would block until somebody
             writes to it, and a device such as /dev/zero never ends.
     """
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
+    fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
     kind = stat.S_IFMT(os.fstat(fd).st_mode)
     if kind != stat.S_IFREG:
         os.close(fd)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,6 +32,7 @@ def choose(
     labels: bool = False,
     device: str | None = None,
     prefetch: int = 2,
+    ledger: str | os.PathLike[str] | None = None,
 ) -> DatasetLoader[Any]:
     """Let a sampler choose from datasets: one for each class, each set or each lane.
 
@@ -57,6 +59,7 @@ def choose(
             element, int64[batch]: its class. Keras takes such a pair as inputs and targets.
         device: as of a `TensorFlowLoader`.
         prefetch: as of a `TensorFlowLoader`.
+        ledger: as of a `TensorFlowLoader`.
 
     Returns:
         a loader, with the position, `state_dict`, `dataset` and `track` of a `TensorFlowLoader`.
@@ -87,6 +90,7 @@ def choose(
         labels=labels,
         device=device,
         prefetch=prefetch,
+        ledger=ledger,
     )
 
 
@@ -105,6 +109,7 @@ class _Chosen(DatasetLoader[Any]):
         labels: bool,
         device: str | None,
         prefetch: int,
+        ledger: str | os.PathLike[str] | None,
     ) -> None:
         groups = None
         if isinstance(datasets, SourceDatasets):
@@ -114,7 +119,7 @@ class _Chosen(DatasetLoader[Any]):
         # Raises if the element specs differ.
         chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
         self._choices = Choices(sampler, len(datasets), source, groups)
-        super().__init__(sampler)
+        super().__init__(sampler, ledger=ledger)
         self._datasets, self._spec = datasets, chosen.element_spec
         self.replay = validate.flag("replay", replay)
         self.labels = validate.flag("labels", labels)

@@ -1,0 +1,268 @@
+"""The ledger of a run: which steps a loop has received, in a line of JSON for each range of steps.
+
+Beside the ledger lies a file of 16 bytes, the position: where the line of the running range begins,
+and the step after the last delivered batch. The position is overwritten after each batch and never
+synced, so after a power loss it may be older than the run.
+"""
+
+from __future__ import annotations
+
+import atexit
+import errno
+import fcntl
+import json
+import os
+import warnings
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from struct import Struct
+from typing import Any, NoReturn
+from weakref import WeakSet
+
+from twinfeed.loaders.errors import LoaderError
+from twinfeed.loaders.index.paths import output_path
+from twinfeed.loaders.loop.record_state import record_state
+from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.support.atomic import flock
+from twinfeed.loaders.support.closing import Closing
+from twinfeed.loaders.support.regular import open_regular
+from twinfeed.samplers import BatchStream, validate
+
+LEDGER_VERSION = 1
+POSITION = Struct("<qq")
+
+_FIRST_BYTES = json.dumps({"ledger": LEDGER_VERSION})[:-1].encode() + b","
+_NO_RANGE = POSITION.pack(-1, 0)
+_LONGEST_LINE = 1 << 20
+
+_LEDGERS: WeakSet[Ledger] = WeakSet()  # ledgers to close at exit, and to leave alone after a fork
+
+
+def _after_fork() -> None:
+    for ledger in list(_LEDGERS):
+        ledger._detach()
+
+
+def _at_exit() -> None:
+    for ledger in list(_LEDGERS):
+        ledger.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+atexit.register(_at_exit)
+
+
+def path_of_rank(path: str | os.PathLike[str], rank: int, /) -> Path:
+    """Return the path of a rank's ledger: rank 0 has the path itself.
+
+    >>> path_of_rank("/run/ledger.jsonl", 3).name
+    'ledger.rank3.jsonl'
+    """
+    path = output_path(path)
+    rank = validate.integer("rank", rank, minimum=0)
+    return path.with_name(f"{path.stem}.rank{rank}{path.suffix}") if rank else path
+
+
+def position_path(path: Path, /) -> Path:
+    """Return the path of the position of a ledger."""
+    return path.with_name(f"{path.name}.position")
+
+
+def sampler_of(stream: Feed | BatchStream, /) -> BatchStream:
+    """Return the sampler of a feed, or the sampler itself; raise TypeError for anything else."""
+    sampler = stream.sampler if isinstance(stream, Feed) else stream
+    if not isinstance(sampler, BatchStream):
+        raise TypeError(f"a ledger is of a feed or a sampler, got a {type(stream).__name__}")
+    return sampler
+
+
+class Ledger(Closing):
+    """Write which steps a loop has received, so that `who` can say which records made a step.
+
+    Every loader takes `ledger="run/ledger.jsonl"` and does all this by itself. Where another host
+    iterates, as over an `IdSequence`, call `delivered` for each step, and `close` at the end.
+
+    A line is written where a range of steps begins or ends: with the first batch, after a jump,
+    when a state is loaded, at `close` and at the exit of the process. It is on the disk before the
+    batch is delivered. No line is written for a batch. A ledger that exists is continued. Each rank
+    writes a file of its own: rank 3 of `ledger.jsonl` writes `ledger.rank3.jsonl`.
+
+    Copies, pickles and forked children write nothing. If a line cannot be written, as on a full
+    disk, the ledger warns and ends there, and the training goes on.
+
+    Args:
+        path: the file. Its folder is made.
+        stream: the feed that the batches are of, or the sampler.
+
+    Raises:
+        ValueError: a URL.
+        LoaderError: the file is no ledger. With the first batch: another ledger writes to the file.
+        TypeError: `stream` is neither a feed nor a sampler.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed import BatchSampler, RandomSampler
+    >>> sampler = BatchSampler(RandomSampler(8, seed=0), batch_size=4)
+    >>> with Ledger(f"{mkdtemp()}/ledger.jsonl", sampler) as ledger:
+    ...     for global_step in range(6):
+    ...         ledger.delivered(global_step)
+    """
+
+    _file = _position = -1  # descriptors; -1 while the files are closed
+    _enabled = False  # False after an error, and in a forked child
+    _stop: int | None = None  # the step after the last delivered batch; None: no range
+
+    def __init__(self, path: str | os.PathLike[str], stream: Feed | BatchStream, /) -> None:
+        sampler = sampler_of(stream)
+        self.path = path_of_rank(path, sampler.rank)
+        self._stream, self._sampler = stream, sampler
+        self._identified = False  # whether a line since the opening says what the stream is
+        self._range_offset = 0  # where the line of the range begins
+        self._enabled = True
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._open()
+        self.close()
+        _LEDGERS.add(self)
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        """Copy and pickle as None: two objects cannot write to one file."""
+        return type(None), ()
+
+    def __del__(self) -> None:
+        self.close()
+
+    def delivered(self, global_step: int, steps: int = 1, /) -> None:
+        """Note that a loop gets the batch of this step, or of so many steps from this one on."""
+        if not self._enabled:
+            return
+        try:
+            if global_step != self._stop:
+                self._start_range(global_step)
+            self._stop = global_step + steps
+            os.pwrite(self._position, POSITION.pack(self._range_offset, self._stop), 0)
+        except OSError as error:
+            self._disable(error)
+
+    def loaded(self, global_step: int, /) -> None:
+        """Note that a state of this step was loaded."""
+        if not self._enabled:
+            return
+        try:
+            self._end_range()
+            self._write("load", global_step)
+        except OSError as error:
+            self._disable(error)
+
+    def close(self) -> None:
+        """End the range of steps, and close the files; a later batch opens them again."""
+        try:
+            self._end_range()
+        except OSError as error:
+            self._disable(error)
+        self._close_files()
+
+    def _start_range(self, step: int) -> None:
+        """End the range of steps and begin another; the first also says what the stream is."""
+        self._end_range()
+        identity = {} if self._identified else self._identity(step)
+        self._range_offset = self._write("begin", step, **identity)
+        self._identified = True
+
+    def _end_range(self) -> None:
+        """End the range of steps, if there is one."""
+        if self._stop is not None:
+            step, self._stop = self._stop, None
+            self._write("end", step)
+            self._clear_position()
+
+    def _identity(self, step: int) -> dict[str, Any]:
+        """Return what the records of the steps depend on, as a line has it."""
+        sampler, source = self._sampler, getattr(self._stream, "index", None)
+        state = sampler.state_at(*divmod(step, len(sampler)))
+        if source is not None:
+            state["records"] = record_state(source)
+        return {
+            "twinfeed": version("twinfeed"),
+            "rank": sampler.rank,
+            "world_size": sampler.world_size,
+            "index": getattr(source, "fingerprint", None),
+            "state": state,
+        }
+
+    def _write(self, event: str, step: int, **facts: Any) -> int:
+        """Write a line to the disk; return where it begins."""
+        if self._file < 0:
+            self._open()
+            self._lock()
+        time = datetime.now(UTC).isoformat(timespec="seconds")
+        line = {"ledger": LEDGER_VERSION, "event": event, "time": time, "step": step, **facts}
+        offset = os.lseek(self._file, 0, os.SEEK_END)
+        data = json.dumps(line).encode() + b"\n"
+        if os.write(self._file, data) < len(data):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        os.fsync(self._file)
+        return offset
+
+    def _open(self) -> None:
+        """Open both files; raise LoaderError if they are not those of a ledger."""
+        self._file = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        if not _FIRST_BYTES.startswith(os.pread(self._file, len(_FIRST_BYTES), 0)):
+            self._refuse(self.path)
+        position = position_path(self.path)
+        self._position = open_regular(position, os.O_RDWR | os.O_CREAT)
+        if os.fstat(self._position).st_size not in (0, POSITION.size):
+            self._refuse(position)
+
+    def _refuse(self, path: Path) -> NoReturn:
+        self._close_files()
+        raise LoaderError(
+            f"not a file of a ledger of version {LEDGER_VERSION}",
+            path=path,
+            advice="give ledger= the name of a file that is not there",
+        )
+
+    def _lock(self) -> None:
+        """Lock the ledger for this object, and complete what a killed process left behind."""
+        try:
+            flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._close_files()
+            raise LoaderError(
+                "another loader writes this ledger",
+                path=self.path,
+                advice="close that loader, or give each loader a ledger of its own",
+            ) from None
+        size = os.fstat(self._file).st_size
+        start = max(0, size - _LONGEST_LINE)
+        whole = start + os.pread(self._file, size - start, start).rfind(b"\n") + 1
+        os.ftruncate(self._file, whole)  # a line that was torn by a kill
+        position = os.pread(self._position, POSITION.size, 0)
+        range_offset, stop = POSITION.unpack(position or _NO_RANGE)
+        if 0 <= range_offset < whole:
+            self._write("end", stop, killed=True)
+        self._clear_position()
+
+    def _clear_position(self) -> None:
+        """Say that no range runs; on the disk before the next range begins."""
+        os.pwrite(self._position, _NO_RANGE, 0)
+        os.fsync(self._position)
+
+    def _close_files(self) -> None:
+        for descriptor in (self._file, self._position):
+            if descriptor >= 0:
+                os.close(descriptor)
+        self._file = self._position = -1
+        self._identified = False  # another ledger may write to the file before it is opened again
+
+    def _detach(self) -> None:
+        """Write nothing in a forked child, nor keep the parent's lock there."""
+        self._enabled, self._stop = False, None
+        self._close_files()
+
+    def _disable(self, error: OSError) -> None:
+        """Warn of an error, and write nothing any more."""
+        self._detach()
+        warnings.warn(
+            f"{self.path}: the ledger ends here, as it cannot be written: {error.strerror}",
+            stacklevel=3,
+        )

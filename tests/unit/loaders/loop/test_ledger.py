@@ -1,0 +1,313 @@
+"""The ledger of a loader: what it writes, when, and what it refuses to write to."""
+
+import copy
+import json
+import os
+import pickle
+import resource
+import struct
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support import ROOT
+from support.programs import PYTHON
+from support.refusals import Call, Refused, check_refused
+
+from twinfeed import (
+    BatchSampler,
+    DatasetSource,
+    ExactOnceBatchSampler,
+    Feed,
+    Ledger,
+    LoaderError,
+    NumpyLoader,
+    PKBatchSampler,
+    RandomSampler,
+    Selector,
+    when,
+    who,
+)
+
+SAMPLER = BatchSampler(RandomSampler(10, seed=0), batch_size=4)  # three steps an epoch
+SOURCE = DatasetSource({"x": np.arange(10)}, digest="0 to 9")
+FEED = Feed(SOURCE, SAMPLER)
+
+
+def events(path: Path) -> list[tuple[str, int]]:
+    """The events of a ledger and their steps."""
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(line["event"], line["step"]) for line in lines]
+
+
+def position(path: Path) -> tuple[int, ...]:
+    return struct.unpack("<qq", Path(f"{path}.position").read_bytes())
+
+
+def test_a_line_is_written_where_a_range_begins_or_ends(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "ledger.jsonl"
+    loader = NumpyLoader(FEED, ledger=path)
+    assert events(path) == []
+    for _ in range(3):
+        for _ in loader:
+            pass
+    assert events(path) == [("begin", 0)]  # and no line for a batch, a pass or an epoch
+    assert position(path) == (0, 9)
+    state = loader.state_at(1, 1)
+    loader.load_state_dict(state)
+    assert len(list(loader)) == 2
+    loader.set_epoch(0)
+    next(iter(loader))
+    loader.close()
+    rolled_back = [("load", 4), ("begin", 4), ("end", 6), ("begin", 0), ("end", 1)]
+    assert events(path) == [("begin", 0), ("end", 9), *rolled_back]
+    assert position(path) == (-1, 0)
+
+
+def test_a_line_says_what_the_records_depend_on(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    loader = NumpyLoader(FEED.shard(1, 2), ledger=path)
+    with loader:
+        next(iter(loader))
+    line = json.loads((tmp_path / "ledger.rank1.jsonl").read_text().splitlines()[0])
+    assert not path.exists()
+    assert (line["ledger"], line["rank"], line["world_size"]) == (1, 1, 2)
+    assert line["state"] == loader.state_at(0, 0)
+
+
+def test_each_pass_of_an_evaluation_is_a_range(tmp_path: Path) -> None:
+    feed = Feed(FEED.index, ExactOnceBatchSampler(10, batch_size=4))
+    with NumpyLoader(feed, ledger=tmp_path / "ledger.jsonl") as loader:
+        for _ in range(2):
+            assert len(list(loader)) == 3
+    whole = [("begin", 0), ("end", 3)]
+    assert events(tmp_path / "ledger.jsonl") == whole * 2
+    assert len(who(tmp_path / "ledger.jsonl", feed, 2)) == 2
+
+
+def test_a_million_steps_take_less_than_100_kilobytes(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, SAMPLER) as ledger:
+        for step in range(0, 1_000_000, 10_000):
+            ledger.delivered(step, 10_000)  # as many epochs as there may be
+        ledger.loaded(5)
+    assert path.stat().st_size + Path(f"{path}.position").stat().st_size < 1000
+
+
+def test_a_selector_has_a_ledger(tmp_path: Path) -> None:
+    sampler = PKBatchSampler.of_classes(3, p=2, k=1, seed=0, batches_per_epoch=3)
+    path = tmp_path / "ledger.jsonl"
+    with Selector(sampler, 3, ledger=path) as selector:
+        numbers = [numbers.tolist() for numbers in selector]
+    drawn = [who(path, sampler, step)[0].ids for step in range(3)]
+    assert [sampler.group_of(ids).tolist() for ids in drawn] == numbers
+    assert when(path, sampler, 2) == [step for step in range(3) if 2 in drawn[step]]
+
+
+def test_another_loader_goes_on_with_a_ledger(tmp_path: Path) -> None:
+    """Also when both take turns: each says anew what its records depend on."""
+    path = tmp_path / "ledger.jsonl"
+    other = BatchSampler(RandomSampler(10, seed=1), batch_size=4)
+    first, second = Ledger(path, SAMPLER), Ledger(path, other)
+    for step, ledger in enumerate((first, second, first)):
+        with ledger:
+            ledger.delivered(step)
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    seeds = [line["state"]["fingerprint"]["seed"] for line in lines if line["event"] == "begin"]
+    assert seeds == [0, 1, 0]
+
+
+def test_copies_pickles_and_children_write_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    loader = NumpyLoader(FEED, ledger=path, prefetch=0)
+    next(iter(loader))
+    before = path.read_bytes(), position(path)
+    for twin in (copy.copy(loader), copy.deepcopy(loader), pickle.loads(pickle.dumps(loader))):
+        for _ in twin:
+            pass
+        twin.close()
+    child = os.fork()
+    if not child:
+        try:
+            for _ in loader:
+                pass
+            loader.close()
+        finally:
+            os._exit(0)
+    os.waitpid(child, 0)
+    assert (path.read_bytes(), position(path)) == before
+    for _ in loader:
+        pass
+    assert position(path) == (0, 3)
+
+
+def test_a_child_that_lives_on_keeps_no_lock(tmp_path: Path) -> None:
+    """The lock of a killed process is free, although its workers may live a little longer."""
+    path = tmp_path / "ledger.jsonl"
+    ledger = Ledger(path, SAMPLER)
+    ledger.delivered(0)
+    reader, writer = os.pipe()
+    child = os.fork()
+    if not child:
+        os.read(reader, 1)
+        os._exit(0)
+    os.close(ledger._file)  # as the parent's death does
+    ledger._file = -1
+    with Ledger(path, SAMPLER) as later:
+        later.delivered(1)
+    os.write(writer, b"x")
+    os.waitpid(child, 0)
+
+
+def test_two_loaders_do_not_write_one_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    first, second = NumpyLoader(FEED, ledger=path), NumpyLoader(FEED, ledger=path)
+    next(iter(first))
+    with pytest.raises(LoaderError, match="another loader writes this ledger"):
+        next(iter(second))
+    first.close()
+    next(iter(second))
+    second.close()
+
+
+def test_what_a_killed_process_has_left_is_completed(tmp_path: Path) -> None:
+    """The range that the process was in gets its end, and a torn line is removed."""
+    path = tmp_path / "ledger.jsonl"
+    _killed(path, "ledger.delivered(0, 5)")
+    whole = path.read_bytes()
+    assert len(who(path, SAMPLER, 4)) == 1
+    with pytest.raises(IndexError, match="no step 5: the last is 4 at least"):
+        who(path, SAMPLER, 5)
+    path.write_bytes(whole + b'{"ledger": 1, "event": "lo')
+    assert len(who(path, SAMPLER, 4)) == 1
+    with Ledger(path, SAMPLER) as ledger:
+        ledger.delivered(3)
+    assert events(path) == [("begin", 0), ("end", 5), ("begin", 3), ("end", 4)]
+    assert [len(who(path, SAMPLER, step)) for step in range(5)] == [1, 1, 1, 2, 1]
+
+
+def test_a_position_that_a_power_loss_has_left_behind_claims_nothing(tmp_path: Path) -> None:
+    """It may be older than the ledger, of another range, or zeros."""
+    path = tmp_path / "ledger.jsonl"
+    _killed(path, "ledger.delivered(0, 5); ledger.delivered(3, 1)")
+    begin, stop = position(path)
+    assert stop == 4
+    for stale, steps in [((0, 5), 5), ((0, 0), 5), ((-1, 0), 5), ((begin, 3), 5), ((begin, 4), 6)]:
+        Path(f"{path}.position").write_bytes(struct.pack("<qq", *stale))
+        found = sum(len(who(path, SAMPLER, step)) for step in range(5))
+        assert found == steps, stale
+    Path(f"{path}.position").unlink()
+    assert len(who(path, SAMPLER, 3)) == 1
+
+
+def _killed(path: Path, work: str) -> None:
+    """Do work with a ledger in a process that is killed then."""
+    program = f"""
+import os, signal
+from twinfeed import BatchSampler, Ledger, RandomSampler
+ledger = Ledger({str(path)!r}, BatchSampler(RandomSampler(10, seed=0), batch_size=4))
+{work}
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", program], check=False, timeout=60)
+
+
+def test_an_exit_without_close_ends_the_range(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    program = (
+        "from twinfeed import BatchSampler, Ledger, RandomSampler; "
+        f"ledger = Ledger({str(path)!r}, BatchSampler(RandomSampler(10, seed=0), batch_size=4)); "
+        "ledger.delivered(0); 1 / 0"
+    )
+    done = subprocess.run([PYTHON, "-c", program], capture_output=True, check=False, timeout=60)
+    assert b"ZeroDivisionError" in done.stderr
+    assert events(path) == [("begin", 0), ("end", 1)]
+
+
+def test_a_full_disk_ends_the_ledger_and_not_the_training(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.jsonl"
+    loader = NumpyLoader(FEED, ledger=path)
+    next(iter(loader))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = path.stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
+    try:
+        with pytest.warns(UserWarning, match=r"ledger.jsonl: the ledger ends here, .*"):
+            loader.load_state_dict(loader.state_at(0, 0))
+        assert len(list(loader)) == 3
+        loader.close()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert path.stat().st_size == size + 20  # a torn line
+    assert len(who(path, FEED, 0)) == 1
+
+
+WORLD: dict[str, Callable[[Path], Any]] = {
+    "notes.txt": lambda path: path.write_text("notes"),
+    "records.jsonl": lambda path: path.write_text('{"text": "a record"}\n'),
+    "later.jsonl": lambda path: path.write_text('{"ledger": 2, "event": "begin"}\n'),
+    "binary.jsonl": lambda path: path.write_bytes(bytes(1000)),
+    "folder.jsonl": os.mkdir,
+    "link.jsonl": lambda path: path.symlink_to("notes.txt"),
+    "empty.jsonl": lambda path: path.write_bytes(b""),
+    "empty.jsonl.position": lambda path: path.write_bytes(b"a key of somebody"),
+}
+
+
+def _open(name: str) -> Call:
+    return lambda world: NumpyLoader(FEED, ledger=world / name)
+
+
+REFUSED: Refused = [
+    (_open("notes.txt"), LoaderError, "not a file of a ledger of version 1.*notes.txt"),
+    (_open("records.jsonl"), LoaderError, "records.jsonl"),
+    (_open("later.jsonl"), LoaderError, "of version 1"),
+    (_open("binary.jsonl"), LoaderError, "binary.jsonl"),
+    (_open("folder.jsonl"), IsADirectoryError, "folder.jsonl"),
+    (_open("link.jsonl"), LoaderError, "link.jsonl"),
+    (_open("empty.jsonl"), LoaderError, "empty.jsonl.position"),
+    (_open("notes.txt/ledger.jsonl"), OSError, "notes.txt"),
+    (lambda world: NumpyLoader(FEED, ledger="s3://bucket/run.jsonl"), ValueError, "is a URL"),
+    (lambda world: NumpyLoader(FEED, ledger=3), TypeError, "int"),  # type: ignore[arg-type]
+    (lambda world: Ledger("x.jsonl", FEED.index), TypeError, "feed or a sampler"),  # type: ignore[arg-type]
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_what_is_no_ledger_is_refused_and_kept(
+    call: Call, kind: type[Exception], word: str, tmp_path: Path
+) -> None:
+    for name, make in WORLD.items():
+        make(tmp_path / name)
+    check_refused(tmp_path, call, kind, word)
+
+
+def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+    """Neither waits for somebody who writes to a FIFO, nor reads a device."""
+    os.mkfifo(tmp_path / "fifo.jsonl")
+    os.mkfifo(tmp_path / "piped.jsonl.position")
+    (tmp_path / "device.jsonl").symlink_to("/dev/zero")
+    for name, word in [("fifo", "a FIFO"), ("piped", "a FIFO"), ("device", "a device")]:
+        path = tmp_path / f"{name}.jsonl"
+        with pytest.raises(LoaderError, match=f"(?s)not a regular file.*{name}.*{word}"):
+            Ledger(path, SAMPLER)
+        with pytest.raises(LoaderError, match=f"(?s)not a regular file.*{name}.*{word}"):
+            who(path, SAMPLER, 0)
+
+
+def test_loops_with_a_ledger_get_what_they_get_without(tmp_path: Path) -> None:
+    with_ledger = NumpyLoader(FEED, ledger=tmp_path / "ledger.jsonl")
+    ids = [
+        [batch["id"].tolist() for batch in loader] for loader in (with_ledger, NumpyLoader(FEED))
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_kills_rollbacks_and_other_worlds(tmp_path: Path) -> None:
+    """`who` and `when` say what the loops of killed and resumed runs received."""
+    program = ROOT / "tests" / "programs" / "ledger_kills.py"
+    subprocess.run([PYTHON, program, tmp_path, "4"], check=True, timeout=300)
