@@ -20,8 +20,8 @@ import numpy as np
 from twinfeed.loaders.building.bad_records import BadRecord
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
-from twinfeed.loaders.command_line._feeds import feed_of, image_field, sampler_of
-from twinfeed.loaders.command_line._preview import is_missing, preview
+from twinfeed.loaders.command_line._feeds import feed_of, image_field, load_feed, sampler_of
+from twinfeed.loaders.command_line._preview import describe_record, is_missing, preview
 from twinfeed.loaders.command_line._printing import (
     built_with,
     explain,
@@ -36,7 +36,7 @@ from twinfeed.loaders.index.open import open_without_checks
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
-from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.storage.url import is_url
@@ -44,6 +44,7 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.pool import Pool
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.loaders.tools.compare import compare
+from twinfeed.loaders.tools.ledgers import diff, when, who
 from twinfeed.loaders.tools.planning import plan
 from twinfeed.loaders.tools.verify import verify
 from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffleSampler, validate
@@ -279,6 +280,32 @@ def run_plan(options: argparse.Namespace) -> int:
         found = plan(Feed(index, stream, decode=dict, missing="late"))
         print_lines(*f"{name}: {found}".splitlines())
     return 0 if found.ok else 1
+
+
+def run_who(options: argparse.Namespace) -> None:
+    feed = load_feed(options.feed)
+    requests = who(options.ledger, feed, options.step, rank=options.rank)
+    for number, request in enumerate(requests, 1):
+        times = f", time {number} of {len(requests)}" if len(requests) > 1 else ""
+        print_lines(f"step {options.step} (epoch {request.epoch}, step {request.step}){times}")
+        for sample_id, record in zip(request.ids.tolist(), request.records.tolist(), strict=True):
+            if record >= 0:
+                print_lines(f"  id {sample_id}: {describe_record(feed.index, record)}")
+
+
+def run_when(options: argparse.Namespace) -> None:
+    feed = load_feed(options.feed)
+    index = index_of(feed, "twinfeed when")
+    for record in _find_records(index, options.record, options.key):
+        steps = when(options.ledger, feed, record, rank=options.rank)
+        print_lines(f"{index.describe(record)}: {counted(len(steps), 'step')}")
+        print_lines(*(f"  step {step} (epoch {step // len(feed)})" for step in steps))
+
+
+def run_diff(options: argparse.Namespace) -> int:
+    difference = diff(options.first, options.second)
+    print_lines("the same records" if difference is None else str(difference))
+    return 0 if difference is None else 1
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:

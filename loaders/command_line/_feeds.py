@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import sys
+from importlib import import_module
+from pathlib import Path
 
 import numpy as np
 
@@ -10,11 +13,24 @@ from twinfeed.loaders.command_line._preview import image_of
 from twinfeed.loaders.feed.decode import DecodeImage, Fit
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making.feed import Feed
+from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
 
 DEFAULT_K = 4
+
+
+def load_feed(text: str) -> Feed:
+    """Import a Python file, and return the feed that it has: the text is "FILE.py:NAME"."""
+    path, colon, name = text.rpartition(":")
+    if not colon or not path.endswith(".py"):
+        raise ValueError(f"--feed must be FILE.py:NAME, such as train.py:feed, got {text!r}")
+    file = Path(path).resolve(strict=True)
+    sys.path.insert(0, str(file.parent))
+    module = import_module(file.stem)
+    if not hasattr(module, name):
+        raise ValueError(f"{path} has no {name!r}: give --feed the name of a feed at its top level")
+    return check_feed(getattr(module, name))
 
 
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:

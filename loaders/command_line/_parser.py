@@ -37,8 +37,8 @@ examples:
   twinfeed cat data/train.index 0 17
   twinfeed verify data/train.index --jobs 4
 
-exit status: 0 all is well, 1 data are bad, missing or changed (or verify, compare or plan found
-something), 2 wrong usage, 130 interrupted
+exit status: 0 all is well, 1 data are bad, missing or changed (or verify, compare, plan or diff
+found something), 2 wrong usage, 130 interrupted
 """
 
 
@@ -100,7 +100,20 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True, parser_class=_Command)
-    for add in (_pack, _index, _verify, _info, _cat, _compare, _show, _mixing, _plan):
+    for add in (
+        _pack,
+        _index,
+        _verify,
+        _info,
+        _cat,
+        _compare,
+        _show,
+        _mixing,
+        _plan,
+        _who,
+        _when,
+        _diff,
+    ):
         add(commands)
     return parser
 
@@ -361,6 +374,51 @@ def _plan(commands: Any) -> None:
         "plan data/train.index --block 256 --window 32 --batch-size 512",
         draws="shuffles",
     )
+
+
+def _who(commands: Any) -> None:
+    add = _ledger_command(
+        commands,
+        "who",
+        "Say which records made a step of a run. The run's loader had a ledger.",
+        "who run/ledger.jsonl --feed train.py:feed --step 340",
+        "who run/ledger.jsonl --feed train.py:feed --step 340 --rank 3",
+    )
+    add("--step N", "the step, counted over all epochs", required=True)
+
+
+def _when(commands: Any) -> None:
+    add = _ledger_command(
+        commands,
+        "when",
+        "Say which steps of a run had a record. The run's loader had a ledger.",
+        "when run/ledger.jsonl --feed train.py:feed --record 17",
+        "when run/ledger.jsonl --feed train.py:feed --record class3/13",
+    )
+    add("--record RECORD...", "a record number (from the end if negative), or a key")
+    add("--key KEY...", "a key, which may be a number")
+
+
+def _ledger_command(commands: Any, name: str, text: str, *examples: str) -> Callable[..., None]:
+    """Add a command that reads a ledger by a feed; return the function that adds arguments."""
+    add = partial(_add, _command(commands, name, text, *examples))
+    add("ledger", "the path that the loader was given as ledger=")
+    add("--feed FILE.py:NAME", "the feed of the run; the file is imported", required=True)
+    add("--rank N", "a rank's part of the batch; default: the global batch")
+    return add
+
+
+def _diff(commands: Any) -> None:
+    parser = _command(
+        commands,
+        "diff",
+        "Say from which step on two runs had other records. No shards are needed. The exit status "
+        "is 1 if there is such a step.",
+        "diff a/ledger.jsonl b/ledger.jsonl",
+    )
+    add = partial(_add, parser)
+    add("first", "the ledger of a run")
+    add("second", "the ledger of another run")
 
 
 def _parse_field(text: str) -> tuple[str, str]:
