@@ -150,16 +150,18 @@ def test_a_child_that_lives_on_keeps_no_lock(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path, SAMPLER)
     ledger.delivered(0)
-    reader, writer = os.pipe()
+    ending, started = os.pipe(), os.pipe()
     child = os.fork()
     if not child:
-        os.read(reader, 1)
+        os.write(started[1], b"x")
+        os.read(ending[0], 1)
         os._exit(0)
+    os.read(started[0], 1)
     os.close(ledger._file)  # as the parent's death does
     ledger._file = -1
     with Ledger(path, SAMPLER) as later:
         later.delivered(1)
-    os.write(writer, b"x")
+    os.write(ending[1], b"x")
     os.waitpid(child, 0)
 
 
