@@ -33,6 +33,7 @@ from twinfeed.loaders.support.checks import check_bounds
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchStream, StateMismatchError, validate
+from twinfeed.samplers.drawing.batch_shape import largest_value
 from twinfeed.samplers.state import flattened
 
 _DAMAGES = LookupError, AttributeError, TypeError, ValueError, RecursionError
@@ -311,6 +312,9 @@ def _difference(
     if not differing:
         return None
     step = min(_first_change(*pair) for pair in differing.values())
+    if streams[0].get("small") == "drop":  # a later k also decides which classes are left out
+        largest_k = [largest_value(str(stream.get("k"))) for stream in streams]
+        step = step if largest_k[0] == largest_k[1] else 0
     reason = ", ".join(f"{name} is {pair[0]!r} and {pair[1]!r}" for name, pair in differing.items())
     return LedgerDifference(max(start, step), reason)
 

@@ -31,7 +31,7 @@ from twinfeed import (
 )
 
 SAMPLER = BatchSampler(RandomSampler(10, seed=0), batch_size=4)  # three steps an epoch
-LABELS = np.arange(12) // 3
+LABELS = np.repeat([0, 1, 2, 3, 4], [3, 3, 3, 4, 4])
 
 
 def pk(**options: object) -> PKBatchSampler:
@@ -57,7 +57,11 @@ def packed(folder: Path, *, change: int | None = None, **options: object) -> Ind
 def test_who_gives_the_slice_of_a_rank_or_the_global_batch(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / "ledger.jsonl", SAMPLER.shard(rank, 2), (0, 5))
-    for stream in (SAMPLER, SAMPLER.shard(1, 2), Feed(DatasetSource({"x": LABELS[:10]}), SAMPLER)):
+    for stream in (
+        SAMPLER,
+        SAMPLER.shard(1, 2),
+        Feed(DatasetSource({"x": np.arange(10)}), SAMPLER),
+    ):
         (whole,) = who(tmp_path / "ledger.jsonl", stream, 4)
         slices = [who(tmp_path / "ledger.jsonl", stream, 4, rank=rank)[0] for rank in range(2)]
         assert whole.ids.tolist() == SAMPLER.batch(1, 1).tolist()
@@ -151,6 +155,13 @@ def test_the_first_step_that_differs(
         ({"k": {0: 1, 3: 2}}, {"k": {0: 1, 3: 3}}, 3),
         ({"k": {0: 1, 3: 2}}, {"k": {0: 2, 3: 1}}, 0),
         ({"k": 1, "p": {0: 2, 8: 4}}, {"k": {0: 1, 6: 2}, "p": 2}, 6),
+        ({"k": {0: 1, 3: 2}, "small": "drop"}, {"k": {0: 1, 4: 2}, "small": "drop"}, 3),
+        # K of 4 would leave out all classes but the last, from the first step on.
+        (
+            {"k": {0: 2, 3: 3}, "small": "drop", "seed": 1},
+            {"k": {0: 2, 3: 4}, "small": "drop", "seed": 1},
+            0,
+        ),
     ],
 )
 def test_schedules_differ_from_their_first_other_change_on(
