@@ -84,10 +84,11 @@ class CoverageBatches:
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
-    """Return the most batches that have no record twice, and the chunks of K records in them.
+    """Return the largest number of batches that use no record twice, and the chunks in them.
 
-    Returns the number n of batches, the number of chunks of each class, and the class of each chunk
-    that may be left out. A batch has P chunks of different classes, so a class has at most n.
+    A chunk is K records of a class. The result is (number n of batches, number of chunks of each
+    class, class of each chunk that may be left out). A batch has P chunks of different classes, so
+    a class has at most n.
     """
     full_chunks = sizes // k
     # If n batches can be filled, so can fewer: a binary search finds the largest n.
@@ -98,15 +99,16 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
 
 
 def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
-    """Return the fewest batches that have every record, and the chunks of K records in them.
+    """Return the smallest number of batches that use every record, and the chunks in them.
 
-    Returns the number n of batches, the number of chunks of each class, and the classes that may
-    get one chunk more. A batch has P chunks of different classes, so a class has at most n.
+    A chunk is K records of a class. The result is (number n of batches, number of chunks of each
+    class, classes that may get one chunk more). A batch has P chunks of different classes, so a
+    class has at most n.
     """
     needed = -(-sizes // k)
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
-    # The batches have room for more chunks: each class gets as many as `least`, the largest number
-    # for which there is room.
+    # There may be room for more chunks. So each class gets at least `minimum` chunks, the largest
+    # number for which there is room.
     counts = range(1, steps + 1)
-    least = bisect_left(counts, True, key=lambda n: np.maximum(needed, n).sum() > p * steps)
-    return steps, np.maximum(needed, least), np.flatnonzero(needed <= least)
+    minimum = bisect_left(counts, True, key=lambda n: np.maximum(needed, n).sum() > p * steps)
+    return steps, np.maximum(needed, minimum), np.flatnonzero(needed <= minimum)

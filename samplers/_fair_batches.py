@@ -180,9 +180,9 @@ class _PhaseSchedule:
     def _count_batches_before(self, steps: int, num_classes: int) -> None:
         """Count for each class the batches that contain it, of `steps` steps before the phase.
 
-        In each cycle, a permutation of the classes of a super-class (see `FairGroups`), every class
-        comes once. So the count is the number of complete cycles, and one more for the classes that
-        came in the last, incomplete cycle.
+        Every class comes once in each cycle, a permutation of the classes of its super-class. So
+        the count is the number of complete cycles, which is set as `_num_cycles`, and one more for
+        the classes of the last, incomplete cycle, whose mask is set as `_in_last_cycle`.
         """
         num_steps = self.interleave.num_before(steps)  # of each super-class
         self._num_cycles = num_steps * self._p // self._num_classes  # complete cycles
@@ -195,5 +195,6 @@ class _PhaseSchedule:
         for chunk in slices(len(offset), _CHUNK // self._p + 1):
             index = first[super_class[chunk]] + offset[chunk]
             classes, groups = self.classes(super_class[chunk], index, 0, self._p)
+            # Without a mask, the number of a group is the number of cycles since the last began.
             in_last_cycle[classes[groups == 0]] = True
         self._in_last_cycle = in_last_cycle

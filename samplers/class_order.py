@@ -80,11 +80,11 @@ class ClassOrder:
         for name, array in (("records", records), ("starts", starts), ("sizes", sizes)):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.ndim != 1:
                 raise TypeError(f"{name} must be a one-dimensional array of ints, got {array!r}")
-        increasing = any(
+        sizes_increase = any(
             (sizes[chunk.start + 1 : chunk.stop + 1] > sizes[chunk]).any()
             for chunk in slices(len(sizes) - 1)
         )
-        if len(starts) != len(sizes) or int(sizes.sum()) != len(records) or increasing:
+        if len(starts) != len(sizes) or int(sizes.sum()) != len(records) or sizes_increase:
             raise ValueError(
                 "records, starts and sizes must be those of a ClassOrder, the largest class first, "
                 f"got {len(records)} records, {len(starts)} starts and {len(sizes)} sizes"
@@ -172,11 +172,14 @@ def by_size(sizes: Int64s, first: Integers) -> Int64s:
 
 
 def _small_integers(labels: Array) -> Int64s:
-    """Return labels as small non-negative integers in the same order, which sort fast."""
+    """Return an integer for each label, small and not below 0; a larger label has a larger one.
+
+    They are small enough for `_sort_by_label`, which packs a label and a record id into 63 bits.
+    """
     if labels.dtype.kind == "i" and labels.size:
-        least, largest = int(labels.min()), int(labels.max())
-        if (largest - least).bit_length() + labels.size.bit_length() <= 63:
-            return labels - least if least else labels
+        smallest, largest = int(labels.min()), int(labels.max())
+        if (largest - smallest).bit_length() + labels.size.bit_length() <= 63:
+            return labels - smallest if smallest else labels
     return np.unique(labels, return_inverse=True)[1]
 
 

@@ -279,8 +279,8 @@ class PKBatchSampler(BatchStream):
 
     @property
     def traits(self) -> SamplerTraits:  # type: ignore[override]
-        """Properties of the samples. Without an option about records, a class is a group."""
-        record_options = {  # whether each option is used that class numbers alone cannot serve
+        """Properties of the samples. If each class is one record, the groups are the classes."""
+        record_options = {  # options that choose records, and whether each is used
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,

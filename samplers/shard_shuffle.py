@@ -208,9 +208,9 @@ class ShardShuffleSampler(Sampler):
         return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(section_position)
 
     def _table(self, epoch: int) -> _EpochTable:
-        return self._cache.get(epoch, lambda: self._new_table(derive(self._key, epoch)))
+        return self._cache.get(epoch, lambda: self._compute_table(derive(self._key, epoch)))
 
-    def _new_table(self, key: int) -> _EpochTable:
+    def _compute_table(self, key: int) -> _EpochTable:
         """Return the random order of blocks under a key, its lanes, and the blocks that they cut.
 
         The sequence of blocks is cut into sections, and each section into lanes.

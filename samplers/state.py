@@ -93,7 +93,7 @@ def json_value(parameter: Any, *, hashed: bool = True) -> Any:
 
 
 def digest(values: Counts) -> str:
-    """Return a hash of an array's values, whatever its type, its byte order or the machine.
+    """Return a hash of an array's values, the same for any integer type, byte order and machine.
 
     Strings are hashed as their lengths, then all characters.
     """

@@ -78,11 +78,11 @@ class SubsetSampler(InnerSampler):
         return f"SubsetSampler({of}, {self._order!r})"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the range of records around each record.
+        """Return the range of records that is read around the time of each record: first and stop.
 
-        The table has the ids of the subset. The inner sampler gives a range of the table around
-        each record, which becomes the range from its first record to its last. If less than half of
-        these records are in the table, the range is the record alone.
+        The table has the ids of the subset. The inner sampler gives a range of the table, which
+        becomes the range from its first record to its last. If less than half of these records are
+        in the table, the range is the record alone.
         """
         single, single_stop = super().spans(records)
         if not self.traits.reads_blocks:
@@ -91,8 +91,8 @@ class SubsetSampler(InnerSampler):
         index = np.searchsorted(self._table, single.astype(self._table.dtype))
         low, high = self._order.spans(index, epoch)
         first, stop = self._lookup(low), self._lookup(high - 1) + 1
-        dense = stop - first <= 2 * (high - low)
-        return np.where(dense, first, single), np.where(dense, stop, single_stop)
+        is_dense = stop - first <= 2 * (high - low)
+        return np.where(is_dense, first, single), np.where(is_dense, stop, single_stop)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._lookup(checked_draw(self._order, epoch, positions))

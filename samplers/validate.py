@@ -90,9 +90,9 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
                 f"{name} must be the number of records or a dataset, got {kind} of numbers: for "
                 f"some of the records, {subset}"
             )
-        items = hasattr(n, "__getitem__") or hasattr(n, "digests")  # a source has no items
-        streams = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
-        if isinstance(n, (str, bytes, bytearray, Mapping)) or streams or not items:
+        has_items = hasattr(n, "__getitem__") or hasattr(n, "digests")  # a source has digests
+        is_stream = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
+        if isinstance(n, (str, bytes, bytearray, Mapping)) or is_stream or not has_items:
             raise TypeError(
                 f"{name} must be the number of records or a dataset with __len__ and __getitem__, "
                 f"got {kind}"
@@ -181,10 +181,10 @@ def sorted_distinct(name: str, array: Int64s) -> Int64s:
     """Return the values of an array sorted; ValueError if two are equal."""
     if is_increasing(array):
         return array
-    values, times = np.unique(array, return_counts=True)
+    values, counts = np.unique(array, return_counts=True)
     if len(values) < len(array):
         raise ValueError(
-            f"{name} must differ from each other, got {values[times > 1][0]} more than once"
+            f"{name} must differ from each other, got {values[counts > 1][0]} more than once"
         )
     return values
 

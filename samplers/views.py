@@ -84,7 +84,7 @@ class ViewSampler(InnerSampler):
         )
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the range of records around each record: its first record, and its stop.
+        """Return the range of records that is read around the time of each record: first and stop.
 
         The inner sampler gives a range of records, or of (record, view) pairs.
         """

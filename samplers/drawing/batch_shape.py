@@ -117,9 +117,8 @@ def text_until(text: str, step: int) -> str:
     >>> text_until("2, 3 from step 7, 4 from step 9", 9)
     '2, 3 from step 7'
     """
-    return re.sub(
-        r", \d+ from step (\d{1,19})", lambda match: match[0] * (int(match[1]) < step), text
-    )
+    change = r", \d+ from step (\d{1,19})"
+    return re.sub(change, lambda match: match[0] if int(match[1]) < step else "", text)
 
 
 def largest_value(text: str) -> int:

@@ -9,7 +9,7 @@ MAX_IDS = 1 << 15
 
 
 def steps_per_draw(batch_size: int, /) -> int:
-    """Return the most steps that are drawn in one call.
+    """Return the most steps that are drawn in one call, for batches of this size.
 
     >>> steps_per_draw(256)
     128
@@ -18,7 +18,7 @@ def steps_per_draw(batch_size: int, /) -> int:
 
 
 def growing_ranges(start: int, stop: int, max_size: int, /) -> Iterator[tuple[int, int]]:
-    """Cut steps into ranges that grow up to `max_size` steps, so that the first batch is cheap.
+    """Yield ranges of steps that grow up to `max_size` steps, so that the first batch comes soon.
 
     >>> list(growing_ranges(0, 10, 4))
     [(0, 1), (1, 3), (3, 7), (7, 10)]

@@ -40,9 +40,10 @@ class FairGroups:
         n, m = self._sizes[population], self._m
         stop = m if stop is None else stop
         cycle, offset = np.divmod(group * m, n)  # where the group starts
-        repeats = n < 2 * m - 1  # whether several cycles have the same permutation
         position = offset[:, None] + np.arange(start, stop)
         permutation, entry = cycle.copy(), position.copy()
+        # In a small population, m / gcd(n, m) cycles have the same permutation.
+        repeats = n < 2 * m - 1
         permutation[repeats] //= m // np.gcd(n[repeats], m)
         crosses = offset + stop > n  # whether the items are of two cycles
         entry[crosses] %= n[crosses, None]
@@ -56,8 +57,8 @@ class FairGroups:
             next_cycle = np.arange(len(rows)) >= len(in_head)
             head = self._head(population[rows], cycle[rows] + next_cycle)
             index = position[rows] - (n[rows] * next_cycle)[:, None]
-            adjusted = np.take_along_axis(head, index.clip(0, m - 1), axis=1)
-            items[rows] = np.where((index >= 0) & (index < m), adjusted, items[rows])
+            reordered = np.take_along_axis(head, index.clip(0, m - 1), axis=1)
+            items[rows] = np.where((index >= 0) & (index < m), reordered, items[rows])
         return items
 
     def _entries(self, population: Int64s, permutation: Int64s, positions: Int64s) -> Int64s:
