@@ -73,7 +73,8 @@ class CoverageBatches:
         A chunk, K records of a class, takes a cell of a table of P rows and a column for each
         batch. Class `order[i]` has the cells from `bounds[i]` to `bounds[i + 1]`, row by row.
         """
-        # Some classes lose a chunk, or get one chunk more: other classes in each epoch.
+        # `_num_chunks` are more chunks than the table has cells, or fewer. So some classes lose a
+        # chunk, or get one chunk more: other classes in each epoch, in turn.
         count = abs(self._surplus)
         window = (epoch * count + np.arange(count)) % max(1, len(self._adjustable))
         changes = np.bincount(self._adjustable[window], minlength=len(self._num_chunks))

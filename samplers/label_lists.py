@@ -108,8 +108,8 @@ def _overlapping_pairs(
     parts = 1 + len(class_number) * k // _CHUNK
     for part in range(parts):
         rows = np.flatnonzero((records % parts == part) & (remaining > 0))
-        # All pairs of these records of a class, by their distance in the class. If the class has k
-        # records, each record alone too, as the pair (r, r).
+        # All pairs of these records of a class, by their distance (gap) in the class. If the class
+        # has k records, each record alone too, as the pair (r, r).
         rows_by_gap = [rows[size[rows] == k]]
         rows_by_gap += [rows[remaining[rows] > gap] for gap in range(1, k + 1)]
         first = np.concatenate(rows_by_gap)

@@ -229,8 +229,7 @@ def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
 def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
     """Return a hash of each x in `[0, size)`: the round function of the Feistel network.
 
-    It is a multiply-xorshift hash, scaled to the size by multiply-high: the upper half of a
-    product.
+    It is a multiply-xorshift hash, scaled to the size by the upper half of a product.
     """
     multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]
     h = x + key
