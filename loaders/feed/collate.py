@@ -1,4 +1,4 @@
-"""From samples to one batch: stacked, padded or ragged, each array written once."""
+"""Collate the values of samples into a batch: stacked, padded or ragged arrays."""
 
 from __future__ import annotations
 
@@ -44,14 +44,16 @@ Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # like numpy.empty
 # The dtype of a spec for each type of strings.
 _STRINGS: dict[type, np.dtype[Any] | None] = {bytes: None, str: np.dtype(str)}
 
-# The dtypes of numbers as both frameworks name them; numpy has second names for some.
-_USUAL = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set("?efdFD")
+# The characters of the number dtypes that both frameworks have; numpy has aliases for some.
+_COMMON_DTYPES = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set(
+    "?efdFD"
+)
 
 
 def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
-    """Return an array of this shape, not yet written, whose memory begins at a multiple of 64.
+    """Return an uninitialized array, like numpy.empty, whose memory is aligned to 64 bytes.
 
-    TensorFlow takes such an array without a copy, and copies any other array.
+    TensorFlow uses such an array without a copy, and copies any other array.
     """
     size = prod(shape) * dtype.itemsize
     memory = np.empty(size + 63, np.uint8)
@@ -75,7 +77,11 @@ class Ragged(NamedTuple):
 
 
 def ragged_rows(name: str, ragged: Ragged, /) -> list[Any]:
-    """Return the arrays of a user's `Ragged`; raise ValueError unless its lengths fit."""
+    """Return the arrays of a user's `Ragged`, one for each length.
+
+    Raises:
+        ValueError: the lengths are no integers from 0 on with the sum `len(values)`.
+    """
     values, lengths = ragged.values, as_array(ragged.lengths)
     sizes = lengths.tolist()
     integers = lengths.dtype.kind in "iu" and lengths.ndim == 1
@@ -105,7 +111,7 @@ class FieldSpec(NamedTuple):
 
 
 class MisfitError(ValueError):
-    """Report a value that does not fit its field; `position` is that of the value in the batch."""
+    """A value that does not fit the spec of its field; `position` is its index in the batch."""
 
     def __init__(self, problem: str, advice: str, position: int = 0, /) -> None:
         super().__init__(f"{problem}: {advice}")
@@ -113,11 +119,14 @@ class MisfitError(ValueError):
 
 
 def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, FieldSpec]:
-    """Read the spec from one sample; raise ValueError for what no batch can hold."""
+    """Return the spec of each field of a sample; raise ValueError for a value that cannot be
+    collated.
+    """
     return {name: _spec(name, value, mode_of(how, name)) for name, value in sample.items()}
 
 
 def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
+    """Return the spec of a field with this value: a string, a list of strings, or an array."""
     for kind, dtype in _STRINGS.items():
         if isinstance(value, kind):
             return FieldSpec((), dtype)
@@ -128,7 +137,7 @@ def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
 
 
 def is_string(dtype: np.dtype[Any] | None, /) -> bool:
-    """Return whether a field is of strings, of bytes or of text."""
+    """Return whether a field with this dtype in its spec contains byte strings or texts."""
     return dtype is None or dtype.kind == "U"
 
 
@@ -140,32 +149,38 @@ def _strings(value: Any) -> list[Any] | None:
 
 
 def array_of(name: str, value: Any, /) -> Array:
-    """Return the value as an array of numbers in the machine's byte order."""
+    """Return a value as an array of numbers in the machine's byte order.
+
+    Raises:
+        MisfitError: the value is no array of numbers, or a masked array.
+    """
     try:
         array = as_array(value)
-    except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor elsewhere
-        raise _no_array(name, value, f" that is no array ({error})") from error
-    dtype, masked = array.dtype, isinstance(value, np.ma.MaskedArray)
-    usual = dtype.char in _USUAL and not masked
-    if (usual and dtype.isnative) or dtype.name == "bfloat16":  # numpy is slow to give its name
+    except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor on a device
+        raise _unsupported_value(name, value, f" that is no array ({error})") from error
+    dtype, is_masked = array.dtype, isinstance(value, np.ma.MaskedArray)
+    is_common = dtype.char in _COMMON_DTYPES and not is_masked
+    if (is_common and dtype.isnative) or dtype.name == "bfloat16":  # `name` is slow, so last
         return array
-    if dtype.kind not in "biufc" or dtype.char in "gG" or masked:
-        none = " with None in it" if array.ndim and any(item is None for item in array.flat) else ""
+    if dtype.kind not in "biufc" or dtype.char in "gG" or is_masked:
+        has_none = array.ndim and any(item is None for item in array.flat)
+        none = " with None in it" if has_none else ""
         kinds = {"O": none, "S": " of byte strings", "U": " of strings"}
-        raise _no_array(name, value, kinds.get(dtype.kind, f" of {dtype}"))
-    return array.astype(dtype.str[1:])
+        raise _unsupported_value(name, value, kinds.get(dtype.kind, f" of {dtype}"))
+    return array.astype(dtype.str[1:])  # without the byte order
 
 
-def _no_array(name: str, value: Any, what: str) -> MisfitError:
+def _unsupported_value(name: str, value: Any, contents: str) -> MisfitError:
+    """Return the error for a value that cannot be collated; `contents` says what it contains."""
     return MisfitError(
-        f"field {name!r} holds a {type(value).__name__}{what}, which no batch can hold",
+        f"field {name!r} holds a {type(value).__name__}{contents}, which no batch can hold",
         "make it an array of numbers or a string in decode or transform; a list of strings is "
         "collated with 'ragged', and needs spec= where the first is empty",
     )
 
 
 def mode_of(how: Collate, name: str, /) -> Mode:
-    """Return the collation of a field; a field that a mapping leaves out is stacked."""
+    """Return the collation mode of a field: "stack" if `how` is a mapping without this field."""
     collation = _collation_of(how, name)
     return "pad" if isinstance(collation, Pad) else collation
 
@@ -175,7 +190,7 @@ def _collation_of(how: Collate, name: str) -> Mode | Pad:
 
 
 def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
-    """Return `how`, or raise ValueError for a mode that does not exist, or a wrong `Pad`."""
+    """Return a `collate` argument; raise ValueError for an unknown mode or an invalid `Pad`."""
     for mode in how.values() if isinstance(how, Mapping) else (how,):
         if isinstance(mode, Pad):
             validate.integer("multiple of Pad", mode.multiple, minimum=1)
@@ -194,10 +209,11 @@ def collate(
     real: npt.NDArray[np.bool_] | None = None,
     empty: Empty = aligned,
 ) -> dict[str, Any]:
-    """Make one batch of each field's values. None, a missing value, becomes zeros or empty bytes.
+    """Make a batch of the values of each field. A value of None becomes zeros or an empty string.
 
-    With `real` (bool[batch]), the values are of the samples where it is True, and those of padding
-    are missing. `empty` makes the arrays that the values are written to.
+    If `real` (bool[batch]) is given, `columns` has a value for each True in it, and the other
+    samples are padding, whose values are None. The values are written to arrays that `empty`
+    allocates, as numpy.empty does.
 
     - Byte strings become a list of bytes, texts a list of str.
     - A stacked field is an array of shape (batch, …).
@@ -234,7 +250,10 @@ def collate(
 
 
 def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[int, T]:
-    """Return `convert(value)` by position, of each value but None; an error gets the position."""
+    """Return `convert(value)` by position for each value that is not None.
+
+    A MisfitError of `convert` gets the position of the value.
+    """
     converted = {}
     for position, value in enumerate(values):
         try:
@@ -247,7 +266,7 @@ def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[in
 
 
 def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
-    """Return a list of strings, or of lists of strings their `Ragged`."""
+    """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`."""
     kind = bytes if field.dtype is None else str
     if not field.shape:
         if set(map(type, values)) == {kind}:
@@ -267,7 +286,11 @@ def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ra
 
 
 def _text(name: str, value: Any, kind: type) -> Any:
-    """Return a string of exactly this type; numpy has subclasses."""
+    """Return a string as exactly `bytes` or `str`, without numpy's subclasses of these.
+
+    Raises:
+        MisfitError: the value is not of this kind.
+    """
     if isinstance(value, kind):
         return kind(value)
     is_text = isinstance(value, (bytes, str))
@@ -276,9 +299,10 @@ def _text(name: str, value: Any, kind: type) -> Any:
 
 
 def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
-    if isinstance(values, np.ndarray) and _holds(values, field):
+    """Stack the values of a field along a new first axis."""
+    if isinstance(values, np.ndarray) and _rows_match(values, field):
         if values.flags.writeable:
-            return values  # decoded in place; what a source gives is read-only
+            return values  # decode wrote into this array; the arrays of a source are read-only
         out = empty(values.shape, values.dtype)
         out[...] = values
         return out
@@ -289,42 +313,49 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> 
     return out
 
 
-def _holds(values: Array, field: FieldSpec) -> bool:
-    """Whether the rows of an array have the dtype and the shape of a field."""
+def _rows_match(values: Array, field: FieldSpec) -> bool:
+    """Return whether the rows of an array have the dtype and the shape of a field."""
     return values.dtype == field.dtype and _matches(values.shape[1:], field.shape)
 
 
 def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
-    """Whether a shape is the expected one, in which None is any length."""
+    """Return whether a shape is the expected one, in which None stands for any length."""
     return len(shape) == len(expected) and all(
         length in (None, size) for size, length in zip(shape, expected, strict=True)
     )
 
 
 def _stack_tensors(values: Sequence[Any]) -> Any:
-    """Return tensors of torch as the rows of one array: to turn each into an array is slow."""
+    """Return tensors of torch as the rows of one array, and any other values as they are.
+
+    One call for all is much faster than a conversion of each tensor.
+    """
     torch = sys.modules.get("torch")
     if torch is None or not all(type(value) is torch.Tensor for value in values):
         return values
     try:
         return as_array(torch.stack(tuple(values)))
-    except (RuntimeError, TypeError):  # tensors of several shapes, on a device, or with a gradient
+    except (RuntimeError, TypeError):  # different shapes, or tensors on a device or with a gradient
         return values
 
 
 def dtype_of(field: FieldSpec, /) -> np.dtype[Any]:
-    """Return the dtype of a field of numbers; byte strings make no array."""
+    """Return the dtype of a field of numbers, which is not None as for byte strings."""
     assert field.dtype is not None
     return field.dtype
 
 
 def smallest_shape(shape: Shape, /) -> tuple[int, ...]:
-    """Return the shape of no values: 0 for each length that is not known."""
+    """Return a shape with 0 in place of None, for a length that is not known."""
     return tuple(size or 0 for size in shape)
 
 
-def _fitting(name: str, value: Any, field: FieldSpec) -> Array:
-    """Return the value as an array that can be written to the field's dtype without loss."""
+def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
+    """Return a value as an array that can be cast to the field's dtype without loss.
+
+    Raises:
+        MisfitError: the cast would change a value.
+    """
     dtype = dtype_of(field)
     if isinstance(value, (bytes, str)):
         raise _wrong_dtype(name, type(value).__name__, str(dtype))
@@ -338,26 +369,27 @@ def _fitting(name: str, value: Any, field: FieldSpec) -> Array:
 
 
 def _castable(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
-    """Whether an array keeps its values in a dtype.
+    """Return whether an array may be cast to a dtype.
 
-    Numbers of `python` have no dtype: integers fit if they keep their value, floats any float type.
+    The cast must not change a value. With `python`, the array is made of Python numbers, which have
+    no dtype of their own: floats may then be cast to any float type.
     """
-    integers = array.dtype.kind in "biu"
-    fractions = dtype.kind in "fc" or dtype.name == "bfloat16"
+    from_integers = array.dtype.kind in "biu"
+    to_floats = dtype.kind in "fc" or dtype.name == "bfloat16"
     if np.can_cast(array.dtype, dtype):
         # numpy calls it safe to cast 64-bit integers to float64, which rounds the large ones.
-        rounds = integers and fractions and array.dtype.itemsize == 8
-        return not rounds or keeps_integers(array, dtype)
+        may_round = from_integers and to_floats and array.dtype.itemsize == 8
+        return not may_round or keeps_integers(array, dtype)
     if not python or not array.size:
         return python
-    return keeps_integers(array, dtype) if integers else array.dtype.kind == "f" and fractions
+    return keeps_integers(array, dtype) if from_integers else array.dtype.kind == "f" and to_floats
 
 
 def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
-    """Whether each integer keeps its value in a dtype of numbers."""
-    with np.errstate(all="ignore"):  # too large for the dtype
-        cast = np.real(integers.astype(dtype)).astype(integers.dtype)
-    return bool(np.array_equal(cast, integers))
+    """Return whether each integer keeps its value if it is cast to a dtype of numbers."""
+    with np.errstate(all="ignore"):  # an integer may be too large for the dtype
+        cast_and_back = np.real(integers.astype(dtype)).astype(integers.dtype)
+    return bool(np.array_equal(cast_and_back, integers))
 
 
 def _wrong_dtype(name: str, found: str, expected: str) -> MisfitError:
@@ -370,6 +402,7 @@ def _wrong_dtype(name: str, found: str, expected: str) -> MisfitError:
 def _wrong_shape(
     name: str, shape: Shape, expected: Shape, position: int, *, from_spec: bool = False
 ) -> MisfitError:
+    """Return the error for a value of another shape than the spec's, or than an earlier value's."""
     source = " as in the first record, or in spec=" if from_spec else ""
     same_axes = len(shape) == len(expected)
     pad = ", or collate it with 'pad'" if same_axes else ""
@@ -384,11 +417,12 @@ def _wrong_shape(
 def _arrays(
     name: str, values: Sequence[Any], field: FieldSpec, free: int
 ) -> tuple[list[Array], tuple[int, ...]]:
-    """Return the values as arrays of one shape but for the first `free` axes, and this shape.
+    """Return the values of a field as arrays, and the shape that they have in common.
 
-    None, a missing value, becomes zeros, with length 0 in the free axes.
+    The first `free` axes may have other lengths in each array, and are left out of this shape.
+    None, a missing value, becomes an array of zeros, with length 0 in the free axes.
     """
-    arrays = _convert_each(lambda value: _fitting(name, value, field), values)
+    arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
     first = next(iter(arrays), -1)
     expected, any_length = field.shape[free:], (None,) * free
     shape = arrays[first].shape[free:] if arrays else smallest_shape(expected)
@@ -402,29 +436,31 @@ def _arrays(
         raise _wrong_shape(name, found, any_length + expected, first, from_spec=True)
     if len(arrays) == len(values):
         return [*arrays.values()], shape
-    nothing = np.zeros((0,) * free + shape, field.dtype)
-    return [arrays.get(position, nothing) for position in range(len(values))], shape
+    zeros = np.zeros((0,) * free + shape, field.dtype)
+    return [arrays.get(position, zeros) for position in range(len(values))], shape
 
 
 def _pad(
     name: str, values: Sequence[Any], field: FieldSpec, empty: Empty, how: Mode | Pad
 ) -> dict[str, Any]:
+    """Return the padded array of a field, and the original lengths or shapes of its values."""
     value, multiple = how if isinstance(how, Pad) else Pad()
     axes = len(field.shape)
     arrays, _ = _arrays(name, values, field, axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
-    longest = shapes.max(axis=0, initial=0)
-    longest[:1] += -longest[:1] % multiple
-    out = empty((len(arrays), *longest.tolist()), dtype_of(field))
-    out[...] = _fitting(f"Pad of {name}", value, field)
-    for padded, array in zip(out, arrays, strict=True):
-        padded[tuple(slice(size) for size in array.shape)] = array
+    padded_shape = shapes.max(axis=0, initial=0)
+    padded_shape[:1] += -padded_shape[:1] % multiple  # round the first axis up
+    out = empty((len(arrays), *padded_shape.tolist()), dtype_of(field))
+    out[...] = _to_field_array(f"Pad of {name}", value, field)
+    for row, array in zip(out, arrays, strict=True):
+        row[tuple(slice(size) for size in array.shape)] = array
     if axes == 1:
         return {name: out, f"{name}_length": shapes[:, 0]}
     return {name: out, f"{name}_shape": shapes}
 
 
 def _ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Ragged:
+    """Return the arrays of a field, which differ in their first axis, as a `Ragged`."""
     arrays, shape = _arrays(name, values, field, 1)
     lengths = np.array([len(array) for array in arrays], np.int64)
     joined = empty((int(lengths.sum()), *shape), dtype_of(field))

@@ -1,4 +1,4 @@
-"""What a feed is made of: its arguments, checked, which do not change."""
+"""The checked arguments of a `Feed`, as an immutable dataclass."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ Batch = dict[str, Any]
 """The fields of a batch by name, as a loop receives them."""
 
 Decode = Callable[[Sample], Mapping[str, Any]]
-"""What makes a sample of a sample: `decode=` and `transform=`."""
+"""A function from a sample to a sample: `decode=` and `transform=`."""
 
 BatchTransform = Callable[[Batch, int], Mapping[str, Any]]
-"""What makes a batch of a batch and its seed: `batch_transform=`."""
+"""A function from a batch and its seed to a batch: `batch_transform=`."""
 
 TRANSFORM_EXTRAS = ("id", "record", "view", "seed", "seed32")
-"""What a transform is given beside the fields. The batch does not hold these values."""
+"""The keys that a transform's sample has beside its fields. They are not part of the batch."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class FeedConfig:
-    """The values that a `Feed` has, without its methods, for the code that makes batches."""
+    """The arguments of a `Feed` without its methods, for the code that makes batches."""
 
     index: Source
     sampler: BatchStream
@@ -64,7 +64,7 @@ class FeedConfig:
             self._check_plain()
         if self.decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
-            check_names(self, "field", self.fields, advice, beside=self.side)
+            check_names(self, "field", self.fields, advice, side=self.side)
 
     @property
     def collate(self) -> Collate:
@@ -84,13 +84,14 @@ class FeedConfig:
 
     @property
     def shares_arrays(self) -> bool:
-        """Whether samples share decoded arrays, so that a transform gets read-only arrays."""
-        views = self.sampler.num_ids != self.sampler.num_records
-        return self.sampler.traits.max_cached is not None or views or self.sampler.traits.repeats
+        """Whether several samples may use one decoded array, which is then read-only."""
+        has_views = self.sampler.num_ids != self.sampler.num_records
+        traits = self.sampler.traits
+        return traits.max_cached is not None or has_views or traits.repeats
 
     @property
     def has_functions(self) -> bool:
-        """Whether functions are called for each record or batch, which threads are for."""
+        """Whether the feed has any function of the user, which is worth running on threads."""
         return (self.decode, self.transform, self.batch_transform) != (None, None, None)
 
     @property
@@ -100,11 +101,11 @@ class FeedConfig:
 
     @property
     def sets_global_state(self) -> bool:
-        """Whether the transform must run alone, since it sets global states."""
+        """Whether the transform sets global random states, so that nothing may run beside it."""
         return bool(getattr(self.transform, "sets_global_state", False))
 
     def _check_plain(self) -> None:
-        """Raise ValueError if the fields make no batch as they are stored."""
+        """Raise ValueError if the stored fields, which no function changes, cannot be collated."""
         kinds = self.index.fields if isinstance(self.index, Index) else {}
         for name in sorted(kinds.keys() & stored_fields(self)):
             if kinds[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
@@ -131,37 +132,40 @@ class FeedConfig:
 
 
 def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
-    """Raise ValueError if `collate` names another field."""
+    """Raise ValueError if `collate` of the feed has a field that is not among `names`."""
     unknown = set(feed.collate).difference(names) if isinstance(feed.collate, Mapping) else ()
     if unknown:
         raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")
 
 
 def check_names(
-    feed: FeedConfig, what: str, names: Iterable[str], advice: str, /, *, beside: Iterable[str] = ()
+    feed: FeedConfig, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError for a name that the batch or the transform uses for something else."""
-    check_free(what, names, beside, f"the name of a side table: {advice}")
-    taken, owner = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
-    taken = ("mask", *taken) if feed.sampler.traits.padded else taken
+    """Raise ValueError for a name that the loader uses itself, as "id", or that is in `side`.
+
+    `kind` says what the names are of, for the message: a field, a column or a side table.
+    """
+    check_free(kind, names, side, f"the name of a side table: {advice}")
+    reserved, owner = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
+    reserved = ("mask", *reserved) if feed.sampler.traits.padded else reserved
     use = f"a name that the loader itself gives to every {owner}: {advice}"
-    check_free(what, names, taken, use)
+    check_free(kind, names, reserved, use)
 
 
-def check_free(what: str, names: Iterable[str], taken: Iterable[str], use: str, /) -> None:
-    """Raise ValueError if a name of `what` is taken; `use` says what for, and what to do."""
-    duplicates = set(names).intersection(taken)
-    if duplicates:
-        raise ValueError(f"{what} {min(duplicates)!r} has {use}")
+def check_free(kind: str, names: Iterable[str], reserved: Iterable[str], use: str, /) -> None:
+    """Raise ValueError if one of the names is reserved; `use` says what for, and gives advice."""
+    conflicts = set(names).intersection(reserved)
+    if conflicts:
+        raise ValueError(f"{kind} {min(conflicts)!r} has {use}")
 
 
 def stored_fields(feed: FeedConfig, /) -> list[str]:
-    """Return the fields that are read from the shards."""
+    """Return the fields that are read from the shards: those that are no columns."""
     return [name for name in feed.fields if name not in feed.index.columns]
 
 
 def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /) -> None:
-    """Raise KeyError for fields that the index, or the sample for decode, does not have."""
+    """Raise KeyError for a field that the index does not have, or that only decode reads."""
     stored, columns = list(index.fields), list(index.columns)
     for name in fields:
         if name not in stored and name not in columns:
@@ -175,7 +179,7 @@ def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /)
 
 
 def check_fit(index: Source, sampler: BatchStream, /) -> None:
-    """Raise TypeError or ValueError if `sampler` cannot draw from `index`."""
+    """Raise TypeError unless `sampler` gives batches; ValueError unless they are of this index."""
     if not isinstance(sampler, BatchStream):
         raise TypeError(
             f"sampler must give batches, got a {type(sampler).__name__}: "
@@ -208,5 +212,5 @@ def _field_spec(name: str, spec: object) -> FieldSpec:
 
 
 def _is_class(function: object) -> bool:
-    """Whether the caller passed a class, as DecodeImage in place of DecodeImage()."""
+    """Return whether `function` is a class, as DecodeImage, in place of its instance."""
     return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)

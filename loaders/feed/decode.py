@@ -30,10 +30,10 @@ ImageMode = Literal["RGB", "L"]
 Fit = Literal["stretch", "crop", "pad"]
 PixelType = Literal["uint8", "native"]
 
-# Memory of _LARGE to _HUGE bytes is recycled for the next images once no array uses it. A single
-# image above _HUGE would otherwise keep its memory for the rest of the run.
-_LARGE, _HUGE = 1 << 20, 1 << 26
-_FREE: deque[Array] = deque(maxlen=8)
+# A pool of memory for images: blocks of this size are reused once no array uses them. A larger
+# block, of a single huge image, would keep its memory for the rest of the run.
+_MIN_POOLED, _MAX_POOLED = 1 << 20, 1 << 26
+_FREE_BLOCKS: deque[Array] = deque(maxlen=8)
 
 # Tags of TIFF, and of EXIF, which is written as TIFF.
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
@@ -137,7 +137,9 @@ class DecodeImage:
         return {**sample, self.field: self._decode(_bytes(sample, self.field))}
 
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
-        """Return the sample decoded, in the field's slot of a batch if the image fits."""
+        """Return the decoded sample. The image is written into slots[field], which is an array
+        within the batch, if it has the same shape and dtype.
+        """
         slot = slots[self.field]
         array = self._decode(_bytes(sample, self.field), slot)
         if array is not slot and (array.shape, array.dtype) == (slot.shape, slot.dtype):
@@ -146,7 +148,11 @@ class DecodeImage:
         return {**sample, self.field: array}
 
     def _decode(self, data: bytes, slot: Array | None = None) -> Array:
-        """Decode an image; return `slot` if a JPEG was decoded into it without a copy."""
+        """Return the decoded, turned and resized image.
+
+        If `slot` is given, an image that needs no further step is decoded into it, and `slot` is
+        returned.
+        """
         from PIL import Image, ImageOps
 
         array, orientation, is_jpeg = None, 1, data[:2] == b"\xff\xd8"
@@ -164,11 +170,11 @@ class DecodeImage:
         if orientation != 1:
             image.getexif()[_ORIENTATION] = orientation
             image = ImageOps.exif_transpose(image)
-        huge = 4 * image.height * image.width > _HUGE  # Pillow takes four bytes a pixel
+        is_huge = 4 * image.height * image.width > _MAX_POOLED  # Pillow takes four bytes a pixel
         if self.size is not None and image.size != self.size[::-1]:
             image = self._resized(image, *self.size)
         array = np.asarray(image)
-        if huge:
+        if is_huge:
             del image
             system.release_freed_memory()
         if self.mode == "RGB" and array.ndim == 2:
@@ -176,7 +182,7 @@ class DecodeImage:
         return array
 
     def _open(self, data: bytes) -> PIL.ImageFile.ImageFile:
-        """Read the header of an image."""
+        """Return an image of Pillow of which only the header was read."""
         from PIL import Image, UnidentifiedImageError
 
         try:
@@ -186,24 +192,26 @@ class DecodeImage:
             raise UnidentifiedImageError(problem) from None
 
     def _pillow(self, image: PIL.ImageFile.ImageFile) -> PIL.Image.Image:
-        """Decode an image by Pillow, to the mode or to one channel of more than 8 bits."""
+        """Decode an image by Pillow; convert it to `mode`, unless it is grey with 16 or 32 bits."""
         from PIL import Image
 
         self._check_size(image.height, image.width)
-        tags, wide = getattr(image, "tag_v2", {}), _has_16_bits(image)
+        tags, has_16_bits = getattr(image, "tag_v2", {}), _has_16_bits(image)
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
             return self._grey(image, tags)
-        signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
-        if signed or (wide and tags.get(_PLANAR) == 2 and image.tile[0].codec_name == "raw"):
+        is_signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
+        is_planar = tags.get(_PLANAR) == 2
+        if is_signed or (has_16_bits and is_planar and image.tile[0].codec_name == "raw"):
             raise ValueError(_MISREAD)
-        if self.dtype == "native" and wide:
+        if self.dtype == "native" and has_16_bits:
             raise ValueError(
                 "the image has several channels of 16 bits, of which Pillow gives the upper bytes: "
                 "dtype='uint8' takes these"
             )
         if self.background is not None and image.has_transparency_data:
-            transparent_colour = "transparency" in image.info and image.mode != "P"
-            if transparent_colour and ";" in str(image.tile):  # Pillow scales the pixels alone
+            has_transparent_colour = "transparency" in image.info and image.mode != "P"
+            # Pillow scales pixels of other than 8 bits, but not the transparent colour.
+            if has_transparent_colour and ";" in str(image.tile):
                 raise ValueError("a transparent colour of other than 8 bits: leave out background=")
             background = Image.new("RGBA", image.size, (*self.background, 255))
             return Image.alpha_composite(background, image.convert("RGBA")).convert(self.mode)
@@ -211,21 +219,21 @@ class DecodeImage:
         return image.convert(self.mode)
 
     def _grey(self, image: PIL.Image.Image, tags: Mapping[int, Any]) -> PIL.Image.Image:
-        """Return an image of one channel with 16 or 32 bits, or the upper bytes of its pixels.
+        """Decode an image of one channel with 16 or 32 bits.
 
-        `tags` are those of a TIFF.
+        With dtype "uint8", the upper byte of 16-bit pixels is taken. `tags` are those of a TIFF.
         """
         from PIL import Image
 
-        unsigned = image.mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
+        is_unsigned = image.mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
         if self.background is not None and image.has_transparency_data:
             raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
         pixels = np.asarray(image)
-        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO or (unsigned and pixels.min() < 0):
+        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO or (is_unsigned and pixels.min() < 0):
             raise ValueError(_MISREAD)
-        if self.dtype == "native":  # Pillow resizes no bytes in the other order
-            swapped = image.mode == "I;16B"
-            return Image.fromarray(pixels.astype(np.uint16)) if swapped else image
+        if self.dtype == "native":
+            is_big_endian = image.mode == "I;16B"  # which Pillow cannot resize
+            return Image.fromarray(pixels.astype(np.uint16)) if is_big_endian else image
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
             raise ValueError(
                 f"the image has pixels of 32 bits or with a sign (Pillow's mode {image.mode!r}), "
@@ -235,40 +243,44 @@ class DecodeImage:
         return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
 
     def _resized(self, image: PIL.Image.Image, height: int, width: int) -> PIL.Image.Image:
-        """Return the image at this size."""
+        """Return the image resized to (height, width) by the bilinear filter, as `fit` says."""
         from PIL import Image
 
         bilinear = Image.Resampling.BILINEAR
-        wide = image.width * height > width * image.height  # wider than the size
+        is_wider = (
+            image.width * height > width * image.height
+        )  # its aspect is wider than the size's
         if self.fit == "stretch":
             return image.resize((width, height), bilinear)
-        if self.fit == "crop":
-            w = image.height * width / height if wide else image.width
-            h = image.height if wide else image.width * height / width
-            left, top = (image.width - w) / 2, (image.height - h) / 2
-            return image.resize((width, height), bilinear, box=(left, top, left + w, top + h))
-        w = width if wide else max(1, round(image.width * height / image.height))
-        h = max(1, round(image.height * width / image.width)) if wide else height
+        if self.fit == "crop":  # resize the central box that has the aspect of the size
+            box_width = image.height * width / height if is_wider else image.width
+            box_height = image.height if is_wider else image.width * height / width
+            left, top = (image.width - box_width) / 2, (image.height - box_height) / 2
+            box = left, top, left + box_width, top + box_height
+            return image.resize((width, height), bilinear, box=box)
+        inner_width = width if is_wider else max(1, round(image.width * height / image.height))
+        inner_height = max(1, round(image.height * width / image.width)) if is_wider else height
+        resized = image.resize((inner_width, inner_height), bilinear)
         padded = Image.new(image.mode, (width, height))
-        padded.paste(image.resize((w, h), bilinear), ((width - w) // 2, (height - h) // 2))
+        padded.paste(resized, ((width - inner_width) // 2, (height - inner_height) // 2))
         return padded
 
     def _jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
-        """Decode a JPEG into `slot` if it fits, or into the memory of an earlier image.
+        """Decode a JPEG by simplejpeg, into `slot` if that has the final shape and dtype.
 
-        Returns None for a broken image that Pillow is to decode.
+        Returns None for a broken image if `strict` is False: Pillow decodes it then.
         """
         import simplejpeg
 
         try:
             height, width = simplejpeg.decode_jpeg_header(data)[:2]
             self._check_size(height, width)
-            swapped = orientation in range(5, 9)  # height and width
-            divisor = self._divisor(*((width, height) if swapped else (height, width)))
+            is_transposed = orientation in range(5, 9)  # EXIF: the image is turned by 90 degrees
+            divisor = self._divisor(*((width, height) if is_transposed else (height, width)))
             height, width = -(-height // divisor), -(-width // divisor)
             shape = (height, width) + (() if self.mode == "L" else (3,))
-            final = orientation == 1 and self.size in (None, (height, width))
-            if slot is None or not final or slot.shape != shape or slot.dtype != np.uint8:
+            is_final = orientation == 1 and self.size in (None, (height, width))
+            if slot is None or not is_final or slot.shape != shape or slot.dtype != np.uint8:
                 slot = None
             nbytes = math.prod(shape)
             array = simplejpeg.decode_jpeg(
@@ -276,7 +288,7 @@ class DecodeImage:
                 colorspace=self._colours,
                 min_height=height,
                 min_width=width,
-                buffer=_memory(nbytes) if slot is None and nbytes >= _LARGE else slot,
+                buffer=_pooled(nbytes) if slot is None and nbytes >= _MIN_POOLED else slot,
             )
         except ValueError as error:
             if not self.strict:
@@ -287,17 +299,19 @@ class DecodeImage:
         return array.reshape(shape) if slot is None else slot
 
     def _divisor(self, height: int, width: int) -> int:
-        """Return by what a JPEG's height and width may be divided in decoding: 1, 2, 4 or 8."""
+        """Return 8, 4, 2 or 1: libjpeg decodes the image to 1/divisor of its height and width.
+
+        It is the largest divisor that leaves at least `reducing_gap` times the pixels of `size`.
+        """
         if self.size is None or self.reducing_gap is None:
             return 1
         scales = self.size[0] / height, self.size[1] / width
-        if self.fit != "stretch":  # the image keeps its aspect
-            scales = (max(scales) if self.fit == "crop" else min(scales),) * 2
-        scale = self.reducing_gap * max(scales)
-        return next((divisor for divisor in (8, 4, 2) if divisor * scale <= 1), 1)
+        scale = min(scales) if self.fit == "pad" else max(scales)
+        required = self.reducing_gap * scale  # the fraction of the pixels along a side
+        return next((divisor for divisor in (8, 4, 2) if divisor * required <= 1), 1)
 
     def _check_size(self, height: int, width: int) -> None:
-        """Refuse an image whose header gives too large a size."""
+        """Raise ValueError for an image with more than `max_pixels`."""
         if height * width > self.max_pixels:
             raise ValueError(
                 f"the image has {height} x {width} pixels, more than max_pixels={self.max_pixels}"
@@ -307,7 +321,10 @@ class DecodeImage:
 def _integers(
     name: str, values: tuple[int, ...] | None, parts: tuple[str, ...], **limits: int
 ) -> tuple[int, ...] | None:
-    """Return a tuple of an integer for each part, which is within limits; None stays None."""
+    """Return a checked tuple of integers, as (height, width); None stays None.
+
+    `parts` are the names of the integers, and `limits` arguments of `validate.integer`.
+    """
     if values is None:
         return None
     if not isinstance(values, tuple) or len(values) != len(parts):
@@ -319,7 +336,7 @@ def _integers(
 
 
 def _bytes(sample: Mapping[str, Any], field: str) -> Any:
-    """Return the bytes of an image; Hugging Face has them in a dict, beside the path."""
+    """Return the encoded image in a field: bytes, or a dict with "bytes" as Hugging Face has."""
     data = sample[field]
     data = data.get("bytes") if isinstance(data, Mapping) else data
     if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -331,31 +348,31 @@ def _bytes(sample: Mapping[str, Any], field: str) -> Any:
 
 
 def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
-    """Whether the channels of an image that is not loaded yet have 16 bits in the file."""
-    arguments = image.tile[0].args if image.tile else ""  # of the decoder: the raw mode, ...
-    if image.format == "PPM" and isinstance(arguments, tuple):
-        return bool(arguments[1] > 255)  # the value of white
-    return ";16" in str(arguments)
+    """Return whether the file of an image that is not decoded yet has channels of 16 bits."""
+    decoder_arguments = image.tile[0].args if image.tile else ""  # the raw mode, and so on
+    if image.format == "PPM" and isinstance(decoder_arguments, tuple):
+        return bool(decoder_arguments[1] > 255)  # the largest value of a pixel
+    return ";16" in str(decoder_arguments)
 
 
-def _memory(nbytes: int) -> Array:
-    """Return memory for an image, which is recycled for a later image once no array uses it.
+def _pooled(nbytes: int) -> Array:
+    """Return uint8[nbytes] from a pool, to which the memory returns once no array uses it.
 
-    To map memory anew for each image costs up to as much as decoding does.
+    Otherwise the kernel maps new pages for each image, which may cost as much as decoding.
     """
-    memory = np.empty(0, np.uint8)
+    block = np.empty(0, np.uint8)
     with suppress(IndexError):
-        memory = _FREE.pop()
-    if not nbytes <= len(memory) <= 2 * nbytes:
-        memory = np.empty(nbytes, np.uint8)
-    owner = _Owner(memory[:nbytes])
-    if len(memory) <= _HUGE:
-        weakref.finalize(owner, _FREE.append, memory).atexit = False
+        block = _FREE_BLOCKS.pop()
+    if not nbytes <= len(block) <= 2 * nbytes:
+        block = np.empty(nbytes, np.uint8)
+    owner = _ArrayOwner(block[:nbytes])
+    if len(block) <= _MAX_POOLED:
+        weakref.finalize(owner, _FREE_BLOCKS.append, block).atexit = False
     return np.asarray(owner)
 
 
-class _Owner:
-    """Live as long as the arrays over some memory."""
+class _ArrayOwner:
+    """The base object of arrays over some memory: it is finalized when the last one is garbage."""
 
     def __init__(self, memory: Array) -> None:
         self.memory = memory
@@ -420,18 +437,22 @@ class _Steps(list[Any]):
     """The values of each step of a feature list."""
 
     def stacked(self) -> Any:
-        """Return the steps as one array, or as a list if they make no array."""
+        """Return the steps as one array, [T] or [T, n]; as a list if they are strings or their
+        lengths differ.
+        """
         lengths = {len(values) for values in self}
-        scalars = lengths <= {1}  # a value for each step
+        is_scalar = lengths <= {1}  # each step has a single value
         if not self or isinstance(self[0], list):
-            return [values[0] for values in self] if scalars else list(self)
+            return [values[0] for values in self] if is_scalar else list(self)
         if len(lengths) > 1:
             return list(self)
-        return np.stack(self)[:, 0] if scalars else np.stack(self)
+        return np.stack(self)[:, 0] if is_scalar else np.stack(self)
 
 
 def _parse_example(data: bytes) -> dict[str, Any]:
-    """Return the features of an Example, or the context and the lists of a SequenceExample."""
+    """Return by name the features of an Example, or the context features and the feature lists of
+    a SequenceExample.
+    """
     context, lists = parse_sequence(data)
     duplicates = context.keys() & lists.keys()
     if duplicates:

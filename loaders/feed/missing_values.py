@@ -1,4 +1,4 @@
-"""Fields that some records lack: an error when a feed is made, or a value in their place."""
+"""The `missing` argument of a feed: an error or a value for fields that some records lack."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 def check_missing(
     index: Source, fields: Sequence[str], missing: MissingValues, /
 ) -> dict[str, Any]:
-    """Return the values that `missing` gives fields, as the source's reader returns values.
+    """Return by field the values in a `missing` argument, in the form that the reader returns.
 
     Raises:
-        ValueError: fields that records are known to lack and that have no value, and the value of a
-            field that the source does not have.
+        ValueError: a field is known to be missing in some records and has no value here, or the
+            source does not have a field that is named here.
         TypeError: a value of another kind than the field's.
     """
     values: dict[str, Any] = {}
@@ -39,38 +39,38 @@ def check_missing(
         values = {name: value for name, value in stored.items() if name in fields}
     elif validate.choice("missing, unless a dict,", missing, ("error", "late")) == "late":
         return values
-    counts = _missing_counts(index)
+    num_missing = _num_missing(index)
     without_value = set(fields) & {*index.fields} - index.columns.keys() - values.keys()
-    incomplete = {name: counts[name] for name in sorted(without_value) if counts.get(name)}
+    incomplete = {name: n for name in sorted(without_value) if (n := num_missing.get(name))}
     if incomplete:
         names = ", ".join(f"{name!r} ({n:,} of {len(index):,})" for name, n in incomplete.items())
         complete = [name for name in fields if name not in incomplete]
-        empty = ", ".join(f"{name!r}: {_empty(index, name)}" for name in incomplete)
+        example = ", ".join(f"{name!r}: {_empty_value(index, name)}" for name in incomplete)
         lack = "lack" if isinstance(index, Index) else "have a null, or a null within a list, in"
         raise ValueError(
             f"records {lack} the field {names}: read the others, fields={complete}; or give it a "
-            f"value, missing={{{empty}}}; or, if the sampler draws no such record, missing='late'"
+            f"value, missing={{{example}}}; or, if the sampler draws no such record, missing='late'"
         )
     return values
 
 
-def _missing_counts(index: Source) -> Mapping[str, int]:
-    """Return how many records lack each field, as far as is known."""
+def _num_missing(index: Source) -> Mapping[str, int]:
+    """Return by field the number of records in which it is missing, as far as is known."""
     if not isinstance(index, Index):
         return index.num_missing if isinstance(index, DatasetSource) else {}
-    empty = index.options.missing == "empty"
-    return {} if empty else {name: field.missing for name, field in index.fields.items()}
+    read_as_empty = index.options.missing == "empty"
+    return {} if read_as_empty else {name: field.missing for name, field in index.fields.items()}
 
 
-def _empty(index: Source, name: str) -> str:
-    """Write an empty value of a field, if its kind is known."""
+def _empty_value(index: Source, name: str) -> str:
+    """Return the Python literal of an empty value of a field, for messages."""
     if not isinstance(index, Index):
         return "…"
     return "b''" if index.fields[name].kind == "bytes" else "[]"
 
 
 def _stored_value(index: Source, name: str, value: Any) -> Any:
-    """Return the value of a field as the source's reader would return it."""
+    """Return the user's value for a missing field in the form that the source's reader returns."""
     if value is None:
         raise TypeError(f"missing must have a value for the field {name!r}, got None")
     if not isinstance(index, Index):

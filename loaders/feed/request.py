@@ -15,7 +15,7 @@ from twinfeed.samplers.drawing.chunks import growing_ranges
 
 
 class Request(NamedTuple):
-    """The samples of one batch: what a worker needs to know, and no more.
+    """Which samples a batch has. A worker process receives this, and makes the batch.
 
     Attributes:
         ids: int64[batch], -1 for padding.
@@ -46,13 +46,13 @@ class Request(NamedTuple):
         *,
         seeds: bool = True,
     ) -> Request:
-        """Make the request of one step.
+        """Return the request for the batch of one step.
 
         Args:
-            sampler: whose batch is requested.
-            epoch: of the batch.
-            step: of the batch.
-            ids: those of the batch, if it is drawn already.
+            sampler: it draws the batch.
+            epoch: the epoch of the batch.
+            step: the step of the batch.
+            ids: the ids of the batch, int64[batch], if they are drawn already.
             seeds: whether the request has seeds.
 
         >>> from twinfeed.samplers import ExactOnceBatchSampler
@@ -66,7 +66,7 @@ class Request(NamedTuple):
 
     @classmethod
     def plain(cls, records: Int64s, seeds: npt.NDArray[np.uint64] | None = None, /) -> Request:
-        """Request records alone, without a step and without views. The default seeds are 0.
+        """Return a request for records that no sampler has drawn. The default seeds are 0.
 
         >>> Request.plain(np.array([4])).seeds
         array([0], dtype=uint64)
@@ -76,7 +76,7 @@ class Request(NamedTuple):
         return cls(0, 0, records, records, np.zeros_like(records), seeds)
 
     def where(self, mask: npt.NDArray[np.bool_], /) -> Request:
-        """Return the request of the samples where `mask` (bool[batch]) is True."""
+        """Return the request for the samples where `mask` (bool[batch]) is True."""
         if mask.all():
             return self
         return self._replace(
@@ -90,7 +90,7 @@ class Request(NamedTuple):
 def requests(
     schedule: Schedule, epoch: int, start: int = 0, /, *, seeds: bool = True
 ) -> Iterator[Request]:
-    """Yield the requests of an epoch from step `start` on.
+    """Yield the request for each batch of an epoch, from step `start` on.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -98,14 +98,15 @@ def requests(
     [[2, 3], [4]]
     """
     sampler = schedule.sampler
-    sampler.batches(epoch, start, start)  # raises outside the epochs and the steps
-    for first, stop in growing_ranges(start, len(sampler), STEPS):
-        batches = schedule.batches(epoch, first, stop)
+    sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
+    for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
+        batches = schedule.batches(epoch, first_step, stop_step)
         all_ids = np.concatenate(batches)
         records, views = sampler.records(all_ids), sampler.views(all_ids)
         end = 0
-        for step, batch in enumerate(batches, first):
-            start, end = end, end + len(batch)
-            ids = all_ids[start:end].copy()  # a training may change its batch
-            values = sampler.seeds(epoch, step) if seeds else None
-            yield Request(epoch, step, ids, records[start:end], views[start:end], values)
+        for step, batch in enumerate(batches, first_step):
+            part = slice(end, end + len(batch))
+            end += len(batch)
+            ids = all_ids[part].copy()  # the user may write to the ids of a batch
+            sample_seeds = sampler.seeds(epoch, step) if seeds else None
+            yield Request(epoch, step, ids, records[part], views[part], sample_seeds)

@@ -1,4 +1,4 @@
-"""The global random states of Python, numpy and torch: seed them, and restore them."""
+"""Seed the global random states of Python, numpy and torch, and restore them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _LOCK = threading.Lock()  # one call at a time: the states are those of the proc
 
 
 class HasRandomSeed(Protocol):
-    """Draw from a generator of its own, as albumentations' `Compose` does.
+    """An object with a random generator of its own, such as albumentations' `Compose`.
 
     >>> import numpy as np
     >>> class Noise:
@@ -34,7 +34,7 @@ class HasRandomSeed(Protocol):
     """
 
     def set_random_seed(self, seed: int, /) -> Any:
-        """Begin anew from a seed of 32 bits."""
+        """Seed the generator with 32 bits."""
 
 
 class Seeded:
@@ -79,7 +79,7 @@ class Seeded:
 
     def __call__(self, sample: dict[str, Any], /) -> Mapping[str, Any]:
         """Call the transform with the states seeded by the sample's seed."""
-        with _LOCK, restored():
+        with _LOCK, restore_random_states():
             seed_all(int(sample["seed"]))
             for generator in self.also:
                 generator.set_random_seed(int(sample["seed32"]))
@@ -87,8 +87,8 @@ class Seeded:
 
 
 @contextmanager
-def restored() -> Iterator[None]:
-    """Restore the states after the block; torch's only where torch was imported before."""
+def restore_random_states() -> Iterator[None]:
+    """Restore the global random states after the block; torch's if torch was imported before it."""
     torch = sys.modules.get("torch")
     python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = None if torch is None else torch.default_generator.get_state()
@@ -102,10 +102,10 @@ def restored() -> Iterator[None]:
 
 
 def seed_all(seed: int, /) -> None:
-    """Set the states from one seed of 64 bits; numpy takes the low 32."""
+    """Seed the global random states with 64 bits; numpy takes the low 32 bits."""
     random.seed(seed)
     np.random.seed(seed & LOW_32_BITS)
     torch = sys.modules.get("torch")
     if torch is not None:
-        # torch.manual_seed would seed every device, at a hundred microseconds a call.
+        # torch.manual_seed would seed every device, which takes a hundred microseconds.
         torch.default_generator.manual_seed(seed)

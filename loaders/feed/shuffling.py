@@ -14,7 +14,7 @@ from twinfeed.loaders.support.argument_hints import SHUFFLED_HINTS, hint_argumen
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
 
-_BLOCK, _LANES = 1 << 22, 128  # bytes of a block; most blocks open at once
+_BLOCK_BYTES, _MAX_OPEN = 1 << 22, 128  # the size of a block; the most blocks open at once
 
 
 @hint_arguments(**SHUFFLED_HINTS)
@@ -35,7 +35,7 @@ def shuffled(
 
     The block and the window depend on the index and on `memory` alone. So every machine has the
     same stream. The order's `repr` shows both numbers. The number of records in a block is a power
-    of two. Small data have smaller blocks, so that there is a block for each lane.
+    of two. Small data have smaller blocks, so that 128 blocks can be open.
 
     Warns if the blocks take more than a tenth of the memory that this process may use, since pages
     may then be dropped before they are read.
@@ -68,8 +68,8 @@ def shuffled(
         subset = np.sort(checks.check_ids(records, len(index)))
         lengths = np.diff(subset.searchsorted(np.cumsum(lengths)), prepend=0)
     block = block_of(index, int(lengths.sum()))
-    window = min(_LANES, int(memory / (block * nbytes)))
-    window = max(window, sections) // sections * sections
+    window = min(_MAX_OPEN, int(memory / (block * nbytes)))
+    window = max(window, sections) // sections * sections  # a multiple of `sections`
     minimum = int(block * sections * nbytes)
     if memory < minimum and block > 1:
         problem = f"memory must be at least a block for each section, {minimum}, got {memory}"
@@ -94,6 +94,9 @@ def shuffled(
 
 
 def block_of(index: Index, records: int, /) -> int:
-    """Return the records of a block if `shuffled` shuffles this many records: a power of two."""
-    limit = min(_BLOCK / max(1.0, record_bytes(index)), records / _LANES)
+    """Return the number of records in a block, a power of two, of a shuffle of `records` records.
+
+    A block has at most `_BLOCK_BYTES`, and there are at least `_MAX_OPEN` blocks if possible.
+    """
+    limit = min(_BLOCK_BYTES / max(1.0, record_bytes(index)), records / _MAX_OPEN)
     return 1 << max(0, int(limit).bit_length() - 1)

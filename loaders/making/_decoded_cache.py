@@ -1,4 +1,4 @@
-"""The cache of decoded images for a reuse sampler, and images decoded ahead of their batch."""
+"""A cache of decoded images for a sampler that reuses images, decoded ahead of their batches."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from twinfeed.loaders.support.array_types import Int64s
 Decoded = Mapping[str, Any]
 Decode = Callable[[Int64s], Sequence[Decoded]]
 
-# Most requests that are searched in one go, so that no batch waits for a long search.
-_SEARCHED = 64
+# The most requests that are searched for new images per batch, so that no batch waits for long.
+_MAX_SEARCHED = 64
 
 
 class DecodedCache:
-    """Decode each image once for all its uses in a row, and drop the image after its last use.
+    """Decode each image once, cache it for its `reuse` uses, and drop it after the last use.
 
-    Each image has `reuse` uses, numbered from 0 in their order. Batches are asked for in order.
-    After a jump the cache starts empty, so that no image stays that no later batch needs. `decodes`
-    counts the decoded images. `peak` is the most images in the cache at once.
+    The view of a sample is the number of the use, from 0. Batches are requested in order. A request
+    out of order empties the cache, since the last use of its images may never come. `decodes` is
+    the number of decoded images, and `peak` the largest number of images in the cache.
     """
 
     def __init__(self, reuse: int, decode: Decode, /) -> None:
@@ -37,11 +37,11 @@ class DecodedCache:
         self._images: dict[int, Decoded] = {}
         self._next: tuple[int, int] | None = None
         self._lock = Lock()
-        # Threads may decode ahead of the batches. They decode the new images of each request.
+        # The threads that decode ahead. A task of the pool is the new images of one request.
         self._pool: ThreadPoolExecutor | None = None
         self._threads = 0
-        self._requests: Iterator[Request] = iter(())  # that are not yet searched
-        self._live: set[int] = set()  # images in use after the requests that were searched
+        self._requests: Iterator[Request] = iter(())  # that were not searched for new images yet
+        self._cached_later: set[int] = set()  # what the cache has after the searched requests
         self._pending: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
 
     def __len__(self) -> int:
@@ -52,16 +52,16 @@ class DecodedCache:
         return DecodedCache, (self._last_use + 1, self._decode)
 
     def look_ahead(self, requests: Iterator[Request], /, *, threads: int) -> None:
-        """Decode on threads what `requests` need. The first request is that of the next batch.
+        """Start to decode the images of `requests`, of which the first is for the next batch.
 
-        The threads decode `threads` images ahead, or all new images of one batch if these are more.
+        The pool decodes `threads` images ahead, or all new images of one batch if these are more.
         """
         self._requests, self._threads = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
         self._submit(self._pool)
 
     def get(self, request: Request, /) -> list[Decoded]:
-        """Return the decoded records of a request without padding, in order."""
+        """Return the decoded image of each record of a request, which has no padding."""
         with self._lock:
             if (request.epoch, request.step) != self._next:
                 self._images.clear()
@@ -85,15 +85,18 @@ class DecodedCache:
             return batch
 
     def _submit(self, pool: ThreadPoolExecutor) -> int:
-        """Have threads decode the images of coming requests; return how many images are pending."""
+        """Submit the new images of coming requests to the pool, until enough are pending.
+
+        Return the number of images that are pending.
+        """
         pending = sum(len(records) for records, _ in self._pending)
         if pending >= self._threads:
             return pending
-        for request in islice(self._requests, _SEARCHED):
+        for request in islice(self._requests, _MAX_SEARCHED):
             real = request.where(request.ids >= 0)
-            new = [record for record in real.records.tolist() if record not in self._live]
-            self._live.update(new)
-            self._live.difference_update(self._last_used(real))
+            new = [record for record in real.records.tolist() if record not in self._cached_later]
+            self._cached_later.update(new)
+            self._cached_later.difference_update(self._last_used(real))
             if new:
                 self._pending.append((new, pool.submit(self._decode, np.array(new))))
                 pending += len(new)
@@ -106,7 +109,7 @@ class DecodedCache:
         return request.records[request.views == self._last_use].tolist()  # type: ignore[no-any-return]
 
     def close(self) -> None:
-        """Let the threads finish their present images, end them, and drop all images."""
+        """End the threads, after the images that they are decoding, and drop all images."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Call a user's decode or transform for every sample of a batch; errors name the record."""
+"""Call a user's decode or transform for each sample of a batch; errors name the record."""
 
 from __future__ import annotations
 
@@ -17,17 +17,19 @@ from twinfeed.loaders.support.fork import PerProcess
 def call(
     index: Source, name: str, function: Callable[..., Fields], record: int, /, *arguments: Any
 ) -> Fields:
-    """Return `function(*arguments)`, a dict of fields; the first argument is the sample.
+    """Call a user's function for a record, and return its dict of fields.
+
+    The first of `arguments` is the sample. `name` is the name of the function in messages.
 
     Raises:
-        DecodeError: the function failed; `name` is its name in messages.
+        DecodeError: the function failed, or did not return a dict.
     """
     try:
         result = function(*arguments)
         if not isinstance(result, (dict, Mapping)):
             raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
-        return dict(result)  # the function may return one dict, filled again for each sample
-    except ImportError:  # it has to do with no record, and says what to install
+        return dict(result)  # a copy, as the function may return the same dict for each sample
+    except ImportError:  # no fault of the record; the message says what to install
         raise
     except LoaderError as error:
         problem = f"{index.describe(record)}: {error.problem}"
@@ -40,14 +42,17 @@ def call(
 
 
 def _hint(error: Exception, sample: Fields) -> str:
-    """Return what to do about a read-only array, or which fields there are beside a missing one."""
+    """Return advice for the error of a user's function, or "".
+
+    For a write to a read-only array: copy it. For a KeyError: the fields of the sample.
+    """
     if isinstance(error, ValueError) and "read-only" in str(error):
         return "; copy the array before writing to it, as in image.copy()"
     return f"; it was given {sorted(sample)}" if isinstance(error, KeyError) else ""
 
 
 def check_values(index: Source, name: str, record: int, sample: Fields, /) -> None:
-    """Raise DecodeError for a value of None."""
+    """Raise DecodeError if a value that the function `name` returned for a record is None."""
     for field, value in sample.items():
         if value is None:
             raise DecodeError(
@@ -57,9 +62,9 @@ def check_values(index: Source, name: str, record: int, sample: Fields, /) -> No
 
 
 class SampleMap:
-    """Call a function for each sample of a batch, on `threads`; errors name the record.
+    """Call a function for each sample of a batch, on a pool of `threads`; errors name the record.
 
-    Pickles without the threads, and a forked child starts its own.
+    The pool is not pickled, and a forked child starts its own.
     """
 
     def __init__(self, index: Source, *, threads: int) -> None:
@@ -75,9 +80,9 @@ class SampleMap:
         /,
         *arguments: Sequence[Any],
     ) -> list[Fields]:
-        """Return `list(map(function, *arguments))`, a dict of fields for each record.
+        """Return `list(map(function, *arguments))`: a dict of fields for each record.
 
-        The first argument is the sample.
+        The first of `arguments` are the samples. Each thread makes every n-th call.
 
         Raises:
             DecodeError: the function failed; `name` is its name in messages.
@@ -90,15 +95,19 @@ class SampleMap:
         if self.threads < 2 or len(calls) < 2:
             return run(calls)
         results: list[Any] = [None] * len(calls)
-        shares = [calls[first :: self.threads] for first in range(self.threads)]
-        for first, share in enumerate(self._pool().map(run, shares)):
-            results[first :: self.threads] = share
+        calls_of_threads = [calls[thread :: self.threads] for thread in range(self.threads)]
+        for thread, thread_results in enumerate(self._pool().map(run, calls_of_threads)):
+            results[thread :: self.threads] = thread_results
         return results
 
     def by_field(
         self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Fields], /
     ) -> dict[str, Sequence[Any]]:
-        """Return the values of each field of samples; raise DecodeError if their fields differ."""
+        """Return by field a list of the values of all samples, which the function `name` returned.
+
+        Raises:
+            DecodeError: a value is None, or samples have different fields.
+        """
         names = samples[0].keys() if samples else ()
         for sample, record in zip(samples, records, strict=True):
             check_values(self.index, name, record, sample)
@@ -110,6 +119,6 @@ class SampleMap:
         return {field: [sample[field] for sample in samples] for field in names}
 
     def close(self) -> None:
-        """End the threads; a later call starts them anew."""
+        """End the threads; a later call starts new ones."""
         if pool := self._pool.pop():
             pool.shutdown()

@@ -1,4 +1,4 @@
-"""Decoded samples that several uses share: read-only, and checked for changes all the same."""
+"""Protect decoded samples that are used several times from changes by the user's functions."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def with_writable_arrays(sample: Fields, /) -> dict[str, Any]:
 
 
 def with_private_copies(sample: Fields, /, *, arrays: bool) -> dict[str, Any]:
-    """Return the sample with copies of its mutable values, with or without those of its arrays."""
+    """Return the sample with deep copies of its mutable values, and of its arrays if `arrays`."""
     copies = dict(sample)
     for name, value in sample.items():
         if not isinstance(value, IMMUTABLE) and (arrays or not isinstance(value, np.ndarray)):
@@ -48,10 +48,10 @@ def with_private_copies(sample: Fields, /, *, arrays: bool) -> dict[str, Any]:
 
 @contextmanager
 def check_not_mutated(sample: Fields, /) -> Iterator[None]:
-    """Raise DecodeError if the block changes an array of the sample.
+    """Raise DecodeError if an array of the sample changes within the `with` block.
 
-    The arrays are read-only in numpy, but `torch.from_numpy(array).add_(1)` ignores the flag, and
-    would change the image of all later uses. So checksums are compared.
+    The arrays are read-only in numpy, but `torch.from_numpy(array).add_(1)` ignores this, and would
+    change the image of all later uses. So checksums before and after are compared.
     """
     checksums = {
         name: _checksum(value)

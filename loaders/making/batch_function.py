@@ -1,7 +1,7 @@
 """Call a feed's `batch_transform` on the rows of a batch, and check its result.
 
-The first batch of the stream says what the fields of all batches hold, as an empty batch and a
-framework's graph must know before the function is called.
+The spec of the result is inferred from the first batch of the stream. An empty batch and the graph
+of a framework need it before the function is called.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ Make = Callable[[Request], Batch]
 
 
 class BatchFunction:
-    """The `batch_transform` of a feed, whose results must have the fields of the first batch's.
+    """The `batch_transform` of a feed, whose results must fit the spec of its first result.
 
     Raises:
         DecodeError: the function failed, or returned other fields, dtypes, shapes or another number
             of rows.
-        ValueError: repeated calls on the first batch give two results.
+        ValueError: repeated calls on the first batch return different results.
     """
 
     def __init__(
@@ -63,17 +63,17 @@ class BatchFunction:
         check_names(feed, "field", values, "give it another name in batch_transform")
         how: dict[str, Mode] = dict.fromkeys(values, "stack")
         how.update({name: "ragged" for name, rows in values.items() if isinstance(rows, list)})
-        # An empty list does not say what it holds.
+        # The spec is inferred from the first row that is not empty.
         rows = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
         spec = spec_of(rows, how)
         for name in spec.keys() & samples.keys():
-            if mode_of(feed.collate, name) == "pad":  # it may be longer in another batch
+            if mode_of(feed.collate, name) == "pad":  # another batch may be padded to more
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
         self._declared = feed.declared_batch_spec
         self.spec, self.how = spec | self._declared, how
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
-        """Return what the batch of a request will hold; `batch` has the rows without padding."""
+        """Return what the function makes of `batch`, which has no padding, with padding added."""
         real = request.ids >= 0
         values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
         with _errors_with_step(request, partial(self._varying_spec, values)):
@@ -96,7 +96,11 @@ class BatchFunction:
         return repr({name: (f.shape, f.dtype and f.dtype.name) for name, f in spec.items()})
 
     def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
-        """Call the function on a batch; return the rows of each field, without the ids."""
+        """Call the user's function on a batch; return by field a row for each sample, without "id".
+
+        Raises:
+            DecodeError: the function failed or returned something else.
+        """
         ids = read_only(batch["id"])
         with _errors_with_step(request):
             result = self._function({**batch, "id": ids}, self._seed(request.epoch, request.step))
@@ -111,7 +115,10 @@ class BatchFunction:
 def _errors_with_step(
     request: Request, varying_spec: Callable[[], str] = lambda: ""
 ) -> Iterator[None]:
-    """Raise DecodeError, with the epoch and the step, for any error in the block."""
+    """Turn an error in the `with` block into a DecodeError that names the epoch and the step.
+
+    For a value that does not fit, `varying_spec` returns the `batch_spec` to advise.
+    """
     try:
         yield
     except Exception as error:
@@ -128,11 +135,14 @@ def _errors_with_step(
 
 
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
-    """Return the rows of a value of a batch: an array, or a list of strings or of ragged arrays."""
+    """Return the rows of a field that a user's function returned, one for each of `count` samples.
+
+    The result is an array, or a list of strings or of ragged arrays.
+    """
     if isinstance(value, Ragged):
         value = ragged_rows(name, value)
     elif not isinstance(value, list) or not any(isinstance(row, (bytes, str)) for row in value):
-        value = np.ascontiguousarray(array_of(name, value))  # torch has no negative steps
+        value = np.ascontiguousarray(array_of(name, value))  # torch has no negative strides
     if len(value) != count:
         raise ValueError(f"field {name!r} must have a row for each of {count} samples")
     return value  # type: ignore[no-any-return]

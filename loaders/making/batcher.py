@@ -1,4 +1,4 @@
-"""From a request to a batch of arrays, for one pass."""
+"""Make a batch of arrays for each request of a pass."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ from twinfeed.samplers.validate import counted
 
 
 class Batcher(Closing):
-    """Make the batches of a feed, a batch for each request.
+    """Make the batches of a feed: call the batcher with the request for a batch.
 
-    `reader` may be shared with other passes. Without `reader` the batcher makes a reader of its
-    own. `threads` share the decoding of a batch. `meter` adds up the times. `empty` makes the
-    arrays of the fields. A batcher pickles without the sampler, the threads and the cache.
+    `reader` may be shared with other passes. By default the batcher has a reader of its own. The
+    samples of a batch are decoded on `threads`. `meter` adds up the times. `empty` allocates the
+    arrays, as numpy.empty does. A batcher pickles without the sampler, the threads and the cache.
     """
 
     def __init__(
@@ -59,10 +59,10 @@ class Batcher(Closing):
         self._plan: ReadPlan | None = None
 
     def __call__(self, request: Request, /) -> Batch:
-        """Make one batch.
+        """Return the batch for a request.
 
         Raises:
-            LoaderError: an error of reading, or DecodeError. Each names the record.
+            LoaderError: a record could not be read, or decoded (DecodeError).
         """
         real = request.ids >= 0 if self._padded else None
         without_padding = request if real is None else request.where(real)
@@ -70,8 +70,8 @@ class Batcher(Closing):
         try:
             with ExitStack() as stack:
                 step = request.epoch * self._steps + request.step
-                block = ReadStep(self._reader, step, self._plan)
-                self.meter.timed("reading", stack.enter_context, block)
+                reading = ReadStep(self._reader, step, self._plan)
+                self.meter.timed("reading", stack.enter_context, reading)
                 values = self.samples.values(without_padding, joined)
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
@@ -92,8 +92,12 @@ class Batcher(Closing):
         joined: dict[str, Rows],
         values: Values,
     ) -> Batch:
-        """Make the batch of a request, whose joined rows and values are without padding."""
-        if not len(without_padding.ids):  # then `values` does not have the fields
+        """Return a batch of columns, side rows (`joined`) and fields (`values`).
+
+        Both have a row for each sample of `without_padding`. If this is not `request` itself, the
+        padding of `request` is added.
+        """
+        if not len(without_padding.ids):  # a batch of padding alone
             values = dict.fromkeys(self.spec, ())
         real = None if without_padding is request else request.ids >= 0
         if real is not None:
@@ -106,11 +110,11 @@ class Batcher(Closing):
         return {"id": request.ids, **joined, **fields}
 
     def plain(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
-        """Read single samples by record id, without a sampler: `id`, columns, side rows, fields.
+        """Return a sample (`id`, columns, side rows and fields) for each record id.
 
         Raises:
-            ValueError: a side table that is joined by sample id, not by record id, or a
-                `batch_transform`, which needs whole batches.
+            ValueError: the feed has a `batch_transform`, which needs whole batches, or a side table
+                that is joined by sample id, not by record id.
         """
         if self._function is not None:
             raise ValueError(
@@ -132,26 +136,26 @@ class Batcher(Closing):
     def start_pass(
         self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
     ) -> None:
-        """Prefetch the coming batches. Decode ahead too where images are cached.
+        """Start to prefetch for a pass, and to decode ahead if the sampler reuses images.
 
-        The batches must then be made in order, from step `start` to the end of the epoch.
+        The batches must then be requested in order, from step `start` to the end of the epoch.
         """
         first = epoch * self._steps + start
         self._plan = start_pass(self._reader, schedule, self._stored, first, readahead)
         threads = self.samples.map.threads
         if self.samples.cache is not None and threads:
-            coming = requests(schedule, epoch, start, seeds=False)
-            self.samples.cache.look_ahead(coming, threads=threads)
+            coming_requests = requests(schedule, epoch, start, seeds=False)
+            self.samples.cache.look_ahead(coming_requests, threads=threads)
 
     def close(self) -> None:
-        """End the threads, drop the cache, and close the files of a reader of its own."""
+        """End the threads, drop the cache, and close the reader unless it is shared."""
         self.samples.close()
         if self._own_reader:
             self._reader.close()
 
 
 def _padded(rows: Rows, real: npt.NDArray[np.bool_]) -> Rows:
-    """Return the rows of the real samples, with zeros or empty texts for padding."""
+    """Return `rows` where `real` (bool[batch]) is True, and zeros or "" for padding."""
     if isinstance(rows, list):
         texts = iter(rows)
         return [next(texts) if is_real else "" for is_real in real]

@@ -1,4 +1,4 @@
-"""What batches are made with: a feed, and what is found out once, before its first batch."""
+"""A feed with its inferred spec, which is all that a `Batcher` needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from twinfeed.loaders.making.batch_function import BatchFunction
 
 @dataclass(frozen=True)
 class CompiledFeed:
-    """A feed with what is found out once: the spec of its samples, and its function of batches."""
+    """A feed, the inferred spec of its samples, and its checked `batch_transform`."""
 
     config: FeedConfig
     spec: dict[str, FieldSpec]
@@ -19,6 +19,6 @@ class CompiledFeed:
 
     @property
     def shapes(self) -> tuple[dict[str, FieldSpec], Collate]:
-        """The spec and the collation of a batch's fields, as a framework must know them."""
+        """The spec and the collation of a batch's fields, from which frameworks infer shapes."""
         last = self.function
         return (self.spec, self.config.collate) if last is None else (last.spec, last.how)

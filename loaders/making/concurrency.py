@@ -1,4 +1,4 @@
-"""How many batches are made ahead of the loop, and on how many threads."""
+"""The number of batches that are made ahead of the loop, and of threads that make them."""
 
 from __future__ import annotations
 
@@ -10,20 +10,23 @@ PREFETCH = 2
 
 
 def default_threads() -> int:
-    """Return how many threads make batches by default."""
+    """Return the default number of threads that make batches."""
     return min(8, system.processors())
 
 
 def resolve_prefetch(
     feed: FeedConfig, prefetch: int | None, threads: int | None
 ) -> tuple[int, int]:
-    """Return how many batches are kept ready, and how many threads make them."""
+    """Return the number of batches that are kept ready, and the number of threads that make them.
+
+    `prefetch` and `threads` are the user's arguments, where None is the default.
+    """
     in_memory = getattr(feed.index, "in_memory", False)
-    if prefetch is None:  # to hand a batch over to another thread may take longer than to make it
+    if prefetch is None:  # a batch of arrays in memory is made faster than it changes threads
         prefetch = 0 if in_memory and not feed.has_functions else PREFETCH
     prefetch = validate.integer("prefetch", prefetch, minimum=0)
     if threads is None:
         threads = default_threads() if prefetch and feed.has_functions else 0
     threads = validate.integer("threads", threads, minimum=0)
-    # A transform that sets global states leaves all to the calling thread.
+    # With a transform that sets global states, everything runs in the calling thread.
     return (0, 0) if feed.sets_global_state else (prefetch, threads)

@@ -1,4 +1,4 @@
-"""What a training is fed: an index, a sampler, and what is done to each record."""
+"""`Feed`: an index, a sampler, and the functions that are applied to each record."""
 
 from __future__ import annotations
 
@@ -147,14 +147,14 @@ class Feed(FeedConfig):
         return len(self.sampler)
 
     def __getitem__(self, position: tuple[int, int], /) -> Batch:
-        """Make one batch as numpy arrays, `feed[epoch, step]`, and keep nothing open.
+        """Return one batch as numpy arrays, `feed[epoch, step]`, and keep no files open.
 
         For inspection, a test, or a loop of your own in any order, from any thread or process. A
         loader is faster, since it reads ahead and keeps files open.
 
         Raises:
-            IndexError: outside the sampler's epochs and steps.
-            LoaderError: an error of reading, or DecodeError. Each names the record.
+            IndexError: the sampler does not have this epoch or step.
+            LoaderError: a record could not be read, or decoded (DecodeError).
         """
         if not isinstance(position, tuple) or len(position) != 2:
             raise TypeError(
@@ -167,7 +167,7 @@ class Feed(FeedConfig):
 
     @property
     def spec(self) -> Mapping[str, FieldSpec]:
-        """The shape and dtype of each field of a sample, given or read from the first sample."""
+        """The shape and dtype of each field of a sample: `spec=`, or that of the first sample."""
         return MappingProxyType(self._spec)
 
     @cached_property
@@ -176,6 +176,7 @@ class Feed(FeedConfig):
 
     @cached_property
     def _function(self) -> BatchFunction | None:
+        """The `batch_transform`, checked by calls on the first batch of the stream."""
         if self.batch_transform is None:
             return None
         requests = probe_requests(self, self.sampler.batch_size)  # a rank's size, on every rank
@@ -183,7 +184,7 @@ class Feed(FeedConfig):
             return BatchFunction(self, self._spec, batcher, *requests)
 
     def __repr__(self) -> str:
-        functions = "".join(f", {name}={shown}" for name, shown in self._function_names.items())
+        functions = "".join(f", {name}={text}" for name, text in self._function_names.items())
         return f"Feed({self.index!r}, {self.sampler!r}{functions})"
 
     def _repr_html_(self) -> str:
@@ -192,36 +193,39 @@ class Feed(FeedConfig):
 
     @property
     def _function_names(self) -> dict[str, str]:
-        """How decode, transform and batch_transform show themselves, of those that there are."""
+        """A short repr of decode, transform and batch_transform, unless they are None."""
         names = ("decode", "transform", "batch_transform")
         return {name: short_repr(f) for name in names if (f := getattr(self, name)) is not None}
 
     def requests(self, epoch: int = 0, start: int = 0) -> Iterator[Request]:
-        """Yield the request of each batch of an epoch, from step `start` on."""
+        """Yield the request for each batch of an epoch, from step `start` on."""
         return requests(Schedule(self.sampler), epoch, start, seeds=self.seeded)
 
     def shard(self, rank: int, world_size: int) -> Feed:
-        """Return the feed of one rank: the sampler's `shard`, all else the same."""
+        """Return a copy of the feed for one rank, with `sampler.shard(rank, world_size)`."""
         sharded = copy.copy(self)
         object.__setattr__(sharded, "sampler", self.sampler.shard(rank, world_size))
         return sharded
 
 
 def compile_feed(feed: Feed, /) -> CompiledFeed:
-    """Return what a `Batcher` takes. The callables of a feed are tried once."""
+    """Return the feed for a `Batcher`. The first call infers the spec and checks the functions."""
     return CompiledFeed(feed, feed._spec, feed._function)
 
 
-def index_of(feed: object, what: str, /) -> Index:
-    """Return the index of a feed; raise TypeError for another source: `what` needs an index."""
+def index_of(feed: object, caller: str, /) -> Index:
+    """Return the index of a feed; raise TypeError if the feed has another source of records.
+
+    `caller` is the name of what needs an index, for the message.
+    """
     index = check_feed(feed).index
     if not isinstance(index, Index):
-        raise TypeError(f"{what} needs an index, and the feed has a {type(index).__name__}")
+        raise TypeError(f"{caller} needs an index, and the feed has a {type(index).__name__}")
     return index
 
 
 def check_feed(feed: object, /) -> Feed:
-    """Return a feed; raise TypeError for anything else."""
+    """Return `feed`; raise TypeError if it is no Feed."""
     if not isinstance(feed, Feed):
         raise TypeError(f"feed must be Feed(index, sampler), got {type(feed).__name__}")
     return feed

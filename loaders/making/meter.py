@@ -1,4 +1,4 @@
-"""Where the time of a pass went: a few clock readings a batch, always on."""
+"""Measure the time that a pass spends in each stage: a few clock readings per batch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ Stage = Literal["reading", "decoding", "transforming", "collating"]
 
 
 class StageTimes(NamedTuple):
-    """The time of each stage of a batch, as a worker process sends it with the batch, in ns."""
+    """The times of a batch in ns, which a worker process sends with it: of each stage, and when
+    the batch was ready.
+    """
 
     stages: dict[Stage, int]
     ready_at: int
@@ -88,7 +90,7 @@ def _time(seconds: float) -> str:
 
 
 class Meter:
-    """Add up the times of the threads of a pass, and the time that the loop waits."""
+    """Add up the time that all threads of a pass spend in each stage, and that the loop waits."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,11 +98,15 @@ class Meter:
         self.end()
 
     def __reduce__(self) -> tuple[type[Meter], tuple[()]]:
-        """Pickle without what was measured."""
+        """Pickle without the times."""
         return Meter, ()
 
     def start(self, step: int, *, counted: bool = True) -> None:
-        """Start a pass at a step. `counted`: `received` will be called for each batch."""
+        """Start to measure a pass from a step on.
+
+        `counted` says that `received` will be called for each batch. Otherwise a framework
+        iterates, and only the stages are measured.
+        """
         with self._lock:
             self._running = counted
             self._stages: Counter[Stage] = Counter()
@@ -110,16 +116,16 @@ class Meter:
             self._start = self._last = perf_counter_ns()
 
     def start_external(self) -> None:
-        """Start a pass of a framework, unless a counted pass takes its batches from it."""
+        """Start to measure a pass of a framework, unless a counted pass is running."""
         if not self._running:
             self.start(0, counted=False)
 
     def end(self) -> None:
-        """End a counted pass; its times stay."""
+        """End a counted pass; `report` still returns its times."""
         self._running = False
 
     def timed(self, stage: Stage, function: Callable[..., T], /, *arguments: Any) -> T:
-        """Call a function, and add the time of the call to a stage."""
+        """Return `function(*arguments)`, and add the time of the call to a stage."""
         start = perf_counter_ns()
         try:
             return function(*arguments)
@@ -129,7 +135,7 @@ class Meter:
                 self._stages[stage] += elapsed
 
     def batch_done(self, step: int, steps: int = 1) -> None:
-        """Note that the batches of `steps` steps from `step` on are ready."""
+        """Record that the batches of the steps from `step` to `step + steps` are ready now."""
         now = perf_counter_ns()
         with self._lock:
             if self._counted:
@@ -138,7 +144,7 @@ class Meter:
                 self._batches, self._last = self._batches + steps, now
 
     def take(self) -> StageTimes:
-        """Return the times since the last call, for another process's meter."""
+        """Return the times since the last call of `take`, for `add` in another process."""
         with self._lock:
             stages, self._stages = self._stages, Counter()
             self._ready_at.clear()
@@ -151,10 +157,10 @@ class Meter:
             self._ready_at[step] = times.ready_at
 
     def received(self, requested: int) -> None:
-        """Note that the loop has received a batch, which it requested at this time, in ns."""
+        """Record that the loop has received a batch, requested at the time `requested` in ns."""
         now = perf_counter_ns()
         with self._lock:
-            # A batch is of no use before the loop has received the batch before it.
+            # The time in which a batch is ready counts from when the batch before was received.
             ready = max(self._ready_at.pop(self._step, now), self._last)
             self._ready += max(0, requested - ready)
             self._waiting += now - requested
@@ -162,7 +168,7 @@ class Meter:
             self._step, self._batches, self._last = self._step + 1, self._batches + 1, now
 
     def report(self) -> PassReport:
-        """Return the report of the last pass, so far."""
+        """Return the report of the last pass, which may still be running."""
         with self._lock:
             stages = {stage: elapsed / 1e9 for stage, elapsed in self._stages.items()}
             loop: dict[str, float] = {}

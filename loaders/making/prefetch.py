@@ -1,4 +1,4 @@
-"""Run an iterator ahead of its consumer, on one background thread; map over items on several."""
+"""Run an iterator ahead of its consumer on a background thread, and map a function on threads."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from twinfeed.loaders.support.closing import Closing
 S = TypeVar("S")
 T = TypeVar("T")
 
-# Seconds between two checks of a thread that waits whether the other side is still there.
+# Seconds between two calls of `while_waiting` or `while_closing`.
 _POLL = 0.1
 
 # Seconds for which `close` waits for a thread that still makes its last item.
 _CLOSE_TIMEOUT = 5.0
 
-# The same, if the thread's source is known to be broken.
+# The same, if `while_waiting` has raised an error.
 _BROKEN_TIMEOUT = 1.0
 
 
 def in_order(
     function: Callable[[S], T], items: Iterable[S], /, *, threads: int
 ) -> Generator[T, None, None]:
-    """Yield `function(item)` of each item, in order, on a pool of threads.
+    """Yield `function(item)` for each item, in order, computed ahead on a pool of threads.
 
-    With fewer than two threads the caller's thread calls the function, when a result is needed.
+    With fewer than two threads, the caller's thread calls the function when a result is needed.
 
     >>> list(in_order(str.upper, "abc", threads=2))
     ['A', 'B', 'C']
@@ -54,15 +54,15 @@ def in_order(
 
 
 class Prefetcher(Iterator[T], Closing, Generic[T]):
-    """Keep up to `depth` items of `source` ready, in order.
+    """Iterate over `source` on a background thread, up to `depth` items ahead of the consumer.
 
-    An exception in `source` reaches the consumer with its traceback, after the items before it,
-    and ends the iteration. While the consumer waits for an item, it calls `while_waiting` every
+    An exception in `source` is raised in the consumer with its traceback, after the items before
+    it, and ends the iteration. While the consumer waits for an item, it calls `while_waiting` every
     tenth of a second. An exception in this call ends the iteration too. The thread ends
 
-    - with `close`, which calls `while_closing` as often while it waits for the thread,
-    - with the iteration,
-    - when the prefetcher is garbage, and at interpreter exit.
+    - by `close`, which calls `while_closing` every tenth of a second while it waits for the thread,
+    - at the end of the iteration,
+    - when the prefetcher is garbage collected, and at interpreter exit.
 
     Raises:
         ValueError: a depth below 1.
@@ -84,14 +84,15 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         self._while_waiting = while_waiting
-        # Two queues of C: a bounded Queue of Python takes longer than making a small batch.
+        # Two SimpleQueues, implemented in C: a bounded Queue takes longer than a small batch.
+        # `_permits` has an entry for each item that the thread may still put into `_ready`.
         self._ready: _Ready = queue.SimpleQueue()
-        self._room: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._permits: queue.SimpleQueue[None] = queue.SimpleQueue()
         for _ in range(depth):
-            self._room.put(None)
-        stop = _Stop(threading.Event(), self._room)
+            self._permits.put(None)
+        stop = _Stop(threading.Event(), self._permits)
         self._thread = threading.Thread(
-            target=_fill, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
+            target=_produce, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
         )
         self._finalize = weakref.finalize(self, _join, self._thread, stop, while_closing)
         self._thread.start()
@@ -101,18 +102,18 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             with suppress(queue.Empty):
                 item, error = self._ready.get(timeout=_POLL)
                 if error is None:
-                    self._room.put(None)
+                    self._permits.put(None)
                     return item  # type: ignore[no-any-return]
                 self.close()
                 try:
                     raise error
                 finally:
-                    del error  # it refers to this frame
+                    del error  # which refers to this frame: a reference cycle
             try:
                 self._while_waiting()
             except BaseException:
                 if detached := self._finalize.detach():
-                    # A thread that is within C++ at interpreter exit would end the process.
+                    # A thread that runs C++ at interpreter exit would abort the process.
                     thread, stop, while_closing = detached[2]
                     _join(thread, stop, while_closing, _BROKEN_TIMEOUT)
                 raise
@@ -120,14 +121,14 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
 
     @property
     def busy(self) -> bool:
-        """Whether the thread still makes an item: it may outlive `close`."""
+        """Whether the thread is still running, as it may after `close`."""
         return self._thread.is_alive()
 
     def close(self) -> None:
-        """Stop the thread, once the thread has finished its item; a second call does nothing.
+        """Stop the thread after its current item; a second call does nothing.
 
-        A thread that takes more than five seconds for its item is left alone. The thread is a
-        daemon, and keeps neither the consumer nor the interpreter from ending.
+        If the item takes more than five seconds, `close` returns while the thread is running. It is
+        a daemon thread, so that the interpreter can exit.
         """
         self._finalize()
 
@@ -136,17 +137,17 @@ _Ready = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
 
 class _Stop(NamedTuple):
-    """How to stop the thread: an event, and an entry of `room`, for which the thread may wait."""
+    """To stop the thread: set the event, and put a permit, for which the thread may be waiting."""
 
     event: threading.Event
-    room: queue.SimpleQueue[None]
+    permits: queue.SimpleQueue[None]
 
 
-def _fill(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
+def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
     """Put the items into the queue, and then StopIteration or the source's own exception."""
     try:
         for item in source:
-            stop.room.get()
+            stop.permits.get()
             if stop.event.is_set():
                 return
             ready.put((item, None))
@@ -163,12 +164,15 @@ def _join(
     while_closing: Callable[[], object],
     timeout: float = _CLOSE_TIMEOUT,
 ) -> None:
-    """Stop the thread, and wait until it has ended or the timeout is over."""
+    """Stop the thread, and wait until it has ended, for at most `timeout` seconds.
+
+    Every tenth of a second of this, `while_closing` is called.
+    """
     stop.event.set()
-    stop.room.put(None)
+    stop.permits.put(None)
     if thread is threading.current_thread():
         return
-    end = time.monotonic() + timeout
-    while thread.is_alive() and time.monotonic() < end:
+    deadline = time.monotonic() + timeout
+    while thread.is_alive() and time.monotonic() < deadline:
         while_closing()
         thread.join(_POLL)

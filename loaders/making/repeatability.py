@@ -1,4 +1,4 @@
-"""Check that a user's function repeats its results, and gives each in memory of its own."""
+"""Check that a user's function is deterministic, and does not return one buffer for all results."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import Any, TypeVar
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError
-from twinfeed.loaders.feed.seeded import restored, seed_all
+from twinfeed.loaders.feed.seeded import restore_random_states, seed_all
 from twinfeed.loaders.making._shared_samples import IMMUTABLE
 from twinfeed.loaders.support.array_types import Array, as_array
 
 Argument = TypeVar("Argument")
 Result = TypeVar("Result", bound=Mapping[str, Any])
 
-_RESULTS = 3  # that are compared at the end: a function may fill as many buffers in turn
+_RESULTS = 3  # the last results are compared at the end: a function may reuse several buffers
 
 _ADVICE = {
     "batch_transform": "draw from np.random.default_rng(seed), its second argument",
@@ -32,20 +32,20 @@ def call_repeatedly(
     name: str,
     function: Callable[[Argument], Result],
     argument: Argument,
-    another: Argument,
+    other_argument: Argument,
     /,
     *,
     times: int,
     input_name: str = "one sample",
 ) -> Result:
-    """Return `function(argument)`, which is called `times` times under different random states.
+    """Return `function(argument)`, after `times` calls with different global random seeds.
 
     Raises:
-        ValueError: the results differ, or a call on another argument changes an earlier result,
-            since the function fills one buffer again and again.
+        ValueError: the results differ, or a call with `other_argument` changes an earlier result,
+            since the function returns the same buffer again and again.
     """
     results: deque[Result] = deque(maxlen=_RESULTS)
-    with restored():
+    with restore_random_states():
         for seed in range(1, times + 1):
             seed_all(seed)
             results.append(function(argument))
@@ -56,8 +56,8 @@ def call_repeatedly(
                     f"{name} returned different things for {input_name} and one seed: "
                     f"{_ADVICE[name]}"
                 )
-        with suppress(LoaderError, OSError):  # the batch of the other argument raises this
-            function(another)
+        with suppress(LoaderError, OSError):  # raised again when its own batch is made
+            function(other_argument)
     for field, value in expected.items():
         if not all(same(value, result[field]) for result in results):
             raise buffer_error(name, field)
@@ -65,7 +65,7 @@ def call_repeatedly(
 
 
 def buffer_error(name: str, field: str, /) -> ValueError:
-    """Return the error of a function, or of a source's `read`, that fills one buffer again."""
+    """Return the error for a function that returns the same buffer for several results."""
     return ValueError(
         f"{name} returned one buffer again: a later call changed the field {field!r} of a result. "
         f"Return a copy, as buffer.copy()"
@@ -73,34 +73,34 @@ def buffer_error(name: str, field: str, /) -> ValueError:
 
 
 def first_shared(values: Sequence[Any], /) -> int | None:
-    """Return the position of the first value whose memory a later value has too, if there is one.
+    """Return the position of the first value that shares its memory with a later value, or None.
 
-    Read-only arrays do not count: samples may share them.
+    Read-only arrays do not count, since samples may share them.
     """
-    # The objects that own the memory are compared twenty times as fast as addresses.
+    # To compare the objects that own the memory is twenty times as fast as to compare addresses.
     arrays = (value for value in values if isinstance(value, np.ndarray))
     owners = {id(array if array.base is None else array.base) for array in arrays}
     if len(owners) == len(values):
         return None
     addresses = [_address(value) for value in values]
-    counts = Counter(addresses)
-    shared = (n for n, start in enumerate(addresses) if start is not None and counts[start] > 1)
+    counts = Counter(address for address in addresses if address is not None)
+    shared = (position for position, address in enumerate(addresses) if counts[address] > 1)
     return next(shared, None)
 
 
 def _address(value: Any) -> int | None:
-    """Return where a mutable value begins in memory."""
+    """Return the address of a mutable value; None for a value that is immutable or unknown."""
     if isinstance(value, IMMUTABLE):
         return None
     if isinstance(value, np.ndarray):
         return value.__array_interface__["data"][0] if value.flags.writeable else None
-    with suppress(AttributeError, RuntimeError):  # no tensor of torch, or a sparse one
+    with suppress(AttributeError, RuntimeError):  # not a tensor of torch, or a sparse one
         return value.data_ptr()  # type: ignore[no-any-return]
     return id(value) if isinstance(value, list) else None
 
 
 def array_copy(value: Any, /) -> Any:
-    """Return a value as a copied array; of a dict or a list, the same of each item."""
+    """Return a copy of a value as an array; a dict or a list becomes one of such copies."""
     if isinstance(value, Mapping):
         return {name: array_copy(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -109,7 +109,10 @@ def array_copy(value: Any, /) -> Any:
 
 
 def same(value: Any, other: Any, /) -> bool:
-    """Whether two values are equal to the last bit; NaN is equal to itself."""
+    """Return whether two values (arrays, or dicts and lists of them) are equal to the last bit.
+
+    A NaN is equal to itself.
+    """
     if isinstance(value, Mapping):
         same_keys = isinstance(other, Mapping) and value.keys() == other.keys()
         return same_keys and all(same(item, other[name]) for name, item in value.items())
@@ -125,7 +128,7 @@ def same(value: Any, other: Any, /) -> bool:
 
 
 def _to_array(value: Any) -> Array:
-    """Return a value as an array: of an object where numpy fails, as for a sparse tensor."""
+    """Return a value as an array: of one object if numpy cannot convert it, as a sparse tensor."""
     try:
         return as_array(value)
     except Exception:
@@ -135,10 +138,13 @@ def _to_array(value: Any) -> Array:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Whether two objects are equal, as far as their class can say: decode makes arrays of them."""
+    """Return whether two objects are equal; True if their class does not define `==`.
+
+    Decode turns such objects into arrays, which are compared then.
+    """
     if type(value) is not type(other):
         return False
-    with suppress(Exception):  # as where attributes are arrays
+    with suppress(Exception):  # `==` fails if, for example, the attributes are arrays
         if is_dataclass(value):
             return same(vars(value), vars(other))
         compare: Any = type(value).__eq__

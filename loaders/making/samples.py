@@ -1,4 +1,4 @@
-"""From a request to the values of each field: read, decode, transform."""
+"""Make the samples of a request: read, decode and transform its records."""
 
 from __future__ import annotations
 
@@ -52,18 +52,19 @@ Values = Mapping[str, Sequence[Any]]
 Rows = Array | list[str]
 """The rows of a column or a side table, one for each sample."""
 
-# How many uses of shared arrays are checked: a checksum of a large image costs more than a crop.
-_CHECKED = 4
+# The number of uses of shared arrays that are checked for changes: a checksum of a large image
+# costs more than a crop.
+_CHECKED_USES = 4
 
 # How often the first item of a source is read: a random flip is then missed once in 128.
-_READS = 8
+_PROBE_READS = 8
 
 
 class Samples:
     """Read, decode and transform the samples of requests, for one pass.
 
-    The decoding threads and the cache of decoded images belong to the pass. Where the spec says the
-    shape, decode may write into the arrays of the batch, which `empty` makes.
+    Each pass has its own decoding threads and its own cache of decoded images. If the shape of a
+    field is known, decode may write into the array of the batch, which `empty` allocates.
     """
 
     def __init__(
@@ -89,39 +90,52 @@ class Samples:
         self.map = SampleMap(feed.index, threads=threads)
         self.cache = None if traits.max_cached is None else DecodedCache(traits.uses, self._decode)
         self._shares = feed.shares_arrays
-        self._unchecked = _CHECKED
-        self._slots = self._writable_fields(compiled)
+        self._checks_left = _CHECKED_USES
+        self._in_place_fields = self._fields_in_place(compiled)
 
     def joined(self, request: Request, /) -> dict[str, Rows]:
-        """Return the rows of a request without padding: columns by record, side tables by id."""
+        """Return by name the rows of columns and side tables for a request without padding.
+
+        Columns and `ByRecord` tables are indexed by record id, other side tables by sample id.
+        """
         columns = self.index.columns
         rows = {name: _rows_of(columns[name], request.records) for name in columns}
         for name, table in self._side.items():
             by_record = isinstance(table, ByRecord)
-            numbers = request.records if by_record else request.ids
-            rows[name] = _rows_of(table.table if by_record else table, numbers)
+            indices = request.records if by_record else request.ids
+            rows[name] = _rows_of(table.table if by_record else table, indices)
         return rows
 
     def values(
         self, request: Request, joined: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
-        """Return each field's values, a value for each sample; `joined` has the rows of columns."""
+        """Return by field a value for each sample of a request without padding.
+
+        `joined` are the rows of columns and side tables, for the transform. Without `cached`, the
+        cache of decoded images is not used.
+        """
         if self.decode is None and self.transform is None:
             return self._read(request.records)
-        if self._slots and len(set(request.records.tolist())) == len(request.records):
+        has_repeats = len(set(request.records.tolist())) < len(request.records)
+        if self._in_place_fields and not has_repeats:
             return self._decode_in_place(request.records)
         samples = self._decode_request(request, cached=cached)
         if self.transform is not None:
             samples = self.meter.timed("transforming", self._transform, samples, request, joined)
-        return self.map.by_field(self.last, request.records, samples)
+        return self.map.by_field(self.last_function, request.records, samples)
 
     def probe_sample(self, first: Request, other: Request, /) -> Fields:
-        """Make the first sample by repeated calls that agree, also after a call for `other`."""
-        self._unchecked = 1  # checking one call is enough, since all calls must agree
+        """Return the sample of the request `first`, made by repeated calls of each function.
+
+        Raises:
+            ValueError: the results of the calls differ, or a call for the sample of `other` changes
+                an earlier result.
+        """
+        self._checks_left = 1  # to check one call is enough, since all results must be equal
         records = first.records, other.records
         if not isinstance(self.index, Index):
             self._probe_read(*records)
-        if known_to_repeat(self.decode):
+        if is_own_decode(self.decode):
             sample = self._decode_one(first.records)
         else:
             sample = call_repeatedly("decode", self._decode_one, *records, times=3)
@@ -136,33 +150,38 @@ class Samples:
 
         if self.transform is not None:
             sample = call_repeatedly("transform", transform, first, other, times=16)
-        check_values(self.index, self.last, int(first.records[0]), sample)
+        check_values(self.index, self.last_function, int(first.records[0]), sample)
         return sample
 
     def _probe_read(self, first: Int64s, other: Int64s) -> None:
-        """Raise ValueError if the values of a record depend on the call, or on another record."""
+        """Raise ValueError if repeated reads of record first[0] differ, or if a read together with
+        record other[0] returns one buffer for both.
+        """
 
         def read(records: Int64s) -> Sample:
             return self._read_samples(records)[0]
 
         item = self.index.describe(int(first[0]))
-        call_repeatedly("read", read, first, other, times=_READS, input_name=item)
+        call_repeatedly("read", read, first, other, times=_PROBE_READS, input_name=item)
         with suppress(LoaderError, OSError):
-            first_values, other_values = array_copy(read(first)), array_copy(read(other))
-            together, other_together = self._read_samples(np.concatenate([first, other]))
-            for name in together:
-                equal = same(together[name], other_together[name])
-                if equal and not same(first_values[name], other_values[name]):
+            first_alone, other_alone = array_copy(read(first)), array_copy(read(other))
+            first_of_both, other_of_both = self._read_samples(np.concatenate([first, other]))
+            for name in first_of_both:
+                is_equal = same(first_of_both[name], other_of_both[name])
+                if is_equal and not same(first_alone[name], other_alone[name]):
                     raise buffer_error("read", name)
 
     def _probe_into(self, first: Int64s, other: Int64s, sample: Fields) -> None:
-        """Raise ValueError if what `decode.into` writes is not what decode returns."""
+        """Raise ValueError if `decode.into` writes something else than decode returns (`sample`).
+
+        It is called with arrays full of zeros and full of ones, to find elements not written.
+        """
         decode: Any = self.decode
 
         def into(fill: int, records: Int64s) -> Fields:
             slots = {name: np.full_like(sample[name], fill) for name in decode.writes}
-            sample_read = self._read_samples(records)[0]
-            return call(self.index, "decode", decode.into, int(records[0]), sample_read, slots)
+            stored = self._read_samples(records)[0]
+            return call(self.index, "decode", decode.into, int(records[0]), stored, slots)
 
         for fill in (0, 1):
             result = call_repeatedly("decode", partial(into, fill), first, other, times=3)
@@ -173,8 +192,8 @@ class Samples:
                 )
 
     @property
-    def last(self) -> str:
-        """The name of the callable that makes the final values of a sample."""
+    def last_function(self) -> str:
+        """The name of the function that returns the final values of a sample."""
         return "transform" if self.transform is not None else "decode"
 
     def close(self) -> None:
@@ -183,26 +202,32 @@ class Samples:
         if self.cache is not None:
             self.cache.close()
 
-    def _writable_fields(self, compiled: CompiledFeed) -> dict[str, FieldSpec]:
-        """Return the fields that decode can write into the batch: no later step changes them."""
+    def _fields_in_place(self, compiled: CompiledFeed) -> dict[str, FieldSpec]:
+        """Return the specs of the fields that decode can write directly into the batch's arrays.
+
+        They are stacked, their shape is known, and no transform or cache needs them.
+        """
         spec, how = compiled.spec, compiled.config.collate
         writes: Sequence[str] = getattr(self.decode, "writes", ())
         if self.transform is not None or self.cache is not None:
             return {}
-        stacked = all(
+        all_stacked = all(
             name in spec and mode_of(how, name) == "stack" and None not in spec[name].shape
             for name in writes
         )
-        return {name: spec[name] for name in writes} if stacked else {}
+        return {name: spec[name] for name in writes} if all_stacked else {}
 
     def _decode_in_place(self, records: Int64s) -> dict[str, Sequence[Any]]:
-        """Decode into the rows of the batch's own arrays: no copy, no memory for single images."""
+        """Decode records into the rows of new arrays of the batch, without a copy of each image.
+
+        Return by field these arrays; a list of values for a field that decode did not write there.
+        """
         decode: Any = self.decode
         arrays = {
             name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
-            for name, field in self._slots.items()
+            for name, field in self._in_place_fields.items()
         }
-        slots = samples_of(arrays)
+        slots = samples_of(arrays)  # the row of each array, for each sample
         samples = self._call_decode(decode.into, records, slots, skip=arrays)
         values = self.map.by_field("decode", records, samples)
         for name, array in arrays.items():
@@ -211,7 +236,9 @@ class Samples:
         return values
 
     def _decode_request(self, request: Request, *, cached: bool) -> list[Fields]:
-        """Decode the samples; each record once, where samples may share."""
+        """Return the decoded samples of a request; a repeated record is decoded once, if samples
+        may share arrays.
+        """
         if cached and self.cache is not None:
             return self.cache.get(request)
         if not self._shares:
@@ -221,6 +248,7 @@ class Samples:
         return [decoded[position] for position in positions]
 
     def _decode(self, records: Int64s) -> list[Fields]:
+        """Read and decode records. The arrays are read-only if samples share them."""
         if self.decode is None:
             samples: list[Fields] = [*self._read_samples(records)]
         else:
@@ -237,7 +265,11 @@ class Samples:
         *slots: Sequence[Any],
         skip: Container[str] = (),
     ) -> list[Fields]:
-        """Call decode, or `into` with slots, for each record; see `_check_overwritten`."""
+        """Return the result of decode, or of `decode.into` with slots, for each record.
+
+        Raises:
+            DecodeError: the function failed, or a call has changed the result of an earlier call.
+        """
         arguments = "decode", function, records, self._read_samples(records), *slots
         samples = self.meter.timed("decoding", self.map.map, *arguments)
         self._check_overwritten(
@@ -255,7 +287,11 @@ class Samples:
     def _transform(
         self, samples: Sequence[Fields], request: Request, joined: Mapping[str, Rows]
     ) -> list[Fields]:
-        """Call the transform with `id`, `seed` and the like, and remove these from the result."""
+        """Return the transformed samples, without the keys of `TRANSFORM_EXTRAS` (`id`, `seed`, …).
+
+        Raises:
+            DecodeError: the transform failed, changed an extra, or changed an earlier result.
+        """
         names = samples[0] if samples else ()
         advice = "give it another name in decode"
         check_free("field", names, self._side, f"the name of a side table: {advice}")
@@ -270,20 +306,22 @@ class Samples:
             "seed": seeds.tolist(),
             "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
         }
-        own = partial(with_private_copies, arrays=False) if self._shares else with_writable_arrays
+        copied = (
+            partial(with_private_copies, arrays=False) if self._shares else with_writable_arrays
+        )
         arguments = [
-            {**own(sample), **extra}
+            {**copied(sample), **extra}
             for sample, extra in zip(samples, samples_of(extras), strict=True)
         ]
-        results = self.map.map("transform", self._call, request.records, arguments, samples)
+        call = self._call_transform
+        results = self.map.map("transform", call, request.records, arguments, samples)
 
-        def again(position: int) -> Fields:
+        def make_again(position: int) -> Fields:
             single = request.where(np.arange(len(samples)) == position)
-            return self._transform([self._decode_one(single.records)], single, self.joined(single))[
-                0
-            ]
+            decoded = self._decode_one(single.records)
+            return self._transform([decoded], single, self.joined(single))[0]
 
-        self._check_overwritten("transform", results, request.records, again)
+        self._check_overwritten("transform", results, request.records, make_again)
         for result, argument, record in zip(results, arguments, request.records, strict=True):
             for name in TRANSFORM_EXTRAS:
                 if name in result and result[name] is not argument[name]:
@@ -294,12 +332,14 @@ class Samples:
             for result in results
         ]
 
-    def _call(self, argument: Sample, sample: Fields) -> Fields:
-        """Call the transform, and check that shared arrays have not changed."""
+    def _call_transform(self, argument: Sample, sample: Fields) -> Fields:
+        """Return `transform(argument)`. For the first calls, check that it does not change arrays
+        of the decoded `sample` that other samples share.
+        """
         assert self.transform is not None
-        if not self._shares or not self._unchecked:
+        if not self._shares or not self._checks_left:
             return self.transform(argument)
-        self._unchecked -= 1
+        self._checks_left -= 1
         with check_not_mutated(sample):
             return self.transform(argument)
 
@@ -308,37 +348,38 @@ class Samples:
         name: str,
         samples: Sequence[Fields],
         records: Int64s,
-        again: Callable[[int], Fields],
+        make_again: Callable[[int], Fields],
         skip: Container[str] = (),
     ) -> None:
-        """Raise DecodeError if a call of a function has changed what an earlier call returned.
+        """Raise DecodeError if a call of the function `name` has changed an earlier call's result.
 
-        Samples may share a constant, or a view of a cache. So the first sample that shares memory
-        is made `again`, by its position, and compared. `skip` are fields that share one array.
+        That samples share memory is not enough: it may be a constant, or a view of a cache. So the
+        first sample that shares memory is made again, and compared. `make_again` takes its position
+        in `samples`. Fields in `skip` are not checked: they are written into one array on purpose.
         """
         for field in samples[0] if len(samples) > 1 else ():
             values = [sample.get(field) for sample in samples]
             first = None if field in skip else first_shared(values)
             if first is not None:
                 value = array_copy(values[first])
-                if not same(value, again(first).get(field)):
+                if not same(value, make_again(first).get(field)):
                     where = self.index.describe(int(records[first]))
                     raise DecodeError(f"{where}: {buffer_error(name, field)}")
 
 
-def _rows_of(table: Any, numbers: Int64s) -> Rows:
-    """Return rows of a table: a list of texts, or numbers in the machine's byte order."""
+def _rows_of(table: Any, indices: Int64s) -> Rows:
+    """Return rows of a table: a list of str, or an array in the machine's byte order."""
     if isinstance(table, StringColumn):
-        return list(map(table.__getitem__, numbers.tolist()))
-    array = np.asarray(table[numbers])  # a side table may be another library's array
+        return list(map(table.__getitem__, indices.tolist()))
+    array = np.asarray(table[indices])  # a side table may be another library's array
     return array.astype(array.dtype.newbyteorder("="), copy=False)
 
 
-def known_to_repeat(decode: object, /) -> bool:
-    """Whether a decode is the library's own, which need not be tried."""
+def is_own_decode(decode: object, /) -> bool:
+    """Return whether `decode` is None or a class of this library, so that it is deterministic."""
     return decode is None or type(decode).__module__.startswith("twinfeed.")
 
 
 def samples_of(fields: Mapping[str, Iterable[Any]], /) -> list[Sample]:
-    """Turn the values of each field into samples."""
+    """Return a list of samples (dicts by field) from the values of each field."""
     return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]

@@ -22,7 +22,7 @@ from twinfeed.loaders.index.paths import join, resolve_below, stale_file_error
 from twinfeed.loaders.reading.checked import WrongBytes, cut_rows
 from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
 from twinfeed.loaders.reading.prefetch.read_plan import (
-    MOST_AT_ONCE,
+    MAX_RANGE_BYTES,
     Extents,
     Fetch,
     ReadPlan,
@@ -250,7 +250,7 @@ def _coalesced(rows: Rows, is_near: npt.NDArray[np.bool_]) -> Iterator[tuple[int
     offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
     first = 0
     for row, is_near_previous_row in enumerate(is_near.tolist(), 1):
-        if not is_near_previous_row or ends[row] - offsets[first] > MOST_AT_ONCE:
+        if not is_near_previous_row or ends[row] - offsets[first] > MAX_RANGE_BYTES:
             yield first, row
             first = row
     yield first, len(offsets)

@@ -1,4 +1,4 @@
-"""Passes over a reader: the plan of a pass, and the blocks in which its steps are read."""
+"""Prefetching for a reader: the plan of a pass, and the context in which a step is read."""
 
 from __future__ import annotations
 
@@ -15,31 +15,30 @@ from twinfeed.loaders.reading.source import Reads
 def start_pass(
     reader: Reads, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
 ) -> ReadPlan | None:
-    """Return the plan of a pass: that of the pass before if the stream goes on, or a new one.
+    """Return the prefetch plan of a pass: the last pass's if its stream continues, else a new one.
 
-    `start` counts over all epochs. `readahead` is in bytes: see `ReadPlan`. A source of one's own
-    has no plan.
+    A pass is one iteration, from step `start`, counted over all epochs, to the end of its epoch.
+    `readahead` is the `limit` of the `ReadPlan`, in bytes. A source that is no index has no plan.
     """
     if not isinstance(reader, Reader):
         return None
-    before = reader._plans.get(schedule.sampler)
-    if before is not None and before.continues_at(start):
-        return before
+    previous = reader._plans.get(schedule.sampler)
+    if previous is not None and previous.continues_at(start):
+        return previous
     plan = ReadPlan(reader.index, fields, schedule, start, limit=readahead if fields else 0)
     reader._plans[schedule.sampler] = plan
     files = reader._files
     if isinstance(files, RemoteFiles):
-        overlaps = before is not None and before.start <= start <= before.next
-        files.buffer.start_plan(start, before.next if before and overlaps else None)
+        overlaps = previous is not None and previous.start <= start <= previous.next
+        files.buffer.start_plan(start, previous.next if previous and overlaps else None)
     return plan
 
 
 class ReadStep(AbstractContextManager[None]):
-    """A block in which the batch of a step is read, counted over all epochs.
+    """Context manager: within it, the batch of a step (counted over all epochs) is read.
 
-    Where the block begins, the ranges of coming batches are requested, without waiting. Where it
-    ends, by an error too, the bytes that no later batch needs are released. Without a plan, nothing
-    happens.
+    On entering, the ranges of coming batches are requested, without waiting. On leaving, also by an
+    exception, the bytes that no later batch needs are released. Without a plan, nothing happens.
     """
 
     def __init__(self, reader: Reads, step: int, plan: ReadPlan | None) -> None:

@@ -237,8 +237,8 @@ class Reader(Closing):
     ) -> Int64s:
         """Return the indices of the rows that are not missing, as int64[at most len(rows)].
 
-        A row is a field of a record. Its length is -1 if the field is missing in the record. Raises
-        LoaderError for a missing field that has no value in `missing`.
+        A row is a field of a record. Its length is -1 if the field is missing in the record. A
+        missing field without a value in `missing` is a LoaderError.
         """
         is_missing = rows["length"] == -1
         optional = [self._missing_as_empty or name in missing for name in names]

@@ -1,4 +1,4 @@
-"""Ranges of remote shards to bytes: many requests at once, over shards and batches."""
+"""Read ranges of remote shards, with many requests at once over shards and batches."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _FILES = 1 << 14
 
 
 class RemoteFiles:
-    """Read ranges of remote files. Those that a plan has named are already being fetched.
+    """Read ranges of remote files. The ranges of a plan are in its buffer already, or requested.
 
-    The size and the tag of a file are compared with the index. If the store sends both with each
-    range, each range is compared. Otherwise each file is compared once.
+    The size and the ETag of a file are compared with the index. If the store sends both with each
+    range, they are compared for each range. Otherwise they are compared once for each file.
     """
 
     def __init__(self, index: Index, checksums: bool) -> None:
@@ -56,7 +56,13 @@ class RemoteFiles:
         self.buffer.clear()
 
     def _cut(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:
-        """Cut the ranges into the rows' bytes, and check each."""
+        """Return the bytes of each row, cut from its range and checked.
+
+        Wrong bytes, which a disk cache may have, are read once more from the store.
+
+        Raises:
+            WrongBytes: the bytes from the store are wrong too.
+        """
         data = {entry: entry.data for entry in dict.fromkeys(ranges)}
         out = [
             bytes(data[entry][offset - entry.start : offset - entry.start + length])
@@ -71,55 +77,62 @@ class RemoteFiles:
         return out
 
     def _read_again(self, file: int, start: int, stop: int, data: bytes) -> bytes:
-        """Return a range from its store, and drop the wrong `data` that the cache may have."""
+        """Return a range from the store after its removal from the cache; `data` if no cache."""
         if self.cache is None:
             return data
         self.cache.forget(file, start, stop)
         return bytes(self._fetch(file, start, stop))
 
     def _info_of(self, number: int) -> tuple[str, ObjectInfo]:
-        """Return the path of a file below the root, and its size and ETag in the index."""
+        """Return the path of a file relative to the root, and its size and ETag in the index."""
         tag = None if self.index.container == "files" else self.index.tag(number)
         path = check_relative(self.index.files[number], key=True)
         return path, ObjectInfo(int(self._sizes[number]), tag)
 
     @cached_property
     def _sizes(self) -> Int64s:
-        """The bytes of each file, as they were indexed."""
+        """The size in bytes of each file in the index, int64[files]."""
         index = self.index
         if index.container != "files":
             return index.shards["bytes"].astype(np.int64)
         sizes = np.zeros(len(index.files), np.int64)
         for rows in map(index.table, index.fields):
-            # A damaged row is left out here. Reading the row raises the error.
+            # A damaged row is skipped here. Reading the row raises the error.
             valid = rows[(rows["file"] >= 0) & (rows["file"] < len(sizes)) & (rows["length"] >= 0)]
             sizes[valid["file"]] = valid["length"]
         return sizes
 
     def _fetch(self, file: int, start: int, stop: int, _step: int = CURRENT_STEP) -> memoryview:
-        """Return a range of a file from its store, which must be as it was indexed."""
+        """Return a range of a file from the store; raise StaleIndexError for a changed file."""
         found = self.store.read(self._file(file)[0], start, stop)
         if self.store.sends_info:
             self._compare(file, found.info)
         return found.data
 
     def _compare(self, file: int, found: ObjectInfo) -> None:
-        """Raise StaleIndexError for a file of another size, or with another tag."""
+        """Raise StaleIndexError if the size or the ETag of a file is not that in the index.
+
+        What is not known (None) is not compared.
+        """
         path, expected = self._file(file)
         pairs = zip(expected, found, strict=True)
         if any(None not in pair and pair[0] != pair[1] for pair in pairs):
             tag = None if expected.tag is None else found.tag
-            answered = describe_object(ObjectInfo(found.bytes, tag))
-            raise stale_file_error(self.store.url(path), describe_object(expected), answered)
+            current = describe_object(ObjectInfo(found.bytes, tag))
+            raise stale_file_error(self.store.url(path), describe_object(expected), current)
 
     def _compare_files(self, rows: Rows) -> None:
-        """Compare the size and ETag of the rows' files, if responses with ranges lack them."""
+        """Compare the size and ETag of the files of rows, once for each shard.
+
+        Not needed for a store that sends both with each range. Loose files are not compared, since
+        that would take a request for each record.
+        """
         if self.store.sends_info or self.index.container == "files":
-            return  # the rest costs a request a file
-        new = set(rows["file"].tolist()) - self._compared
-        if not new:
             return
-        infos = self.store.stat([self._file(file)[0] for file in new])
-        for file, found in zip(new, infos, strict=True):
+        new_files = set(rows["file"].tolist()) - self._compared
+        if not new_files:
+            return
+        infos = self.store.stat([self._file(file)[0] for file in new_files])
+        for file, found in zip(new_files, infos, strict=True):
             self._compare(file, found)
-        self._compared.update(new)
+        self._compared.update(new_files)

@@ -37,7 +37,7 @@ class SideTable:
 
     Raises:
         ValueError: a file that is not a whole `.npy` of numbers or truth values.
-        IndexError: `rows` that leave the table, and `table[ids]` of an id outside [0, N).
+        IndexError: `rows` has a number outside the table, or `table[ids]` an id outside [0, N).
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -123,7 +123,9 @@ def check_table(name: str, table: Any, /) -> Any:
 
 
 def _mapped(path: str) -> npt.NDArray[Any]:
-    """Map the array of an `.npy` file, which must have rows of numbers."""
+    """Return the array of an `.npy` file, memory-mapped; raise DataCorruptionError unless it has
+    rows of numbers.
+    """
     os.close(open_regular(path))
     try:
         data = np.lib.format.open_memmap(path, mode="r")
@@ -132,7 +134,7 @@ def _mapped(path: str) -> npt.NDArray[Any]:
             problem = f"it holds {data.dtype}"
     except OSError:
         raise
-    except Exception as error:  # numpy parses a damaged head as Python
+    except Exception as error:  # numpy evaluates the header as Python: any error may come
         problem = str(error)
     if problem is not None:
         raise DataCorruptionError(

@@ -1,4 +1,4 @@
-"""Sources of records for a feed: an index over shards, or a source of one's own."""
+"""Sources of records for a feed: an index over shards, or a source of the user's own."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ class Source(Protocol):
     def __len__(self) -> int: ...
     @property
     def fields(self) -> Iterable[str]:
-        """The names of what can be read of a record."""
+        """The names of the fields that `Reads.read` reads."""
 
     @property
     def columns(self) -> Mapping[str, Array]:
-        """Numpy arrays of one row per record, by name."""
+        """By name, numpy arrays with one row per record."""
 
     @property
     def digests(self) -> Mapping[str, str]:
         """By name, a digest of the content of a field or column, for states; may be empty."""
 
     def describe(self, record: int, /) -> str:
-        """Return in one line where a record lies, for messages."""
+        """Return a description of a record in one line, for messages: its shard and number."""
 
 
 class Reads(Protocol):
@@ -60,7 +60,7 @@ class Reads(Protocol):
         """
 
     def close(self) -> None:
-        """Close what is open. A later call of `read` opens it anew."""
+        """Close open files. A later call of `read` opens them again."""
 
 
 @runtime_checkable
@@ -68,8 +68,8 @@ class OwnSource(Source, Protocol):
     """A source of the user's own: a list, an array, a dataset of another library.
 
     A `Feed` takes such a source in place of an index, and all loaders work with it. Only what needs
-    byte ranges does not work: reading ahead, `plan` and `shuffled`. For worker
-    processes that are started by "spawn" the source must pickle.
+    byte ranges does not work: reading ahead, `plan` and `shuffled`. For worker processes that are
+    started by "spawn" the source must pickle.
 
     A source may have three more attributes:
 
@@ -100,14 +100,16 @@ class OwnSource(Source, Protocol):
     """
 
     def reader(self, *, checksums: bool) -> Reads:
-        """Return a reader; with `checksums` the reader compares what it reads, if it can."""
+        """Return a reader; with `checksums`, it compares checksums, if the source has any."""
 
 
 _MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
 
 
 def check_source(source: object, /) -> None:
-    """Raise TypeError or ValueError for anything but a source of records with sound columns."""
+    """Raise TypeError unless `source` is a `Source`, whose columns are arrays; raise ValueError
+    unless each column has a row for each record.
+    """
     if isinstance(source, Index):
         return
     if not isinstance(source, OwnSource):
@@ -138,10 +140,10 @@ def read_only(array: Array, /) -> Array:
 
 
 class CheckedReader:
-    """Read from a source of the user's own, and check what `read` returns.
+    """Read from a source of the user's own, and check what its `read` returns.
 
-    Arrays are given on as read-only views, since the source may keep their memory. If the reader
-    says that its arrays are `fresh`, a batch takes them as they are.
+    Arrays become read-only views, since the source may keep their memory. If the reader declares
+    its arrays `fresh`, which means that nobody else holds them, they are returned as they are.
     """
 
     def __init__(self, reader: Reads, source: Source) -> None:
@@ -157,10 +159,10 @@ class CheckedReader:
     def _values(
         self, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any]
     ) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each field for each id, with those of `missing` in place of None.
+        """Return by field the values of each id, with the value of `missing` in place of None.
 
         Raises:
-            LoaderError: `read` failed, or gave no list of a value for each id, by field.
+            LoaderError: `read` failed, or did not return a list with a value for each id by field.
         """
         try:
             found = self._reader.read(ids, fields)
@@ -178,12 +180,20 @@ class CheckedReader:
                 got = f"a {type(values).__name__}"
                 raise self._invalid(f"no list for the field {name!r}", fields, len(ids), got)
             if len(values) != len(ids):
-                what = f"another number of values of the field {name!r}"
-                raise self._invalid(what, fields, len(ids), counted(len(values), "value"))
-        return {name: self._filled(name, found[name], ids, missing.get(name)) for name in fields}
+                problem = f"another number of values of the field {name!r}"
+                raise self._invalid(problem, fields, len(ids), counted(len(values), "value"))
+        return {
+            name: self._fill_missing(name, found[name], ids, missing.get(name)) for name in fields
+        }
 
-    def _filled(self, name: str, values: Sequence[Any], ids: Int64s, missing: Any) -> Sequence[Any]:
-        """Return the values of a field as a batch may use them, with `missing` in place of None."""
+    def _fill_missing(
+        self, name: str, values: Sequence[Any], ids: Int64s, missing: Any
+    ) -> Sequence[Any]:
+        """Return the values of a field for `ids`, with `missing` in place of None.
+
+        Arrays are read-only unless they are fresh. If `missing` is None, a missing value is a
+        LoaderError.
+        """
         if isinstance(values, np.ndarray) and values.dtype != object:
             return values if self._fresh else read_only(values)
         filled = [missing if value is None else value for value in values]
@@ -197,26 +207,32 @@ class CheckedReader:
         return [read_only(value) if isinstance(value, np.ndarray) else value for value in filled]
 
     def _failed(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
-        """Return the error of a failed `read`, with the first record that fails by itself."""
-        records = f"{counted(len(ids), 'record')} at once"
+        """Return the error for a failed `read`.
+
+        It names the first record for which `read` fails alone, or else the number of records.
+        """
+        where = f"{counted(len(ids), 'record')} at once"
         for record in ids:
             try:
                 self._reader.read(np.array([record]), fields)
             except Exception:
-                records = self._source.describe(int(record))
+                where = self._source.describe(int(record))
                 break
         return LoaderError(
-            f"{records}: read of a {self._name} failed: {error!r}",
+            f"{where}: read of a {self._name} failed: {error!r}",
             advice="mend read, or leave the record out (records= of the sampler)",
         )
 
     def close(self) -> None:
-        """Close what the reader has open."""
+        """Close the user's reader."""
         self._reader.close()
 
-    def _invalid(self, what: str, fields: Sequence[str], count: int, found: object) -> LoaderError:
+    def _invalid(
+        self, problem: str, fields: Sequence[str], count: int, found: object
+    ) -> LoaderError:
+        """Return the error for a `read` that returned something else than lists of values."""
         return LoaderError(
-            f"read of a {self._name} gave {what}",
+            f"read of a {self._name} gave {problem}",
             expected=f"a dict with a list of {counted(count, 'value')} for each of {list(fields)}",
             found=found,
             advice="mend read: see docs/own-records.md",
@@ -234,7 +250,10 @@ def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
 def values_of(
     reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
 ) -> Mapping[str, Sequence[Any]]:
-    """Return the values of fields, and those of `missing` for the records that lack a field."""
+    """Return by field the values of each id; a missing field has the value in `missing`.
+
+    A reader of the user's own, which is not checked, has no missing values.
+    """
     if isinstance(reader, (Reader, CheckedReader)):
         return reader._values(ids, fields, missing)
     return reader.read(ids, fields)

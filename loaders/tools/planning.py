@@ -18,7 +18,7 @@ from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan, gap_of
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import Spans, most_open, reads_spans
+from twinfeed.loaders.reading.prefetch.spans import Spans, most_open, prefetches_spans
 from twinfeed.loaders.support import system
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
@@ -157,7 +157,7 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
     """Return how many samples the first steps have, and the most records of open blocks."""
     batches = schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
-    if not reads_spans(schedule.sampler):
+    if not prefetches_spans(schedule.sampler):
         return samples, max(map(len, batches), default=0)
     spans = Spans(schedule, 0)
     opened = spans.opened_before(steps)

@@ -28,8 +28,8 @@ from twinfeed.loaders.storage.request_pool import request_pool
 Read = Callable[[int, int, int, int], memoryview]
 """Return a range of a file, and the step of the batch that needs it: (file, start, stop, step)."""
 
-_LOOK_BACK = 8
-"""Ranges that are tried for a row: the last so many that begin before the row."""
+_MAX_CANDIDATES = 8
+"""A row is searched in this many buffered ranges: the last ones that begin before the row."""
 
 
 class BufferedRange:
@@ -45,10 +45,10 @@ class BufferedRange:
         self.failed = False  # whether a part could not be read
 
     def request(self, read: Read, *, urgent: bool) -> None:
-        """Request the parts. Several parts are copied to one buffer, as they come."""
+        """Request the range in parts of `part_bytes`, which are copied to one buffer."""
         size = retries.NETWORK.part_bytes
-        several = self.stop - self.start > size
-        buffer = np.empty(self.stop - self.start, np.uint8) if several else None
+        has_several_parts = self.stop - self.start > size
+        buffer = np.empty(self.stop - self.start, np.uint8) if has_several_parts else None
         self.parts, self.failed = [], False
         for start in range(self.start, self.stop, size):
             stop = min(self.stop, start + size)
@@ -58,7 +58,7 @@ class BufferedRange:
     def _read_part(
         self, read: Read, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
     ) -> memoryview:
-        """Return a part, or the buffer of the whole range, with the part in it."""
+        """Read a part; return the buffer of the whole range if there is one, else the part."""
         try:
             data = read(self.file, start, stop, self.step)
         except BaseException:
@@ -71,16 +71,16 @@ class BufferedRange:
         return buffer.data
 
     def cancel(self) -> None:
-        """Cancel the requests that have not begun."""
+        """Cancel the requests that have not started."""
         for part in self.parts:
             part.cancel()
 
     @property
     def data(self) -> memoryview:
-        """The bytes, which this waits for."""
+        """The bytes of the range; blocks until all parts have been read."""
         data = memoryview(b"")
         for part in self.parts:
-            data = part.result()  # of several parts, each is the buffer of the whole range
+            data = part.result()  # the single part, or the buffer of the whole range
         return data
 
 
@@ -91,18 +91,18 @@ _EMPTY = BufferedRange(0, 0, 0, 0, CURRENT_STEP)
 
 
 class RangeBuffer:
-    """The prefetched ranges of a `ReadPlan`, each buffered until its last step is over.
+    """The prefetched ranges of a `ReadPlan`, each kept until the last step that uses it is over.
 
-    `gap` is the longest gap between two rows that are read in one piece. For a block that is still
-    open, the last step is not known yet: it is `NO_STEP` until a `Release` names it. Several
-    threads may call.
+    `gap` is the longest gap, in bytes, between two rows that are fetched by one request. A span is
+    a block of records that the stream reads around the same time. While a span is open, its last
+    step is not known: it is `NO_STEP` until a `Release` names it. Thread-safe.
     """
 
     def __init__(self, read: Read, gap: int) -> None:
         self._read, self._gap = read, gap
         self._lock = threading.Lock()
         self._ranges: dict[tuple[int, int, int], BufferedRange] = {}  # by file, start and stop
-        self._count = 0  # of all ranges that were requested ahead
+        self._count = 0  # of all ranges that were ever prefetched
         self._clear()
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
@@ -115,26 +115,29 @@ class RangeBuffer:
             self._clear()
 
     def _clear(self) -> None:
+        """Cancel all requests, and drop all ranges. The caller has the lock."""
         for entry in self._ranges.values():
             entry.cancel()
         self._bytes = 0
         self._ranges = {}
-        self._sorted: list[tuple[int, int, int]] = []  # the keys of the ranges
-        # By the span that is not closed yet, and by the last step.
-        self._open: defaultdict[int, list[BufferedRange]] = defaultdict(list)
-        self._ending: defaultdict[int, list[BufferedRange]] = defaultdict(list)
+        self._sorted_keys: list[tuple[int, int, int]] = []  # of `_ranges`
+        # Ranges of spans that are not closed yet, and ranges whose last step is known.
+        self._by_open_span: defaultdict[int, list[BufferedRange]] = defaultdict(list)
+        self._by_last_step: defaultdict[int, list[BufferedRange]] = defaultdict(list)
 
     def start_plan(self, step: int, previous_end: int | None, /) -> None:
-        """Start a plan at this step. Ranges of the plan before, up to step `previous_end`, are kept
-        as long as that plan needs them; with None, or above `buffer_bytes`, they are dropped.
+        """Start a plan at this step, where the previous plan has prefetched up to `previous_end`.
+
+        The ranges of the previous plan are kept until that step. They are dropped if `previous_end`
+        is None, or if they take more than `buffer_bytes`.
         """
         with self._lock:
             if previous_end is None or self._bytes > retries.NETWORK.buffer_bytes:
                 self._clear()
-            self._close((span, previous_end or step) for span in list(self._open))
+            self._close((span, previous_end or step) for span in list(self._by_open_span))
 
     def apply(self, event: Fetch | Release, /) -> None:
-        """Submit the requests of an event, or note the last step of its blocks."""
+        """Request the ranges of a `Fetch`, or store the last step of each span of a `Release`."""
         with self._lock:
             if isinstance(event, Release):
                 self._close(event.last_steps)
@@ -143,40 +146,41 @@ class RangeBuffer:
                     self._submit(*extent)
 
     def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
-        """Fetch a range, unless it is here."""
+        """Request a range unless it is buffered, and store which span or step uses it last."""
         entry = self._ranges.get((file, start, stop))
         if entry is None:
             self._count += 1
             entry = BufferedRange(self._count, file, start, stop, step)
             self._ranges[file, start, stop] = entry
             self._bytes += stop - start
-            insort(self._sorted, (file, start, stop))
+            insort(self._sorted_keys, (file, start, stop))
             entry.request(self._read, urgent=False)
         if span == NO_SPAN:
             entry.last = max(entry.last, step)
-            self._ending[step].append(entry)
+            self._by_last_step[step].append(entry)
         else:
             entry.last = NO_STEP
-            self._open[span].append(entry)
+            self._by_open_span[span].append(entry)
 
     def _close(self, last_steps: Iterable[tuple[int, int]]) -> None:
+        """Store the last step of spans, given as (span, last step); see `release_before`."""
         for span, last in last_steps:
-            for entry in self._open.pop(span, ()):
+            for entry in self._by_open_span.pop(span, ()):
                 entry.last = last
-                self._ending[last].append(entry)
+                self._by_last_step[last].append(entry)
 
     def release_before(self, step: int, /) -> None:
-        """Drop the ranges that no batch from this step on needs."""
+        """Drop the ranges that are not used at this step or later."""
         with self._lock:
-            for last in [last for last in self._ending if last < step]:
-                for entry in self._ending.pop(last):
-                    if entry.last < step:  # no later step has asked for it since
+            for last in [last for last in self._by_last_step if last < step]:
+                for entry in self._by_last_step.pop(last):
+                    if entry.last < step:  # else a later step has requested the range since
                         self._drop(entry)
 
     def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
-        """Return the range of each row: buffered, or requested now.
+        """Return the range that each row lies in. A range that is not buffered is requested now.
 
-        A range that was fetched ahead and has failed is requested again.
+        A range whose prefetch has failed is requested again.
         """
         with self._lock:
             found = [
@@ -185,7 +189,7 @@ class RangeBuffer:
             ]
             buffered = [entry for entry in dict.fromkeys(found) if entry]
             for entry in buffered:
-                if entry.failed:  # before a batch needed it
+                if entry.failed:
                     entry.request(self._read, urgent=True)
             waiting = [part for entry in buffered for part in entry.parts if not part.done()]
         if waiting:
@@ -194,9 +198,9 @@ class RangeBuffer:
         return [entry or next(requested) for entry in found]
 
     def _request_now(self, rows: Rows) -> list[BufferedRange]:
-        """Return the range of each row, requested for a batch that waits, and not buffered.
+        """Request the rows of a batch that were not prefetched; return the range of each row.
 
-        Rows near each other share a range.
+        Rows near each other share a range. The ranges are not kept in the buffer.
         """
         if not len(rows):
             return []
@@ -206,18 +210,21 @@ class RangeBuffer:
             for file, start, stop, _, step in extents.tolist()
         ]
         starts = [(entry.file, entry.start) for entry in ranges]
-        found = [
+        range_of_rows = [
             ranges[bisect_right(starts, (file, offset)) - 1] for offset, _, file, _ in rows.tolist()
         ]
-        for entry in dict.fromkeys(found):
+        for entry in dict.fromkeys(range_of_rows):
             entry.request(self._read, urgent=True)
-        return found
+        return range_of_rows
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
-        """Return the range that these bytes lie in; of several, the range requested first."""
-        last = bisect_right(self._sorted, (file, start, NO_STEP))
-        nearest = self._sorted[max(0, last - _LOOK_BACK) : last]
-        found = [self._ranges[key] for key in nearest if key[0] == file and key[2] >= stop]
+        """Return a buffered range that contains [start, stop) of a file, or None.
+
+        If several ranges contain it, this is the one requested first.
+        """
+        end = bisect_right(self._sorted_keys, (file, start, NO_STEP))
+        candidates = self._sorted_keys[max(0, end - _MAX_CANDIDATES) : end]
+        found = [self._ranges[key] for key in candidates if key[0] == file and key[2] >= stop]
         return min(found, key=_NUMBER, default=None)
 
     def drop(self, ranges: Iterable[BufferedRange], /) -> None:
@@ -227,8 +234,9 @@ class RangeBuffer:
                 self._drop(entry)
 
     def _drop(self, entry: BufferedRange) -> None:
+        """Remove a range from the buffer, if it is still there, and cancel its requests."""
         key = entry.file, entry.start, entry.stop
         if self._ranges.get(key) is entry:
-            del self._ranges[key], self._sorted[bisect_left(self._sorted, key)]
+            del self._ranges[key], self._sorted_keys[bisect_left(self._sorted_keys, key)]
             self._bytes -= entry.stop - entry.start
             entry.cancel()

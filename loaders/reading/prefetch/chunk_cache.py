@@ -1,4 +1,4 @@
-"""Remote shards through a disk cache, in aligned chunks."""
+"""Read remote shards in aligned chunks, which are cached on disk."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ from twinfeed.loaders.support.array_types import Int64s
 Fetch = Callable[[int, int, int, int], memoryview]
 """Return a range of a shard from its store, for a step: (shard, start, stop, step)."""
 
-_LEAST, _MOST = 1 << 16, 1 << 22
-_RECORDS = 4
-"""A chunk has about so many records, within its limits."""
+_MIN_BYTES, _MAX_BYTES = 1 << 16, 1 << 22
+_RECORDS_PER_CHUNK = 4
+"""About so many records, unless a chunk would be smaller or larger than its limits."""
 
-_ENTRIES = 1 << 18
+_MAX_ENTRIES = 1 << 18
 """A full cache has at most about so many entries."""
 
 
-def chunk_bytes(record: float, cache: DiskCache, /) -> int:
-    """Return the bytes of a chunk, a power of two, for records of `record` bytes.
+def chunk_bytes(record_bytes: float, cache: DiskCache, /) -> int:
+    """Return the size of a chunk in bytes, a power of two, for records of `record_bytes` each.
 
     >>> chunk_bytes(10_000, DiskCache("cache", bytes=10**9))
     65536
     """
-    wanted = max(_LEAST, min(_MOST, _RECORDS * record), cache.bytes / _ENTRIES)
-    return 1 << int(np.ceil(np.log2(wanted)))
+    several_records = min(_MAX_BYTES, _RECORDS_PER_CHUNK * record_bytes)
+    minimum = max(_MIN_BYTES, several_records, cache.bytes / _MAX_ENTRIES)
+    return 1 << int(np.ceil(np.log2(minimum)))
 
 
 class ChunkCache:
-    """Read the shards of an index in chunks of `size` bytes, from its disk cache or through it.
+    """Read the shards of an index in chunks of `size` bytes: a read-through disk cache.
 
-    `fetch` reads from the store. The chunks of shard n are numbered from `starts[n]` to
-    `starts[n + 1]`. The name of an entry begins with a digest of what identifies the content of its
-    shard: URL, size and tag. So a shard that changed never hits old entries.
+    `fetch` reads from the object store. The chunks of shard n are numbered from `starts[n]` to
+    `starts[n + 1]`. The name of an entry begins with a digest of the URL, size and ETag of its
+    shard. So a shard that has changed never hits old entries.
     """
 
     def __init__(self, index: Index, cache: DiskCache, sizes: Int64s, fetch: Fetch, /) -> None:
@@ -59,39 +60,44 @@ class ChunkCache:
         self._lock = threading.Lock()
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
-        self._stream: tuple[Schedule, tuple[str, ...], bool] | None = None
+        self._uses_key: tuple[Schedule, tuple[str, ...], bool] | None = None  # what `_uses` is of
 
     def advance(self, plan: ReadPlan, step: int, /) -> None:
-        """Find out when each chunk is used next, if the batch of a step of a plan is read now."""
-        stream = plan.schedule, tuple(plan.fields), plan.limit > 0
-        if self._uses is None or self._stream != stream:
-            self._stream = schedule, fields, prefetched = stream
+        """Tell the eviction which step of a plan is read now, for the next use of each chunk."""
+        uses_key = plan.schedule, tuple(plan.fields), plan.limit > 0
+        if self._uses is None or self._uses_key != uses_key:
+            self._uses_key = schedule, fields, prefetched = uses_key
             chunks_of = partial(self._chunks_of, fields)
             self._uses = NextUses(schedule.all_ranks, chunks_of, prefetched=prefetched)
         self._eviction.advance(self._uses, step, self._cached)
 
     def _cached(self) -> Iterator[int]:
-        """Yield the chunks that the cache has."""
-        starts = dict(zip(self._digests, self.starts.tolist(), strict=False))
+        """Yield the number of each chunk of this index that is in the cache."""
+        first_chunk = dict(zip(self._digests, self.starts.tolist(), strict=False))  # of each shard
         for name, _ in self._disk.entries():
             digest, number = name.split("-")
-            if digest in starts:
-                yield starts[digest] + int(number)
+            if digest in first_chunk:
+                yield first_chunk[digest] + int(number)
 
     def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the first and the last chunk of each field, and the number of its record."""
+        """Return for each nonempty field of `records` its first chunk, last chunk and position.
+
+        Three arrays int64[nonempty fields]. The position is that of its record in `records`.
+        """
         rows = self._index.rows(fields, records)
         nonempty = rows["length"] > 0
-        rows, numbers = rows[nonempty], np.repeat(np.arange(len(records)), len(fields))[nonempty]
-        starts, last = self.starts[rows["file"]], rows["offset"] + rows["length"] - 1
-        return starts + rows["offset"] // self.size, starts + last // self.size, numbers
+        positions = np.repeat(np.arange(len(records)), len(fields))[nonempty]
+        rows = rows[nonempty]
+        starts, last_byte = self.starts[rows["file"]], rows["offset"] + rows["length"] - 1
+        return starts + rows["offset"] // self.size, starts + last_byte // self.size, positions
 
     def read(self, shard: int, start: int, stop: int, step: int, /) -> memoryview:
-        """Return a range of a shard, which the batch of this step needs.
+        """Return the bytes [start, stop) of a shard, which the batch of this step needs.
 
-        What lies outside the shard, as the rows of a hostile index say, is left out.
+        A chunk that another thread is reading already is waited for. A range beyond the end of the
+        shard, as in an index that was tampered with, is cut off.
         """
-        start, stop = self._within(shard, start, stop)
+        start, stop = self._clipped(shard, start, stop)
         if start >= stop:
             return memoryview(b"")
         first, base = start // self.size, int(self.starts[shard])
@@ -116,21 +122,24 @@ class ChunkCache:
         return memoryview(data)[start - first * self.size : stop - first * self.size]
 
     def forget(self, shard: int, start: int, stop: int, /) -> None:
-        """Delete the chunks of a range."""
-        start, stop = self._within(shard, start, stop)
+        """Delete the chunks of a range from the cache."""
+        start, stop = self._clipped(shard, start, stop)
         base = int(self.starts[shard])
         for number in range(base + start // self.size, base - (-stop // self.size)):
             self._disk.drop(*self._entry(number))
 
-    def _within(self, shard: int, start: int, stop: int) -> tuple[int, int]:
-        """Return the part of a range that lies in its shard."""
+    def _clipped(self, shard: int, start: int, stop: int) -> tuple[int, int]:
+        """Return the start and stop of a range, clipped to the size of its shard."""
         size = int(self._sizes[shard])
         return max(0, min(start, size)), max(0, min(stop, size))
 
     def _read_claimed(
         self, shard: int, chunks: list[int], found: dict[int, bytes], step: int
     ) -> None:
-        """Read chunks from the cache, or else fetch them, neighbours together, and cache them."""
+        """Put the bytes of chunks into `found`: from the cache, or else fetched and then cached.
+
+        Adjacent chunks are fetched by one request.
+        """
         for chunk in chunks:
             data = self._disk.get(*self._entry(chunk))
             if data is not None:
@@ -138,28 +147,30 @@ class ChunkCache:
                 self._eviction.note(chunk, step)
         missing = [chunk for chunk in chunks if chunk not in found]
         base = int(self.starts[shard])
-        for run in np.split(missing, np.flatnonzero(np.diff(missing) != 1) + 1) if missing else ():
-            start = (int(run[0]) - base) * self.size
-            start, stop = self._within(shard, start, start + len(run) * self.size)
-            run_data = self._fetch(shard, start, stop, step)
-            for offset, chunk in zip(range(0, stop - start, self.size), run.tolist(), strict=True):
+        gaps = np.flatnonzero(np.diff(missing) != 1) + 1 if missing else ()
+        for adjacent in np.split(missing, gaps) if missing else ():
+            start = (int(adjacent[0]) - base) * self.size
+            start, stop = self._clipped(shard, start, start + len(adjacent) * self.size)
+            fetched = self._fetch(shard, start, stop, step)
+            offsets = range(0, stop - start, self.size)
+            for offset, chunk in zip(offsets, adjacent.tolist(), strict=True):
                 name, length = self._entry(chunk)
-                found[chunk] = data = bytes(run_data[offset : offset + length])
+                found[chunk] = data = bytes(fetched[offset : offset + length])
                 if len(data) == length:
                     victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
                     if self._disk.put(name, data, victims):
                         self._eviction.note(chunk, step)
 
     def _entry(self, chunk: int) -> tuple[str, int]:
-        """Return the name and the length of a chunk."""
+        """Return the name of a chunk's cache entry, and the length of the chunk in bytes."""
         shard = int(np.searchsorted(self.starts, chunk, side="right")) - 1
         length = int(self._sizes[shard]) - (chunk - int(self.starts[shard])) * self.size
-        group = min(shard, len(self._digests) - 1)
-        return f"{self._digests[group]}-{chunk - int(self.starts[group])}", min(self.size, length)
+        owner = min(shard, len(self._digests) - 1)  # all loose files share the first digest
+        return f"{self._digests[owner]}-{chunk - int(self.starts[owner])}", min(self.size, length)
 
 
 def _contents(index: Index) -> list[str]:
-    """Return what identifies the content of each shard, or of all loose files together."""
+    """Return a text that identifies the content of each shard, or one text for all loose files."""
     if index.container == "files":  # there may be too many for a digest of each
         return [f"{index.root} {index.fingerprint}"]
     return [

@@ -1,4 +1,4 @@
-"""Eviction of cached chunks: those used furthest in the future, since a stream is known."""
+"""Evict the cached chunks that are used furthest in the future (Belady's algorithm)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans, reads_spans
+from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans, prefetches_spans
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.chunks import MAX_IDS
@@ -20,25 +20,28 @@ from twinfeed.samplers.drawing.int_arrays import ranges
 CURRENT_STEP = -1
 """The step of the batch that is read now."""
 
-_SAMPLES, _LEAST, _EPOCHS = 1 << 20, 1 << 12, 4
-"""The look-ahead: `_SAMPLES` samples or `_EPOCHS` epochs, whichever is less, but at least `_LEAST`
-samples. A chunk without a use in this window is evicted before every chunk with one.
+_MAX_SAMPLES, _MIN_SAMPLES, _MAX_EPOCHS = 1 << 20, 1 << 12, 4
+"""The look-ahead: at most so many samples and epochs, and at least `_MIN_SAMPLES` samples. A chunk
+without a use in this window is evicted before every chunk with one.
 """
 
-_UNREAD, _AGAIN = 3600.0, 10.0
-"""Seconds after which entries of data that nobody reads are evicted first, and seconds between two
-searches where the first found none.
+_UNREAD_SECONDS, _SEARCH_SECONDS = 3600.0, 10.0
+"""Entries of other data sets are evicted first if they were not read for so many seconds. If a
+search for such entries finds none, the next search is so many seconds later.
 """
 
 ChunksOfRecords = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
+"""Return for the fields of records, int64[n], the first and the last chunk, and its position in the
+array of records.
+"""
 
 
 class NextUses:
     """The step of the next use of each chunk (Belady's algorithm: the future is known).
 
-    `chunks_of` gives for the fields of records (int64[n]) the first and the last chunk, and the
-    number of the record in the array. The stream is that of all ranks. Steps are counted over all
-    epochs. With `prefetched`, spans are read as a whole when they are opened, and then buffered.
+    The uses are those of all ranks, within a window of steps. Steps are counted over all epochs.
+    With `prefetched`, a span (a block of records that are read around the same time) is read as a
+    whole when the stream enters it, and then buffered.
     """
 
     def __init__(
@@ -46,79 +49,82 @@ class NextUses:
     ) -> None:
         self._schedule, sampler = schedule, schedule.sampler
         self._chunks_of = chunks_of
-        self._reads_spans = prefetched and reads_spans(sampler)
-        epoch = len(sampler) * sampler.batch_size
-        samples = min(_SAMPLES, max(_LEAST, _EPOCHS * epoch))
-        self._window = max(1, -(-samples // sampler.batch_size))  # steps of the window
+        self._prefetches_spans = prefetched and prefetches_spans(sampler)
+        epoch_samples = len(sampler) * sampler.batch_size
+        samples = min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_EPOCHS * epoch_samples))
+        self._window = max(1, -(-samples // sampler.batch_size))  # in steps
         self._keys: npt.NDArray[np.int64] = np.array([NO_STEP])  # sorted: see `_keys_of`
-        self._window_start = self._window_end = self._now = 0
+        self._start = self._stop = self._current = 0  # the window of steps, and the step read now
 
     def seek(self, step: int, /) -> bool:
-        """Advance to a batch. Return whether the uses were computed anew."""
-        self._now = step
-        if (
-            self._window_start
-            <= step
-            < self._window_start + max(1, (self._window_end - self._window_start) // 2)
-        ):
+        """Set the step that is read now. Return whether the uses were computed for a new window.
+
+        A new window begins when the step is in the second half of the window, or outside of it.
+        """
+        self._current = step
+        if self._start <= step < self._start + max(1, (self._stop - self._start) // 2):
             return False
-        self._window_start, self._window_end = step, step + self._window
-        if self._reads_spans:
-            records, steps, _ = Spans(self._schedule, self._window_start).records_before(
-                self._window_end
-            )
+        self._start, self._stop = step, step + self._window
+        if self._prefetches_spans:
+            records, steps, _ = Spans(self._schedule, self._start).records_before(self._stop)
         else:
-            records, steps = self._schedule.records(self._window_start, self._window_end)
-        parts = range(0, len(records), MAX_IDS)
-        keys = [self._keys_of(records[n : n + MAX_IDS], steps[n : n + MAX_IDS]) for n in parts]
+            records, steps = self._schedule.records(self._start, self._stop)
+        chunk_starts = range(0, len(records), MAX_IDS)
+        chunks = [slice(start, start + MAX_IDS) for start in chunk_starts]  # to bound the memory
+        keys = [self._keys_of(records[chunk], steps[chunk]) for chunk in chunks]
         self._keys = _sorted_unique(np.concatenate([*keys, [NO_STEP]]))
         return True
 
     def after(self, chunk: int, step: int, /) -> int:
-        """Return the step of the next use of a chunk after a step."""
-        step = (
-            self._now
-            if step == CURRENT_STEP
-            else max(self._window_start - 1, min(step, self._window_end - 1))
-        )
-        key = chunk * self._window + step - self._window_start
-        later = int(self._keys[np.searchsorted(self._keys, key, side="right")])
-        return (
-            self._window_start + later % self._window if later // self._window == chunk else NO_STEP
-        )
+        """Return the first step after `step` that uses a chunk; NO_STEP if the window has none."""
+        if step == CURRENT_STEP:
+            step = self._current
+        else:
+            step = max(self._start - 1, min(step, self._stop - 1))
+        key = chunk * self._window + step - self._start
+        next_key = int(self._keys[np.searchsorted(self._keys, key, side="right")])
+        next_chunk, next_step = divmod(next_key, self._window)
+        return self._start + next_step if next_chunk == chunk else NO_STEP
 
     def _keys_of(self, records: Int64s, steps: Int64s) -> Int64s:
-        """Return a key for each chunk of records that are read at these steps."""
-        low, high, numbers = self._chunks_of(records)
-        steps = np.repeat(steps[numbers], high - low + 1)
-        return _sorted_unique(ranges(low, high + 1) * self._window + steps - self._window_start)
+        """Return a sorted key for each use of a chunk, where `records` are read at `steps`.
+
+        The key is chunk * window + step, with the step counted from the start of the window. So the
+        keys of a chunk are next to each other, in the order of their steps.
+        """
+        first, last, positions = self._chunks_of(records)
+        steps_of_chunks = np.repeat(steps[positions], last - first + 1)
+        chunks = ranges(first, last + 1)
+        return _sorted_unique(chunks * self._window + steps_of_chunks - self._start)
 
 
 def _sorted_unique(keys: Int64s) -> Int64s:
     """Return the distinct keys, sorted. `np.unique` has a hash table, slow for a million keys."""
-    rising = np.sort(keys)
-    return rising[np.diff(rising, prepend=-1) > 0]
+    sorted_keys = np.sort(keys)
+    return sorted_keys[np.diff(sorted_keys, prepend=-1) > 0]
 
 
 class Eviction:
-    """Eviction from a cache, for several threads.
+    """Choose the entries that a disk cache evicts. Thread-safe.
 
-    If the stream is known (`advance`), entries of other data that nobody has read for an hour are
-    evicted first, and then the chunks used furthest in the future (Belady's algorithm). If it is
-    not known, the entries used longest ago are evicted. `digests` begin the names of this data.
+    If the stream is known (`advance`), entries of other data sets that were not read for an hour
+    are evicted first, and then the chunks used furthest in the future (Belady's algorithm).
+    Otherwise the least recently used entries are evicted. The names of the entries of this data set
+    begin with one of `digests`.
     """
 
     def __init__(self, disk: Disk, digests: Collection[str]) -> None:
         self._oldest = _oldest(disk, (), 0.0)
-        self._oldest_unread = _oldest(disk, digests, _UNREAD)
+        self._oldest_unread = _oldest(disk, digests, _UNREAD_SECONDS)
         self._lock = Lock()
         self._uses: NextUses | None = None
         self._next: dict[int, int] = {}  # the step of the next use of each cached chunk
-        self._furthest: list[tuple[int, int]] = []  # heaps of the same; some are out of date
+        # Heaps of the same. An entry whose step is no longer that in `_next` is out of date.
+        self._furthest: list[tuple[int, int]] = []
         self._soonest: list[tuple[int, int]] = []
 
     def advance(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
-        """Advance to a batch of a stream; `cached` returns the chunks that the cache has."""
+        """Set the step of a stream that is read now; `cached` returns the chunks in the cache."""
         with self._lock:
             chunks = [*self._next] if uses is self._uses else [*cached()]
             self._uses = uses
@@ -126,23 +132,27 @@ class Eviction:
                 self._next, self._furthest, self._soonest = {}, [], []
                 for chunk in chunks:
                     self._push(chunk, uses.after(chunk, step - 1))
-            # The buffer may have served a use without the cache. The next use counts all the same,
-            # or the chunk would never be evicted.
+            # A use before this step is over, even if the buffer has served it without the cache.
+            # Otherwise the chunk would never be evicted.
             while self._soonest and self._soonest[0][0] < step:
-                when, chunk = heappop(self._soonest)
-                if self._next.get(chunk) == when:
+                next_use, chunk = heappop(self._soonest)
+                if self._next.get(chunk) == next_use:
                     self._push(chunk, uses.after(chunk, step - 1))
 
     def note(self, chunk: int, step: int, /) -> None:
-        """Note that a chunk was read for a step, and is in the cache."""
+        """Record that a chunk was read for a step, and is in the cache."""
         with self._lock:
             if self._uses is not None:
                 self._push(chunk, self._uses.after(chunk, step))
 
     def victims(self, chunk: int, step: int, name: Callable[[int], str], /) -> Iterator[str]:
-        """Yield entries to evict for a chunk read for a step, but none that is needed before it."""
-        # All calls share these generators. Callers hold the lock of the folder: without it, two
-        # threads could advance one generator at once.
+        """Yield the names of entries to evict, in order, to make room for a chunk read at a step.
+
+        No entry is yielded that is used earlier than the next use of this chunk. `name` returns the
+        name of a chunk's entry.
+        """
+        # All calls share the two generators. Callers have the lock of the folder, so that no two
+        # threads advance a generator at once.
         with self._lock:
             next_use = None if self._uses is None else self._uses.after(chunk, step)
         oldest = self._oldest if next_use is None else self._oldest_unread
@@ -151,42 +161,47 @@ class Eviction:
         while next_use is not None and (victim := self._pop_furthest(next_use)) is not None:
             yield name(victim)
 
-    def _push(self, chunk: int, when: int) -> None:
-        self._next[chunk] = when
-        heappush(self._furthest, (-when, -chunk))
-        heappush(self._soonest, (when, chunk))
+    def _push(self, chunk: int, next_use: int) -> None:
+        """Set the step of the next use of a cached chunk."""
+        self._next[chunk] = next_use
+        heappush(self._furthest, (-next_use, -chunk))
+        heappush(self._soonest, (next_use, chunk))
 
-    def _pop_furthest(self, after: int) -> int | None:
-        """Take out the chunk used last; None if it is not used after this step."""
+    def _pop_furthest(self, step: int) -> int | None:
+        """Remove and return the chunk whose next use is the last of all.
+
+        Returns None if that use is not after `step`.
+        """
         with self._lock:
             while self._furthest:
-                when, chunk = -self._furthest[0][0], -self._furthest[0][1]
-                valid = self._next.get(chunk) == when
-                if valid and when <= after:
+                next_use, chunk = -self._furthest[0][0], -self._furthest[0][1]
+                up_to_date = self._next.get(chunk) == next_use
+                if up_to_date and next_use <= step:
                     return None
                 heappop(self._furthest)
-                if valid:
+                if up_to_date:
                     del self._next[chunk]
                     return chunk
         return None
 
 
 def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
-    """Yield entries of other digests not used for `seconds`, those used longest ago first.
+    """Yield the names of entries that were not used for `seconds`, the least recently used first.
 
-    None means that there are no more. When all entries found are yielded, the folder is searched
-    again. A search that found nothing is repeated only after some seconds.
+    Entries whose names begin with one of `digests` are skipped. None is yielded when there are no
+    more. The next item is then of a new search of the folder. A search that finds nothing is only
+    repeated after `_SEARCH_SECONDS`.
     """
     while True:
         now = time.time()
         found = sorted(
-            (when, name)
-            for name, when in disk.entries()
-            if when <= now - seconds and name[:24] not in digests
+            (last_use, name)
+            for name, last_use in disk.entries()
+            if last_use <= now - seconds and name[:24] not in digests
         )
-        for when, name in found:
-            if disk.last_use(name) == when:
+        for last_use, name in found:
+            if disk.last_use(name) == last_use:  # else it was used after the search
                 yield name
         yield None
-        while not found and time.time() <= now + _AGAIN:
+        while not found and time.time() <= now + _SEARCH_SECONDS:
             yield None

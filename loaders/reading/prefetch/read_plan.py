@@ -1,4 +1,4 @@
-"""Events of a stream in step order: ranges to fetch, and blocks to release."""
+"""Plan the reading of a stream: which ranges to fetch, and when to release them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import exceeds_memory
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import Spans, reads_spans
+from twinfeed.loaders.reading.prefetch.spans import Spans, prefetches_spans
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.chunks import steps_per_draw
 
@@ -24,52 +24,53 @@ Extents = npt.NDArray[Any]
 """An array of `EXTENT`s."""
 
 EXTENT = np.dtype([("file", "i4"), ("start", "i8"), ("stop", "i8"), ("span", "i8"), ("step", "i8")])
-"""A range of a file that the batch of a `step` reads. Steps are counted over all epochs. A `span`
-of the stream uses the range until the span is closed. With `NO_SPAN`, no later batch uses it.
+"""A range of a file that the batch of a `step`, counted over all epochs, reads. `span` is the first
+record of the block that the range belongs to: later batches use the range until the block is
+closed. With `NO_SPAN`, no later batch uses the range.
 """
 
 NO_SPAN = -1
 
-MOST_AT_ONCE = 1 << 23
-"""Most bytes of one range."""
+MAX_RANGE_BYTES = 1 << 23
+"""The largest range that is read by one call."""
 
-AHEAD_GAP = 1 << 16
-"""A gap of at most so many bytes between two rows is read ahead, not skipped."""
+LOCAL_GAP = 1 << 16
+"""Two rows of a local file with a gap of at most so many bytes are read as one range."""
 
-_LEAST_GAP, _MOST_GAP = 1 << 12, 1 << 20
-"""The same of shards at a URL, where it is about a record."""
+_MIN_GAP, _MAX_GAP = 1 << 12, 1 << 20
+"""The same for shards at a URL, where the gap is the mean size of a record within these limits."""
 
 LIMIT = 1 << 26
-"""Bytes that are fetched before their batches need them, unless a loader says how many."""
+"""The default of `limit`: bytes that are fetched before their batches need them."""
 
 
 class Fetch(NamedTuple):
-    """`EXTENT`s that no step before needs, in the order of their requests."""
+    """The event: fetch these `EXTENT`s, which no earlier step needs."""
 
     ranges: Extents
 
 
 class Release(NamedTuple):
-    """Blocks, each by its first record, and the last step that uses the block."""
+    """The event: blocks that are closed, each as (its first record, the last step that uses it)."""
 
     last_steps: Sequence[tuple[int, int]]
 
 
 class ReadPlan:
-    """The events of a stream from step `start` to the end of the epoch, in step order.
+    """The events of a stream from step `start` to the end of the epoch: `Fetch` and `Release`.
 
-    Nothing is read here. Each span of the stream (a block, or a single record) is fetched when the
-    stream enters it. About `limit` bytes are fetched ahead of the batches that are read. The last
-    batch may go beyond the limit. With `limit=0` nothing is fetched early. Without a limit, data
-    that fit in memory are `probing`: the consumer of the first event disables the plan if these
-    ranges are in memory already.
+    Nothing is read here. Each span of the stream (a block of records that are read around the same
+    time, or a single record) is fetched when the stream enters it. About `limit` bytes are fetched
+    ahead of the batches that are read; the last batch may exceed the limit. `limit=0` disables
+    prefetching. If no limit is given and the data fit in memory, the plan is `probing`: whoever
+    receives the first event disables the plan if its ranges are in the page cache already.
 
-    Consecutive epochs share a plan (`continues_at`), and the plan goes on over the end of the
-    epoch. After the last epoch, about `limit` bytes were read in vain. An evaluation has no next
-    epoch. Steps are counted over all epochs.
+    Consecutive epochs share a plan (`continues_at`), so that prefetching continues over the end of
+    an epoch. After the last epoch, about `limit` bytes have been read that nobody uses. An
+    evaluation has no next epoch. Steps are counted over all epochs.
 
-    Several threads may read batches of the plan (`enter`, `leave`). One at a time, which has the
-    lock `applying`, takes events.
+    Several threads may read batches of the plan (`enter`, `leave`). The events are consumed by one
+    thread at a time, which has the lock `applying`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -93,79 +94,93 @@ class ReadPlan:
     ) -> None:
         self.schedule, self.fields, self.limit = schedule, fields, LIMIT if limit is None else limit
         self._index, self._gap = index, gap_of(index)
-        self._sampler, self._steps = schedule.sampler, max(1, len(schedule.sampler))
-        self._probes = limit is None and not index.remote and not exceeds_memory(index)
-        self._spans = Spans(schedule, start) if reads_spans(self._sampler) else None
-        # An image is read once, and only remote ranges are kept for the samples that come later.
-        self._keeps_spans = index.remote and self._sampler.traits.max_cached is None
-        self.next, self._together = start, 1  # the next step to fetch, and how many at once
-        self._fetched: deque[tuple[int, int]] = deque()  # last step and bytes of what is ahead
-        self._bytes = 0  # the bytes in `_fetched`
+        self._sampler, self._epoch_steps = schedule.sampler, max(1, len(schedule.sampler))
+        self._probes_first = limit is None and not index.remote and not exceeds_memory(index)
+        self._spans = Spans(schedule, start) if prefetches_spans(self._sampler) else None
+        # Ranges are only buffered for remote data. An image that a decoded cache has is read once.
+        self._releases_spans = index.remote and self._sampler.traits.max_cached is None
+        self.next, self._steps_per_fetch = start, 1  # the next step to fetch
+        self._fetched: deque[tuple[int, int]] = deque()  # of each fetch, the last step and bytes
+        self._bytes = 0  # of `_fetched`: what is prefetched and not read yet
         self._lock, self.applying = Lock(), Lock()
         self._start(start, epochs=1)
 
     def _start(self, start: int, *, epochs: int) -> None:
-        """Begin a pass, which knows so many epochs."""
+        """Start a pass at this step, which may prefetch from this many epochs."""
         self.start = start
-        self._epoch_end = (start // self._steps + 1) * self._steps
-        self._end = self._epoch_end + (epochs - 1) * self._steps
-        self.enabled, self.probing = self.limit > 0, self._probes
-        self._in_progress: set[int] = set()
-        self._reached = start - 1
+        self._epoch_end = (start // self._epoch_steps + 1) * self._epoch_steps
+        self._end = self._epoch_end + (epochs - 1) * self._epoch_steps
+        self.enabled, self.probing = self.limit > 0, self._probes_first
+        self._steps_in_progress: set[int] = set()
+        self._last_entered = start - 1
 
     def continues_at(self, start: int, /) -> bool:
-        """Continue with a pass from this step if the last pass has ended there; return whether."""
-        ended = self._reached == self._epoch_end - 1 and start == self._epoch_end
-        if not self.enabled or self.probing or not ended:
+        """Continue with a pass from this step, if the last pass has ended there.
+
+        Return whether the plan continues; if not, the pass needs a new plan.
+        """
+        pass_ended_here = self._last_entered == self._epoch_end - 1 and start == self._epoch_end
+        if not self.enabled or self.probing or not pass_ended_here:
             return False
         self._start(start, epochs=1 if self._sampler.evaluation else 2)
         return True
 
     def enter(self, step: int, /) -> None:
-        """Begin to read the batch of a step."""
+        """Record that the reading of the batch of a step begins."""
         with self._lock:
-            self._in_progress.add(step)
-            self._reached = max(self._reached, step)
+            self._steps_in_progress.add(step)
+            self._last_entered = max(self._last_entered, step)
 
     def leave(self, step: int, /) -> int:
-        """End the reading of a step; return the step before which nothing is needed any more."""
+        """Record that the batch of a step was read. Return the first step that is not yet read."""
         with self._lock:
-            self._in_progress.discard(step)
-            return min([*self._in_progress, self._reached + 1])  # batches are read about in order
+            self._steps_in_progress.discard(step)
+            return min(
+                [*self._steps_in_progress, self._last_entered + 1]
+            )  # batches are read about in order
 
     def until(self, step: int, /) -> Iterator[Fetch | Release]:
-        """Yield the events to apply while the batch of `step` is read, each event once."""
+        """Yield the events to apply while the batch of `step` is read, each event once.
+
+        At most two fetches are yielded, since the batch of this step waits for the caller.
+        """
         while self._fetched and self._fetched[0][0] <= step:
             self._bytes -= self._fetched.popleft()[1]
-        for _ in range(2):  # not all at once: the batch of this step waits
-            wanted = self._bytes < self.limit or self.next <= step + 1
-            if self.enabled and wanted and self.next < self._end:
-                epoch_end = (self.next // self._steps + 1) * self._steps
-                yield from self._events(min(self.next + self._together, epoch_end))
+        for _ in range(2):
+            below_limit = self._bytes < self.limit or self.next <= step + 1
+            if self.enabled and below_limit and self.next < self._end:
+                epoch_end = (self.next // self._epoch_steps + 1) * self._epoch_steps
+                yield from self._events(min(self.next + self._steps_per_fetch, epoch_end))
 
     def _events(self, stop: int) -> Iterator[Fetch | Release]:
-        """Yield the events of the batches up to step `stop`, all of one epoch."""
+        """Yield the events of the steps [next, stop), which are of one epoch, and set `next`.
+
+        The number of steps of the next fetch is halved or doubled, so that a fetch is between an
+        eighth and a quarter of the limit.
+        """
         extents = self._extents(stop)
         yield Fetch(extents)
-        if self._spans is not None and self._keeps_spans:
+        if self._spans is not None and self._releases_spans:
             yield Release(self._spans.closed_before(stop))
-        size = int((extents["stop"] - extents["start"]).sum())
-        self._fetched.append((stop - 1, size))
-        self._bytes += size
+        fetched_bytes = int((extents["stop"] - extents["start"]).sum())
+        self._fetched.append((stop - 1, fetched_bytes))
+        self._bytes += fetched_bytes
         self.next = stop
-        if 4 * size > self.limit:
-            self._together = max(1, self._together // 2)
-        elif 8 * size < self.limit:
-            self._together = min(2 * self._together, steps_per_draw(self._sampler.batch_size))
+        if 4 * fetched_bytes > self.limit:
+            self._steps_per_fetch = max(1, self._steps_per_fetch // 2)
+        elif 8 * fetched_bytes < self.limit:
+            self._steps_per_fetch = min(
+                2 * self._steps_per_fetch, steps_per_draw(self._sampler.batch_size)
+            )
 
     def _extents(self, stop: int) -> Extents:
-        """Return the ranges that these batches read, and no earlier batch reads."""
+        """Return the `EXTENT`s that the steps [next, stop) need, and no earlier step needs."""
         spans: Int64s | int = NO_SPAN
         if self._spans is None:
             records, steps = self.schedule.records(self.next, stop)
         else:
-            records, steps, firsts = self._spans.records_before(stop)
-            spans = firsts if self._keeps_spans else NO_SPAN
+            records, steps, first_records = self._spans.records_before(stop)
+            spans = first_records if self._releases_spans else NO_SPAN
         return extents_of_records(self._index, self.fields, records, steps, spans, gap=self._gap)
 
 
@@ -179,9 +194,9 @@ def extents_of_records(
     *,
     gap: int,
 ) -> Extents:
-    """Return the `EXTENT`s in which records lie.
+    """Return the `EXTENT`s that contain the fields of records, of which `steps` are the steps.
 
-    Records outside their shards are left out. Reading such a record says what is wrong.
+    Fields whose range is not within their shard are skipped. Reading such a field raises the error.
     """
     rows = index.rows(fields, records)
     nonempty = rows["length"] > 0
@@ -191,20 +206,24 @@ def extents_of_records(
 
 
 def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /) -> Extents:
-    """Return the `EXTENT`s of rows, by file and offset. Near neighbours of a span share an extent,
-    which has the last of their steps.
+    """Return the `EXTENT`s that contain the byte ranges of rows, sorted by file and offset.
+
+    Rows of one file and span with at most `gap` bytes between them share an extent, unless it would
+    be longer than about `MAX_RANGE_BYTES`. Its step is the last step of these rows.
     """
     order = np.lexsort((rows["offset"], rows["file"]))
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
     stop = start + rows["length"][order]
     spans = np.broadcast_to(spans, len(rows))[order]
     steps = np.broadcast_to(steps, len(rows))[order]
-    starts = np.ones(len(order), bool)
-    starts[1:] = (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (spans[1:] != spans[:-1])
-    range_start = start[np.maximum.accumulate(np.where(starts, np.arange(len(order)), 0))]
-    part = (start - range_start) // MOST_AT_ONCE
-    starts[1:] |= part[1:] != part[:-1]
-    first = np.flatnonzero(starts)
+    is_first = np.ones(len(order), bool)  # whether an extent begins with this row
+    is_first[1:] = (
+        (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (spans[1:] != spans[:-1])
+    )
+    first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))  # of each row
+    part = (start - start[first_row]) // MAX_RANGE_BYTES
+    is_first[1:] |= part[1:] != part[:-1]
+    first = np.flatnonzero(is_first)
     extents = np.zeros(len(first), EXTENT)
     if len(first):
         extents["file"], extents["start"], extents["span"] = file[first], start[first], spans[first]
@@ -214,18 +233,18 @@ def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /
 
 
 def outside(index: Index, rows: Rows, /) -> Int64s:
-    """Return the numbers of the rows that do not lie within their shard as it was indexed."""
+    """Return the indices of the rows whose byte range is not within their shard, as int64[n]."""
     if index.container == "files":
-        return np.zeros(0, np.int64)  # a row is a whole file, and its size is checked
-    last = len(index.shards) - 1
-    sizes = index.shards["bytes"][np.minimum(rows["file"], last)]
+        return np.zeros(0, np.int64)  # a row is a whole file, whose size is checked when it is read
+    last_shard = len(index.shards) - 1
+    sizes = index.shards["bytes"][np.minimum(rows["file"], last_shard)]
     inside = (rows["offset"] >= 0) & (rows["length"] >= 0)
     return np.flatnonzero(~inside | (rows["offset"] > sizes - rows["length"]))
 
 
 def gap_of(index: Index, /) -> int:
-    """Return the longest gap between two ranges that is read ahead, not skipped."""
+    """Return the longest gap, in bytes, between two rows that are read as one range."""
     if not index.remote:
-        return AHEAD_GAP
-    mean = int(index.shards["bytes"].sum()) // max(1, len(index))
-    return min(max(mean, _LEAST_GAP), _MOST_GAP)
+        return LOCAL_GAP
+    mean_record_bytes = int(index.shards["bytes"].sum()) // max(1, len(index))
+    return min(max(mean_record_bytes, _MIN_GAP), _MAX_GAP)

@@ -13,15 +13,15 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.int_arrays import ranges
 
-_SAMPLES, _FIRST = 1 << 13, 1 << 8
-"""Samples that are looked at together, at most and at first."""
+_MAX_CHUNK, _FIRST_CHUNK = 1 << 13, 1 << 8
+"""Samples of the stream that are drawn and examined in one call, at most and at first."""
 
 NO_STEP = int(np.iinfo(np.int64).max)
-"""The step of a use that is not known to come."""
+"""In place of a step: no use is known."""
 
 
 class Span(NamedTuple):
-    """A span from its first record to `stop`, and the step that opens the span."""
+    """The records [first, stop) of a block, and the step that reads the first sample of it."""
 
     first: int
     stop: int
@@ -29,11 +29,12 @@ class Span(NamedTuple):
 
 
 class Spans:
-    """The spans that a stream opens, in order, and the last step that uses each.
+    """The spans of a stream: which step uses each span first (opens it), and which one last.
 
-    A span counts as closed when no sample has come from it for `min(epoch / 4, _SAMPLES)` samples,
-    and four more for each open span: an open block gives a sample every round or two. All spans are
-    closed at the end of an epoch. Steps are counted over all epochs.
+    A span is a block of records that are read around the same time, an image, or a single record.
+    It counts as closed when no sample has come from it for `_idle_samples` samples: while a block
+    is open, it has a sample in every round of the shuffle or two. All spans are closed at the end
+    of an epoch. Steps are counted over all epochs.
 
     >>> from twinfeed.samplers import BatchSampler, ShardShuffleSampler
     >>> order = ShardShuffleSampler([6], block=3, window=1, seed=0)
@@ -44,63 +45,71 @@ class Spans:
 
     def __init__(self, schedule: Schedule, step: int, /) -> None:
         self._schedule, self._sampler = schedule, schedule.sampler
-        self._steps = max(1, len(self._sampler))
+        self._epoch_steps = max(1, len(self._sampler))
         size = max(1, self._sampler.batch_size)
-        self._together, self._most = max(1, _FIRST // size), max(1, _SAMPLES // size)
-        self._looked = step  # all steps before this one were looked at
-        self._samples = 0
+        self._chunk_steps = max(1, _FIRST_CHUNK // size)
+        self._max_chunk_steps = max(1, _MAX_CHUNK // size)
+        self._next_step = step  # all steps before this one were examined
+        self._samples = 0  # that were examined
         # Of each open span, by its first record: the span, its last step and its last sample.
         self._open: dict[int, tuple[Span, int, int]] = {}
-        self._opened: deque[Span] = deque()
-        self._closed: list[tuple[int, int, int]] = []  # a heap: the step that opens, first, last
+        self._opened: deque[Span] = deque()  # that were not returned yet
+        # A heap of closed spans: the step that opens the span, its first record, its last step.
+        self._closed: list[tuple[int, int, int]] = []
 
     def opened_before(self, stop: int, /) -> list[Span]:
-        """Return the spans that the steps before `stop` open; each span is returned once."""
-        while self._looked < stop:
-            self._look()
-        found = []
+        """Return the spans that a step before `stop` opens, except those returned before."""
+        while self._next_step < stop:
+            self._read_chunk()
+        spans = []
         while self._opened and self._opened[0].step < stop:
-            found.append(self._opened.popleft())
-        return found
+            spans.append(self._opened.popleft())
+        return spans
 
     def records_before(self, stop: int, /) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the records of the same, and of each the step and its span's first record."""
-        first, high, step = np.array(self.opened_before(stop), np.int64).reshape(-1, 3).T
-        return ranges(first, high), np.repeat(step, high - first), np.repeat(first, high - first)
+        """Return the record ids of the spans of `opened_before(stop)`, as int64[records].
+
+        Beside them, of the same shape, the step that opens the span of each record, and the first
+        record of this span.
+        """
+        spans = np.array(self.opened_before(stop), np.int64).reshape(-1, 3)
+        first, end, step = spans.T
+        return ranges(first, end), np.repeat(step, end - first), np.repeat(first, end - first)
 
     def closed_before(self, stop: int, /) -> list[tuple[int, int]]:
-        """Return the first record and the last step of closed spans, each once.
+        """Return (first record, last step) of closed spans that a step before `stop` opens.
 
-        The spans were opened before step `stop`, and none that was closed by then is missing.
+        Each span is returned once. All spans are included that no step from `stop` on uses.
         """
-        high = -(-stop // self._steps) * self._steps
-        while (
-            self._looked < high and (self._looked - stop) * self._sampler.batch_size < self._pause
-        ):
-            self._look()
-        found = []
+        epoch_end = -(-stop // self._epoch_steps) * self._epoch_steps
+        size = self._sampler.batch_size
+        while self._next_step < epoch_end and (self._next_step - stop) * size < self._idle_samples:
+            self._read_chunk()
+        closed = []
         while self._closed and self._closed[0][0] < stop:
-            found.append(heappop(self._closed)[1:])
-        return found
+            closed.append(heappop(self._closed)[1:])
+        return closed
 
     @property
-    def _pause(self) -> int:
-        epoch = self._steps * self._sampler.batch_size
-        return min(_SAMPLES, epoch // 4) + 4 * len(self._open)
+    def _idle_samples(self) -> int:
+        """A span is closed if so many samples in a row come from other spans."""
+        epoch_samples = self._epoch_steps * self._sampler.batch_size
+        return min(_MAX_CHUNK, epoch_samples // 4) + 4 * len(self._open)
 
-    def _look(self) -> None:
-        """Look at the next steps of an epoch."""
-        epoch, step = divmod(self._looked, self._steps)
-        stop = min(step + self._together, self._steps)
-        records, steps = self._schedule.records(self._looked, self._looked + stop - step)
-        firsts, stops = self._sampler.spans(records, epoch)
+    def _read_chunk(self) -> None:
+        """Examine the samples of the next `_chunk_steps` steps: open and close their spans."""
+        epoch, step = divmod(self._next_step, self._epoch_steps)
+        stop = min(step + self._chunk_steps, self._epoch_steps)
+        records, steps = self._schedule.records(self._next_step, self._next_step + stop - step)
+        firsts, stops = self._sampler.spans(records, epoch)  # the span of each sample
+        # Group the samples by span, and where a span has no sample for long, into several groups.
         order = np.argsort(firsts, kind="stable")
-        new = (np.diff(firsts[order]) != 0) | (np.diff(order) > self._pause)
-        uses = np.split(order, np.flatnonzero(new) + 1) if len(order) else []
-        for low, high in sorted((int(samples[0]), int(samples[-1])) for samples in uses):
+        is_new = (np.diff(firsts[order]) != 0) | (np.diff(order) > self._idle_samples)
+        groups = np.split(order, np.flatnonzero(is_new) + 1) if len(order) else []
+        for low, high in sorted((int(samples[0]), int(samples[-1])) for samples in groups):
             first = int(firsts[low])
-            span, _, sample = self._open.get(first, (None, 0, 0))
-            if span is not None and self._samples + low - sample > self._pause:
+            span, _, last_sample = self._open.get(first, (None, 0, 0))
+            if span is not None and self._samples + low - last_sample > self._idle_samples:
                 self._close(first)
                 span = None
             if span is None:
@@ -108,28 +117,31 @@ class Spans:
                 self._opened.append(span)
             self._open[first] = span, int(steps[high]), self._samples + high
         self._samples += len(records)
-        self._looked += stop - step
-        self._together = min(2 * self._together, self._most)
-        for first, (_, _, sample) in list(self._open.items()):
-            if stop == self._steps or self._samples - sample > self._pause:
+        self._next_step += stop - step
+        self._chunk_steps = min(2 * self._chunk_steps, self._max_chunk_steps)
+        for first, (_, _, last_sample) in list(self._open.items()):
+            if stop == self._epoch_steps or self._samples - last_sample > self._idle_samples:
                 self._close(first)
 
     def _close(self, first: int) -> None:
-        span, last, _ = self._open.pop(first)
-        heappush(self._closed, (span.step, first, last))
+        """Move a span, named by its first record, to the heap of closed spans."""
+        span, last_step, _ = self._open.pop(first)
+        heappush(self._closed, (span.step, first, last_step))
 
 
-def reads_spans(sampler: BatchStream, /) -> bool:
-    """Return whether the samples of a span are read together, where they are read ahead."""
+def prefetches_spans(sampler: BatchStream, /) -> bool:
+    """Return whether a span of this sampler is prefetched as a whole, not sample by sample."""
     return sampler.traits.reads_blocks or sampler.traits.max_cached is not None
 
 
 def most_open(opened: Int64s, closed: Int64s, sizes: Array, /) -> int:
-    """Return the largest sum of `sizes` open at once; each is open from `opened` up to `closed`.
+    """Return the largest sum of the sizes of items that are open at the same time.
+
+    Item n is open from step opened[n] until, but not in, step closed[n].
 
     >>> most_open(np.array([0, 1, 2]), np.array([2, 3, 3]), np.array([1, 1, 5]))
     6
     """
-    changes = np.concatenate([sizes, -sizes])
-    open_now = np.cumsum(changes[np.lexsort((changes, np.concatenate([opened, closed])))])
-    return int(open_now.max(initial=0))
+    steps, changes = np.concatenate([opened, closed]), np.concatenate([sizes, -sizes])
+    by_step = np.lexsort((changes, steps))  # in a step, items are closed before others are opened
+    return int(np.cumsum(changes[by_step]).max(initial=0))

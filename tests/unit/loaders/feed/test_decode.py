@@ -104,8 +104,8 @@ def test_decoded_images_are_writable_and_ones_own() -> None:
 def left(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
     """The memory that images have left, none at first; small images count as large."""
     memory: deque[np.ndarray] = deque(maxlen=8)
-    monkeypatch.setattr("twinfeed.loaders.feed.decode._FREE", memory)
-    monkeypatch.setattr("twinfeed.loaders.feed.decode._LARGE", 1)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._FREE_BLOCKS", memory)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._MIN_POOLED", 1)
     return memory
 
 
@@ -114,7 +114,7 @@ def test_a_huge_image_leaves_no_memory_behind(
     monkeypatch: pytest.MonkeyPatch, left: deque[np.ndarray], size: Any
 ) -> None:
     """What is kept is for the images that come often."""
-    monkeypatch.setattr("twinfeed.loaders.feed.decode._HUGE", PIXELS.size)
+    monkeypatch.setattr("twinfeed.loaders.feed.decode._MAX_POOLED", PIXELS.size)
     twice = np.tile(PIXELS, (2, 2, 1))
     for pixels, kept in ((twice, []), (PIXELS, [PIXELS.size])):
         DecodeImage(size=size)({"image": encoded(pixels, "jpeg")})

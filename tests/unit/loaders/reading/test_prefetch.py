@@ -121,7 +121,7 @@ def traced(
         requests.append(f"{names.index(shard)}:{start}+{size}")
 
     with (
-        mock.patch.object(chunk_cache, "_RECORDS", 1),
+        mock.patch.object(chunk_cache, "_RECORDS_PER_CHUNK", 1),
         mock.patch.dict(request_pool.request_pool._values, {os.getpid(): Immediately()}),
         mock.patch.object(local, "advise", advised),
         mock.patch.object(store, "read", noted),

@@ -59,7 +59,7 @@ def server(tmp_path: Path) -> Iterator[RangeServer]:
 
 @pytest.fixture(autouse=True)
 def one_record_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_cache, "_RECORDS", 1)
+    monkeypatch.setattr(chunk_cache, "_RECORDS_PER_CHUNK", 1)
 
 
 def raw_tfrecord(path: Path, records: Sequence[bytes]) -> None:

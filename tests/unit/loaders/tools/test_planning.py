@@ -10,7 +10,7 @@ import pytest
 
 from twinfeed.loaders import Feed, Index, open_index, pack, plan, shuffled
 from twinfeed.loaders.command_line import main
-from twinfeed.loaders.reading.prefetch.read_plan import AHEAD_GAP
+from twinfeed.loaders.reading.prefetch.read_plan import LOCAL_GAP
 from twinfeed.loaders.support import system
 from twinfeed.loaders.tools import planning
 from twinfeed.loaders.tools.planning import Plan
@@ -24,7 +24,7 @@ from twinfeed.samplers import (
     ShardShuffleSampler,
 )
 
-RECORD = AHEAD_GAP + 1000
+RECORD = LOCAL_GAP + 1000
 COUNT = 400
 
 

@@ -30,8 +30,8 @@ from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.sizes import exceeds_memory
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.prefetch.read_plan import (
-    AHEAD_GAP,
-    MOST_AT_ONCE,
+    LOCAL_GAP,
+    MAX_RANGE_BYTES,
     NO_SPAN,
     Fetch,
     ReadPlan,
@@ -53,7 +53,7 @@ from twinfeed.samplers import (
 
 CHOSEN = ("sequential", "random", "subset-random", "shards", "shards-sections", "views-all")
 CHOSEN += ("mixture", "exact-once-pad", "reuse", "pk")
-RECORD = AHEAD_GAP + 1000
+RECORD = LOCAL_GAP + 1000
 """Bytes of a record that is never merged with another but its neighbour."""
 
 
@@ -128,7 +128,7 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
             consumed.add((file, start))
         if not stream.traits.reads_blocks:
             most = 11 + 2 * stream.batch_size  # records: the bound, and the last to exceed it
-            assert reader.bytes <= (len(consumed) + most) * RECORD + AHEAD_GAP * len(long)
+            assert reader.bytes <= (len(consumed) + most) * RECORD + LOCAL_GAP * len(long)
     assert plan.next == len(stream)
 
 
@@ -157,7 +157,7 @@ def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
     _, reader = noting(long, stream, limit=1)
     for step in range(len(stream)):
         reader.read(step)
-    assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + AHEAD_GAP)
+    assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + LOCAL_GAP)
 
 
 def test_records_in_order_are_few_large_ranges(long: Index) -> None:
@@ -171,22 +171,22 @@ def test_records_in_order_are_few_large_ranges(long: Index) -> None:
 def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     """Overlapping rows too, as hard links in a tar give them."""
     rows = np.zeros(6, [("offset", "<i8"), ("length", "<i8"), ("file", "<i4")])
-    rows["offset"] = [0, 0, 10, 100 + AHEAD_GAP, 101 + 2 * AHEAD_GAP + 5, 0]
+    rows["offset"] = [0, 0, 10, 100 + LOCAL_GAP, 101 + 2 * LOCAL_GAP + 5, 0]
     rows["length"] = [5, 5, 90, 5, 1, 7]
     rows["file"] = [0, 0, 0, 0, 0, 1]
     steps = np.arange(6)[::-1]
-    found = extents_of(rows[::-1], NO_SPAN, steps, AHEAD_GAP)[
+    found = extents_of(rows[::-1], NO_SPAN, steps, LOCAL_GAP)[
         ["file", "start", "stop", "step"]
     ].tolist()
-    gap = AHEAD_GAP
+    gap = LOCAL_GAP
     want = [(0, 0, 105 + gap, 3), (0, 106 + 2 * gap, 107 + 2 * gap, 4), (1, 0, 7, 5)]
     assert found == want
     many = np.zeros(100, rows.dtype)
-    many["offset"] = np.arange(100) * (MOST_AT_ONCE // 10)
-    many["length"] = MOST_AT_ONCE // 10
-    lengths = [stop - start for _, start, stop, *_ in extents_of(many, 1, 1, AHEAD_GAP).tolist()]
-    assert sum(lengths) == 100 * (MOST_AT_ONCE // 10)
-    assert max(lengths) <= MOST_AT_ONCE + MOST_AT_ONCE // 10
+    many["offset"] = np.arange(100) * (MAX_RANGE_BYTES // 10)
+    many["length"] = MAX_RANGE_BYTES // 10
+    lengths = [stop - start for _, start, stop, *_ in extents_of(many, 1, 1, LOCAL_GAP).tolist()]
+    assert sum(lengths) == 100 * (MAX_RANGE_BYTES // 10)
+    assert max(lengths) <= MAX_RANGE_BYTES + MAX_RANGE_BYTES // 10
 
 
 def test_without_a_bound_the_first_batch_of_a_pass_says_whether_reading_waits(long: Index) -> None:
@@ -313,7 +313,7 @@ def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(
     rows.flush()
     again = open_index(index.path)
     ids, fields = np.arange(8), list(again.fields)[:1]
-    (told,) = extents_of_records(again, fields, ids, ids, gap=AHEAD_GAP).tolist()
+    (told,) = extents_of_records(again, fields, ids, ids, gap=LOCAL_GAP).tolist()
     row = again.rows(fields, np.array([5]))[0]
     assert told[2:] == (row["offset"] + row["length"], NO_SPAN, 5)
 
