@@ -27,7 +27,7 @@ SORTED = 1 << 23
 
 
 class Numbering:
-    """A numbering of names by first occurrence."""
+    """Number names by first occurrence, from 0."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)
@@ -50,27 +50,28 @@ def class_numbers(
     background: Label | None,
     from_text: bool,
 ) -> tuple[Int64s, list[str]]:
-    """Return the class number of each name, and the names of the classes. None is the background.
+    """Return the class number of each name (int64[n]), and the names of the classes by number.
 
-    With `from_text`, names that are all integers written as text become integers, unless `classes`
-    lists all of them.
+    A name of None is that of a record without a label: its class is `background`. With `from_text`,
+    names that are all integers written as text become integers, unless `classes` lists all of them.
     """
     texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
     if texts and None in names and isinstance(background, int):
         raise ValueError(
             f"background={background} is an integer, and labels are names ({min(texts)!r})"
         )
-    filled = [str(background) if name is None else name for name in names]
-    known = set(filled)
-    if classes is None or not known <= set(classes):
-        if from_text and all(map(_is_integer, known)):
-            return np.array([int(name) for name in filled], np.int64), list(classes or ())
+    names_or_background = [str(background) if name is None else name for name in names]
+    distinct = set(names_or_background)
+    if classes is None or not distinct <= set(classes):
+        if from_text and all(map(_is_integer, distinct)):
+            numbers = [int(name) for name in names_or_background]
+            return np.array(numbers, np.int64), list(classes or ())
         if classes is not None:
-            unknown = sorted(known - set(classes))
+            unknown = sorted(distinct - set(classes))
             raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
-        classes = sorted(known)
-    numbers = {name: n for n, name in enumerate(classes)}
-    return np.array([numbers[name] for name in filled], np.int64), list(classes)
+        classes = sorted(distinct)
+    number_of = {name: number for number, name in enumerate(classes)}
+    return np.array([number_of[name] for name in names_or_background], np.int64), list(classes)
 
 
 def integer_background(background: Label | None, /) -> int:
@@ -89,7 +90,7 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
 
 
 def _is_integer(name: str) -> bool:
-    """Whether text is an int64 in Python's notation."""
+    """Return whether a text is an int64 as Python writes it."""
     try:
         return str(int(name)) == name and -(2**63) <= int(name) < 2**63
     except ValueError:
@@ -97,9 +98,10 @@ def _is_integer(name: str) -> bool:
 
 
 def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str], /) -> str:
-    """Write the arrays of the `ClassOrder` of labels to `store`, and return the digest of labels.
+    """Write the record ids sorted by class, and the start and size of each class, to `store`.
 
-    The memory does not grow with the number of labels.
+    `labels` is int64[records], and its digest is returned. About `SORTED` records are sorted at a
+    time, so the memory does not grow with the number of labels.
 
     Raises:
         ValueError: a label is not the number of one of the `classes`, if there are names.
@@ -115,26 +117,25 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
     records = store.new("classorder-records", narrow, labels.shape)
     ends = np.cumsum(sizes)
     low = 0
-    while low < len(values):
+    while low < len(values):  # the classes [low, high), by the order of their labels
         start = int(ends[low] - sizes[low])
         high = max(low + 1, int(np.searchsorted(ends, start + SORTED, side="right")))
-        chunks = (
-            list(_records_between(labels, values[low], values[high - 1])) if high > low + 1 else []
-        )
-        if chunks:
+        chunks = _records_between(labels, values[low], values[high - 1])
+        if high > low + 1:
             ids, chunk_labels = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
             records.add(ids[ClassOrder(chunk_labels).records])
-        else:  # a single class is in order already, however large it is
-            for ids, _ in _records_between(labels, values[low], values[low]):
+        else:  # the records of a single class are sorted already, however many they are
+            for ids, _ in chunks:
                 records.add(ids)
         low = high
-    rank = by_size(sizes, first)
-    store.add({"classorder-starts": (ends - sizes)[rank], "classorder-sizes": sizes[rank]})
+    class_rank = by_size(sizes, first)
+    starts = ends - sizes
+    store.add({"classorder-starts": starts[class_rank], "classorder-sizes": sizes[class_rank]})
     return digest(labels)
 
 
 def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield ids of records whose labels lie in [low, high], with these labels."""
+    """Yield chunks of (record ids, their labels), of the records with labels in [low, high]."""
     for start in range(0, len(labels), READ):
         chunk = labels[start : start + READ]
         found = np.flatnonzero((chunk >= low) & (chunk <= high))
@@ -142,15 +143,19 @@ def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int6
 
 
 def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
-    """Return the distinct labels, sorted, with the count and the first record of each."""
-    values, sizes, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
+    """Return the distinct labels, sorted, the count of each, and the first record of each.
+
+    Like `np.unique(labels, return_index=True, return_counts=True)`, but chunk by chunk.
+    """
+    values, counts, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for start in range(0, len(labels), READ):
-        new, first_new, count = np.unique(
+        new_values, new_first, new_counts = np.unique(
             labels[start : start + READ], return_index=True, return_counts=True
         )
-        both, inverse = np.unique(np.concatenate([values, new]), return_inverse=True)
-        counts, least = np.zeros(len(both), np.int64), np.full(len(both), len(labels))
-        np.add.at(counts, inverse, np.concatenate([sizes, count]))
-        np.minimum.at(least, inverse, np.concatenate([first, first_new + start]))
-        values, sizes, first = both, counts, least
-    return values, sizes, first
+        all_values, inverse = np.unique(np.concatenate([values, new_values]), return_inverse=True)
+        all_counts = np.zeros(len(all_values), np.int64)
+        np.add.at(all_counts, inverse, np.concatenate([counts, new_counts]))
+        all_first = np.full(len(all_values), len(labels))
+        np.minimum.at(all_first, inverse, np.concatenate([first, new_first + start]))
+        values, counts, first = all_values, all_counts, all_first
+    return values, counts, first

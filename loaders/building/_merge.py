@@ -1,7 +1,7 @@
-"""Merge the parts of all shards into one index, in two passes: totals, then arrays by blocks.
+"""Merge the parts of all shards into one index: first their totals, then their arrays by blocks.
 
 Memory grows with the number of shards, fields and classes, not with the number of records. Only a
-table of labels and its keys are held in memory as a whole.
+table of labels and its keys are loaded as a whole.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.building.writer import ArrayFile, IndexWriter, index_writer
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, integer_type, row_type
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import naming_full_disk
+from twinfeed.loaders.support.atomic import explain_full_disk
 
 
 def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | None) -> None:
-    """Write the index of the parts of `stats`, in their order, to the folder `path`."""
+    """Merge the parts of `stats`, one of each shard, in order; write the index to folder `path`."""
     stats.check()
     with index_writer(path) as store:
         merge = _IndexMerger(store, stats, classes)
         store.add(stats.arrays())
-        with naming_full_disk(path):
+        with explain_full_disk(path):
             for file in stats.parts:
                 try:
                     merge.add(load_part(file, check=False))
@@ -51,10 +51,10 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
 
 
 class _ColumnWriter:
-    """The writer of a table or column, with its content digest (see docs/index-format.md).
+    """Write the rows of a field, or the values of a column, with a digest of the content.
 
-    Lists have no digest and no `kind`, since containers encode lists differently. `missing`
-    counts the records without the field.
+    See docs/index-format.md. Lists have no digest and no `kind`, since containers encode lists
+    differently. `missing` counts the records in which the field is missing.
     """
 
     def __init__(self, file: ArrayFile, kind: Literal["crc32c", "<i8", "<f8"] | None) -> None:
@@ -63,7 +63,7 @@ class _ColumnWriter:
         self.missing = 0
 
     def write(self, rows: Array) -> None:
-        """Add the next records."""
+        """Write the rows or values of the next records."""
         self.file.add(rows)
         if self.kind == "crc32c":
             rows = np.where(rows["length"] < 0, -1, rows["crc"].astype(np.int64))
@@ -72,7 +72,7 @@ class _ColumnWriter:
 
 
 class _StringWriter:
-    """The writer of a column of strings."""
+    """Write a column of strings: all of their bytes, and the end of each string in these."""
 
     def __init__(self, store: IndexWriter, name: str, strings: int, size: int) -> None:
         self.name, self.size = name, 0
@@ -80,7 +80,7 @@ class _StringWriter:
         self.ends = store.new(f"{name}-ends", integer_type(size), (strings,))
 
     def write(self, block: Block) -> None:
-        """Add the strings of a block."""
+        """Write the strings of a block."""
         text, ends = block.arrays[f"{self.name}-text"], block.arrays[f"{self.name}-ends"]
         self.text.add(text)
         self.ends.add(ends.astype(np.int64) + self.size)
@@ -88,7 +88,7 @@ class _StringWriter:
 
 
 class _IndexMerger:
-    """The writer of the merged arrays of an index, part by part."""
+    """Write the merged arrays of an index, part by part."""
 
     def __init__(
         self, store: IndexWriter, stats: IndexStats, classes: Sequence[str] | None
@@ -101,8 +101,8 @@ class _IndexMerger:
             if width:
                 self.new_column(name, "<f4" if totals.kind == "float_list" else "<i8", width)
             else:
-                where = stats.files or totals.offset
-                rows = row_type(where, totals.length, whole_files=stats.files > 0)
+                largest = stats.files or totals.offset  # a row has a file number or an offset
+                rows = row_type(largest, totals.length, whole_files=stats.files > 0)
                 file = store.new(f"field-{len(self.fields)}", rows, (stats.records,))
                 self.fields[name] = _ColumnWriter(
                     file, "crc32c" if totals.kind == "bytes" else None
@@ -124,7 +124,7 @@ class _IndexMerger:
         self.columns[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
     def number_classes(self) -> None:
-        """Number the classes; all names of labels must be known."""
+        """Set the class number of each label name, when the names of all parts are known."""
         stats, background = self.stats, self.stats.options.background
         names = stats.name_numbers.names
         if stats.integer_labels:
@@ -139,11 +139,12 @@ class _IndexMerger:
             )
 
     def add(self, part: ShardPart) -> None:
-        """Add the arrays of a part."""
+        """Append the arrays of a part, a block of records at a time."""
         stats = self.stats
         has_labels = stats.options.label_from is not None and stats.table is None
-        numbers = {name: n for n, name in enumerate(part.fields)}
-        names = self.numbers[stats.name_numbers.of(part.names)] if has_labels else self.numbers
+        field_numbers = {name: number for number, name in enumerate(part.fields)}
+        if has_labels:
+            class_of_name = self.numbers[stats.name_numbers.of(part.names)]
         for block in part.blocks():
             for strings in self.strings:
                 if f"{strings.name}-ends" in block.arrays:
@@ -152,35 +153,36 @@ class _IndexMerger:
                 continue
             if has_labels:
                 labels = block.arrays.get("labels")
-                labels = names[block.arrays["names"]] if labels is None else labels
+                labels = class_of_name[block.arrays["names"]] if labels is None else labels
                 self.columns["label"].write(labels)
             for name, writer in self.columns.items():
-                if name in numbers:
-                    values = block.arrays[f"values-{numbers[name]}"]
+                if name in field_numbers:
+                    values = block.arrays[f"values-{field_numbers[name]}"]
                     writer.write(values.reshape(block.records, *writer.file.shape[1:]))
             for name, writer in self.fields.items():
-                self.add_rows(writer, block.arrays.get(f"rows-{numbers.get(name)}"), block.records)
+                rows = block.arrays.get(f"rows-{field_numbers.get(name)}")
+                self.add_rows(writer, rows, block.records)
         self.files_before += part.files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, records: int) -> None:
-        """Add rows of a field, None for a part without the field."""
+        """Append the rows of a field for a block of records; None if no record has the field."""
         if rows is None:
             rows = np.array([MISSING_ROW] * records, writer.file.dtype)
         rows = rows.astype(writer.file.dtype)
-        present = rows["length"] >= 0
+        is_missing = rows["length"] < 0
         if self.stats.files:
-            rows["file"][present] += self.files_before
-        writer.missing += records - int(present.sum())
+            rows["file"][~is_missing] += self.files_before
+        writer.missing += int(is_missing.sum())
         writer.write(rows)
 
     def join_table(self, table: FromTable) -> None:
-        """Add the labels of a table by key, after the keys are written."""
+        """Write the labels of a table, joined by key, after the keys were written."""
         text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))
         keys = StringColumn(text, ends)
         partial = self.stats.options.background is not None
-        labels = self.stats.name_numbers.of(table.match(keys.tolist(), partial=partial))
+        name_numbers = self.stats.name_numbers.of(table.match(keys.tolist(), partial=partial))
         self.number_classes()
-        self.columns["label"].write(self.numbers[labels])
+        self.columns["label"].write(self.numbers[name_numbers])
 
     def finish(self) -> dict[str, Any]:
         """Write the arrays that depend on all records; return the entries of the manifest."""

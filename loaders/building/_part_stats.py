@@ -44,11 +44,14 @@ class FieldTotals:
 
     @property
     def kind(self) -> str:
-        """The kind, of which there is one."""
+        """The kind of the field, the same in all shards."""
         return next(iter(self.kinds))
 
     def width(self, nonempty: int) -> int:
-        """Return the values per record of a column, or 0; `nonempty` shards have records."""
+        """Return the number of values per record, if the field can be a column, or 0.
+
+        Every record must have the same number. `nonempty` is the number of shards with records.
+        """
         is_column = len(self.widths) == 1 and self.shards == nonempty
         return next(iter(self.widths)) if is_column else 0
 
@@ -109,26 +112,32 @@ class IndexStats:
         return "integers" in self.labels or no_names
 
     def mixed_features(self) -> set[str]:
-        """Return the bytes features with one value in some records, and several in others."""
-        clashes = {name: found.kinds for name, found in self.fields.items() if len(found.kinds) > 1}
-        for name, kinds in clashes.items():
+        """Return the names of bytes features with one value in some records, several in others.
+
+        Raises:
+            ValueError: a feature has two other kinds, as bytes and floats.
+        """
+        kinds_of = {name: totals.kinds for name, totals in self.fields.items()}
+        conflicts = {name: kinds for name, kinds in kinds_of.items() if len(kinds) > 1}
+        for name, kinds in conflicts.items():
             if kinds.keys() != {"bytes", "bytes_list"}:
                 where = " and ".join(f"{kind} in {kinds[kind]}" for kind in sorted(kinds))
                 raise ValueError(
                     f"feature {name!r} is {where}: write it as one kind in all shards, or leave it "
                     "out with fields= (--field)"
                 )
-        return self.mixed | clashes.keys()
+        return self.mixed | conflicts.keys()
 
     def check(self) -> None:
-        """Raise ValueError if the parts cannot be an index; warn of shards without records."""
+        """Raise ValueError if no index can be made of the parts; warn of shards without records."""
         if not self.records:
             raise ValueError(
                 f"no records: all {len(self.paths)} shards are empty, or every record is left out, "
                 "for what it lacks (--missing skip) or by exclude="
             )
         if self.nonempty < len(self.paths):
-            empty = [p for p, n in zip(self.paths, self.lengths, strict=True) if n == 0][:5]
+            lengths = zip(self.paths, self.lengths, strict=True)
+            empty = [path for path, length in lengths if length == 0][:5]
             warnings.warn(
                 f"{len(self.paths) - self.nonempty} of {len(self.paths)} shards have no records "
                 f"(first: {', '.join(empty)})",
@@ -161,7 +170,7 @@ class IndexStats:
             check_one_kind(self.labels)
 
     def arrays(self) -> dict[str, Array]:
-        """Return the arrays with one entry for each shard."""
+        """Return by name the arrays of an index that have an entry for each shard."""
         stops = np.cumsum(self.lengths, dtype=np.int64)
         shards = np.array(list(zip(self.sizes, self.headers, strict=True)), SHARD)
         lengths = np.diff(stops, prepend=0)

@@ -1,4 +1,4 @@
-"""Parts: the arrays and statistics of one shard, before the merge, in a file of its own.
+"""Parts: a part is a file with the arrays and statistics of one shard, before the merge.
 
 A part is a zip. Each array of each block of records is an entry, `NUMBER/NAME.npy`. The last entry
 is the statistics of the shard as JSON. At most a block is in memory. The zip has a CRC of each
@@ -21,7 +21,7 @@ import numpy as np
 from twinfeed.loaders.errors import IndexFormatError
 from twinfeed.loaders.index.options import IndexOptions
 from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.atomic import naming_full_disk, temporary_name
+from twinfeed.loaders.support.atomic import explain_full_disk, temporary_name
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
 
@@ -103,7 +103,7 @@ class ShardPart:
             return None
 
     def blocks(self) -> Iterator[Block]:
-        """Yield the blocks of records."""
+        """Yield the blocks of records with their arrays; raise IndexFormatError for damage."""
         try:
             with open_file(self.file) as data, np.load(data) as arrays:  # checks CRCs
                 for number, (records, names) in enumerate(self.block_arrays):
@@ -138,7 +138,7 @@ def damaged_part(file: Path, /) -> IndexFormatError:
 
 
 class PartFile:
-    """The writer of a part, to a temporary file that is renamed when the part is finished."""
+    """Write a part to a temporary file, which is renamed when the part is finished."""
 
     def __init__(self, file: Path, /) -> None:
         self.file = file
@@ -146,14 +146,14 @@ class PartFile:
         self.block_arrays: list[tuple[int, list[str]]] = []
 
     def add(self, records: int, arrays: Mapping[str, Array], /) -> None:
-        """Add a block of records."""
+        """Write a block of records, with its arrays by name."""
         for name, array in arrays.items():
             with self.zip.open(f"{len(self.block_arrays)}/{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
         self.block_arrays.append((records, list(arrays)))
 
     def finish(self, part: ShardPart, /) -> None:
-        """Add the statistics, and rename the file to its final name."""
+        """Write the statistics, and rename the file to its final name."""
         part.block_arrays = self.block_arrays
         stats = vars(part) | {"options": vars(part.options), "file": ""}
         with self.zip.open(_STATS_FILE, "w") as entry:
@@ -164,8 +164,8 @@ class PartFile:
 
 @contextmanager
 def new_part(file: Path, /) -> Iterator[PartFile]:
-    """Yield a temporary file for a part, beside `file`. An unfinished part is removed."""
-    with naming_full_disk(file.parent):
+    """Yield a writer to a temporary file beside `file`. It is removed if it was not finished."""
+    with explain_full_disk(file.parent):
         out = PartFile(temporary_name(file))
         try:
             yield out

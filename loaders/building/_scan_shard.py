@@ -46,7 +46,7 @@ WIDEST_COLUMN = 16
 CELLS = 1 << 16
 """The approximate number of fields, over all records, of one block of a part."""
 
-_MEMO = 1 << 16
+_DECODED_CACHE = 1 << 16
 _DOTS_ADVICE = (
     "; a sample's key ends at the first dot of its members' names, and parts that lie apart are "
     "put together with --join (join=True)"
@@ -64,7 +64,7 @@ _LABEL_ADVICE = (
 
 
 def build_part(plan: BuildPlan, job: Job, file: str) -> None:
-    """Scan one shard, check every checksum, and write the part to `file`."""
+    """Scan the shard of a job, check every checksum, and write its part to `file`."""
     source = plan.root if job.entries else join(plan.root, job.shard)
     if isinstance(plan.root, str) and not job.entries:
         resolve_below(plan.root, job.shard)
@@ -109,23 +109,26 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
 
 
 class _Column:
-    """The rows of one field, and its values if it can be a column, block by block."""
+    """The rows of a field in the current block, and its values if it can be a column.
+
+    A row is (offset, length, checksum). A column is a field with the same few numbers per record.
+    """
 
     def __init__(self, kind: str, first_record: int) -> None:
         self.kind = kind
         self.first_record = first_record
         self.offset = self.length = self.width = self.count = 0
         self.numeric = kind not in ("bytes", "bytes_list")
-        self.decode = lru_cache(_MEMO)(partial(decode_list, kind))
+        self.decode = lru_cache(_DECODED_CACHE)(partial(decode_list, kind))
         self.clear()
 
     def clear(self) -> None:
-        """Start a block."""
+        """Start the next block."""
         self.rows: list[tuple[int, int, int]] = []
         self.values: list[Array] = []
 
     def add(self, row: int, range_: Range, offset: int) -> None:
-        """Add the field of record `row` of the block."""
+        """Add the field of record number `row` of the block. Records before it may not have it."""
         if len(self.rows) < row:
             self.pad(row)
         self.rows.append((offset, range_.length, crc32c(range_.data)))
@@ -140,17 +143,19 @@ class _Column:
             self.numeric = len(value) == self.width <= WIDEST_COLUMN
 
     def pad(self, records: int) -> None:
-        """Mark the field as missing in the following records, up to this number."""
+        """Add a missing row for each further record of the block, up to this number of records."""
         self.rows += [MISSING_ROW] * (records - len(self.rows))
 
     def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
-        """Return the rows of a block, and its values if every record has as many."""
+        """Return the arrays of field `number` for a block: its rows, and its values if it can be a
+        column.
+        """
         self.pad(records)
         dtype = row_type(self.offset, self.length, whole_files=whole_files)
-        block: dict[str, Array] = {f"rows-{number}": np.array(self.rows, dtype)}
+        arrays: dict[str, Array] = {f"rows-{number}": np.array(self.rows, dtype)}
         if self.numeric and len(self.values) == records:
-            block[f"values-{number}"] = np.array(self.values).reshape(records, self.width)
-        return block
+            arrays[f"values-{number}"] = np.array(self.values).reshape(records, self.width)
+        return arrays
 
     def stats(self, records: int) -> FieldStats:
         """Return the statistics of the field; the shard has this number of records."""
@@ -159,7 +164,7 @@ class _Column:
 
 
 class ShardScanner:
-    """The state of a scan: turns the records of a shard into the columns of a part."""
+    """Turn the records of a shard, added one by one, into the blocks of a part."""
 
     def __init__(
         self, plan: BuildPlan, part: ShardPart, shard: str, path: str, part_file: PartFile
@@ -176,7 +181,7 @@ class ShardScanner:
         self.clear()
 
     def clear(self) -> None:
-        """Start a block."""
+        """Start the next block."""
         self.records = self.cells = 0
         self.keys: list[str] = []
         self.files: list[str] = []
@@ -198,14 +203,14 @@ class ShardScanner:
             return
         if record.key is not None:
             self.keys.append(record.key)
-        base = self.part.files + len(self.files)
+        first_file = self.part.files + len(self.files)  # of the loose files of this record
         self.files += record.paths
         for name, range_ in selected:
-            self.add_field(name, range_, base, record.number)
+            self.add_field(name, range_, first_file, record.number)
         self.records += 1
         self.cells += 1 + len(selected)
         if self.cells >= CELLS:
-            self.write()
+            self.write_block()
 
     def add_label(self, record: Record) -> bool:
         """Add the label of a record; return False if the record is to be skipped."""
@@ -216,10 +221,10 @@ class ShardScanner:
         if label is not None:
             self.check_label_kind(label, record)
         elif self.options.background is None:
-            named = isinstance(source, str | FromJson | FromFile)
-            missing = f"what {label_source_text(source)} names" if named else "a label"
-            in_field = isinstance(source, str | FromJson)
-            self.skip_or_raise(missing, record, _FIELD_ADVICE if in_field else _LABEL_ADVICE)
+            has_name = isinstance(source, str | FromJson | FromFile)
+            missing = f"what {label_source_text(source)} names" if has_name else "a label"
+            from_field = isinstance(source, str | FromJson)
+            self.skip_or_raise(missing, record, _FIELD_ADVICE if from_field else _LABEL_ADVICE)
             return False
         self.labels.append(label)
         return True
@@ -233,32 +238,42 @@ class ShardScanner:
             check_one_kind(labels)
 
     def select(self, record: Record) -> list[tuple[str, Range]] | None:
-        """Return the record's fields by their names in the index, or None to skip the record."""
+        """Return (name in the index, range) of each field to index; None to skip the record.
+
+        `wanted_fields` has for each name the aliases that the field may have in the record.
+        """
         if self.options.fields is None:
             return [item for item in record.fields.items() if item[0] not in self.used_names]
-        chosen = []
+        selected = []
         for name, aliases in self.wanted_fields:
             for alias in aliases:
                 if alias in record.fields:
-                    if (name, alias) != ("label", self.source):  # that is the label's column
-                        chosen.append((name, record.fields[alias]))
+                    if (name, alias) != ("label", self.source):  # else it becomes the label column
+                        selected.append((name, record.fields[alias]))
                     break
             else:
                 if self.options.missing != "empty":
                     names = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
                     self.skip_or_raise(f"the field {name!r}{names}", record, _FIELD_ADVICE)
                     return None
-        return chosen
+        return selected
 
     def skip_or_raise(self, missing: str, record: Record, advice: str) -> None:
-        """Raise DataCorruptionError for a missing field or label, or count the record."""
+        """Count a record with a missing field or label as skipped, if `missing="skip"`.
+
+        Raises:
+            DataCorruptionError: otherwise.
+        """
         if self.options.missing != "skip":
-            tar = _DOTS_ADVICE if self.options.container == "tar" else ""
-            raise missing_error(missing, record, self.path, advice + tar)
+            tar_advice = _DOTS_ADVICE if self.options.container == "tar" else ""
+            raise missing_error(missing, record, self.path, advice + tar_advice)
         self.part.skipped += 1
 
-    def add_field(self, name: str, range_: Range, base: int, number: int) -> None:
-        """Add one field of a record, converted to a list if the index has lists of it."""
+    def add_field(self, name: str, range_: Range, first_file: int, number: int) -> None:
+        """Add a field of record `number`, converted to a list if the index has it as a list.
+
+        `first_file` is the number of the record's first loose file.
+        """
         if range_.kind == "bytes" and name in self.options.lists:
             range_ = self.as_list(range_)
         column = self.columns.get(name)
@@ -276,18 +291,18 @@ class ShardScanner:
             if name not in self.part.mixed:
                 self.part.mixed.append(name)
             return
-        offset = base + range_.file_number if self.whole_files else range_.offset
+        offset = first_file + range_.file_number if self.whole_files else range_.offset
         column.add(self.records, range_, offset)
 
     def as_list(self, range_: Range) -> Range:
         """Return the BytesList message around a single bytes value of a TFRecord."""
-        with open_file(self.path) as file:
-            head = os.pread(file.fileno(), range_.head, range_.offset - range_.head)
         start, length = range_.offset - range_.head, range_.length + range_.head
+        with open_file(self.path) as file:
+            head = os.pread(file.fileno(), range_.head, start)
         return Range("bytes_list", range_.file_number, start, length, head + range_.data, 0)
 
-    def write(self) -> None:
-        """Write the block, and start the next."""
+    def write_block(self) -> None:
+        """Write the current block, and start the next."""
         part, arrays = self.part, dict[str, Array]()
         for number, field in enumerate(self.columns.values()):
             if field.rows:
@@ -306,7 +321,7 @@ class ShardScanner:
         self.clear()
 
     def label_arrays(self) -> dict[str, Array]:
-        """Return the labels of the block: integers, or the numbers of their names."""
+        """Return the labels of the block: the integers, or the numbers of the names."""
         if "integers" not in self.part.labels:
             return {"names": self.name_numbers.of(self.labels)}
         if None in self.labels:
@@ -316,7 +331,7 @@ class ShardScanner:
 
     def finish(self) -> None:
         """Write the last block, and the statistics of the part."""
-        self.write()
+        self.write_block()
         part = self.part
         part.names = self.name_numbers.names
         part.fields = {name: column.stats(part.records) for name, column in self.columns.items()}

@@ -1,4 +1,4 @@
-"""The list of bad records: `verify` writes it, `build_index(exclude=…)` leaves the records out."""
+"""The list of bad records: `verify` writes it, and `build_index(exclude=…)` skips the records."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from twinfeed.loaders.support.regular import read_file
 
 
 class BadRecord(NamedTuple):
-    """Name one bad record: its shard, its number in the shard, its place and what is wrong.
+    """One bad record: its shard, its number in the shard, its byte offset and what is wrong.
 
-    The number is -1 if leaving out one record does not help. With `rest`, all later records of
-    the shard are lost too.
+    The number is -1 if the whole shard is bad. With `rest`, all later records of the shard are lost
+    too.
 
     >>> print(BadRecord("a.tfrecord", 7, 1024, None, "corrupted data"))
     a.tfrecord, record 7: corrupted data
@@ -45,7 +45,7 @@ Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 
 
 def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) -> BadRecord:
-    """Return the entry for an error.
+    """Return the `BadRecord` for an error that reading a shard has raised.
 
     The record is -1 for a shard or file that is missing, unreadable, or changed since the indexing.
     """
@@ -75,7 +75,7 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
     for number, line in enumerate(text.splitlines(), 1):
         try:
             if line.strip():
-                records.append(_parsed(line))
+                records.append(_parse_line(line))
         except (TypeError, ValueError, RecursionError) as error:
             raise ValueError(
                 f"{os.fspath(path)}, line {number}: not a bad record: {error}; a line looks like "
@@ -84,20 +84,24 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
     return records
 
 
-def _parsed(line: str) -> BadRecord:
-    """Parse a line of the list."""
+def _parse_line(line: str) -> BadRecord:
+    """Return the `BadRecord` in a line of JSON; raise ValueError or TypeError for another line."""
     entry = BadRecord(**json.loads(line))
-    whole = type(entry.record) is int and entry.record >= 0
-    if not (whole and isinstance(entry.shard, str) and isinstance(entry.rest, bool)):
+    is_number = type(entry.record) is int and entry.record >= 0
+    if not (is_number and isinstance(entry.shard, str) and isinstance(entry.rest, bool)):
         raise ValueError(f"got {line[:80]!r}")
     return entry
 
 
 def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
-    """Return the jobs, each with the records that it leaves out."""
-    listed = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
+    """Return the jobs of a source, each with the record numbers that it must skip.
+
+    Raises:
+        ValueError: `exclude` names a shard that the source does not have.
+    """
+    items = read_bad_records(exclude) if isinstance(exclude, (str, os.PathLike)) else exclude
     by_shard = defaultdict[str, list[BadRecord]](list)
-    for item in listed:
+    for item in items:
         record = _parse_item(item, source.root)
         by_shard[record.shard].append(record)
     unknown = sorted(set(by_shard) - {job.shard for job in source.jobs})
@@ -118,7 +122,7 @@ def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
 
 
 def _parse_item(item: Any, root: Root) -> BadRecord:
-    """Return an item of `exclude`, which may be a pair, with a path below the root."""
+    """Return an item of `exclude`, a `BadRecord` or a pair, with its path relative to the root."""
     if isinstance(item, str) or not isinstance(item, Sequence) or len(item) < 2:
         raise TypeError(
             "exclude must be the list that verify writes, or (shard, number) pairs such as "
@@ -132,7 +136,10 @@ def _parse_item(item: Any, root: Root) -> BadRecord:
 
 
 def _check_keys(job: Job, records: Iterable[BadRecord]) -> None:
-    """Raise ValueError if loose files have other numbers than when the list was written."""
+    """Raise ValueError if a bad loose file has another key than when the list was written.
+
+    Then files were added or removed, and the numbers in the list are wrong.
+    """
     for record in records:
         files = job.entries[record.record : record.record + 1]
         if files and record.key not in (None, files[0].key):

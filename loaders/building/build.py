@@ -1,4 +1,4 @@
-"""Build an index: every shard in one pass, on its own, then all parts merged."""
+"""Build an index: scan each shard into a part, then merge all parts."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.samplers.validate import counted
 
-KEEP_FROM = 1 << 20
+MIN_KEPT_BYTES = 1 << 20
 """A build that fails keeps the parts of shards of at least this many bytes, for the next build."""
 
 _COPIES = 4
@@ -56,10 +56,10 @@ def build_index(
 ) -> Index:
     """Build the index of `shards` in the folder `path`, and return it opened.
 
-    Each shard is read once, with every checksum, and leaves a part in `path`/parts. A build that
-    was interrupted goes on from these parts. Parts whose labels come from a function are built
-    anew, since the function may give other labels by now. The new index replaces an older index by
-    a rename at the end.
+    Each shard is read once, with every checksum, and its part is stored in `path`/parts. A build
+    that was interrupted continues from these parts. If a function gives the labels, parts are built
+    again, since the function may return other labels by now. The new index replaces an older index
+    by a rename at the end.
 
     Args:
         shards: a path, a pattern (globs, braces) or a list of these; a folder of images, with a
@@ -125,7 +125,10 @@ def build_index(
 
 @contextmanager
 def _build_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder of parts; in the end, remove the parts that no later build needs."""
+    """Lock the folder of parts. On leaving, delete its parts.
+
+    After an error, the parts of large shards are kept for the next build.
+    """
     existed = folder.parent.exists()
     try:
         with locked(folder, make=make_folder, wait=DAY):
@@ -138,16 +141,16 @@ def _build_lock(folder: Path) -> Iterator[None]:
                     if finished or _is_small_part(file):
                         file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
     finally:
-        with suppress(OSError):  # parts are left, or the index is there, or other files
+        with suppress(OSError):  # the folder is not empty
             folder.rmdir()
             if not existed:
                 folder.parent.rmdir()
 
 
 def _is_small_part(file: Path) -> bool:
-    """Return whether a file is the part of a small shard, or no part."""
+    """Return whether a file is the part of a small shard, or is not a part."""
     part = ShardPart.load(file, check=False)
-    return part is None or max(part.bytes, part.files << 10) < KEEP_FROM
+    return part is None or max(part.bytes, part.files << 10) < MIN_KEPT_BYTES
 
 
 def _build_parts(
@@ -155,8 +158,8 @@ def _build_parts(
 ) -> Iterator[ShardPart]:
     """Build the parts that are missing in `folder`, and yield the part of every job.
 
-    The name of a part depends on the plan, the shard and the state of the shard. Where a function
-    gives the labels, every part is built anew, since the labels may be other labels than before.
+    The file name of a part is a hash of the plan, the shard's path, its size and its time or ETag.
+    If a function gives the labels, every part is built again, since it may return other labels.
     """
     digest = plan.digest()
     states = [f"{digest} {state}" for state in job_states(plan.root, jobs)]
@@ -172,8 +175,8 @@ def _build_parts(
     ]
     copies = executor is None and isinstance(plan.root, Location) and not callable(plan.label)
     with ThreadPoolExecutor(_COPIES) if copies else nullcontext(executor) as pool:
-        done = starmap(build_part, tasks) if pool is None else _run_on(pool, tasks)
-        for _ in progress_bar(done, "indexing", "shard", progress, total=len(tasks)):
+        finished = starmap(build_part, tasks) if pool is None else _run_on(pool, tasks)
+        for _ in progress_bar(finished, "indexing", "shard", progress, total=len(tasks)):
             pass
     for job, file in zip(jobs, files, strict=True):
         part = load_part(file)
@@ -186,7 +189,7 @@ def _build_parts(
 
 
 def _run_on(executor: Executor, tasks: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
-    """Run the jobs on `executor`. The first error cancels the jobs that wait."""
+    """Run `build_part` on an executor; yield after each task. An error cancels queued tasks."""
     futures = [executor.submit(build_part, *task) for task in tasks]
     try:
         for future in as_completed(futures):

@@ -1,4 +1,4 @@
-"""Images in folders of classes, listed as records in an order that is the same on every machine."""
+"""List images in folders of classes as records, in the same order on every machine."""
 
 from __future__ import annotations
 
@@ -48,10 +48,10 @@ def list_images(
             stacklevel=2,
         )
     stems = [os.path.splitext(path)[0] for path in paths]
-    times = Counter(stems)
+    counts = Counter(stems)
     return [
         Entry(
-            stem if times[stem] == 1 else path,
+            stem if counts[stem] == 1 else path,
             {"image": path},
             path.partition("/")[0] if "/" in path else None,
         )
@@ -60,13 +60,14 @@ def list_images(
 
 
 def empty_class_folders(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
-    """Name the folders directly below `root` that hold no entry, links to folders included.
+    """Return a message that names the folders directly in `root` that contain no entry.
 
-    Returns None if every folder has an entry, and if no entry lies in a folder.
+    Links to folders count as folders. Returns None if there are no such folders, or if no entry is
+    in a folder.
     """
     labels = {entry.label for entry in entries} - {None}
-    found = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in labels]
-    names = sorted(path.name for path in found if path.name[0] != "." and not is_index(path))
+    empty = [path for path in Path(root).iterdir() if path.is_dir() and path.name not in labels]
+    names = sorted(path.name for path in empty if path.name[0] != "." and not is_index(path))
     if not labels or not names:
         return None
     return (
@@ -87,22 +88,23 @@ def no_images_error(
 
 
 def _files_below(root: str | os.PathLike[str]) -> list[str]:
-    """List the files below `root`, sorted, without hidden files and indexes.
+    """Return the paths of the files below `root`, relative to it, sorted.
 
-    A link to a folder that lies in a folder ends in "/". It is not followed.
+    Hidden files and indexes are skipped. Links to folders are not followed. Except in `root`
+    itself, such a link is listed, as a path that ends in "/".
     """
-    found = []
+    paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):
         folders[:] = [
             name
             for name in folders
             if not name.startswith(".") and not is_index(Path(folder, name))
         ]
-        inside = os.path.relpath(folder, root)
-        prefix = "" if inside == "." else f"{inside}/"
+        relative = os.path.relpath(folder, root)
+        prefix = "" if relative == "." else f"{relative}/"
         links = [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]
-        found += [prefix + name for name in names + links if not name.startswith(".")]
-    return sorted(found)
+        paths += [prefix + name for name in names + links if not name.startswith(".")]
+    return sorted(paths)
 
 
 def _raise(error: OSError) -> None:

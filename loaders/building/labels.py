@@ -1,4 +1,4 @@
-"""Where labels come from: a field, a JSON key, the folder or file, a table, or a function."""
+"""Sources of labels: a field, a JSON key, the folder or file, a table, or a function."""
 
 from __future__ import annotations
 
@@ -124,16 +124,16 @@ class FromTable:
         )
 
     def match(self, keys: Iterable[str], /, *, partial: bool = False) -> list[Label | None]:
-        """Return the labels of `keys`. With `partial`, a key that is not in the table has None.
+        """Return the label of each key. With `partial`, it is None for a key not in the table.
 
         Raises:
-            ValueError: keys and table do not match; with counts and the first five cases.
+            ValueError: keys and table do not match. The message has counts and the first five keys.
         """
         keys = list(keys)
-        known = set(keys)
+        record_keys = set(keys)
         unknown = [] if partial else [key for key in keys if key not in self.labels]
-        unused = [key for key in self.labels if key not in known]
-        found: dict[str, list[Any]] = {
+        unused = [key for key in self.labels if key not in record_keys]
+        mismatches: dict[str, list[Any]] = {
             "records have the key of another": _duplicates(keys),
             "records are not in the table": unknown,
             "rows of the table have no record": unused,
@@ -142,11 +142,11 @@ class FromTable:
             ],
         }
         problems = [
-            f"{len(bad)} {what} (first: {', '.join(map(repr, bad[:5]))})"
-            for what, bad in found.items()
+            f"{len(bad)} {problem} (first: {', '.join(map(repr, bad[:5]))})"
+            for problem, bad in mismatches.items()
             if bad
         ]
-        if not _normalized(known).isdisjoint(_normalized(unused)):
+        if not _normalized(record_keys).isdisjoint(_normalized(unused)):
             problems.append(
                 "some differ in their Unicode form alone (an accent of its own, as in files of "
                 "macOS): write the keys as the files are named, with unicodedata.normalize"
@@ -157,10 +157,10 @@ class FromTable:
             raise ValueError(
                 f"the label table does not match the {len(keys)} records: {'; '.join(problems)}"
             )
-        first = dict[str, str]()  # of each kind
+        first_of_kind = dict[str, str]()
         for key, label in self.labels.items():
-            first.setdefault(label_kind(label), f"the table, {key!r}: {label!r}")
-        check_one_kind(first)
+            first_of_kind.setdefault(label_kind(label), f"the table, {key!r}: {label!r}")
+        check_one_kind(first_of_kind)
         return [self.labels.get(key) for key in keys]
 
 
@@ -169,9 +169,7 @@ LabelSource = RecordLabel | FromTable
 
 
 def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
-    """Return the label of one record; None for a record without a label.
-
-    Labels of a table are joined later, by key.
+    """Return the label of a record, an int or a str; None if it has no label.
 
     Raises:
         DataCorruptionError: a value that is not a label.
@@ -212,23 +210,27 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
 
 
 def key_of(name: str, record: Record, shard: str, /) -> str:
-    """Return the key in a feature; raise DataCorruptionError for a record without this feature."""
+    """Return the key of a record, which is the value of the bytes feature `name`.
+
+    Raises:
+        DataCorruptionError: the feature is missing.
+    """
     field = record.fields.get(name)
     if field is None or field.kind != "bytes":
-        what = f"the bytes feature {name!r} of key="
-        raise missing_error(what, record, shard, "name another feature")
+        missing = f"the bytes feature {name!r} of key="
+        raise missing_error(missing, record, shard, "name another feature")
     return field.data.decode("utf-8", "surrogateescape")
 
 
-def missing_error(what: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
-    """Return the error of a record with a missing field or label."""
+def missing_error(missing: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
+    """Return the error for a record with a missing field or label; `missing` is its name."""
     found = f"the fields {reprlib.repr(sorted(record.fields))}"
     where = location_of(record, shard)
-    return DataCorruptionError(f"a record lacks {what}", **where, found=found, advice=advice)
+    return DataCorruptionError(f"a record lacks {missing}", **where, found=found, advice=advice)
 
 
 def label_source_text(source: RecordLabel, /) -> str:
-    """Format a source of labels for an error message, with the option of the command."""
+    """Return the name of a source of labels for messages, with the command-line option for it."""
     if isinstance(source, FromJson):
         path = f"{source.field}:{source.key}" if source.key else source.field
         return f"label={source!r} (--label-json {shlex.quote(path)})"
@@ -244,17 +246,20 @@ def label_kind(label: Label, /) -> str:
     return "names" if isinstance(label, str) else "integers"
 
 
-def check_one_kind(first: Mapping[str, str], /) -> None:
-    """Raise ValueError for labels of two kinds; `first` says where the first of each kind is."""
-    if len(first) > 1:
+def check_one_kind(first_of_kind: Mapping[str, str], /) -> None:
+    """Raise ValueError if there are both integer labels and names.
+
+    `first_of_kind` says by kind, "integers" or "names", where the first such label is.
+    """
+    if len(first_of_kind) > 1:
         raise ValueError(
-            "labels must be all integers or all names, "
-            f"got an integer ({first['integers']}) and a name ({first['names']})"
+            "labels must be all integers or all names, got an integer "
+            f"({first_of_kind['integers']}) and a name ({first_of_kind['names']})"
         )
 
 
 def label_field_error(where: str, /) -> ValueError:
-    """Return the error of a field with the name of the labels' column."""
+    """Return the error for a field that is called "label", as the column of the labels."""
     return ValueError(
         f"a field of {where} is called 'label' like the column of the labels: name all fields, and "
         "this one otherwise, as in fields={'text': 'label'} (--field text=label)"
@@ -322,12 +327,16 @@ def _duplicates(items: Iterable[str]) -> list[str]:
 
 
 def _normalized(keys: Iterable[str]) -> set[str]:
-    """Return keys with each accent composed with its letter."""
+    """Return the keys in Unicode's normal form NFC, where a letter and its accent are one."""
     return {unicodedata.normalize("NFC", key) for key in keys if isinstance(key, str)}
 
 
 def _read_table(path: str) -> dict[str, Label | float]:
-    """Read a table of keys and labels."""
+    """Return the labels by key in a CSV or TSV file.
+
+    Raises:
+        ValueError: the file is no such table, a row is too short, or a key occurs twice.
+    """
     delimiter = "\t" if path.endswith(".tsv") else ","
     try:
         text = read_file(path, LIMITS.table_bytes).decode("utf-8-sig")
@@ -355,7 +364,7 @@ def _read_table(path: str) -> dict[str, Label | float]:
 
 
 def _parse_cell(text: str) -> Label | float:
-    """Parse a cell to a label; a fraction becomes a float, which is refused later."""
+    """Return a cell as text; as a float if it is a fraction, nan or inf, which is no label."""
     text = text.strip()
     try:
         number = float(text)

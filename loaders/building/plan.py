@@ -1,4 +1,4 @@
-"""The settings of a build that all workers share."""
+"""The settings of a build, which are pickled to its worker processes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class BuildPlan:
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
     def scan(self, job: Job, path: str, on_bad: OnBad) -> Iterator[Record]:
-        """Scan the records of a job, whose shard is at `path`."""
+        """Yield the records of a job, whose shard is at `path`; `on_bad` gets errors of records."""
         options, limit = self.options, self.options.max_record_bytes
         if job.entries:
             return files.scan(str(self.root), job.entries, max_record_bytes=limit, on_bad=on_bad)
@@ -78,12 +78,12 @@ class BuildPlan:
 
 
 def add_header(checksum: int, record: Record) -> int:
-    """Return the checksum of all record headers up to this record."""
+    """Return the checksum of all record headers so far, from that before this record."""
     return crc32c(checksum.to_bytes(4, "little") + record.header)
 
 
 def _label_source_of(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:
-    """Return the kind and the name of the source of labels, as the manifest has them."""
+    """Return the kind of a source of labels and its name, as written in the manifest."""
     if label is None or isinstance(label, str):
         return "field" if label is not None else None, label
     if isinstance(label, FromJson):
@@ -101,7 +101,11 @@ def _label_source_of(label: RecordLabel | None) -> tuple[LabelFrom | None, str |
 
 
 def _field_aliases(fields: Fields | None) -> dict[str, str] | None:
-    """Return the possible names of each field in a record, with ";" between them."""
+    """Return by field the names that it may have in a record, as "jpg;jpeg".
+
+    Raises:
+        TypeError: `fields` is no mapping and no list of names.
+    """
     if fields is None:
         return None
     if isinstance(fields, str):

@@ -1,4 +1,4 @@
-"""From patterns to the names of shards: globs, braces, and sets that must be complete."""
+"""Expand patterns to the names of shards: globs, braces, and numbered sets."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ def expand(
     complete: bool = True,
     compressed: bool = False,
 ) -> list[str]:
-    """Return the shards that a pattern or several patterns name.
+    """Return the names of the shards that match a pattern or several patterns.
 
     - Braces are expanded first, then globs. The matches of each glob are sorted.
-    - The name of a file or object that exists is taken as it is, whatever characters it has.
-    - With `compressed`, the names of compressed files are taken too.
+    - A pattern that is the name of an existing file or object is not expanded.
+    - With `compressed`, the names of compressed files are allowed.
     - With `complete`, numbered sets (`-00003-of-00010`) must have every number.
 
     Raises:
@@ -87,7 +87,7 @@ def expand_braces(pattern: str, /) -> list[str]:
 
 
 def check_complete(paths: Iterable[str], /) -> None:
-    """Raise DataCorruptionError, with the gaps, for incomplete sets of `-00003-of-00010` names."""
+    """Raise DataCorruptionError if a numbered set of shards (`-00003-of-00010`) is incomplete."""
     sets = defaultdict[tuple[str, str, str], set[int]](set)
     for path in paths:
         if match := _NUMBERED.fullmatch(path):
@@ -95,15 +95,16 @@ def check_complete(paths: Iterable[str], /) -> None:
             sets[prefix, total, suffix].add(int(number))
     for (prefix, total, suffix), numbers in sets.items():
         name = f"{prefix}-*-of-{total}{suffix}"
-        beyond = sorted(number for number in numbers if number >= int(total))
-        if beyond:
+        too_large = sorted(number for number in numbers if number >= int(total))
+        if too_large:
             raise DataCorruptionError(
-                f"shard number {beyond[0]} of {name} is not below {int(total)}"
+                f"shard number {too_large[0]} of {name} is not below {int(total)}"
             )
         missing = int(total) - len(numbers)
         if missing:
-            gaps = itertools.islice((n for n in range(int(total)) if n not in numbers), 5)
-            first = ", ".join(f"{number:0{len(total)}d}" for number in gaps)
+            all_missing = (number for number in range(int(total)) if number not in numbers)
+            first_five = itertools.islice(all_missing, 5)
+            first = ", ".join(f"{number:0{len(total)}d}" for number in first_five)
             raise DataCorruptionError(
                 f"incomplete shards {name}: {missing} of {int(total)} missing, first: {first}",
                 advice="give all of them; to index those that are there, complete=False "
@@ -138,7 +139,11 @@ def _exists(name: str) -> bool:
 
 
 def _glob(name: str) -> list[str]:
-    """Return the files or URLs that match one name."""
+    """Return the files or URLs that match a glob, or the name itself if it is no glob.
+
+    Raises:
+        FileNotFoundError: nothing matches.
+    """
     if not _MAGIC.search(name) or _exists(name):
         return [name]
     matches = _glob_store(name) if is_url(name) else sorted(glob.glob(name, recursive=True))
@@ -150,7 +155,7 @@ def _glob(name: str) -> list[str]:
 
 
 def _glob_store(name: str) -> list[str]:
-    """Return the URLs that match a pattern. The names of a folder come from its store."""
+    """Return the URLs that match a glob in a URL, by listing its folder in the object store."""
     pattern = folder = Location.of(name)
     while _MAGIC.search(folder.key):
         folder = folder.parent
@@ -161,20 +166,20 @@ def _glob_store(name: str) -> list[str]:
 
 
 def _expand_brace(text: str, pattern: str) -> Sequence[str]:
-    """Return the texts that a pair of braces expands to."""
+    """Return the strings that `{text}` expands to: a range of numbers, or a list with commas."""
     match = _RANGE.fullmatch(text)
     if not match:
         return text.split(",") if "," in text else [f"{{{text}}}"]
     first, last, step = int(match[1]), int(match[2]), abs(int(match[3] or 1)) or 1
     _check_count(abs(last - first) // step + 1, pattern)
-    padded = any(re.match(r"-?0\d", end) for end in (match[1], match[2]))
-    width = max(len(match[1]), len(match[2])) if padded else 0
+    has_zeros = any(re.match(r"-?0\d", number) for number in (match[1], match[2]))
+    width = max(len(match[1]), len(match[2])) if has_zeros else 0
     numbers = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
     return [f"{number:0{width}d}" for number in numbers]
 
 
 def _check_count(count: int, pattern: str) -> None:
-    """Raise ValueError for too many names, before the names are made."""
+    """Raise ValueError if a pattern expands to more than `MAX_NAMES` names."""
     if count > MAX_NAMES:
         raise ValueError(
             f"the shard pattern {pattern!r} names {count} files, more than {MAX_NAMES}"

@@ -1,4 +1,4 @@
-"""What an index is built of: shards named by pattern or list, or loose files, cut into jobs."""
+"""Find what an index is built of (shards or loose files), and divide it into jobs."""
 
 from __future__ import annotations
 
@@ -69,18 +69,19 @@ def find_source(
     root: PathLike | None,
     complete: bool = True,
 ) -> ShardSource:
-    """Return the jobs that `shards` names.
+    """Return a job for each shard, or for every `FILES_PER_PART` loose files.
 
-    A folder or a list of entries is loose files. All else is shards. The default of `root` is the
-    folder that holds `beside`. For shards at URLs, and for shards without `beside`, the default is
-    the nearest folder that all of the shards lie below.
+    `shards` is a folder or a list of entries for loose files, else the names or patterns of shards.
+    `root` is the folder to which paths are relative. Its default is the folder that contains
+    `beside`. For shards at URLs, and without `beside`, it is the deepest folder of all shards.
     """
     entries = _loose_entries(shards)
     if entries is not None:
         folder, entries = _relative_entries(shards, entries, beside, root)
+        starts = range(0, len(entries), FILES_PER_PART)
         jobs = [
-            Job(f"files-{n:05d}", tuple(entries[start : start + FILES_PER_PART]))
-            for n, start in enumerate(range(0, len(entries), FILES_PER_PART))
+            Job(f"files-{number:05d}", tuple(entries[start : start + FILES_PER_PART]))
+            for number, start in enumerate(starts)
         ]
         return ShardSource("files", folder, jobs)
     names = _shard_names(shards, complete)
@@ -121,19 +122,19 @@ def local_copy(path: Root) -> Iterator[LocalFile]:
         return
     with temporary_folder() as folder:
         copy = folder / "shard"
-        facts = download(*split(path), copy, LIMITS.download_bytes)
-        yield LocalFile(str(copy), facts.tag)
+        info = download(*split(path), copy, LIMITS.download_bytes)
+        yield LocalFile(str(copy), info.tag)
 
 
 def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
-    """Return as text, for each job, what its part depends on besides the plan.
+    """Return for each job a text that changes when its part must be built again.
 
-    This is the path, size and time (or ETag) of the shard or of each file, and the records to leave
-    out.
+    It has the path, size and time (or ETag) of the shard or of each loose file, and the numbers of
+    the excluded records.
     """
     if isinstance(root, Location):
-        found = store_of(root).stat([job.shard for job in jobs], fresh=True)
-        states = [[(job.shard, *info)] for job, info in zip(jobs, found, strict=True)]
+        infos = store_of(root).stat([job.shard for job in jobs], fresh=True)
+        states = [[(job.shard, *info)] for job, info in zip(jobs, infos, strict=True)]
     else:
         states = [list(_file_states(root, job)) for job in jobs]
     return [
@@ -143,15 +144,18 @@ def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
 
 
 def _file_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | None]]:
-    """Yield the path, the size and the time of each file of a job."""
+    """Yield the path, the size and the modification time of each file of a job."""
     files = [file for entry in job.entries for file in entry.paths.values()]
     for path in files if job.entries else [job.shard]:
-        found = os.stat(posixpath.join(root, path))
-        yield path, found.st_size, str(found.st_mtime_ns)
+        status = os.stat(posixpath.join(root, path))
+        yield path, status.st_size, str(status.st_mtime_ns)
 
 
 def _loose_entries(shards: Shards) -> list[Entry] | None:
-    """Return the loose files that `shards` names, None if it names shards."""
+    """Return the entries of loose files, if `shards` is a local folder or a list of entries.
+
+    Returns None if `shards` has the names of shards.
+    """
     if isinstance(shards, (str, os.PathLike)):
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
             return None
@@ -160,12 +164,12 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
         if empty is not None:
             warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
         return entries
-    listed: list[Any] = list(shards) if isinstance(shards, Sequence) else []
-    if not (listed and all(isinstance(entry, Entry) for entry in listed)):
+    items: list[Any] = list(shards) if isinstance(shards, Sequence) else []
+    if not (items and all(isinstance(item, Entry) for item in items)):
         return None
-    if not any(entry.paths for entry in listed):
+    if not any(entry.paths for entry in items):
         raise ValueError("no Entry names a file: give each its files by field name")
-    return listed
+    return items
 
 
 def _relative_entries(
@@ -188,7 +192,7 @@ def _relative_entries(
 
 
 def _shard_names(shards: Any, complete: bool) -> list[str]:
-    """Return the paths of the shards in order."""
+    """Return the paths of the shards in order; raise LoaderError for a folder or an index."""
     names = expand(shards, complete=complete)
     for name in names:
         if name.endswith(("/", MANIFEST, ".npy")) or os.path.isdir(name):
@@ -199,10 +203,11 @@ def _shard_names(shards: Any, complete: bool) -> list[str]:
 
 
 def _relative(root: Root, shard: str) -> str:
-    """Return the path of a shard relative to `root`; raise ValueError for a path outside `root`.
+    """Return the path of a shard relative to `root`, with links followed if it is not below `root`.
 
-    A link outside `root` is followed. If there is no such file, raise FileNotFoundError, which says
-    more.
+    Raises:
+        ValueError: the shard is outside `root`.
+        FileNotFoundError: there is no such file.
     """
     path = Location.of(shard) if is_url(shard) else os.path.abspath(shard)
     with suppress(ValueError):
@@ -214,7 +219,7 @@ def _relative(root: Root, shard: str) -> str:
 
 
 def _common_folder(urls: Sequence[str]) -> Location:
-    """Return the nearest folder that all `urls` lie below."""
+    """Return the deepest folder that contains all `urls`."""
     files = [Location.of(url) for url in urls]
     split(min(files, key=lambda file: len(file.key)))  # raises an error for a URL without a file
     folder = posixpath.commonpath([file.parent.key for file in files])
@@ -222,7 +227,7 @@ def _common_folder(urls: Sequence[str]) -> Location:
 
 
 def _container_of(root: Root, shard: str) -> Container:
-    """Return the container by the name of the first shard's file, or else by its first bytes."""
+    """Return the container of a shard, by its file name or else by its first bytes."""
     name = posixpath.basename(shard)
     if name.endswith(".tar"):
         return "tar"

@@ -1,6 +1,6 @@
-"""The writer of an index: a folder of `.npy` arrays and a JSON manifest, replaced atomically.
+"""Write an index: a folder of `.npy` arrays and a JSON manifest, replaced atomically.
 
-The arrays lie in a folder that is named after their content, and the manifest names the folder.
+The arrays are in a folder that is named after their content, and the manifest names the folder.
 `os.replace` of the manifest is the commit point: a reader sees the whole old state or the whole new
 state. The bytes contain no time, user or path. So two processes that build the same index write
 the same files, and the last writer changes nothing.
@@ -37,9 +37,9 @@ from twinfeed.loaders.index.manifest import (
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.atomic import (
     LOCK,
+    explain_unwritable,
     fsync_path,
     locked,
-    naming_unwritable,
     temporary_name,
 )
 from twinfeed.loaders.support.deletable import (
@@ -65,9 +65,9 @@ _ELSEWHERE = (
 
 
 class ArrayFile:
-    """The writer of one `.npy` file, which is written in blocks, with its SHA-256.
+    """Write one `.npy` file in blocks, and compute its SHA-256.
 
-    `size` is the size of the finished file.
+    `size` is the size of the finished file in bytes.
     """
 
     def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
@@ -88,8 +88,8 @@ class ArrayFile:
         self.bytes += len(data)
 
     def add(self, rows: Array, /) -> None:
-        """Append rows, converted to the type of the array."""
-        rows = np.ascontiguousarray(rows, self.dtype)  # numpy's own writing hides a full disk
+        """Append rows, converted to the dtype of the file."""
+        rows = np.ascontiguousarray(rows, self.dtype)  # ndarray.tofile would hide a full disk
         self.write(rows.reshape(-1).view(np.uint8).data)
 
     def close(self) -> None:
@@ -97,7 +97,7 @@ class ArrayFile:
         self._out.close()
 
     def entry(self) -> dict[str, Any]:
-        """Finish the file, and return its entry of the manifest."""
+        """Finish the file, and return its entry in the manifest."""
         self._out.flush()
         os.fsync(self._out.fileno())
         self.close()
@@ -108,7 +108,7 @@ class ArrayFile:
 
 
 class IndexWriter:
-    """The writer of an index, to a temporary folder that `finish` makes the index."""
+    """Write an index to a temporary folder, which `finish` publishes at `path`."""
 
     def __init__(self, path: Path, folder: Path, /) -> None:
         self.path = path
@@ -117,7 +117,7 @@ class IndexWriter:
         self._entries: dict[str, Any] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
-        """Create an array, to be written in blocks."""
+        """Create the file of an array, to be written in blocks."""
         add_deletable(self.folder, f"{name}.npy")
         self.open_arrays[name] = ArrayFile(self.folder / f"{name}.npy", dtype, shape)
         return self.open_arrays[name]
@@ -128,7 +128,7 @@ class IndexWriter:
             self.new(name, array.dtype, array.shape).add(array)
 
     def finish_array(self, name: str, /) -> Array:
-        """Finish an array, and return it memory-mapped."""
+        """Finish the file of an array, and return the array memory-mapped."""
         file = self.open_arrays.pop(name)
         self._entries[name] = file.entry()
         return np.asarray(np.lib.format.open_memmap(file.file, mode="r"))
@@ -183,7 +183,7 @@ def _deletable(path: Path, old: Mapping[str, Any] | None) -> Iterator[None]:
 
 
 def _old_manifest(path: Path) -> dict[str, Any] | None:
-    """Return the manifest at `path`, or None if there is no index, or a damaged one."""
+    """Return the manifest of the index at `path`, or None if it is missing or damaged."""
     with suppress(LoaderError, OSError):
         return read_manifest(path)
     return None
@@ -191,7 +191,7 @@ def _old_manifest(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def index_writer(path: Path) -> Iterator[IndexWriter]:
-    """Yield a writer of the index at `path`, under a lock; remove temporary files at the end."""
+    """Yield a writer of the index at `path`, under a lock; delete temporary files at the end."""
     check_own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
         store = IndexWriter(path, temporary_name(path / "columns"))
@@ -208,8 +208,8 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
 
 
 def make_folder(path: Path) -> Path:
-    """Create a folder to write in; an error advises where to write instead."""
-    with naming_unwritable(path, _ELSEWHERE):
+    """Create a folder and return it; the error for a read-only place has advice."""
+    with explain_unwritable(path, _ELSEWHERE):
         path.mkdir(parents=True, exist_ok=True)
     return path
 
@@ -219,11 +219,11 @@ def check_own_folder(path: Path) -> Path:
     if path.is_file():
         problem, name = "a file", path.with_suffix(".index")
     else:
-        found = foreign_files(path) if path.exists() and not is_index(path) else []
-        others = [path for path in found if "/." not in f"/{path}"]  # hidden files may stay
-        if not others or is_index(path):  # another process may have finished it meanwhile
+        foreign = foreign_files(path) if path.exists() and not is_index(path) else []
+        visible = [path for path in foreign if "/." not in f"/{path}"]  # hidden files may stay
+        if not visible or is_index(path):  # another process may have finished the index meanwhile
             return path
-        problem = f"it holds other files ({', '.join(others[:5])})"
+        problem = f"it holds other files ({', '.join(visible[:5])})"
         name = path / "train.index"
     raise FileExistsError(
         errno.EEXIST, f"{problem}; an index needs a folder of its own, such as {name}", str(path)
@@ -231,10 +231,10 @@ def check_own_folder(path: Path) -> Path:
 
 
 def foreign_files(path: Path, /) -> list[str]:
-    """Return the files in the folder of an index that no build has written."""
-    own = {LOCK, MANIFEST} if is_index(path) else {LOCK}
+    """Return the paths, relative to the folder of an index, of files that no build has written."""
+    written = {LOCK, MANIFEST} if is_index(path) else {LOCK}
     if (manifest := _old_manifest(path)) is not None:
-        own |= {*array_files(manifest)}
+        written |= {*array_files(manifest)}
     found = set[str]()
     for entry in path.iterdir():
         if entry.is_dir() and not entry.is_symlink():
@@ -244,11 +244,11 @@ def foreign_files(path: Path, /) -> list[str]:
             found |= {f"{entry.name}/{file.name}" for file in files if file.name not in expected}
         else:
             found.add(entry.name)
-    return sorted(found - own)
+    return sorted(found - written)
 
 
 def is_part(path: Path) -> bool:
-    """Whether a file is a part, or the temporary file of one."""
+    """Return whether a file is a part of a build, or the temporary file of one."""
     if not _PART.fullmatch(path.name):
         return False
     with suppress(LoaderError, FileNotFoundError), open_file(path) as file:
@@ -257,9 +257,9 @@ def is_part(path: Path) -> bool:
 
 
 def _publish_arrays(temporary: Path, final: Path) -> Path:
-    """Rename the temporary folder to `final`, or move its arrays there if it exists.
+    """Rename the temporary folder to `final`, or move its arrays to `final` if this exists.
 
-    Return the folder with the manifest.
+    Return the folder that has the manifest afterwards.
     """
     fsync_path(temporary)
     try:

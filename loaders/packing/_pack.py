@@ -42,7 +42,7 @@ from twinfeed.loaders.packing._shard_writer import (
 from twinfeed.loaders.packing._split import Split, check_split, counts_of
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.argument_hints import hint_arguments
-from twinfeed.loaders.support.atomic import locked, naming_full_disk
+from twinfeed.loaders.support.atomic import explain_full_disk, locked
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import root_key
@@ -127,7 +127,7 @@ def pack(
         check_split(split, seed)
     records = _open_source(source)
     folder = output_path(out)
-    with staging(folder) as work, naming_full_disk(folder):
+    with staging(folder) as work, explain_full_disk(folder):
         if isinstance(records, CompressedShards):
             records = decompressed_samples(records, work)
         check_free(folder, split or {"data": 1}, overwrite)

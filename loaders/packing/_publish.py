@@ -16,7 +16,12 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.manifest import read_manifest
 from twinfeed.loaders.index.paths import PUBLISHING
-from twinfeed.loaders.support.atomic import fsync_path, locked, naming_unwritable, temporary_name
+from twinfeed.loaders.support.atomic import (
+    explain_unwritable,
+    fsync_path,
+    locked,
+    temporary_name,
+)
 from twinfeed.loaders.support.deletable import (
     delete_folder,
     delete_listed,
@@ -77,7 +82,7 @@ def staging(folder: Path, /) -> Iterator[Path]:
 def _start(folder: Path, work: Path) -> int:
     """Create and lock the staging folder `work`, after cleaning up after killed packers."""
     make = partial(Path.mkdir, parents=True, exist_ok=True)
-    with naming_unwritable(folder, _ELSEWHERE), locked(folder, make=make):
+    with explain_unwritable(folder, _ELSEWHERE), locked(folder, make=make):
         _complete_publish(folder)
         for old in folder.glob(f".{_WORK}-*"):
             if _OWN_WORK.fullmatch(old.name):

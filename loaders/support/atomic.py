@@ -149,12 +149,12 @@ def flock(fd: int, how: int, /) -> bool:
     return True
 
 
-def naming_full_disk(path: Path) -> AbstractContextManager[None]:
+def explain_full_disk(path: Path) -> AbstractContextManager[None]:
     """Add `path` to the error of a full disk, or of a file that may not grow."""
     return _explain_errors(path, "make room there", (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
-def naming_unwritable(path: Path, advice: str) -> AbstractContextManager[None]:
+def explain_unwritable(path: Path, advice: str) -> AbstractContextManager[None]:
     """Add `path` and advice to the error of a path that may not be written."""
     return _explain_errors(path, advice, (errno.EACCES, errno.EPERM, errno.EROFS))
 

@@ -106,7 +106,7 @@ class Building:
             pack(samples(each), self.shards / f"d{each}", shards=2)
 
     def work(self, state: int) -> None:
-        build.KEEP_FROM = 0
+        build.MIN_KEPT_BYTES = 0
         pool = None if state % 3 else ProcessPoolExecutor(2, multiprocessing.get_context("fork"))
         shards = [f"{self.shards}/d{each}/*.tfrecord" for each in range(state % 4 + 1)]
         label = "group" if state % 2 else None

@@ -644,7 +644,7 @@ def test_kills_at_random_moments_lose_nothing() -> None:
 def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "KEEP_FROM", 0)
+    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
     shards = tfrecords(tmp_path, shards=5)
     flip(shards[3], 30)
     with pytest.raises(DataCorruptionError):
@@ -673,7 +673,7 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
 def test_a_part_with_any_byte_changed_or_cut_is_built_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "KEEP_FROM", 0)
+    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
     shards = tfrecords(tmp_path, shards=1, each=2)
     (part,) = made_parts(shards, tmp_path / "parts")
     whole, known = part.read_bytes(), load_part(part)
@@ -714,7 +714,7 @@ def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) ->
 def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "KEEP_FROM", 0)
+    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
     shards = tfrecords(tmp_path, shards=2)
     flip(shards[1], 30)
     with pytest.raises(DataCorruptionError):

@@ -152,7 +152,7 @@ def part(corpus: Corpus, draw: random.Random) -> None:
     corpus.restore()
     shards = ["a.tar", *(f"tar/data-0000{n}-of-00002.tar" for n in range(2))]
     wanted = build_index(shards, "y.index", label="cls").digest
-    last, build.KEEP_FROM = Path(shards[-1]), 0
+    last, build.MIN_KEPT_BYTES = Path(shards[-1]), 0
     whole = last.read_bytes()
     try:
         last.write_bytes(b"x" + whole[1:])
@@ -166,7 +166,7 @@ def part(corpus: Corpus, draw: random.Random) -> None:
         damaged.write_bytes(mutated(damaged.read_bytes(), draw))
         assert build_index(shards, "y.index", label="cls").digest == wanted
     finally:
-        build.KEEP_FROM = 1 << 20
+        build.MIN_KEPT_BYTES = 1 << 20
 
 
 def damage_zip(file: Path, draw: random.Random) -> None:

@@ -446,7 +446,7 @@ def test_what_a_function_gave_is_not_used_again(
     def label(sample: dict[str, Any]) -> int:
         return now["label"]
 
-    monkeypatch.setattr(build, "KEEP_FROM", 0)
+    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
     flip(shards[1], 0)
     with pytest.raises(DataCorruptionError):
         build_index(shards, tmp_path / "x.index", label=label)
