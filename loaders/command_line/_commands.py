@@ -1,4 +1,4 @@
-"""What each command of the command line does, given its options."""
+"""The functions that run the commands of the command line, with parsed options."""
 
 from __future__ import annotations
 
@@ -65,6 +65,7 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 
 def run_pack(options: argparse.Namespace) -> None:
+    """Pack images, an index or compressed shards, and print a line for each new index."""
     source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
         if not isinstance(source, str) or not is_index_path(source):
@@ -92,7 +93,7 @@ def run_pack(options: argparse.Namespace) -> None:
 
 @contextmanager
 def process_pool(jobs: int) -> Iterator[Executor | None]:
-    """Yield a pool of so many processes; None for a single job."""
+    """Yield a pool of `jobs` processes, or None for a single job."""
     if validate.integer("jobs", jobs, minimum=1) == 1:
         yield None
         return
@@ -105,6 +106,7 @@ def process_pool(jobs: int) -> Iterator[Executor | None]:
 
 
 def run_index(options: argparse.Namespace) -> None:
+    """Build an index, and print its size."""
     table = options.label_table
     with process_pool(options.jobs) as executor:
         index = build_index(
@@ -123,7 +125,10 @@ def run_index(options: argparse.Namespace) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Verify each index by itself, and all shards together. A warning ends with status 1."""
+    """Verify each index on its own and all other shards together; return the exit status.
+
+    It is 1 for bad records, and for warnings.
+    """
     indexes = [path for path in options.target if is_index_path(path)]
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_unwrap_single(shards)] if shards else [])]
@@ -132,7 +137,8 @@ def run_verify(options: argparse.Namespace) -> int:
     with process_pool(options.jobs) as executor:
         results = [_verify(target, options, executor) for target in targets]
     findings = [finding for found, _ in results for finding in found]
-    if any(bad.record < 0 and bad.offset is None for bad in findings):  # no half sample
+    # A finding without record and offset is of a whole shard.
+    if any(bad.record < 0 and bad.offset is None for bad in findings):
         print_lines(_RESTORE)
     elif any(bad.record >= 0 for bad in findings):
         listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))
@@ -143,9 +149,12 @@ def run_verify(options: argparse.Namespace) -> int:
 def _verify(
     target: str | list[str], options: argparse.Namespace, executor: Executor | None
 ) -> tuple[list[BadRecord], bool]:
-    """Verify one target and print the report; return its findings, and whether all is well."""
+    """Verify an index or shards, and print the report.
+
+    Return the bad records, and whether there were neither bad records nor warnings.
+    """
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ShardWarning)  # also of a shard that is verified twice
+        warnings.simplefilter("always", ShardWarning)  # also for a shard that is verified twice
         try:
             report = verify(
                 target,
@@ -173,56 +182,58 @@ def _verify(
 
 
 def _reading_options(options: argparse.Namespace) -> ReadingOptions:
-    """Return the options of the command that say how shards are read."""
+    """Return the `ReadingOptions` among the options of a command: how records are read."""
     names = ReadingOptions.__annotations__.keys() & vars(options).keys()
     return cast(ReadingOptions, {name: getattr(options, name) for name in names})
 
 
 def run_info(options: argparse.Namespace) -> None:
-    """Print the facts of an index, also if its shards are missing or have changed."""
+    """Print the properties of an index, even if its shards are missing or have changed."""
     index = load_index(options.index, options.root)
-    built = index.options
-    facts = _facts(index) | {"left out": built.left_out}
-    if built.broken:
-        facts["shards that break off"] = built.broken
+    build_options = index.options
+    properties = _properties(index) | {"left out": build_options.left_out}
+    if build_options.broken:
+        properties["shards that break off"] = build_options.broken
     if options.json:
-        print_lines(*json.dumps(facts | {"built with": vars(built)}, indent=1).splitlines())
+        properties["built with"] = vars(build_options)
+        print_lines(*json.dumps(properties, indent=1).splitlines())
     else:
-        facts["built with"] = built_with(built, options.index)
-        print_lines(*(f"{name}: {_format_fact(value)}" for name, value in facts.items()))
-    open_index(options.index, root=options.root)  # raises what is wrong with the shards
+        properties["built with"] = built_with(build_options, options.index)
+        print_lines(*(f"{name}: {_format_property(value)}" for name, value in properties.items()))
+    open_index(options.index, root=options.root)  # raises an error for missing or changed shards
 
 
-def _facts(index: Index) -> dict[str, Any]:
-    """Return the facts of an index, by name."""
+def _properties(index: Index) -> dict[str, Any]:
+    """Return the properties of an index that `info` prints, by name."""
     lengths, is_loose, names = index.shard_lengths, index.container == "files", index.shard_paths
-    facts: dict[str, Any] = {"records": len(index), "shards": len(index.shards)}
+    properties: dict[str, Any] = {"records": len(index), "shards": len(index.shards)}
     if not is_loose:
-        facts |= {"first shard": names[0], "last shard": names[-1]}
-    facts["container"] = index.container
-    facts["bytes"] = field_bytes(index) if is_loose else int(index.shards["bytes"].sum())
-    facts["records a shard"] = [int(lengths.min()), int(lengths.max())]
+        properties |= {"first shard": names[0], "last shard": names[-1]}
+    properties["container"] = index.container
+    properties["bytes"] = field_bytes(index) if is_loose else int(index.shards["bytes"].sum())
+    properties["records a shard"] = [int(lengths.min()), int(lengths.max())]
     read_as = ", read as empty" if index.options.missing == "empty" else ""
-    facts["fields"] = {
+    properties["fields"] = {
         name: field.kind + (f", {field.missing} missing{read_as}" if field.missing else "")
         for name, field in index.fields.items()
     }
-    facts["columns"] = {
+    properties["columns"] = {
         name: f"{column.dtype}{list(column.shape[1:]) or ''}"
         for name, column in index.columns.items()
     }
-    facts["fingerprint"] = index.fingerprint
+    properties["fingerprint"] = index.fingerprint
     if index.has_labels:
         labels, counts = np.unique(index.labels, return_counts=True)
-        facts["classes"] = index.num_classes
-        facts["labels"] = [int(labels[0]), int(labels[-1])]
-        fewest = int(counts.min()) if index.num_classes == len(counts) else 0
-        facts["records a class"] = [fewest, int(counts.max())]
-        facts["class names"] = list(index.classes)
-    return facts
+        properties["classes"] = index.num_classes
+        properties["labels"] = [int(labels[0]), int(labels[-1])]
+        smallest = int(counts.min()) if index.num_classes == len(counts) else 0
+        properties["records a class"] = [smallest, int(counts.max())]
+        properties["class names"] = list(index.classes)
+    return properties
 
 
 def run_cat(options: argparse.Namespace) -> None:
+    """Print a preview of records, or write the bytes of one of their fields."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
         for record in _find_records(index, options.records, options.key):
@@ -234,7 +245,7 @@ def run_cat(options: argparse.Namespace) -> None:
 
 
 def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
-    """Write the bytes of a field, or the text of numbers, to standard output."""
+    """Write the bytes of a field, or numbers as text, to standard output."""
     if is_missing(index, field, record) and index.options.missing != "empty":
         raise LoaderError(
             f"{index.describe(record)} lacks the field {field!r}",
@@ -246,16 +257,18 @@ def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> int:
+    """Compare the batches of several frameworks; the status is 1 if they differ."""
     index = open_index(options.index, root=options.root)
     sampler = sampler_of(options, index)
     image = None if options.size is None else image_field(index, options.field)
     feed = feed_of(options, index, sampler, image)
-    found = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
-    print_lines(*str(found).splitlines())
-    return 0 if found.ok else 1
+    result = compare(feed, backends=options.backends, batches=min(options.batches, len(feed)))
+    print_lines(*str(result).splitlines())
+    return 0 if result.ok else 1
 
 
 def run_show(options: argparse.Namespace) -> None:
+    """Save a picture of a batch of images."""
     from twinfeed.loaders.pictures import show_batch
 
     index = open_index(options.index, root=options.root)
@@ -265,6 +278,7 @@ def run_show(options: argparse.Namespace) -> None:
 
 
 def run_mixing(options: argparse.Namespace) -> None:
+    """Save a plot of how well shuffles mix the records of an index."""
     from twinfeed.loaders.pictures import plot_mixing
 
     index, streams = _shuffles(options)
@@ -274,12 +288,13 @@ def run_mixing(options: argparse.Namespace) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> int:
+    """Print the reads of an epoch of both shuffles; the status is 1 if `plan` has advice."""
     index, streams = _shuffles(options)
     for name, stream in reversed(streams.items()):  # the shard-aware shuffle comes last
-        # A decode of nothing: what a batch could hold does not matter, since nothing is read.
-        found = plan(Feed(index, stream, decode=dict, missing="late"))
-        print_lines(*f"{name}: {found}".splitlines())
-    return 0 if found.ok else 1
+        # With a decode, a feed does not check whether the fields can be collated.
+        result = plan(Feed(index, stream, decode=dict, missing="late"))
+        print_lines(*f"{name}: {result}".splitlines())
+    return 0 if result.ok else 1
 
 
 def run_who(options: argparse.Namespace) -> None:
@@ -309,15 +324,15 @@ def run_diff(options: argparse.Namespace) -> int:
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
-    """Return the index, and the batches of the shard-aware and of the uniform shuffle.
+    """Return the index, and a batch sampler for the shard-aware and for the uniform shuffle.
 
-    The index alone says how long records and shards are, so the shards need not be here.
+    The sizes of records and shards are in the index, so the shards are not opened.
     """
     index = open_without_checks(options.index, options.root)
     if len(index) == 0:
         raise ValueError("the index holds no records")
     blocks = shuffled(index, seed=options.seed)
-    assert isinstance(blocks, ShardShuffleSampler)  # as no records were chosen
+    assert isinstance(blocks, ShardShuffleSampler)  # a SubsetSampler only with records=
     if options.block is not None or options.window is not None:
         block = blocks.block if options.block is None else options.block
         window = blocks.window if options.window is None else options.window
@@ -332,6 +347,7 @@ def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSample
 
 
 def _save_figure(figure: Any, path: str) -> None:
+    """Save a figure of matplotlib, and print its path; the default extension is .png."""
     path += "" if Path(path).suffix else ".png"  # matplotlib would add this extension too
     extensions = figure.canvas.get_supported_filetypes()
     if Path(path).suffix[1:].lower() not in extensions:
@@ -341,7 +357,10 @@ def _save_figure(figure: Any, path: str) -> None:
 
 
 def _find_records(index: Index, arguments: Sequence[str], keys: Sequence[str]) -> list[int]:
-    """Return the records of numbers, and of keys; an argument that is not a number is a key."""
+    """Return the record ids that arguments and `--key` options name.
+
+    An argument is the number of a record, or, if it is not a number, a key. `keys` are always keys.
+    """
     if not arguments and not keys:
         raise ValueError("which records: give numbers, keys, or --key")
     wanted = {text for text in arguments if not _NUMBER.fullmatch(text)} | {*keys}
@@ -354,16 +373,16 @@ def _find_records(index: Index, arguments: Sequence[str], keys: Sequence[str]) -
         raise KeyError(
             f"no record has the key {key!r}: give a key, such as {examples}, or a number"
         )
-    found = []
+    ids = []
     for text in arguments:
-        found += [_record_number(index, text)] if _NUMBER.fullmatch(text) else records[text]
+        ids += [_record_number(index, text)] if _NUMBER.fullmatch(text) else records[text]
     for key in keys:
-        found += records[key]
-    return found
+        ids += records[key]
+    return ids
 
 
 def _record_number(index: Index, text: str) -> int:
-    """Return the record of a number, which counts from the end if it is negative."""
+    """Return the record id of a number, which counts from the end if it is negative."""
     n = len(index)
     if len(text) > 20 or not -n <= int(text) < n:
         raise IndexError(
@@ -374,7 +393,7 @@ def _record_number(index: Index, text: str) -> int:
 
 
 def _class_names(path: str | None) -> list[str] | None:
-    """Return the class names that a file or an index has."""
+    """Return the class names in a file, one a line, or those of an index."""
     if path is None:
         return None
     if is_index_path(path):
@@ -383,7 +402,7 @@ def _class_names(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return the size of an index in one line."""
+    """Return the numbers of records, shards, classes and excluded records, in one line."""
     left_out, broken = index.options.left_out, index.options.broken
     parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
     parts += [counted(len(index.classes), "class")] if index.classes else []
@@ -392,8 +411,8 @@ def _summary(index: Index) -> str:
     return ", ".join(parts)
 
 
-def _format_fact(value: Any) -> str:
-    """Return a fact as text: of two numbers the range, of many items the first."""
+def _format_property(value: Any) -> str:
+    """Return a property as text: two numbers as a range, and the first items of a long list."""
     if isinstance(value, dict):
         return ", ".join(f"{name} ({kind})" for name, kind in value.items()) or "none"
     if not isinstance(value, list):
@@ -405,7 +424,11 @@ def _format_fact(value: Any) -> str:
 
 
 def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
-    """Return the values of a repeated option by name, None for none; refuse a name given twice."""
+    """Return the values of a repeated option by name; None if there are no values.
+
+    Raises:
+        ValueError: a name occurs twice.
+    """
     names = [name for name, _ in pairs]
     for name in names:
         if names.count(name) > 1:

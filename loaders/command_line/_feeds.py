@@ -1,4 +1,4 @@
-"""The batches that a command draws of an index, and the field of their images."""
+"""Make the sampler and the feed of a command, and find the field of images."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def load_feed(text: str) -> Feed:
 
 
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
-    """Return the sampler of random or P x K batches."""
+    """Return a sampler of random batches, or of P x K batches if there is `--p`."""
     if options.p is None and options.k is not None:
         raise ValueError("--k is of P x K batches: give --p too, or leave --k out")
     if options.p is None:
@@ -54,9 +54,9 @@ def feed_of(
     *,
     fit: Fit = "stretch",
 ) -> Feed:
-    """Return the feed of all fields, with `image` decoded.
+    """Return a feed with all fields, in which the field `image` is decoded.
 
-    A missing field is read as empty, unless it is the image. Lists are ragged.
+    A missing value becomes an empty one, except in the field `image`. Lists are collated as ragged.
     """
     decode = None
     if image is not None:
@@ -74,7 +74,7 @@ def feed_of(
 
 
 def image_field(index: Index, requested: str | None) -> str:
-    """Return the field of images: the requested field, or the only field that has images."""
+    """Return the name of the field of images: the requested one, or else the only such field."""
     names: list[str] = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if requested is not None:
         index.table(requested)  # raises for an unknown name
@@ -97,7 +97,7 @@ def image_field(index: Index, requested: str | None) -> str:
 
 
 def _first_value(index: Index, reader: Reader, name: str) -> bytes:
-    """Return the value of a field in the first record that has it."""
+    """Return the bytes of a field in the first record in which it is not missing."""
     record = int(np.argmax(index.table(name)["length"] >= 0)) if index.fields[name].missing else 0
     (value,) = reader.read([record], [name])[name]
     return bytes(value)

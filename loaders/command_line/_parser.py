@@ -1,4 +1,4 @@
-"""The arguments of each command, and how its errors end it."""
+"""`main` parses the arguments of a command, runs it, and prints its errors."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ found something), 2 wrong usage, 130 interrupted
 
 
 def main(arguments: Sequence[str] | None = None, /) -> int:
-    """Run the command line and return its exit status: 0 fine, 1 bad data, 2 wrong usage.
+    """Run a command and return its exit status: 0 success, 1 bad data, 2 wrong usage.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -76,22 +76,23 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
 
 
 class _Command(argparse.ArgumentParser):
-    """Parser of one command, whose positional arguments and options come in any order."""
+    """The parser of a command. Its options may stand between its positional arguments."""
 
     _intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse intermixed arguments; an unknown argument is an error with the command's usage."""
-        if self._intermixed:  # before Python 3.13 the call below comes back to this method
+        """Parse options between positional arguments too; print the usage for unknown arguments."""
+        if self._intermixed:  # before Python 3.13, the call below calls this method again
             return super().parse_known_args(args, namespace)
         self._intermixed = True
-        found, unknown = self.parse_known_intermixed_args(args, namespace)
+        parsed, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
-        return found, unknown
+        return parsed, unknown
 
 
 def _parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line, with a subparser for each command."""
     parser = argparse.ArgumentParser(
         prog="twinfeed",
         description="Pack records into shards, index and check shards, and look into them.",
@@ -119,7 +120,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
-    """Add a command, run by `run_NAME` of _commands.py, and return its parser."""
+    """Add the parser of a command, which `run_NAME` of _commands.py runs, and return it."""
     lines = "\n".join(f"  twinfeed {example}" for example in examples)
     parser = commands.add_parser(
         name,
@@ -133,10 +134,10 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
 
 
 def _add(parser: Any, argument: str, text: str, default: Any = None, /, **kwargs: Any) -> None:
-    """Add an argument, such as "--split NAME=SIZE...". The dots say that it may be repeated.
+    """Add an argument to a parser, such as "--split NAME=SIZE...".
 
-    The name of the value gives its type (see `_TYPES`). An option without a value is a flag. The
-    help ends with the default.
+    Three dots mean that it may be repeated. The name of the value, such as "N", determines its type
+    (see `_TYPES`). An option without a value is a flag. The default is added to the help `text`.
     """
     names, _, value = argument.partition(" ")
     if value:
@@ -152,6 +153,7 @@ def _add(parser: Any, argument: str, text: str, default: Any = None, /, **kwargs
 
 
 def _pack(commands: Any) -> None:
+    """Add the parser of `twinfeed pack`."""
     parser = _command(
         commands,
         "pack",
@@ -168,23 +170,23 @@ def _pack(commands: Any) -> None:
     add("source", f"{kinds}; or compressed shards, by paths or patterns", nargs="+")
     add("out", "the folder to write shards and indexes to")
     add("--container", "what the shards are to be", "tfrecord", choices=get_args(ShardContainer))
-    _add_label(parser)
+    _add_label_options(parser)
     add("--key FEATURE", "the feature that holds a TFRecord's key")
-    _add_raw(add)
+    _add_raw_option(add)
     split = "a split, and its number of records, or its fraction of them; needs --seed"
     add("--split NAME=SIZE...", split)
     add("--seed N", "shuffle the records by this seed; default: their own order")
-    add("--shards N", "at least so many shards for each split", 1)
-    nbytes = "about so many bytes in a shard, such as 100M; default 200M"
+    add("--shards N", "the minimum number of shards of each split", 1)
+    nbytes = "the approximate size of a shard, such as 100M; default 200M"
     add("--shard-bytes BYTES", nbytes, default=SHARD_BYTES)
-    add("--shard-records N", "at most so many records in a shard")
+    add("--shard-records N", "the maximum number of records in a shard")
     add("--root FOLDER", "the folder or the URL of an index's shards, if it is not the index's own")
     add("--overwrite", "replace what was packed under the same names")
     add("-q/--quiet", "no progress bar")
 
 
-def _add_label(parser: argparse.ArgumentParser) -> Callable[..., None]:
-    """Add the options of the label; return the function that adds another, exclusive with these."""
+def _add_label_options(parser: argparse.ArgumentParser) -> Callable[..., None]:
+    """Add the mutually exclusive options for the label; return a function that adds another one."""
     add = partial(_add, parser.add_mutually_exclusive_group())
     add("--label FIELD", "the feature or tar member that holds the label")
     json_key = "a key of a JSON member: json:object.name; without a key, all of it"
@@ -197,6 +199,7 @@ def _add_label(parser: argparse.ArgumentParser) -> Callable[..., None]:
 
 
 def _index(commands: Any) -> None:
+    """Add the parser of `twinfeed index`."""
     parser = _command(
         commands,
         "index",
@@ -209,7 +212,7 @@ def _index(commands: Any) -> None:
     add = partial(_add, parser)
     add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
     add("--out FOLDER", "the folder to make, or the index to replace", required=True)
-    _add_label(parser)("--label-table FILE", "a CSV or TSV file of keys and labels")
+    _add_label_options(parser)("--label-table FILE", "a CSV or TSV file of keys and labels")
     names = "the class names, one a line, in order; or an index, whose class names are taken"
     add("--classes FILE", names)
     add("--background LABEL", "the label of records that have none")
@@ -231,6 +234,7 @@ def _index(commands: Any) -> None:
 
 
 def _verify(commands: Any) -> None:
+    """Add the parser of `twinfeed verify`."""
     parser = _command(
         commands,
         "verify",
@@ -247,34 +251,35 @@ def _verify(commands: Any) -> None:
     _add_reading_options(add)
 
 
-def _add_raw(add: Any) -> None:
+def _add_raw_option(add: Any) -> None:
     raw = "read TFRecords as bytes: for records that are no Examples, such as SequenceExamples"
     add("--raw", raw, dest="example", action="store_false")
 
 
 def _add_reading_options(add: Any) -> None:
-    """Add the options by which `index` and `verify` read shards."""
+    """Add the options of `index` and `verify` for how shards are read."""
     kinds = "what the shards are; default: what their names and first bytes say"
     add("--container", kinds, choices=CONTAINERS)
-    add("--join", "put members of a tar's sample together that lie apart")
-    _add_raw(add)
-    most = "refuse longer records; default 1 GiB"
-    add("--max-record-bytes BYTES", most, default=LIMITS.record_bytes)
+    add("--join", "join the members of a tar's sample that are not consecutive")
+    _add_raw_option(add)
+    maximum = "refuse longer records; default 1 GiB"
+    add("--max-record-bytes BYTES", maximum, default=LIMITS.record_bytes)
     root = (
-        "the folder or the URL that all shards lie below; default: the one that holds the index, "
+        "the folder or the URL that contains all shards; default: the one that holds the index, "
         "or for shards at URLs the nearest that holds them all"
     )
     add("--root FOLDER", root)
-    add("--jobs N", "processes side by side", 1)
+    add("--jobs N", "the number of parallel processes", 1)
     add("-q/--quiet", "no progress bar")
 
 
 def _index_command(
     commands: Any, name: str, text: str, *examples: str, draws: str = ""
 ) -> Callable[..., None]:
-    """Add a command that opens an index; return the function that adds arguments to it.
+    """Add the parser of a command on an index, and return a function that adds further arguments.
 
-    `draws` adds the options of "batches", or of "shuffles" of blocks.
+    `draws` adds the options for a sampler: "batches" for random or P x K batches, "shuffles" for
+    the shard-aware shuffle.
     """
     add = partial(_add, _command(commands, name, text, *examples))
     add("index", "the folder or the URL of the index")
@@ -301,6 +306,7 @@ def _info(commands: Any) -> None:
 
 
 def _cat(commands: Any) -> None:
+    """Add the parser of `twinfeed cat`."""
     add = _index_command(
         commands,
         "cat",
@@ -317,6 +323,7 @@ def _cat(commands: Any) -> None:
 
 
 def _compare(commands: Any) -> None:
+    """Add the parser of `twinfeed compare`."""
     add = _index_command(
         commands,
         "compare",
@@ -326,7 +333,7 @@ def _compare(commands: Any) -> None:
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
         draws="batches",
     )
-    add("--batches N", "so many batches at most", 100)
+    add("--batches N", "the maximum number of batches", 100)
     add("--size N", "decode images, and resize them to N x N pixels; default: as bytes")
     backends = "what to run; default torch and tensorflow; numpy is without a framework"
     both = ["torch", "tensorflow"]
@@ -334,6 +341,7 @@ def _compare(commands: Any) -> None:
 
 
 def _show(commands: Any) -> None:
+    """Add the parser of `twinfeed show`."""
     add = _index_command(
         commands,
         "show",
@@ -350,6 +358,7 @@ def _show(commands: Any) -> None:
 
 
 def _mixing(commands: Any) -> None:
+    """Add the parser of `twinfeed mixing`."""
     add = _index_command(
         commands,
         "mixing",
@@ -364,6 +373,7 @@ def _mixing(commands: Any) -> None:
 
 
 def _plan(commands: Any) -> None:
+    """Add the parser of `twinfeed plan`."""
     _index_command(
         commands,
         "plan",
@@ -422,7 +432,7 @@ def _diff(commands: Any) -> None:
 
 
 def _parse_field(text: str) -> tuple[str, str]:
-    """Parse NAME or NAME=A;B."""
+    """Return the name and the aliases "A;B" of a field in NAME or NAME=A;B."""
     name, _, aliases = text.partition("=")
     return name, aliases or name
 
@@ -442,7 +452,7 @@ def _parse_pattern(text: str) -> FromFile:
 
 
 def _parse_split(text: str) -> tuple[str, int | float]:
-    """Parse NAME=SIZE."""
+    """Return the name and the size of a split in NAME=SIZE: an int, or a float for a fraction."""
     name, equals, size = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=SIZE, such as train=0.8")
@@ -453,7 +463,7 @@ def _parse_split(text: str) -> tuple[str, int | float]:
 
 
 def _parse_bytes(text: str) -> int:
-    """Parse a number of bytes, such as 100M."""
+    """Return a number of bytes, written as in "100M"."""
     try:
         return checks.bytes_of(text)
     except ValueError as error:

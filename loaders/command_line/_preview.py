@@ -1,4 +1,4 @@
-"""The columns and fields of one record, as lines of text."""
+"""Show the columns and fields of a record as lines of text."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_HEX = 24
 
 
 def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
-    """Yield a line for each column and field."""
+    """Yield a line of text for each column and each field of a record."""
     for name, column in index.columns.items():
         value = column[record]
         if name == "label" and index.classes:
@@ -29,9 +29,9 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
             yield f"{name}: missing" + ", read as empty" * (index.options.missing == "empty")
         else:
             row = index.table(name)[record]
-            where = "" if index.container == "files" else f" at byte {row['offset']}"
-            (content,) = reader.read([record], [name])[name]
-            yield f"{name}: {_describe(content, where)}"
+            location = "" if index.container == "files" else f" at byte {row['offset']}"
+            (value,) = reader.read([record], [name])[name]
+            yield f"{name}: {_describe(value, location)}"
 
 
 def describe_record(source: Source, record: int, /) -> str:
@@ -47,14 +47,14 @@ def describe_record(source: Source, record: int, /) -> str:
 
 
 def is_missing(index: Index, name: str, record: int, /) -> bool:
-    """Whether a record lacks a field."""
+    """Return whether a field is missing in a record."""
     return name in index.fields and bool(index.table(name)["length"][record] < 0)
 
 
-def _describe(value: Any, where: str) -> str:
-    """Return a value in one line, bytes with their offset."""
+def _describe(value: Any, location: str) -> str:
+    """Return a description of a value in one line; for bytes it has their location."""
     if isinstance(value, bytes):
-        return f"{counted(len(value), 'byte')}{where}, {_describe_bytes(value)}"
+        return f"{counted(len(value), 'byte')}{location}, {_describe_bytes(value)}"
     if isinstance(value, list):
         return f"{len(value)} values: " + "; ".join(_describe_bytes(item) for item in value[:5])
     array = np.asarray(value)
@@ -63,7 +63,7 @@ def _describe(value: Any, where: str) -> str:
 
 
 def _describe_bytes(data: bytes) -> str:
-    """Return the kind of bytes: an image, text, or their first bytes."""
+    """Return the format and size of an image, the start of a text, or the first bytes in hex."""
     if image := image_of(data):
         return image
     try:
@@ -75,7 +75,9 @@ def _describe_bytes(data: bytes) -> str:
 
 
 def image_of(data: bytes, /) -> str | None:
-    """Return the format and size of an image that Pillow knows, if Pillow is there."""
+    """Return the format and size of an image as text; None if Pillow does not read it or is not
+    installed.
+    """
     try:
         from PIL import Image, UnidentifiedImageError
     except ImportError:

@@ -1,4 +1,4 @@
-"""Printed lines, with control sequences for the terminal escaped."""
+"""Print lines with the control sequences of terminals escaped."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _LABELS: dict[str | None, tuple[str, ...]] = {
 
 
 def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines, with everything escaped that is not printable.
+    """Print lines, with characters escaped that are not printable.
 
-    All output goes through here, since names, keys, classes and texts may hold control sequences.
+    All output goes through here, since names, keys and texts may contain control sequences.
     """
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)
 
 
 def built_with(options: IndexOptions, index: str, /) -> str:
-    """Return the options of `twinfeed index` that build an index again, without the defaults.
+    """Return the options of `twinfeed index` with which an index was built, except defaults.
 
-    Class names that were listed are taken from the index itself. The list of records to leave out
-    has to be given again.
+    `--classes` names the index itself, which has the class names. The list of bad records is not
+    known: the option is `--exclude FILE`.
     """
     arguments = ["--raw"] * (not options.example) + ["--join"] * options.join
     arguments += ["--digest"] * options.digest + ["--incomplete"] * (not options.complete)

@@ -1,4 +1,4 @@
-"""The protocol-buffer wire format: varints, tags and fields, bounded and without recursion.
+"""Parse the protocol-buffer wire format: varints, tags and fields, bounded, without recursion.
 
 Written from the encoding's public description (protobuf.dev, "Encoding"). No function reads
 at or after `end`. Malformed bytes raise `WireError`, with their offset.
@@ -13,13 +13,13 @@ import numpy.typing as npt
 
 VARINT, FIXED64, LEN, FIXED32 = 0, 1, 2, 5
 _WORD = (1 << 64) - 1
-_CHUNK = 1 << 16
+_CHUNK_BYTES = 1 << 16
 _SHIFTS = tuple(range(0, 70, 7))
-_SHORT = _SHIFTS[:5]
+_SHORT_SHIFTS = _SHIFTS[:5]
 
 
 class WireError(ValueError):
-    """What is malformed, and at which offset of the message."""
+    """A malformed message: the problem, and its offset in the message."""
 
     def __init__(self, problem: str, offset: int) -> None:
         super().__init__(problem)
@@ -28,7 +28,9 @@ class WireError(ValueError):
 
 
 def read_varint(data: bytes, position: int, end: int, /) -> tuple[int, int]:
-    """Return (value, next position) of a varint: at most ten bytes, cut to 64 bits."""
+    """Return the value of the varint at `position` (at most ten bytes, truncated to 64 bits), and
+    the position after it.
+    """
     value = 0
     try:
         for shift in _SHIFTS:
@@ -45,10 +47,12 @@ def read_varint(data: bytes, position: int, end: int, /) -> tuple[int, int]:
 
 
 def read_short(data: bytes, position: int, end: int, /) -> tuple[int, int]:
-    """Return (value, next position) of a tag or a length: at most five bytes and 32 bits."""
+    """Return the tag or length at `position` (at most five bytes and 32 bits), and the position
+    after it.
+    """
     value = 0
     try:
-        for shift in _SHORT:
+        for shift in _SHORT_SHIFTS:
             byte = data[position]
             position += 1
             value |= (byte & 127) << shift
@@ -62,38 +66,41 @@ def read_short(data: bytes, position: int, end: int, /) -> tuple[int, int]:
 
 
 def read_varints(data: bytes, /) -> npt.NDArray[np.uint64]:
-    """Return packed varints as uint64[n]: each at most ten bytes, and cut to 64 bits."""
+    """Return the values of packed varints, uint64[n], each truncated to 64 bits."""
     chunks, position = [], 0
     if len(data) < 32:
-        short = []
+        values = []
         while position < len(data):
             value, position = read_varint(data, position, len(data))
-            short.append(value)
-        return np.array(short, np.uint64)
+            values.append(value)
+        return np.array(values, np.uint64)
     while position < len(data):  # in chunks, so that numpy's temporary arrays stay small
-        end = min(position + _CHUNK, len(data))
+        end = min(position + _CHUNK_BYTES, len(data))
         while end < len(data) and end > position and data[end - 1] > 127:
-            end -= 1
+            end -= 1  # do not split a varint
         chunks.append(_varint_array(data, position, end))
         position = end
     return np.concatenate(chunks)
 
 
 def _varint_array(data: bytes, position: int, end: int) -> npt.NDArray[np.uint64]:
-    """Decode whole varints at once: shift each byte by its position in its varint, then join."""
+    """Decode the varints in data[position:end], without a loop over them, to uint64[n].
+
+    The seven bits of each byte are shifted by its index in its varint, and then joined by "or".
+    """
     encoded = np.frombuffer(data, np.uint8, end - position, position)
-    last = np.flatnonzero(encoded < 128)
+    last = np.flatnonzero(encoded < 128)  # the last byte of each varint
     first = np.concatenate([[0], last[:-1] + 1])
     sizes = last - first + 1
     if not len(last) or last[-1] != end - position - 1 or sizes.max() > 10:
         raise WireError("a varint does not end", position)
-    shifts = 7 * (np.arange(end - position) - np.repeat(first, sizes))
-    bits = (encoded & 127).astype(np.uint64) << shifts.astype(np.uint64)
+    index_in_varint = np.arange(end - position) - np.repeat(first, sizes)
+    bits = (encoded & 127).astype(np.uint64) << (7 * index_in_varint).astype(np.uint64)
     return np.bitwise_or.reduceat(bits, first)
 
 
 def varint(value: int, /) -> bytes:
-    """Encode a value in `[0, 2**64)`."""
+    """Encode a value in `[0, 2**64)` as a varint."""
     out = bytearray()
     while value >= 0x80:
         out.append(value & 0x7F | 0x80)
@@ -103,15 +110,15 @@ def varint(value: int, /) -> bytes:
 
 
 def length_delimited(tag: int, payload: bytes, /) -> bytes:
-    """Encode a field whose tag is the one byte `tag`."""
+    """Encode a field of wire type LEN, whose tag is the single byte `tag`."""
     return bytes((tag,)) + varint(len(payload)) + payload
 
 
 def fields(data: bytes, position: int, end: int, /) -> Iterator[tuple[int, int, int, int]]:
-    """Yield (field number, wire type, start, stop) of each field of a message.
+    """Yield (field number, wire type, start, stop) of each field of the message data[position:end].
 
-    `[start, stop)` is the field's payload: the varint's bytes, the fixed bytes, or the contents.
-    Groups, which are deprecated, are an error.
+    `[start, stop)` is the field's payload: the bytes of the varint, the fixed-size number, or the
+    contents of a length-delimited field. Groups, which are deprecated, are an error.
     """
     while position < end:
         tag, start = read_short(data, position, end)

@@ -1,7 +1,7 @@
-"""The members of a tar archive: ustar, GNU and PAX headers, strictly read.
+"""Read the headers of a tar archive strictly: ustar, GNU and PAX.
 
 Some archives are read differently by different programs (CVE-2025-62518, CVE-2019-20907,
-CVE-2025-8194). Here a doubtful form is an error: malformed PAX records, two extended headers of one
+CVE-2025-8194). Here an ambiguous form is an error: malformed PAX records, two extended headers of a
 kind before one member, a PAX path that contradicts a GNU long name, negative sizes. A PAX size says
 where the next header is. A PAX header never applies to a GNU header that follows.
 Formats: POSIX.1-2017 "pax", and GNU tar's manual, "Basic Tar Format".
@@ -35,7 +35,10 @@ _PAX_LENGTH = re.compile(rb"([1-9][0-9]{0,9}) ")
 
 
 class Member(NamedTuple):
-    """One member: name, type flag, data range, link target, and header blocks from `start` on."""
+    """A member: its name, type flag and link target, and where its headers and its data are.
+
+    The header blocks `header` begin at byte `start`, and the `size` bytes of data at `offset`.
+    """
 
     name: bytes
     kind: bytes
@@ -47,7 +50,7 @@ class Member(NamedTuple):
 
     @property
     def end(self) -> int:
-        """Return where the next header begins."""
+        """The offset of the next header."""
         return self.offset + _padded(self.size)
 
 
@@ -68,7 +71,7 @@ def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
 
 
 class _HeaderReader:
-    """A reader of headers: position, size of the archive, and the global PAX records so far."""
+    """Read the headers of an archive one by one; `global_pax` has the global PAX records so far."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self.file = file
@@ -79,7 +82,7 @@ class _HeaderReader:
         self.global_pax_bytes = 0
 
     def next_member(self) -> Member | None:
-        """Read the headers of the next member; None at the end of the archive."""
+        """Return the next member, after its extended headers are read; None at the end."""
         start, blocks = self.position, b""
         headers: dict[bytes, Any] = {}  # extended headers of this member, by kind
         while (block := self._read_block()) is not None:
@@ -98,7 +101,9 @@ class _HeaderReader:
         return None
 
     def _read_block(self) -> bytes | None:
-        """Return the header block at hand, its checksum checked; None at the end of the archive."""
+        """Return the header block at `position`, with its checksum verified; None at the end of the
+        archive, which is a block of zeros.
+        """
         self.file.seek(self.position)
         block = self.file.read(BLOCK)
         if not block.strip(b"\x00"):
@@ -113,7 +118,7 @@ class _HeaderReader:
         return block
 
     def _parse_size(self, field: bytes) -> int:
-        """Return a size: octal, or base-256 where the first bit is set."""
+        """Return the number in a size field: octal, or base-256 if the first bit is set."""
         if field[0] & 0x80:
             if field[0] & 0x40:
                 raise self._error(f"negative size at offset {self.position}", found=field.hex())
@@ -125,7 +130,7 @@ class _HeaderReader:
         return value
 
     def _read_payload(self, size: int) -> bytes:
-        """Return the data of an extended header, padding included, after checking their size."""
+        """Return the data of an extended header, with padding; raise an error for a wrong size."""
         if not 0 < size <= LIMITS.header_bytes:
             raise self._error(
                 f"extended header at offset {self.position - BLOCK} of {size} bytes",
@@ -139,7 +144,7 @@ class _HeaderReader:
         return data
 
     def _add_extended(self, headers: dict[bytes, Any], kind: bytes, data: bytes) -> None:
-        """Take in one extended header."""
+        """Store the contents of an extended header in `headers`, by its kind, or `global_pax`."""
         if kind == b"g":
             self.global_pax_bytes += len(data)
             if self.global_pax_bytes > LIMITS.header_bytes:
@@ -152,28 +157,34 @@ class _HeaderReader:
         headers[kind] = data.rstrip(b"\x00") if gnu else self._parse_pax(data)
 
     def _parse_pax(self, data: bytes) -> dict[bytes, bytes]:
-        """Parse PAX records (`length key=value`, a newline); keep the keys that matter here."""
-        records, at = dict[bytes, bytes](), 0
-        while at < len(data):
-            match = _PAX_LENGTH.match(data, at)
-            start = end = at
+        """Return the PAX records with a key that matters here: path, link path, size, sparse.
+
+        A record is `length key=value` and a newline.
+        """
+        records, position = dict[bytes, bytes](), 0
+        while position < len(data):
+            match = _PAX_LENGTH.match(data, position)
+            start = end = position
             if match:
-                start, end = match.end(), at + int(match[1])
+                start, end = match.end(), position + int(match[1])
             key, equals, value = data[start : end - 1].partition(b"=")
             if end > len(data) or not key or not equals or data[end - 1 : end] != b"\n":
-                raise self._error("malformed PAX record", found=data[at : at + 40])
+                raise self._error("malformed PAX record", found=data[position : position + 40])
             if key in _PAX_KEYS or key.startswith(_SPARSE):
                 records[key] = value
-            at = end
+            position = end
         return records
 
     def _build_member(
         self, start: int, block: bytes, size: int, blocks: bytes, headers: Mapping[bytes, Any]
     ) -> Member:
-        """Make a member of its header block and the extended headers before the block."""
+        """Return the member with the header `block`, after the extended headers in `blocks`.
+
+        `headers` has the contents of these by kind: "x" for PAX, "L" and "K" for GNU long names.
+        """
         kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
         if kind == b"\x00" and name.endswith(b"/"):
-            kind = b"5"  # Version 7 wrote directories so
+            kind = b"5"  # a directory as tar of Unix Version 7 wrote it
         if kind in _UNSUPPORTED:
             raise self._unsupported_error(kind, start)
         if block[345] and block[257:263] == b"ustar\x00":
@@ -200,13 +211,16 @@ class _HeaderReader:
         return Member(name, kind, start, self.position, size, link, blocks + block)
 
     def _full_name(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
-        """Return the PAX or GNU name (both must agree), else the name in the header."""
+        """Return the PAX or GNU name (if both exist, they must be equal), else the short name."""
         if gnu is not None and pax and gnu != pax:
             raise self._error("PAX and GNU names differ", expected=gnu, found=pax)
         return pax or gnu or short
 
     def _check_end(self) -> None:
-        """Refuse bytes after the end, such as another archive; warn of an end that is missing."""
+        """Raise an error for bytes after the end of the archive; warn if the end is missing.
+
+        The end is two blocks of zeros. Another archive may follow it by mistake.
+        """
         if self.size < self.position + 2 * BLOCK:
             self._warn("the archive does not end with two zero blocks; no member is cut")
         self.file.seek(self.position)
@@ -222,24 +236,24 @@ class _HeaderReader:
             self._warn("the file holds nothing but zeros")
 
     def _warn(self, problem: str) -> None:
-        """Warn of an archive with a wrong end."""
+        """Emit a ShardWarning that names the archive."""
         warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 
     def _not_tar_error(self, block: bytes) -> DataCorruptionError | None:
-        """Return the error of a file whose first bytes show that it is not a tar archive."""
-        what = identify(block) if self.position == 0 and not is_tar(block) else None
-        return what and self._error(f"not a tar archive: {what[0]}", advice=what[1])
+        """Return the error for a file that is recognized as another format by its first bytes."""
+        other = identify(block) if self.position == 0 and not is_tar(block) else None
+        return other and self._error(f"not a tar archive: {other[0]}", advice=other[1])
 
     def _unsupported_error(self, kind: bytes, start: int) -> DataCorruptionError:
-        """Return the error of a sound member that cannot be read by offset and size."""
+        """Return the error for a valid member whose data are not one range of bytes."""
         advice = "write the archive again with a newer tar, without --sparse and --multi-volume"
         return self._error(f"{_UNSUPPORTED[kind]} is not supported", at=start, advice=advice)
 
-    def _truncated(self, what: str, size: int, *, at: int | None = None) -> DataCorruptionError:
-        """Return the error of an archive that ends too early."""
+    def _truncated(self, part: str, size: int, *, at: int | None = None) -> DataCorruptionError:
+        """Return the error for an archive that ends within a part of `size` bytes."""
         padded = _padded(size)
         return TruncatedShardError(
-            f"the archive ends within {what}",
+            f"the archive ends within {part}",
             path=self.path,
             offset=self.position if at is None else at,
             expected=f"{size} bytes" + (f", padded to {padded}" if padded > size else ""),
@@ -247,7 +261,7 @@ class _HeaderReader:
         )
 
     def _error(self, problem: str, *, at: int | None = None, **details: Any) -> DataCorruptionError:
-        """Return an error at the present place of the archive, or at `at`."""
+        """Return an error at the current position in the archive, or at offset `at`."""
         offset = self.position if at is None else at
         return DataCorruptionError(problem, path=self.path, offset=offset, **details)
 
@@ -258,5 +272,5 @@ def _text(field: bytes) -> bytes:
 
 
 def _padded(size: int) -> int:
-    """Return `size` rounded up to whole blocks."""
+    """Return a size in bytes, rounded up to a multiple of the block size."""
     return -(-size // BLOCK) * BLOCK

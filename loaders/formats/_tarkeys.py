@@ -1,4 +1,4 @@
-"""The keys of a tar's samples, by webdataset's naming rule.
+"""Split the names of tar members into keys and fields, by webdataset's naming rule.
 
 - The key is the member's path up to the first dot of its base name.
 - The rest, in lower case, is the extension, which names the field.
@@ -28,7 +28,7 @@ def split_name(name: str, /) -> tuple[str, str] | None:
     >>> split_name("train/0001.seg.PNG"), split_name("README"), split_name("a.b/c")
     (('train/0001', 'seg.png'), None, None)
     """
-    # webdataset's ^((?:.*/|)[^.]+)[.]([^/]*)$, without the quadratic time of the expression
+    # webdataset's expression ^((?:.*/|)[^.]+)[.]([^/]*)$ would take quadratic time
     end = name.find(".", name.rfind("/") + 1)
     dot = name.rfind(".", 0, max(end, 0))
     start = 0 if dot < 0 else name.find("/", dot) + 1
@@ -38,10 +38,10 @@ def split_name(name: str, /) -> tuple[str, str] | None:
 
 
 def field_members(file: BinaryIO, path: str, /) -> Iterator[tuple[Member, str, str]]:
-    """Yield each member that is a field, or a link in place of one, with its key and extension.
+    """Yield (member, key, extension) of each member that is a field: a file or a link.
 
     Raises:
-        DataCorruptionError: a broken header; or the archive has files, and none has an extension.
+        DataCorruptionError: a broken header, or no file of the archive has an extension.
     """
     without_extension: Member | None = None
     has_fields = False
@@ -66,7 +66,7 @@ def field_members(file: BinaryIO, path: str, /) -> Iterator[tuple[Member, str, s
 
 
 def count_runs(file: BinaryIO, path: str, /) -> Counter[str]:
-    """Return the number of runs of each key of an archive. Only headers are read."""
+    """Return for each key the number of its runs of consecutive members. Only headers are read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the scan itself warns
         return Counter(key for key, _ in groupby(field_members(file, path), key=itemgetter(1)))

@@ -50,20 +50,20 @@ _TEXT = (bytes, bytearray, memoryview, str)
 
 
 def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
-    """Find the bytes of every feature of a serialized Example.
+    """Return by name the byte range of each feature of a serialized Example.
 
-    Offsets count from `base`, where `data` starts. A bytes feature with one value has the kind
-    "bytes". Any other feature is given as its list message. A feature without a list is left out:
-    TensorFlow's parsers count such a feature as missing.
+    `base` is the offset of `data` in its file, and is added to the offsets. A bytes feature with
+    one value has the kind "bytes", and the range of this value. Any other feature has the range of
+    its list message. A feature without a list is skipped: TensorFlow's parsers count it as missing.
 
     Raises:
         DataCorruptionError: a malformed message.
     """
     try:
-        found = _feature_spans(data)
-        if len(data) > LIMITS.name_bytes and max(map(len, found), default=0) > LIMITS.name_bytes:
+        spans = _feature_spans(data)
+        if len(data) > LIMITS.name_bytes and max(map(len, spans), default=0) > LIMITS.name_bytes:
             raise WireError(f"a feature's name of more than {LIMITS.name_bytes} characters", 0)
-        return {name: _feature_range(data, base, *span) for name, span in found.items()}
+        return {name: _feature_range(data, base, *span) for name, span in spans.items()}
     except WireError as error:
         raise _corrupt(error, base) from None
 
@@ -72,8 +72,8 @@ def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Va
     """Parse a `tf.train.SequenceExample` into its context and its feature lists.
 
     The context has the values of each feature: a list of bytes, int64[n] or float32[n]. A feature
-    without a list is left out. A feature list has the values of each step. An Example is a context
-    alone.
+    without a list is skipped. A feature list has the values of each step. An Example is parsed as a
+    context without feature lists.
 
     Raises:
         DataCorruptionError: a malformed message.
@@ -134,43 +134,46 @@ def encode(features: Mapping[str, Any], /) -> bytes:
 
 
 def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
-    """Return the range of one list message, after checking its structure."""
-    value = None
+    """Check the list message data[start:stop], and return its range, or that of its single value.
+
+    Only bytes have a range of the value; `single` is (start, stop) of the value if there is one.
+    """
+    single = None
     if stop - start > 1 and data[start] == 0x0A:
         length, low = data[start + 1], start + 2
         if length > 127:
             length, low = read_short(data, start + 1, stop)
-        if low + length == stop:  # one value, or one run of packed numbers, fills the list
+        if low + length == stop:  # the usual case: one value, or all numbers packed together
             check_numbers(kind, data, LEN, low, stop)
-            value = low, stop
-    if value is None:
+            single = low, stop
+    if single is None:
         values = list_values(kind, data, start, stop)
-        value = next(values, None)
-        if sum(1 for _ in values):  # checks all of them
-            value = None
-    if kind == "bytes_list" and value is not None:
-        low, high = value
+        single = next(values, None)
+        if sum(1 for _ in values):  # the iterator checks each value
+            single = None
+    if kind == "bytes_list" and single is not None:
+        low, high = single
         return Range("bytes", 0, base + low, high - low, data[low:high], low - start)
     return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
 
 
 def _feature_spans(data: bytes) -> dict[str, Span]:
-    """Return the (kind, start, stop) of each feature's list."""
-    found = canonical_spans(data)
-    if found is None:
-        listed = general_spans(data)
-        check_is_example(data, listed)
-        found = {name: span for name, span in listed.items() if span}
-    return found
+    """Return by name (kind, start, stop) of the list message of each feature in `data`."""
+    spans = canonical_spans(data)
+    if spans is None:
+        spans_or_none = general_spans(data)
+        check_is_example(data, spans_or_none)
+        spans = {name: span for name, span in spans_or_none.items() if span}
+    return spans
 
 
 def _values_at(data: bytes, span: Span | None) -> Values:
-    """Decode one list of a message; a feature without a list has no values."""
+    """Return the values of the list message at a span; [] if there is no list."""
     return [] if span is None else _list_values(span[0], data[span[1] : span[2]])
 
 
 def _list_values(kind: str, data: bytes) -> Values:
-    """Decode one whole list message."""
+    """Return the values of a list message of this kind."""
     values = [data[start:stop] for start, stop in list_values(kind, data, 0, len(data))]
     if kind == "bytes_list":
         return values
@@ -181,7 +184,12 @@ def _list_values(kind: str, data: bytes) -> Values:
 
 
 def _feature(name: str, value: Any) -> bytes:
-    """Serialize one feature. The type of the values decides its kind."""
+    """Serialize a feature as the list message that suits the type of its values.
+
+    Raises:
+        TypeError: values of another type.
+        ValueError: an array of several dimensions, numbers that do not fit, an empty list.
+    """
     values = [value] if isinstance(value, _TEXT) or np.ndim(value) == 0 else value
     if len(values) == 0 and not isinstance(values, np.ndarray):
         raise ValueError(f"feature {name!r} is empty: give an array, so that its kind is known")
@@ -202,32 +210,32 @@ def _feature(name: str, value: Any) -> bytes:
 
 
 def _float32(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Return floats rounded to float32; refuse a number that is too large for float32."""
+    """Return floats rounded to float32; raise ValueError for a number that is too large."""
     if not isinstance(values, np.ndarray) and all(isinstance(item, int) for item in values):
-        # numpy turns integers into floats where no integer type holds them all
+        # numpy makes floats of integers that do not fit into any integer type
         raise ValueError(f"feature {name!r} must fit into int64, got {max(values, key=abs)}")
     with np.errstate(over="ignore"):
         rounded = array.astype("<f4")
-    lost = np.isinf(rounded) & np.isfinite(array)
-    if lost.any():
-        raise ValueError(f"feature {name!r} must fit into float32, got {array[lost][0]}")
+    overflows = np.isinf(rounded) & np.isfinite(array)
+    if overflows.any():
+        raise ValueError(f"feature {name!r} must fit into float32, got {array[overflows][0]}")
     return rounded
 
 
 def _text_item(name: str, item: Any) -> bytes:
-    """Serialize one value of a bytes list."""
+    """Serialize a value of a bytes list; raise TypeError for another type."""
     if not isinstance(item, _TEXT):
         raise TypeError(f"feature {name!r} must hold values of one type, not also {item!r}")
     return length_delimited(0x0A, item.encode() if isinstance(item, str) else bytes(item))
 
 
 def _packed(tag: int, payload: bytes) -> bytes:
-    """Serialize a list of numbers."""
+    """Serialize a list message of packed numbers."""
     return length_delimited(tag, length_delimited(0x0A, payload) if payload else b"")
 
 
 def _corrupt(error: WireError, base: int) -> DataCorruptionError:
-    """Return the library's error for a malformed message."""
+    """Return the DataCorruptionError for a malformed message, which begins at offset `base`."""
     return DataCorruptionError(
         f"not a valid tf.train.Example: {error.problem}", offset=base + error.offset, advice=_ADVICE
     )

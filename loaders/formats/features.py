@@ -1,9 +1,9 @@
-"""Where the feature lists of a serialized `tf.train.Example` lie.
+"""Find the list message of each feature in a serialized `tf.train.Example`.
 
 The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
-Int64List}>}}`. Every writer lays it out in one way: each message exactly fills the message around
-it. `canonical_spans` reads this layout in a single flat loop, and returns None for any other.
-`general_spans` reads any layout by proto3's rules, slowly.
+Int64List}>}}`. All usual writers produce one layout, where each message exactly fills the message
+around it. `canonical_spans` parses this layout in one loop, and returns None for any other.
+`general_spans` parses any layout by proto3's rules, slowly.
 """
 
 from __future__ import annotations
@@ -24,52 +24,60 @@ _KIND_OF_TAG = {number << 3 | LEN: kind for number, kind in KINDS.items()}
 _OVERLONG = re.compile(rb"[\x80-\xff]{10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _EMPTY = re.compile(rb"(?:[\x0a\x12]\x00)*")
-_FIRST, _SECOND = 1 << 3 | LEN, 2 << 3 | LEN
+_TAG_1, _TAG_2 = 1 << 3 | LEN, 2 << 3 | LEN  # the tags of the fields with number 1 and 2
 _FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # field numbers
 
 Span = tuple[str, int, int]
 
 
 def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
-    """Return the (kind, start, stop) of each feature's list; None for an unusual layout."""
-    found: dict[str, Span] = {}
+    """Return by name (kind, start, stop) of each feature's list message; None for a rare layout.
+
+    The layout must be the canonical one: `Features`, in which each map entry is a short key and a
+    `Feature` of one list, and each message fills the message around it. A length is one byte, or
+    is read by `read_short` if the byte is above 127.
+    """
+    spans: dict[str, Span] = {}
     size = len(data)
     try:
         length, at = read_short(data, 1, size)
-        if data[0] != _FIRST or at + length != size:
+        if data[0] != _TAG_1 or at + length != size:
             return None
         for _ in range(LIMITS.features):
             if at >= size:
-                return found
-            tag, length, at = data[at], data[at + 1], at + 2
+                return spans
+            tag, length, at = data[at], data[at + 1], at + 2  # of the map entry
             if length > 127:
                 length, at = read_short(data, at - 1, size)
             end = at + length
-            value = at + 2 + data[at + 1]
-            if tag != _FIRST or data[at] != _FIRST or data[at + 1] > 127 or end > size:
+            value = at + 2 + data[at + 1]  # where the entry's value begins, after its key
+            if tag != _TAG_1 or data[at] != _TAG_1 or data[at + 1] > 127 or end > size:
                 return None
             name = data[at + 2 : value].decode()
-            if name in found:
+            if name in spans:
                 return None
-            tag, length, at = data[value], data[value + 1], value + 2
+            tag, length, at = data[value], data[value + 1], value + 2  # of the Feature
             if length > 127:
                 length, at = read_short(data, at - 1, size)
-            if tag != _SECOND or at + length != end:
+            if tag != _TAG_2 or at + length != end:
                 return None
-            kind, length, at = _KIND_OF_TAG[data[at]], data[at + 1], at + 2
+            kind, length, at = _KIND_OF_TAG[data[at]], data[at + 1], at + 2  # of its list
             if length > 127:
                 length, at = read_short(data, at - 1, size)
             if at + length != end:
                 return None
-            found[name] = (kind, at, end)
+            spans[name] = (kind, at, end)
             at = end
     except (IndexError, KeyError, UnicodeDecodeError, WireError):
         return None
-    return found if at == size else None
+    return spans if at == size else None
 
 
 def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield the (start, stop) of each value, or run of packed numbers, of a list message."""
+    """Yield (start, stop) of each value in the list message data[start:stop].
+
+    Numbers that are packed together are yielded as one value.
+    """
     wire_types = WIRE_TYPES[kind]
     has_values = False
     for count, (number, wire_type, low, high) in enumerate(fields(data, start, stop)):
@@ -84,7 +92,7 @@ def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple
 
 
 def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int) -> None:
-    """Raise WireError if the packed numbers of a value field are cut."""
+    """Raise WireError if the numbers in data[start:stop] are cut off in the middle of a number."""
     if kind == "float_list" and (stop - start) % 4:
         raise WireError(f"{stop - start} bytes are no float32 array", start)
     if kind == "int64_list" and wire_type == LEN and stop > start:
@@ -94,9 +102,10 @@ def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int)
 
 
 def general_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
-    """Return the (kind, start, stop) of each feature's list, by proto3's rules; None without one.
+    """Return by name (kind, start, stop) of each feature's list message; None if it has no list.
 
-    With `sequence` these are the features of a SequenceExample's context.
+    Any layout that proto3 allows is parsed. With `sequence`, `data` is a SequenceExample, and these
+    are the features of its context.
     """
     spans: dict[str, Span | None] = {}
     for name, features in _map_entries(data, _FEATURES, sequence=sequence):
@@ -110,35 +119,36 @@ def general_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span |
 
 
 def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
-    """Return each step of each feature list of a `tf.train.SequenceExample`; None without a list.
+    """Return by name the spans of each feature list of a `tf.train.SequenceExample`.
 
-    The message is `SequenceExample{1: Features, 2: FeatureLists{1: map<string, FeatureList{1:
+    They are (kind, start, stop) of the list message of each step, or None if the step has none. The
+    message is `SequenceExample{1: Features, 2: FeatureLists{1: map<string, FeatureList{1:
     Feature}>}}`.
     """
     lists: dict[str, list[Span | None]] = {}
-    for name, pieces in _map_entries(data, _FEATURE_LISTS, sequence=True):
+    for name, values in _map_entries(data, _FEATURE_LISTS, sequence=True):
         steps = [
             _list_span(data, start, stop, None)
-            for bounds in pieces
-            for start, stop in _messages(data, *bounds, _FEATURE)
+            for value in values
+            for start, stop in _messages(data, *value, _FEATURE)
         ]
         if len(steps) > LIMITS.values:
-            raise WireError(f"a list of more than {LIMITS.values} steps", pieces[0][0])
-        if not steps and any(stop > start for start, stop in pieces):
-            raise WireError("a list of other fields than steps", pieces[0][0])
-        if pieces:
+            raise WireError(f"a list of more than {LIMITS.values} steps", values[0][0])
+        if not steps and any(stop > start for start, stop in values):
+            raise WireError("a list of other fields than steps", values[0][0])
+        if values:
             lists[name] = steps
     return lists
 
 
-def check_is_example(data: bytes, *found: Mapping[str, object]) -> None:
-    """Raise WireError if a message of another layout is hardly an Example.
+def check_is_example(data: bytes, *features: Mapping[str, object]) -> None:
+    """Raise WireError if `data`, in which `features` were found, is probably no Example.
 
-    It holds no feature, and other bytes than empty maps; or a name is not printable.
+    It contains no feature and is not empty, or the name of a feature is not printable.
     """
-    if not any(found) and not _EMPTY.fullmatch(data):
+    if not any(features) and not _EMPTY.fullmatch(data):
         raise WireError("no feature is found in it", 0)
-    for name in chain(*found):
+    for name in chain(*features):
         if _CONTROL.search(name):
             raise WireError(f"a feature's name is not printable: {name[:40]!r}", 0)
 
@@ -146,7 +156,10 @@ def check_is_example(data: bytes, *found: Mapping[str, object]) -> None:
 def _map_entries(
     data: bytes, map_field: int, *, sequence: bool
 ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield the name of each entry of a map, and the ranges of its values."""
+    """Yield the key of each entry of a map, and the ranges (start, stop) of its values.
+
+    An entry should have one value. Proto3 merges the values of an entry with several.
+    """
     feature_lists = () if sequence else list(_messages(data, 0, len(data), _FEATURE_LISTS))
     if feature_lists:
         problem = "it may be a tf.train.SequenceExample, for example=False and DecodeExample"
@@ -167,14 +180,17 @@ def _map_entries(
 
 
 def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
-    """Yield the range of each value of field `number` that is a message or a string."""
-    for found, wire_type, at, end in fields(data, start, stop):
-        if found == number and wire_type == LEN:
-            yield at, end
+    """Yield (start, stop) of each message or string in field `number` of data[start:stop]."""
+    for field_number, wire_type, low, high in fields(data, start, stop):
+        if field_number == number and wire_type == LEN:
+            yield low, high
 
 
 def _list_span(data: bytes, start: int, stop: int, previous: Span | None) -> Span | None:
-    """Return the list of a Feature; if it has none, the `previous` one of the same Feature."""
+    """Return (kind, start, stop) of the list message of the Feature data[start:stop].
+
+    Without a list this is `previous`: the list in an earlier piece of the same Feature, or None.
+    """
     span = previous
     for number, wire_type, low, high in fields(data, start, stop):
         if number in KINDS and wire_type == LEN:
@@ -182,7 +198,7 @@ def _list_span(data: bytes, start: int, stop: int, previous: Span | None) -> Spa
                 raise WireError("a feature is stored in several pieces", low)
             span = KINDS[number], low, high
             for _ in list_values(KINDS[number], data, low, high):
-                pass  # checked also where a later feature of the same name counts
+                pass  # the iterator checks each value
     if span is None and stop > start:
         raise WireError("a feature of other fields than lists", start)
     return span

@@ -1,4 +1,4 @@
-"""Loose files as records: a record is an `Entry`, which names its files."""
+"""Loose files as records: an `Entry` names the files of a record."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from twinfeed.loaders.support.regular import read_file
 
 
 class Entry(NamedTuple):
-    """One record of loose files: key, path of each field relative to the root, and label, if known.
+    """A record of loose files: its key, the path of each field relative to the root, and its label.
 
     Paths are written with "/".
 
@@ -34,10 +34,10 @@ def scan(
     max_record_bytes: int = LIMITS.record_bytes,
     on_bad: OnBad = raise_error,
 ) -> Iterator[Record]:
-    """Read the files of every entry, and yield a record. Memory is bounded by the longest record.
+    """Yield the record of each entry, with the bytes of its files.
 
-    The record's `header` is made of the paths and sizes. `on_bad` is called with the error of a
-    record that is too long, and the scan goes on.
+    The record's `header` has the paths and sizes. `on_bad` is called with the error of a record
+    that is too long, and the scan continues. The memory is that of the longest record.
 
     Raises:
         FileNotFoundError: a missing file.
@@ -70,14 +70,18 @@ def scan(
 
 
 class PathResolver:
-    """Find files below a root, and remember where their folders are."""
+    """Resolve paths below a root; the real paths of folders are cached."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.realpath(root)
         self.folders: dict[str, str] = {}
 
     def resolve(self, path: str) -> str:
-        """Return the full path of a file. With links followed, it must lie below the root."""
+        """Return the absolute path of a file.
+
+        Raises:
+            UnsafeContentError: the path, with links followed, is not below the root.
+        """
         folder, name = os.path.split(path)
         if folder not in self.folders:
             self.folders[folder] = os.path.realpath(os.path.join(self.root, folder))

@@ -1,4 +1,4 @@
-"""What a scan of a container yields: where each record and each of its fields lies.
+"""`Record`: what a scan of a container yields, with the byte range of each field.
 
 The bytes of a `Record` include its framing. The records of a TFRecord shard lie end to end. A
 record of a tar goes from the first header block of the sample to the padded end of its last member.
@@ -36,7 +36,7 @@ TOO_LONG = "raise --max-record-bytes (in Python max_record_bytes=) if it is mean
 
 
 class Range(NamedTuple):
-    """One field of a record: the bytes `[offset, offset + length)` of its file.
+    """A field of a record: the bytes `[offset, offset + length)` of its file.
 
     - `kind` says how the range is read. "bytes" is the value itself. "bytes_list", "int64_list" and
       "float_list" are the list message of an Example's feature, for `example.decode_list`.
@@ -54,7 +54,7 @@ class Range(NamedTuple):
 
 
 class Record(NamedTuple):
-    """One record of a shard, or of loose files.
+    """A record of a shard, or of loose files.
 
     `offset` and `length` are bytes of the shard, framing included. `header` is what the shard's
     checksum covers. In a tar it also has the CRC of each member, since the archive itself holds no

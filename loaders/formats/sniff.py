@@ -1,4 +1,4 @@
-"""Find out what a file is that was taken for a shard by mistake.
+"""Identify a file that is not a shard by its first bytes, for the advice in an error.
 
 It is used only after the format's own check has failed. So no valid shard is ever refused for its
 first bytes.
@@ -23,9 +23,9 @@ from twinfeed.loaders.support.limits import LIMITS
 
 
 class Compression(NamedTuple):
-    """How compressed files begin, their extensions, and who decompresses them.
+    """A kind of compression: how its files begin, their extensions, and how to decompress them.
 
-    That is the class of the decompressor of one stream, or else the command of a program.
+    `decompressor` makes a decompressor object for a stream. Without one, `command` is a program.
     """
 
     magic: bytes
@@ -93,26 +93,27 @@ _SIGNATURES = {
         ("an idx array, as of MNIST", rb"\x00\x00[\x08\x09\x0b-\x0e][\x01-\x08](?!\x00{4})"),
     ],
 }
-"""What to do about files of a kind, and how files of each kind begin."""
+"""For each advice, the kinds of files that it is for, with the bytes that they begin with."""
 
 _TEXT_ADVICE = "give the shards themselves, not a list of them; lines of text are packed first"
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 
 def image_extension(head: bytes, /) -> str | None:
-    """Return the extension for an image's first bytes; None for no known image."""
+    """Return the extension for an image with these first bytes; None if they are of no image."""
     matches = (names[0] for names, magic in IMAGES.values() if re.match(magic, head, re.DOTALL))
     return next(matches, None)
 
 
 def compression_by_name(path: str, /) -> str | None:
-    """Return the kind of compression that the extension of a file names; None for no such one."""
+    """Return the kind of compression by the extension of a file; None if it is not compressed."""
     extension = os.path.splitext(path)[1][1:].lower()
-    return next((kind for kind, found in COMPRESSED.items() if extension in found.extensions), None)
+    kinds = COMPRESSED.items()
+    return next((kind for kind, value in kinds if extension in value.extensions), None)
 
 
 def compression_advice(kind: str, /) -> str:
-    """Say what to do with a shard of a kind of compression."""
+    """Return advice, for an error, on what to do with a compressed shard."""
     command = COMPRESSED[kind].command
     return (
         f"decompress the shard with {command}, and index the result"
@@ -123,21 +124,24 @@ def compression_advice(kind: str, /) -> str:
 
 
 def compression(head: bytes, /) -> str | None:
-    """Return the kind of a compressed file by its first bytes; None for another file."""
+    """Return the kind of compression by the first bytes of a file; None if it is not compressed."""
     # A TFRecord may begin with any length, and so with the two bytes of zlib.
     if is_tar(head) or _is_tfrecord(head):
         return None
-    return next((kind for kind, found in COMPRESSED.items() if re.match(found.magic, head)), None)
+    return next((kind for kind, value in COMPRESSED.items() if re.match(value.magic, head)), None)
 
 
 def is_tar(head: bytes, /) -> bool:
-    """Return whether a first block is a tar archive's: by its name, or in a V7 tar by its sum."""
-    whole = len(head) >= HEAD
-    return head[257:262] == b"ustar" or (whole and octal(head[148:156]) == sum_of_bytes(head))
+    """Return whether the first bytes of a file are a tar header.
+
+    It has the name "ustar", or else, in the oldest format (V7), a correct checksum.
+    """
+    is_whole = len(head) >= HEAD
+    return head[257:262] == b"ustar" or (is_whole and octal(head[148:156]) == sum_of_bytes(head))
 
 
 def identify(head: bytes, /) -> tuple[str, str] | None:
-    """Return (what the file is, what to do) by its first bytes; None for an unknown kind."""
+    """Return (what the file is, advice) by its first bytes; None for an unknown kind."""
     if is_tar(head):
         return "a tar archive", "index it with container='tar'"
     if _is_tfrecord(head):
@@ -145,9 +149,9 @@ def identify(head: bytes, /) -> tuple[str, str] | None:
     if kind := compression(head):
         return f"{kind}-compressed", compression_advice(kind)
     for advice, kinds in _SIGNATURES.items():
-        for what, magic in kinds:
+        for kind, magic in kinds:
             if re.match(magic, head, re.DOTALL):
-                return what, advice
+                return kind, advice
     return ("a text file", _TEXT_ADVICE) if _is_text(head) else None
 
 

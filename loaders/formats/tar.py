@@ -47,12 +47,13 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every sample of a tar shard in one sequential pass.
 
-    Memory holds the longest sample, and the keys so far. With `join`, all members of a key make one
-    sample, also if they lie apart, at the place of the last member. The headers are then read
-    twice, and memory holds the incomplete samples too.
+    Usually a sample is a run of consecutive members with one key. With `join`, all members with
+    one key are a sample, even if others are between them; it is yielded after its last member. The
+    headers are then read twice. The memory is that of the longest sample and all keys, and with
+    `join` also that of the incomplete samples.
 
-    `on_bad` is called with the error of a bad sample, and the scan goes on. A broken header always
-    raises an error, with the number of the first lost sample.
+    `on_bad` is called with the error of a bad sample, and the scan continues. A broken header
+    always raises an error, with the number of the first lost sample.
 
     Warns (ShardWarning) of an archive without its end.
 
@@ -64,7 +65,7 @@ def scan(
     path = os.fspath(path)
     numbers = itertools.count()
     sample: _Sample | None = None
-    incomplete: dict[str, _Sample] = {}  # the samples with runs still to come
+    incomplete: dict[str, _Sample] = {}  # the samples of which more runs will come
     first_offsets: dict[str, int] = {}  # the offset of the first member of each key
     with open_shard(path) as file:
         try:
@@ -86,7 +87,7 @@ def scan(
                         incomplete[key] = sample
                 sample.add(member, extension, file)
         except DataCorruptionError as error:
-            if error.record is None:  # the archive breaks off within this sample, or after it
+            if error.record is None:  # the archive is broken within this sample, or after it
                 error.record = next(numbers) if sample is None else sample.number
             raise
         if sample is not None:
@@ -94,7 +95,10 @@ def scan(
 
 
 class _Sample:
-    """A sample with its members so far, its first error, and the number of `runs` to come."""
+    """A sample with its members so far, and its first error.
+
+    `runs` is the number of runs of consecutive members that are still to come.
+    """
 
     def __init__(self, path: str, key: str, start: int, number: int, max_bytes: int) -> None:
         self.path, self.key, self.number, self.max_bytes = path, key, number, max_bytes
@@ -105,7 +109,7 @@ class _Sample:
         self.error: DataCorruptionError | None = None
 
     def add(self, member: Member, extension: str, file: BinaryIO) -> None:
-        """Add one member, with the data read from the file."""
+        """Add a member, and read its data from the file; or store an error with `fail`."""
         self.headers.append(member.header)
         self.end = member.end
         offset, size = member.offset, member.size
@@ -119,8 +123,8 @@ class _Sample:
             offsets = f"offsets {self.fields[extension].offset} and {offset}"
             self.fail(member, f"field {extension!r} twice in one sample: {offsets}", _DUPLICATE)
         elif self.bytes > self.max_bytes:
-            whole = member._replace(start=self.start)
-            self.fail(whole, f"sample longer than max_record_bytes={self.max_bytes}", TOO_LONG)
+            sample = member._replace(start=self.start)  # the error has the start of the sample
+            self.fail(sample, f"sample longer than max_record_bytes={self.max_bytes}", TOO_LONG)
         elif self.error is None:
             file.seek(offset)
             data = file.read(size)
@@ -136,7 +140,7 @@ class _Sample:
             self.fields[extension] = Range("bytes", 0, offset, size, data, 0)
 
     def fail(self, member: Member, problem: str, advice: str) -> None:
-        """Keep the first error."""
+        """Store the error of a member, unless the sample has an error already."""
         self.error = self.error or DataCorruptionError(
             problem,
             path=self.path,
@@ -147,7 +151,7 @@ class _Sample:
         )
 
     def finish(self, on_bad: OnBad) -> Iterator[Record]:
-        """Yield the record, or call `on_bad` with its error."""
+        """Yield the record of the sample, or call `on_bad` with its error."""
         if self.error is None:
             length, header = self.end - self.start, b"".join(self.headers)
             yield Record(self.start, length, self.key, self.fields, header, self.number)
@@ -173,17 +177,17 @@ class TarWriter(Closing):
         self.offset = 0
 
     def write(self, key: str, fields: Mapping[str, bytes], /) -> None:
-        """Append one sample, its fields in the order given.
+        """Append a sample; `fields` has the bytes of each field by its extension, in order.
 
         Raises:
-            ValueError: a key or an extension would be read back differently, or a name would lead
-                out of the folder where the archive is extracted.
+            ValueError: a key or an extension would be read back differently, or a file would be
+                extracted outside the folder of the archive.
         """
         names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():
-            outside = name.startswith("/") or ".." in name.split("/")
-            unfit = outside or _FORBIDDEN.search(name) or METADATA_NAME.match(name)
-            if unfit or split_name(name) != (key, extension):
+            is_unsafe = name.startswith("/") or ".." in name.split("/")
+            is_invalid = is_unsafe or _FORBIDDEN.search(name) or METADATA_NAME.match(name)
+            if is_invalid or split_name(name) != (key, extension):
                 raise ValueError(
                     f"key {key!r} with field {extension!r} makes no fit member name: {_FIT}"
                 )

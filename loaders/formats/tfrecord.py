@@ -1,10 +1,10 @@
-"""TFRecord framing: scan a shard from front to back, with every checksum, and write a shard.
+"""TFRecord files: scan a shard sequentially, with every checksum, and write a shard.
 
 A record is its length (uint64, little-endian), the length's masked CRC-32C, the data, and the
 data's masked CRC-32C (`tensorflow/core/lib/io/record_writer.h`).
 
-- A wrong checksum of a length ends the scan, since the place of the next record is then unknown.
-- A wrong checksum of the data spoils one record only.
+- A wrong checksum of a length ends the scan, since the next record cannot be found.
+- A wrong checksum of the data concerns one record only.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every record of a TFRecord shard in one sequential pass.
 
-    - Memory is bounded by the longest record.
-    - With `example` the fields are the features of a tf.train.Example. Without `example` the only
-      field is "data", the record's bytes.
-    - A record longer than `max_record_bytes` is refused before it is read.
-    - `on_bad` is called with the error of a record whose data are bad, and the scan goes on. Broken
-      framing always raises an error.
+    - The memory is that of the longest record.
+    - With `example`, the fields are the features of a tf.train.Example. Otherwise the only field is
+      "data", the record's bytes.
+    - A record longer than `max_record_bytes` is an error before it is read.
+    - `on_bad` is called with the error of a record whose data are bad, and the scan continues. A
+      bad length always raises an error.
 
     Raises:
         DataCorruptionError: a checksum, a length, a message that is no Example.
@@ -71,12 +71,12 @@ def scan(
                 on_bad(error)
                 continue
             length = HEADER + len(data) + FOOTER
-            # Without the footer (the data's checksum), a change in the data would go unnoticed.
+            # The footer is the checksum of the data: with it, any change in them is noticed.
             yield Record(offset, length, None, fields, header + footer, number)
 
 
 def _framed_length(header: bytes, /) -> int | None:
-    """Return a record's length with framing, from its header; None for a wrong header."""
+    """Return the length of a record with its framing, by its header; None for a bad header."""
     if len(header) < HEADER:
         return None
     length, stored = _HEADER.unpack(header[:HEADER])
@@ -86,16 +86,20 @@ def _framed_length(header: bytes, /) -> int | None:
 def _read_frames(
     file: BinaryIO, path: str, max_record_bytes: int
 ) -> Iterator[tuple[int, bytes, bytes, bytes]]:
-    """Yield (offset, header, data, footer) of each record, after checking the header."""
+    """Yield (offset, header, data, footer) of each record, whose header is checked.
+
+    Raises:
+        DataCorruptionError: a bad header, a record that is too long, or a truncated record.
+    """
     size = os.fstat(file.fileno()).st_size
     offset = number = 0
     while offset < size:
         location: dict[str, Any] = {"path": path, "offset": offset, "record": number}
         header = file.read(HEADER)
-        framed = _framed_length(header)
-        if framed is None:
+        framed_length = _framed_length(header)
+        if framed_length is None:
             raise _header_error(header, location)
-        length = framed - HEADER - FOOTER
+        length = framed_length - HEADER - FOOTER
         if length > max_record_bytes:
             raise DataCorruptionError(
                 f"record of {length} bytes at offset {offset}",
@@ -103,18 +107,18 @@ def _read_frames(
                 expected=f"at most max_record_bytes={max_record_bytes}",
                 advice=TOO_LONG,
             )
-        if offset + framed > size:
-            raise _truncated_error(framed, size - offset, location)
+        if offset + framed_length > size:
+            raise _truncated_error(framed_length, size - offset, location)
         data, footer = file.read(length), file.read(FOOTER)
         if len(footer) < FOOTER:
-            raise _truncated_error(framed, HEADER + len(data) + len(footer), location)
+            raise _truncated_error(framed_length, HEADER + len(data) + len(footer), location)
         yield offset, header, data, footer
-        offset += framed
+        offset += framed_length
         number += 1
 
 
 def _truncated_error(expected: int, found: int, location: dict[str, Any]) -> TruncatedShardError:
-    """Return the error of a record that is cut by the end of the file."""
+    """Return the error for a record that is truncated by the end of the file."""
     return TruncatedShardError(
         f"truncated record at offset {location['offset']}",
         **location,
@@ -124,13 +128,16 @@ def _truncated_error(expected: int, found: int, location: dict[str, Any]) -> Tru
 
 
 def _header_error(header: bytes, location: dict[str, Any]) -> DataCorruptionError:
-    """Return the error of a header that is cut, or whose length does not match its checksum."""
+    """Return the error for a header that is truncated, or whose length has a wrong checksum.
+
+    At the start of a file that is no TFRecord, the error says what the file is.
+    """
     if location["offset"] == 0:
         with open_file(location["path"]) as file:
-            what = identify(file.read(HEAD))
-        if what:
-            problem = f"not an uncompressed TFRecord file: {what[0]}"
-            return DataCorruptionError(problem, **location, advice=what[1])
+            other = identify(file.read(HEAD))
+        if other:
+            problem = f"not an uncompressed TFRecord file: {other[0]}"
+            return DataCorruptionError(problem, **location, advice=other[1])
     if len(header) < HEADER:
         return _truncated_error(HEADER, len(header), location)
     return DataCorruptionError(
@@ -160,13 +167,13 @@ class TFRecordWriter(Closing):
         self.offset = 0
 
     def write(self, data: bytes, /) -> None:
-        """Append one record."""
-        head = struct.pack("<Q", len(data))
-        self._file.write(head + _CHECKSUM.pack(masked_crc32c(head)))
+        """Append a record: its length, data, and the checksum of each."""
+        length = struct.pack("<Q", len(data))
+        self._file.write(length + _CHECKSUM.pack(masked_crc32c(length)))
         self._file.write(data)
         self._file.write(_CHECKSUM.pack(masked_crc32c(data)))
         self.offset += HEADER + len(data) + FOOTER
 
     def close(self) -> None:
-        """Write out what is buffered and close the file."""
+        """Flush and close the file."""
         self._file.close()
