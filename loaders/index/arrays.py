@@ -1,6 +1,6 @@
-"""The arrays of an index: rows with the location of a field, strings, and memory-mapped arrays.
+"""The arrays of an index: rows with the byte range of a field, strings, and memory-mapped arrays.
 
-Rows have narrow types in files, and one type in memory.
+Rows have narrow types in files, and a single type in memory.
 
 - A small array is read and checked when the index is opened. It is not mapped, since each mapping
   keeps a file descriptor.
@@ -38,11 +38,11 @@ ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "
 
 MISSING_ROW = (0, -1, 0)
 
-_STRINGS, _SHOWN = 1 << 14, 100  # strings decoded at a time, and shown in a repr
+_DECODED_AT_ONCE, _MAX_SHOWN = 1 << 14, 100  # strings decoded in one call, and shown in a repr
 
 
 def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
-    """Return the narrowest type of a table's rows for its largest location and largest length.
+    """Return the narrowest dtype for the rows of a field, by its largest location and length.
 
     A location is an offset in a shard, or with `whole_files` the number of a file.
     """
@@ -52,7 +52,7 @@ def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np
 
 
 def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
-    """Return all types that the rows of a table can have."""
+    """Return all dtypes that the rows of a field can have."""
     return {
         row_type(location, length, whole_files=whole_files)
         for location in (0, 1 << 32)
@@ -61,7 +61,7 @@ def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
 
 
 def integer_type(largest: int, /) -> str:
-    """Return the integer type for numbers up to `largest`: four bytes if enough, or else eight."""
+    """Return the dtype for numbers from 0 to `largest`: of four bytes if possible, else eight."""
     return "<u4" if largest < 1 << 32 else "<i8"
 
 
@@ -115,11 +115,11 @@ class StringColumn(Sequence[str]):
         return self._decode(number, number + 1)[0]
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _STRINGS):  # string by string takes ten times as long
-            yield from self._decode(start, start + _STRINGS)
+        for start in range(0, len(self), _DECODED_AT_ONCE):  # ten times as fast as one by one
+            yield from self._decode(start, start + _DECODED_AT_ONCE)
 
     def _decode(self, start: int, stop: int) -> list[str]:
-        """Decode a range of strings, which is not empty."""
+        """Return the strings from `start` to `stop`, of which there is at least one."""
         ends = self.ends[start:stop].tolist()
         base = int(self.ends[start - 1]) if start else 0
         text = self.text[base : ends[-1]].tobytes()
@@ -135,27 +135,28 @@ class StringColumn(Sequence[str]):
         return len(self) == len(other) and all(map(operator.eq, self, other))
 
     def __repr__(self) -> str:
-        if len(self) <= _SHOWN:
+        if len(self) <= _MAX_SHOWN:
             return repr(tuple(self))
-        return f"({', '.join(map(repr, self[:_SHOWN]))}, … {counted(len(self), 'string')})"
+        return f"({', '.join(map(repr, self[:_MAX_SHOWN]))}, … {counted(len(self), 'string')})"
 
     def tolist(self) -> list[str]:
-        """Return every string; for columns small enough to be a list."""
+        """Return all strings as a list."""
         return list(self)
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the two arrays under the names an index stores them by."""
+        """Return the two arrays by the names under which an index stores them."""
         return {f"{name}-text": self.text, f"{name}-ends": self.ends}
 
 
-_MAGIC = 10
+_HEADER_START = 10
+"""The bytes of a `.npy` file before its header: magic string, version and length of the header."""
 
 
 class Arrays:
     """The arrays that a manifest names, after checks of the size, type and shape of each file.
 
-    `checked` names the mapped arrays that were compared with their digest. Mapping is safe, since
-    a file of an array is only ever replaced as a whole, never shortened.
+    `checked` has the names of the mapped arrays that were compared with their digest. Mapping is
+    safe, since the file of an array is only ever replaced as a whole, never truncated.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
@@ -169,7 +170,7 @@ class Arrays:
         return name in self._arrays
 
     def __getitem__(self, name: str) -> Array:
-        """Return an array, checked or not."""
+        """Return an array without comparing its digest."""
         return np.asarray(self._arrays[name])
 
     def check(self, name: str) -> Array:
@@ -177,7 +178,7 @@ class Arrays:
         return np.asarray(self.mapped(name))
 
     def mapped(self, name: str) -> Array:
-        """Return a checked array; a mapped array as `np.memmap`, which has its file name."""
+        """Return an array as `check` does; if it is mapped, as `np.memmap`, with its file name."""
         array = self._arrays[name]
         if isinstance(array, np.memmap) and name not in self.checked:
             self._check_digest(name, _mapped_digest(array.base))
@@ -185,19 +186,19 @@ class Arrays:
         return array
 
     def _open(self, name: str) -> Array:
-        """Read or map one array."""
+        """Return an array, read from its file or mapped."""
         with open_file(self.folder / f"{name}.npy") as file:
             return self._read(name, file)
 
     def _read(self, name: str, file: BinaryIO) -> Array:
-        """Read or map the array in an open file."""
+        """Return the array in an open file: read and checked if it is small, else mapped."""
         entry, size = self._entries[name], os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
             problem = f"incomplete index: {name}.npy has the wrong size"
             raise self._error(problem, expected=f"{entry['bytes']} bytes", found=f"{size} bytes")
         try:
             dtype = np.lib.format.descr_to_dtype(entry["dtype"])
-            data = file.read(size if size <= READ_WHOLE else _MAGIC)
+            data = file.read(size if size <= READ_WHOLE else _HEADER_START)
             start = _start(data, dtype, size - dtype.itemsize * math.prod(entry["shape"]))
             if size > READ_WHOLE:
                 return np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
@@ -209,7 +210,7 @@ class Arrays:
         return array
 
     def _check_digest(self, name: str, found: str) -> None:
-        """Raise IndexFormatError unless an array has the digest of the manifest."""
+        """Raise IndexFormatError unless the digest `found` is that in the manifest."""
         expected = self._entries[name]["sha256"]
         if found != expected:
             problem = f"damaged index: the bytes of {name}.npy have changed since they were written"
@@ -250,17 +251,19 @@ class Columns(Mapping[str, Array]):
 
 
 def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
-    """Return the offset of the values in a `.npy` file, which must be `start` (by the manifest)."""
+    """Return `start` after checking, by the header's length, that the values of a `.npy` file begin
+    there.
+    """
     if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
         raise ValueError("not a .npy file of format 1.0, or one of Python objects")
-    found = _MAGIC + int.from_bytes(head[8:_MAGIC], "little")
+    found = _HEADER_START + int.from_bytes(head[8:_HEADER_START], "little")
     if found != start:
         raise ValueError(f"its values start at byte {found}, and by its shape at {start}")
     return start
 
 
 def _mapped_digest(mapped: Any) -> str:
-    """Return the SHA-256 of a mapped file, without keeping its pages in this process."""
+    """Return the SHA-256 of a mapped file; its pages are released afterwards."""
     digest = hashlib.sha256()
     with memoryview(mapped) as view:
         for start in range(0, len(view), CHUNK):

@@ -8,7 +8,10 @@ from twinfeed.loaders.support.array_types import Array
 
 
 def check_class_order(*, records: Array, starts: Array, sizes: Array, num_records: int) -> None:
-    """Raise ValueError unless each record is in exactly one class, and classes do not overlap."""
+    """Raise ValueError unless `records`, sorted by class, has every record exactly once.
+
+    Class n is records[starts[n] : starts[n] + sizes[n]], and the classes must not overlap.
+    """
     if any(array.ndim != 1 or array.dtype.kind != "i" for array in (records, starts, sizes)):
         raise ValueError("its arrays are not of integers in one dimension")
     if len(records) != num_records or len(starts) != len(sizes):
@@ -18,12 +21,12 @@ def check_class_order(*, records: Array, starts: Array, sizes: Array, num_record
     if bounds[0] != 0 or (sizes < 1).any() or (sizes[order] != np.diff(bounds)).any():
         raise ValueError("its classes overlap, or leave records out")
     for low in range(0, num_records, SEEN):
-        seen = np.zeros(min(SEEN, num_records - low), np.bool_)
+        is_in_class = np.zeros(min(SEEN, num_records - low), np.bool_)  # of the ids from `low` on
         for start in range(0, num_records, READ):
-            chunk = records[start : start + READ]
-            seen[chunk[(chunk >= low) & (chunk < low + len(seen))] - low] = True
-        if not seen.all():
-            raise ValueError(f"record {low + int(seen.argmin())} is in no class")
+            ids = records[start : start + READ] - low
+            is_in_class[ids[(ids >= 0) & (ids < len(is_in_class))]] = True
+        if not is_in_class.all():
+            raise ValueError(f"record {low + int(is_in_class.argmin())} is in no class")
 
 
 READ = 1 << 20

@@ -1,4 +1,4 @@
-"""The class `Index`: the location of each record and field, with labels and numeric columns.
+"""The class `Index`: the byte range of each field of each record, labels and numeric columns.
 
 The table of a field has one row per record: the offset and the length of the field's bytes, and
 their CRC-32C.
@@ -105,7 +105,7 @@ class Index:
         cache: DiskCache | None = None,
     ) -> None:
         self.path = path
-        self.where = where  # or the URL that `path` is a copy of
+        self.where = where  # `path`, or the URL that `path` is a copy of
         self.shards_root = root
         self.cache = cache
         self.manifest = manifest
@@ -137,12 +137,12 @@ class Index:
 
     @property
     def root(self) -> str:
-        """The folder or the URL that the shards lie below."""
+        """The folder or the URL that contains the shards."""
         return str(self.shards_root)
 
     @property
     def remote(self) -> bool:
-        """Whether the shards lie in a store, not in a folder of this machine."""
+        """Whether the shards are in an object store, not in a local folder."""
         return isinstance(self.shards_root, Location)
 
     def _check_arrays(self) -> None:
@@ -153,7 +153,7 @@ class Index:
         lengths = {"keys": records, "tags": shards, "files": None, "classes": None}
         strings = {name: n for name, n in lengths.items() if f"{name}-ends" in arrays}
         strings["shardpaths"] = shards
-        wanted = [
+        required = [  # the name of each array, its length, and the dtypes that it may have
             ("shards", shards, SHARD),
             ("shardstops", shards, "<i8"),
             ("shardlengths", shards, "<i8"),
@@ -165,7 +165,7 @@ class Index:
         ]
         wrong = [
             name
-            for name, length, *types in wanted
+            for name, length, *types in required
             if name not in arrays
             or arrays[name].dtype not in map(np.dtype, types)
             or length not in (None, len(arrays[name]))
@@ -218,7 +218,7 @@ class Index:
 
     @property
     def files(self) -> StringColumn:
-        """The paths that the rows of tables refer to by number: of loose files, or of shards."""
+        """The paths of the loose files, or of the shards, by the number in the rows of fields."""
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
 
     def tag(self, number: int, /) -> str | None:
@@ -231,20 +231,21 @@ class Index:
         return self._strings("tags")[number] or None
 
     def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
-        """Return a column of strings. Only messages and previews use it unchecked."""
+        """Return a column of strings; with `checked`, its bytes are compared with their digest."""
         get = self._arrays.check if checked else self._arrays.__getitem__
         return StringColumn(get(f"{name}-text"), get(f"{name}-ends"), self._convert(name))
 
     def _convert(self, name: str) -> Callable[[str], str] | None:
-        """Return a function from paths in the index to paths below the root, if they differ.
+        """Return a function that converts a path in the index to a path below the root, or None.
 
-        A URL of a web server has quoted names.
+        Paths at a web server are percent-encoded, others are not. They must be converted if only
+        one of the root and the root at the build is a web server.
         """
-        web = isinstance(self.shards_root, Location) and self.shards_root.web
-        built = self.built_root is not None and self.built_root.web
-        if web == built or name not in ("shardpaths", "files"):
+        is_web = isinstance(self.shards_root, Location) and self.shards_root.web
+        was_web = self.built_root is not None and self.built_root.web
+        if is_web == was_web or name not in ("shardpaths", "files"):
             return None
-        return quoted if web else unquoted
+        return quoted if is_web else unquoted
 
     def __len__(self) -> int:
         return self._records
@@ -289,7 +290,7 @@ class Index:
         return {name: rows[0] for name, rows in values.items()}
 
     def summary(self) -> str:
-        """Return a text with the sizes of shards and fields, and how many records classes have.
+        """Return a text with the sizes of shards, fields and classes.
 
         >>> from tempfile import mkdtemp
         >>> from twinfeed import pack
@@ -312,9 +313,9 @@ class Index:
         lines += [f"{name}: {kind}" for name, kind in self.columns.types().items()]
         if self.class_order is not None:
             sizes = np.asarray(self.class_order.sizes)
-            bits = np.frexp(sizes)[1]
-            tail = (sizes[bits == number] for number in np.unique(bits))
-            counts = ", ".join(f"{len(part):,} of {_range(part)}" for part in tail)
+            exponents = np.frexp(sizes)[1]  # classes are grouped by powers of two
+            groups = (sizes[exponents == exponent] for exponent in np.unique(exponents))
+            counts = ", ".join(f"{len(group):,} of {_range(group)}" for group in groups)
             classes = f"{counted(len(sizes), 'class')} of {_range(sizes)} records"
             lines.append(f"{classes}, median {int(np.median(sizes)):,}: {counts}")
         return "\n".join(lines)
@@ -326,7 +327,7 @@ class Index:
 
     @property
     def has_keys(self) -> bool:
-        """Whether records have keys of their own."""
+        """Whether the index has the keys of records."""
         return "keys-ends" in self._arrays
 
     @property
@@ -375,8 +376,9 @@ class Index:
         return self._arrays.check("shardlengths")
 
     def table(self, field: str, /) -> npt.NDArray[Any]:
-        """Return the table of a field as it is stored: N rows of (offset, length, crc). Loose files
-        have the number of the file in place of the offset.
+        """Return the rows of a field as they are stored: (offset, length, crc) for each record.
+
+        Loose files have the number of the file in place of the offset.
         """
         try:
             return self._tables[field]
@@ -387,28 +389,31 @@ class Index:
             ) from None
 
     def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
-        """Return a `ROW` for each field of each record, record by record."""
+        """Return the `ROW`s of all fields of the first record, then of the second, and so on.
+
+        A row is the byte range of a field of a record: ROW[len(ids) * len(fields)].
+        """
         rows = np.zeros((len(fields), len(ids)), ROW)
         if self.container != "files":
             rows["file"] = self.shard_stops.searchsorted(ids, "right")
-        for row, field in zip(rows, fields, strict=True):
+        for field_rows, field in zip(rows, fields, strict=True):
             dtype = self.table(field).dtype
             stored = np.ndarray(len(ids), dtype, self._bytes[field].take(ids))
             for name in dtype.names or ():
-                row[name] = stored[name]
+                field_rows[name] = stored[name]
         return rows.T.reshape(-1)
 
     def location(self, record: int, /) -> tuple[str, int]:
-        """Return the path of a record's shard, relative to the root, and the record's number there.
+        """Return the path of a record's shard, relative to the root, and its number in the shard.
 
-        Bad records are not counted.
+        The number does not count records that the index leaves out.
         """
         stops = self.shard_stops
         shard = int(stops.searchsorted(record, "right"))
         return self.shard_paths[shard], record - int(stops[shard - 1] if shard else 0)
 
     def keys(self, ids: Ids | None = None, /) -> list[str]:
-        """Return the key of each of these records, by default of all records.
+        """Return the key of each record in `ids`, by default of all records.
 
         The key is "shard#number" if the container has no keys.
         """
@@ -418,18 +423,18 @@ class Index:
         return ["{}#{}".format(*self.location(record)) for record in ids]
 
     def describe(self, record: int, /) -> str:
-        """Describe a record in one line, for messages: its shard, number and key."""
+        """Return a description of a record for messages: its shard and number, or file, and key."""
         record = int(checks.check_ids([record], len(self))[0])
         key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
         shard, number = self.location(record)
         tables = self._tables.values() if self.container == "files" else ()
         rows = [table[record] for table in tables if table["length"][record] >= 0]
-        where = self.files[int(rows[0]["file"])] if rows else f"{shard}, number {number}"
-        return f"record {record} ({where}{key})"
+        location = self.files[int(rows[0]["file"])] if rows else f"{shard}, number {number}"
+        return f"record {record} ({location}{key})"
 
 
 def _range(values: npt.NDArray[Any]) -> str:
-    """Return the least and the greatest value as text."""
+    """Return the smallest and the largest value as text."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
@@ -440,7 +445,7 @@ def load_index(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open the index folder at `path`, a path or a URL, without checking its shards."""
+    """Return the index in the folder or at the URL `path`, without a check of its shards."""
     location = parse_location(path)
     default_root: Root
     if isinstance(location, Location):
@@ -464,7 +469,7 @@ def load_index(
 
 
 def _open_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
-    """Open the arrays of the manifest; retry if a build replaces the index meanwhile."""
+    """Return the index in a folder; retry if a build replaces the index meanwhile."""
     manifest, previous = read_manifest(folder, where), None
     while manifest != previous:
         try:
@@ -494,9 +499,9 @@ def _unpickle(
     cache: DiskCache | None,
     where: str,
 ) -> Index:
-    """Open a pickled index in another process; raise StaleIndexError if the index has changed.
+    """Return a pickled index in another process; raise StaleIndexError if it was rebuilt.
 
-    Arrays that the first process checked are not checked again.
+    Arrays that the first process has compared with their digests are not compared again.
     """
     index = load_index(path, root, cache)
     if index.fingerprint != fingerprint:

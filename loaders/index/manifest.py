@@ -1,4 +1,4 @@
-"""The manifest of an index: reading and validation."""
+"""Read and validate the manifest of an index."""
 
 from __future__ import annotations
 
@@ -29,15 +29,20 @@ CHUNK = 1 << 24
 
 
 def is_index(path: Path, /) -> bool:
-    """Return whether a folder has an index."""
+    """Return whether a folder is that of an index."""
     manifest = path / MANIFEST
-    with suppress(LoaderError):  # too long, or no file any more
+    with suppress(LoaderError):  # too long, or no longer a file
         return manifest.is_file() and FORMAT.encode() in read_file(manifest, LIMITS.manifest_bytes)
     return False
 
 
 def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
-    """Read and validate the manifest in the folder `path`, which may be a copy of `source`."""
+    """Return the manifest in the folder `path`, after validation; errors name `source` if given.
+
+    Raises:
+        FileNotFoundError: there is no index.
+        IndexFormatError: the index is incomplete or damaged, or has another version.
+    """
     file, source = path / MANIFEST, source or path
     error = partial(IndexFormatError, path=source)
     try:
@@ -73,38 +78,41 @@ def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
 
 
 def invalid_manifest(source: object, reason: Exception, /) -> IndexFormatError:
-    """Return the error of a manifest with a correct checksum and an impossible value."""
+    """Return the error for a manifest with a correct checksum but an impossible value."""
     found = f"{type(reason).__name__}: {reason}"
     problem = "damaged index: the manifest contains an impossible value"
     return IndexFormatError(problem, path=source, found=found)
 
 
 def array_files(manifest: Mapping[str, Any], /) -> dict[str, int]:
-    """Return the files of the arrays, relative to the index, with their sizes in bytes."""
+    """Return the size in bytes of each array file, by its path relative to the index."""
     folder = manifest["folder"]
     return {f"{folder}/{name}.npy": entry["bytes"] for name, entry in manifest["arrays"].items()}
 
 
 def no_index_error(path: Path | Location, /) -> FileNotFoundError:
-    """Return the error of a path without an index: the indexes nearby, or how to build one."""
+    """Return the error for a path without an index.
+
+    The message names the indexes in this folder or its parent, or a command that builds an index.
+    """
     if isinstance(path, Path) and path.is_file():
         command = _build_command(path, path.with_suffix(".index"))
         problem = f"a file, not an index; index it: {command}"
-    elif inside := _indexes(path, "*"):
+    elif inside := _index_names(path, "*"):
         problem = f"no index here, but in it: {inside}; open one of those"
     else:
-        found = _indexes(path.parent, "*.index")
-        beside = f", but beside it: {found}" if found else f" (no {MANIFEST})"
-        is_used = isinstance(path, Path) and path.is_dir() and any(path.iterdir())
-        command = _build_command("SHARDS", path / "train.index" if is_used else path)
+        names = _index_names(path.parent, "*.index")
+        beside = f", but beside it: {names}" if names else f" (no {MANIFEST})"
+        has_files = isinstance(path, Path) and path.is_dir() and any(path.iterdir())
+        command = _build_command("SHARDS", path / "train.index" if has_files else path)
         problem = f"no index here{beside}; check the name, or build one: {command}"
     return FileNotFoundError(errno.ENOENT, problem, str(path))
 
 
-def _indexes(folder: Path | Location, pattern: str) -> str:
-    """Name the first indexes of a local folder."""
-    found = folder.glob(f"[!.]{pattern}/{MANIFEST}") if isinstance(folder, Path) else ()
-    return ", ".join(sorted(manifest.parent.name for manifest in found)[:5])
+def _index_names(folder: Path | Location, pattern: str) -> str:
+    """Return the names of the first five indexes in a local folder, as text."""
+    manifests = folder.glob(f"[!.]{pattern}/{MANIFEST}") if isinstance(folder, Path) else ()
+    return ", ".join(sorted(manifest.parent.name for manifest in manifests)[:5])
 
 
 def _build_command(shards: Path | str, out: Path | Location) -> str:

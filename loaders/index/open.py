@@ -1,4 +1,4 @@
-"""`open_index`: finds the shards of an index, and checks that they exist."""
+"""`open_index` opens an index, finds its shards, and checks that they exist."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from twinfeed.loaders.storage.url import ROOTS, Location, Root, allowed, is_url
 from twinfeed.loaders.support.argument_hints import hint_arguments
 
 _STAT_ALL, _STAT_SAMPLE = 1000, 16
-"""All of up to `_STAT_ALL` shards are checked at opening, and `_STAT_SAMPLE` of more."""
+"""If an index has at most `_STAT_ALL` shards, all are checked, otherwise `_STAT_SAMPLE` of them."""
 
 
 @hint_arguments()
@@ -108,7 +108,7 @@ def find_shards(index: Index) -> None:
         UnsafeContentError: the URL is not allowed, since an index may be from an untrusted source.
     """
     default_root, location = index.shards_root, index.built_root
-    if location is None or location == default_root or _shards_lie_beside(index):
+    if location is None or location == default_root or _shards_are_beside(index):
         return
     same_host = isinstance(default_root, Location) and location.shares_host(default_root)
     if not same_host and not allowed(location):
@@ -123,8 +123,8 @@ def find_shards(index: Index) -> None:
     index.shards_root = location
 
 
-def _shards_lie_beside(index: Index) -> bool:
-    """Whether the first shard, or the first file, lies beside the index."""
+def _shards_are_beside(index: Index) -> bool:
+    """Return whether the first shard, or loose file, exists in the default root of the index."""
     paths = "files" if index.container == "files" else "shardpaths"
     with suppress(RefusedError, UnsafeContentError):  # a store may refuse the request
         return is_there(index.shards_root, index._strings(paths, checked=False)[0])
@@ -132,7 +132,7 @@ def _shards_lie_beside(index: Index) -> bool:
 
 
 def is_there(root: Root, name: str, /) -> bool:
-    """Whether a shard or a file exists below a root."""
+    """Return whether a shard or a file exists below a root."""
     if isinstance(root, str):
         return os.path.exists(join(root, name))
     return store_of(root).exists(check_relative(name, key=True))
@@ -143,14 +143,15 @@ def _stat_shards(index: Index) -> None:
 
     Of loose files, at least one of the sample must exist.
     """
-    loose = index.container == "files"
-    paths = index._strings("files" if loose else "shardpaths", checked=False)
-    n, most = len(paths), _STAT_SAMPLE if loose else _STAT_ALL
-    chosen = np.linspace(0, n - 1, n if n <= most else _STAT_SAMPLE).astype(np.int64)
+    is_loose = index.container == "files"
+    paths = index._strings("files" if is_loose else "shardpaths", checked=False)
+    count, max_all = len(paths), _STAT_SAMPLE if is_loose else _STAT_ALL
+    sample_size = count if count <= max_all else _STAT_SAMPLE
+    sample = np.linspace(0, count - 1, sample_size).astype(np.int64)
     try:
-        names = [paths[number] for number in chosen.tolist()]
-        if not loose:
-            sizes = index._arrays["shards"]["bytes"][chosen].tolist()
+        names = [paths[number] for number in sample.tolist()]
+        if not is_loose:
+            sizes = index._arrays["shards"]["bytes"][sample].tolist()
             check_shards(index.shards_root, names, sizes)
         elif isinstance(index.shards_root, str):
             check_files(index.shards_root, names)

@@ -134,15 +134,17 @@ class IndexOptions(Reading):
 
 
 def parse_reading(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
-    """Return the reading options; raise TypeError for one that `function` does not have."""
-    known = ReadingOptions.__annotations__
+    """Return `options` as a `Reading`; raise TypeError for a name that is not an option.
+
+    `function` is the function that the user called with these options, for the message.
+    """
+    option_names = ReadingOptions.__annotations__
     for name in options:
-        if name not in known:
+        if name not in option_names:
             parameters = signature(function).parameters.values()
             keywords = [p.name for p in parameters if p.kind is p.KEYWORD_ONLY]
-            raise TypeError(
-                f"{function.__name__} takes no {name}=: {closest_name(name, [*keywords, *known])}"
-            )
+            closest = closest_name(name, [*keywords, *option_names])
+            raise TypeError(f"{function.__name__} takes no {name}=: {closest}")
     return Reading(**options)
 
 
@@ -150,7 +152,7 @@ Label = int | str
 
 
 def is_label(value: object, /) -> bool:
-    """Whether `value` is a label: an int64, or a non-empty name in UTF-8."""
+    """Return whether `value` is a label: an int64, or a non-empty name in UTF-8."""
     if isinstance(value, str):
         try:
             return len(value.encode()) > 0

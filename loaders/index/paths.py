@@ -1,4 +1,4 @@
-"""Paths of shards and files: always relative to a root, never leading out of it."""
+"""Check and join the paths of shards, which are relative to a root and must stay below it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ For each index NAME it has a file `NAME.placing`.
 
 
 def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
-    """Raise IndexFormatError if an unfinished pack has left old and new shards in `folder`.
+    """Raise IndexFormatError if `folder` has old and new shards of an unfinished pack.
 
-    With `index`, only the index of this name counts.
+    With `index`, only for the shards of the index with this name.
     """
     publishing = os.path.join(folder, PUBLISHING)
     if os.path.exists(
@@ -46,18 +46,18 @@ def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, 
 
 
 def output_path(path: str | os.PathLike[str]) -> Path:
-    """Return the full path of a file or folder to write; raise ValueError for a URL."""
+    """Return the absolute path of a file or folder to write; raise ValueError for a URL."""
     text = os.fspath(path)
     if is_url(text) or _URL.match(text):
-        shown = masked(text)  # it may hold a secret
-        raise ValueError(f"{shown} is a URL: write to a local folder, and upload the folder")
+        masked_url = masked(text)  # a URL may contain a secret
+        raise ValueError(f"{masked_url} is a URL: write to a local folder, and upload the folder")
     return Path(os.path.abspath(text))
 
 
 def check_relative(path: str, *, key: bool = False) -> str:
     """Return `path` if it is relative and stays below its root; raise UnsafeContentError if not.
 
-    The key of an object may start like a scheme.
+    The `key` of an object may begin like the scheme of a URL, other paths may not.
     """
     parts = path.split("/")
     scheme = not key and _SCHEME.match(path)
@@ -89,8 +89,8 @@ def resolve_below(folder: str, path: str) -> str:
 def relative_to(root: Root, path: Root) -> str:
     """Return `path` relative to `root`, with "/"; raise ValueError for a path outside `root`."""
     if isinstance(root, Location) or isinstance(path, Location):
-        both = isinstance(root, Location) and isinstance(path, Location)
-        below_root = path.below(root) if both else None  # type: ignore[union-attr, arg-type]
+        both_urls = isinstance(root, Location) and isinstance(path, Location)
+        below_root = path.below(root) if both_urls else None  # type: ignore[union-attr, arg-type]
         if below_root is not None:
             return check_relative(below_root, key=True)
     else:
@@ -104,7 +104,10 @@ def relative_to(root: Root, path: Root) -> str:
 
 
 def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Compare the size of every local shard with its size in the index."""
+    """Raise an error if a local shard is missing, or has another size than in the index.
+
+    Shards at a URL are not checked, except their names.
+    """
     for name in names:
         check_relative(name, key=isinstance(root, Location))
     if isinstance(root, Location):
@@ -124,20 +127,20 @@ def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None
 
 
 def check_files(root: str, names: Sequence[str]) -> None:
-    """Raise FileNotFoundError if none of these files lies below the root."""
+    """Raise FileNotFoundError if none of these files exists below the root."""
     if not any(os.path.lexists(join(root, name)) for name in names):
         raise _missing_error(root, "the files of this index are missing here", names)
 
 
 def _missing_error(root: str, problem: str, names: Sequence[str]) -> FileNotFoundError:
-    """Return the error of files that are not below the root."""
+    """Return the error for files that do not exist below the root."""
     shown = printable(", ".join(names[:5]))
     advice = "restore them, or give root= the folder that holds them (--root in a terminal)"
     return FileNotFoundError(errno.ENOENT, f"{problem}: {shown}; {advice}", root)
 
 
 def stale_file_error(path: str, expected: int | str, found: int | str) -> StaleIndexError:
-    """Return the error of a file whose size (or tag) differs from the index."""
+    """Return the error for a file whose size or ETag is not that in the index."""
     return StaleIndexError(
         "the file has changed since it was indexed",
         path=path,

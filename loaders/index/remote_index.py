@@ -1,4 +1,4 @@
-"""Indexes at URLs: cached downloads, and atomic uploads."""
+"""Download indexes from URLs, into a cache if there is one, and upload them atomically."""
 
 from __future__ import annotations
 
@@ -34,31 +34,35 @@ from twinfeed.loaders.support.temporary import make_temporary, remove_temporary
 
 _ATTEMPTS = 3
 _UNWRITABLE = {errno.EACCES, errno.EDQUOT, errno.ENOSPC, errno.EROFS}
-_UNWRITABLE |= {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}  # other files lie there
+_UNWRITABLE |= {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}  # other files are there
 
 
 def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
-    """Download the index at `url`; return its folder, and the temporary folder to remove, or None.
+    """Download the index at `url`; return its folder, and the temporary folder to remove later.
 
-    In a cache the copy stays, in a folder that is named after the URL and the manifest.
+    With a cache, there is no temporary folder (None). The copy stays in a folder of the cache that
+    is named after the URL and the manifest.
     """
     if cache is not None:
         try:
-            return _downloaded(url, _indexes(cache, url)), None
+            return _download(url, _cache_folder(cache, url)), None
         except OSError as error:
             if error.errno in _UNWRITABLE:
                 raise cache_error(cache.path, error.strerror) from error
             raise
     parent_folder = make_temporary()
     try:
-        return _downloaded(url, parent_folder), parent_folder
+        return _download(url, parent_folder), parent_folder
     except BaseException:
         remove_temporary(parent_folder)
         raise
 
 
-def _downloaded(url: Location, parent_folder: Path) -> Path:
-    """Download the index at `url` below `parent_folder`, unless it exists; return its folder."""
+def _download(url: Location, parent_folder: Path) -> Path:
+    """Download an index to a folder in `parent_folder`, and return this folder.
+
+    Retries if the index is replaced meanwhile.
+    """
     for _ in range(_ATTEMPTS):
         if (folder := _download_once(url, parent_folder)) is not None:
             return folder
@@ -70,14 +74,17 @@ def _downloaded(url: Location, parent_folder: Path) -> Path:
 
 
 def _download_once(url: Location, parent_folder: Path) -> Path | None:
-    """Download an index; return None if it was replaced meanwhile."""
+    """Download an index unless the same copy exists, and return its folder.
+
+    Returns None if the index was replaced meanwhile.
+    """
     download_folder = parent_folder / f".{secrets.token_hex(8)}"
     download_folder.mkdir()
     try:
         manifest = _download_manifest(url, download_folder)
         digest = hashlib.sha256((download_folder / MANIFEST).read_bytes()).hexdigest()[:16]
         copy_folder = parent_folder / digest / "index"
-        if _is_whole(copy_folder, manifest):
+        if _is_complete(copy_folder, manifest):
             return copy_folder
         try:
             _download_arrays(url, manifest, download_folder)
@@ -89,7 +96,7 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
         try:
             os.rename(download_folder, copy_folder)
         except OSError:  # another process has created it, or it is damaged
-            if not _is_whole(copy_folder, manifest):
+            if not _is_complete(copy_folder, manifest):
                 if copy_folder.is_dir() and not copy_folder.is_symlink():
                     shutil.rmtree(copy_folder)
                 else:
@@ -101,7 +108,10 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
 
 
 def send_index(path: Path, url: Location, /) -> None:
-    """Upload an index to `url`: its arrays, then the manifest (the commit point)."""
+    """Upload an index to `url`: its arrays, then the manifest, which is the commit point.
+
+    The arrays of an older index are deleted at the end.
+    """
     store, manifest = store_of(url), read_manifest(path)
     arrays = array_files(manifest)
     uploads = [
@@ -123,7 +133,7 @@ def send_index(path: Path, url: Location, /) -> None:
 
 
 def _download_manifest(url: Location, folder: Path) -> dict[str, Any]:
-    """Download the manifest of an index, and return its content."""
+    """Download the manifest of an index to a folder, and return it."""
     try:
         download(store_of(url), MANIFEST, folder / MANIFEST, LIMITS.manifest_bytes)
     except FileNotFoundError:
@@ -136,7 +146,7 @@ def _download_manifest(url: Location, folder: Path) -> dict[str, Any]:
 
 
 def _download_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:
-    """Download all arrays, in parallel."""
+    """Download all arrays of an index to a folder, in parallel."""
     (folder / manifest["folder"]).mkdir()
     store = store_of(url)
     with ThreadPoolExecutor(NETWORK.requests) as pool:
@@ -148,8 +158,8 @@ def _download_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -
         finished.result()
 
 
-def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
-    """Whether a copy has all arrays of a manifest, each of the right size."""
+def _is_complete(path: Path, manifest: Mapping[str, Any]) -> bool:
+    """Return whether the folder `path` has all arrays of a manifest, each with the right size."""
     try:
         return (path / MANIFEST).exists() and all(
             (path / file).stat().st_size == size for file, size in array_files(manifest).items()
@@ -158,8 +168,8 @@ def _is_whole(path: Path, manifest: Mapping[str, Any]) -> bool:
         return False
 
 
-def _indexes(cache: DiskCache, url: Location) -> Path:
-    """Return the folder of a cache for the index at a URL."""
+def _cache_folder(cache: DiskCache, url: Location) -> Path:
+    """Return the folder of a cache for copies of the index at a URL, created if it is missing."""
     make_cache_folder(cache.path)
     folder = cache.path / "indexes" / hashlib.sha256(str(url).encode()).hexdigest()[:16]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)

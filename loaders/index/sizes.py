@@ -14,7 +14,7 @@ _SAMPLE = 1 << 10
 
 
 def exceeds_memory(index: Index, /) -> bool:
-    """Return whether the shards take more than half of the memory that this process may use."""
+    """Return whether the shards have more bytes than half the memory that this process may use."""
     stored = int(index.shards["bytes"].sum())
     if index.container == "files":
         stored = int(len(index) * record_bytes(index))
@@ -22,13 +22,16 @@ def exceeds_memory(index: Index, /) -> bool:
 
 
 def field_bytes(index: Index, /) -> int:
-    """Return the bytes of all fields of all records."""
+    """Return the total size of all fields of all records, in bytes."""
     lengths = (index.table(field)["length"] for field in index.fields)
     return sum(int(np.maximum(length, 0).sum()) for length in lengths)
 
 
 def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
-    """Return the mean bytes of a record's fields (default: all), over evenly spread records."""
+    """Return the mean size of a record in bytes, of these fields (default: all).
+
+    It is that of up to `_SAMPLE` evenly spaced records.
+    """
     ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
     lengths = index.rows(list(index.fields if fields is None else fields), ids)["length"]
     return float(lengths.clip(0).sum() / max(1, len(ids)))

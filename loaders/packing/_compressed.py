@@ -1,7 +1,7 @@
-"""Compressed shards as samples, one after the other: decompressed to a file, and scanned there.
+"""Read the samples of compressed shards: decompress each to a temporary file, and scan it.
 
-The file is in the packer's own folder, and there is only one file at a time. So memory holds one
-record, the disk holds one shard more, and every check of a scan is made.
+The file is in the packer's own folder, and deleted before the next shard. So one record is in
+memory, and every check of a scan is made.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from twinfeed.samplers.validate import counted
 Shards = PathLike | Sequence[PathLike]
 
 _MISSING_LABEL_ADVICE = "name what every record has, or leave such records out before"
-_CHUNK = 1 << 16  # bytes of the compressed file that are read at once
+_CHUNK_BYTES = 1 << 16  # of the compressed file, that are read at once
 
 
 class CompressedShards:
@@ -94,29 +94,33 @@ class CompressedShards:
 
 
 def decompressed_samples(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:
-    """Yield the samples of all shards, in stored order; shards are decompressed below `work`."""
+    """Yield the samples of all shards in stored order; the folder `work` is for temporary files."""
     work = work / "decompressed"
     work.mkdir()
     for path in shards.paths:
-        out = work / os.path.basename(path)  # the name that warnings show
-        empty = True
+        out = work / os.path.basename(path)  # warnings show this name
+        is_empty = True
         with local_copy(parse_location(path)) as local_shard:
-            plain = _decompress(local_shard.path, path, out)
+            decompressed = _decompress(local_shard.path, path, out)
             try:
-                for record in _scan(plain, shards.reading):
+                for record in _scan(decompressed, shards.reading):
                     yield _sample(record, shards, path)
-                    empty = False
+                    is_empty = False
             except DataCorruptionError as error:  # offsets are those of the decompressed shard
-                error.path = f"{path}, decompressed" if plain == str(out) else path
+                error.path = f"{path}, decompressed" if decompressed == str(out) else path
                 raise
             finally:
                 out.unlink(missing_ok=True)
-        if empty:
+        if is_empty:
             warnings.warn(f"{path} has no records", ShardWarning, stacklevel=2)
 
 
 def _decompress(path: str, name: str, out: Path) -> str:
-    """Return the path of the plain shard: `out`, or the shard itself if it is not compressed."""
+    """Decompress the shard at `path` to `out`, and return `out`; `path` if it is not compressed.
+
+    Raises:
+        DataCorruptionError: the shard is damaged, or becomes too large; the error has its `name`.
+    """
     kind = compression(read_head(path))
     if kind is None:
         return path
@@ -124,16 +128,16 @@ def _decompress(path: str, name: str, out: Path) -> str:
     if decompressor is None:
         problem = f"{kind}-compressed, and pack decompresses gzip, bzip2, xz and zlib alone"
         raise DataCorruptionError(problem, path=name, advice=compression_advice(kind))
-    most = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
-    with open_shard(path) as file, out.open("wb") as plain:
+    max_bytes = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
+    with open_shard(path) as file, out.open("wb") as out_file:
         for chunk in _decompressed_chunks(file, decompressor, name):
-            plain.write(chunk)
-            if plain.tell() > most:
+            out_file.write(chunk)
+            if out_file.tell() > max_bytes:
                 raise DataCorruptionError(
                     "a compressed shard that becomes too large",
                     path=name,
-                    expected=f"at most {most} bytes",
-                    found=f"{plain.tell()} bytes so far",
+                    expected=f"at most {max_bytes} bytes",
+                    found=f"{out_file.tell()} bytes so far",
                     advice="decompress the shard if it is meant to be this large, and index it",
                 )
     return str(out)
@@ -142,14 +146,17 @@ def _decompress(path: str, name: str, out: Path) -> str:
 def _decompressed_chunks(
     file: BinaryIO, decompressor: Callable[[], Any], name: str
 ) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, which is a sequence of compressed streams."""
-    data = file.read(_CHUNK)
+    """Yield the decompressed bytes of a file, which may be several streams one after the other.
+
+    `decompressor` makes the decompressor object for a stream.
+    """
+    data = file.read(_CHUNK_BYTES)
     while data:
         start, stream = file.tell() - len(data), decompressor()
         while not stream.eof:
-            # zlib hands back what it has not read, the others keep it.
+            # zlib returns input that it has not read as `unconsumed_tail`, the others keep it.
             if not data and getattr(stream, "needs_input", True):
-                data = file.read(_CHUNK)
+                data = file.read(_CHUNK_BYTES)
                 if not data:
                     raise _stream_error(TruncatedShardError, "the file ends too early", name, start)
             try:
@@ -158,34 +165,34 @@ def _decompressed_chunks(
                 raise _stream_error(DataCorruptionError, error, name, start) from error
             yield chunk
             data = getattr(stream, "unconsumed_tail", b"")
-        data = stream.unused_data or file.read(_CHUNK)
+        data = stream.unused_data or file.read(_CHUNK_BYTES)
 
 
 def _stream_error(
-    error: type[DataCorruptionError], why: object, name: str, start: int
+    error: type[DataCorruptionError], reason: object, name: str, start: int
 ) -> DataCorruptionError:
-    """Return the error of a stream that is truncated, damaged or of another kind."""
+    """Return the error for a stream that is truncated, damaged or of another kind."""
     return error(
-        f"the stream at offset {start} cannot be decompressed: {why}", path=name, offset=start
+        f"the stream at offset {start} cannot be decompressed: {reason}", path=name, offset=start
     )
 
 
 def _scan(path: str, reading: Reading) -> Iterator[Record]:
-    """Yield the records of a plain shard."""
+    """Yield the records of a decompressed shard, a tar or a TFRecord file."""
     if is_tar(read_head(path)):
-        replace(reading, container="tar")  # refuses what is for TFRecords alone
+        replace(reading, container="tar")  # raises ValueError for an option of TFRecords
         return tar.scan(path)
     return tfrecord.scan(path, example=reading.example)
 
 
 def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
-    """Return a record as a sample to pack, a list of one integer as an int."""
+    """Return a record as a sample to pack, with its key and label; a single integer is an int."""
     label, key = shards.label, shards.reading.key
     sample: dict[str, Any] = {}
     for name, part in record.fields.items():
         value = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
-        single = part.kind == "int64_list" and len(value) == 1
-        sample[name] = int(value[0]) if single else value
+        is_single = part.kind == "int64_list" and len(value) == 1
+        sample[name] = int(value[0]) if is_single else value
     if key is not None:
         record = record._replace(key=key_of(key, record, path))
         sample.pop(key)

@@ -1,4 +1,4 @@
-"""What can be packed: folders of images, loose files, an index, any sequence or iterable of dicts.
+"""The sources of `pack`: folders of images, loose files, an index, and iterables of dicts.
 
 A sample is a dict of values by field name: bytes, str, numbers, arrays of one dimension. `__key__`
 (str) is its key, `label` (int or str) its class, and `__ext__` maps fields to the extensions of
@@ -31,7 +31,7 @@ from twinfeed.samplers.validate import counted
 
 Sample = Mapping[str, Any]
 
-_BATCH = 64  # records that are read in one call
+_READ_AT_ONCE = 64  # records
 
 
 class LooseFiles:
@@ -150,33 +150,36 @@ RandomAccess = LooseFiles | Index | Sequence[Sample]
 
 
 def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[Sample]:
-    """Yield the samples with these numbers; of an index its fields, columns and keys."""
+    """Yield the samples with these numbers; those of an index have its fields, columns and keys."""
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())
         return
     with Reader(source) as reader:
-        for start in range(0, len(numbers), _BATCH):
-            yield from _read_batch(source, reader, numbers[start : start + _BATCH])
+        for start in range(0, len(numbers), _READ_AT_ONCE):
+            yield from _read_batch(source, reader, numbers[start : start + _READ_AT_ONCE])
 
 
 def source_bytes(source: object, /) -> int | None:
-    """Return about how many bytes all samples of a source hold; None if that is not known."""
+    """Return the approximate size of all samples of a source in bytes; None if it is not known."""
     if isinstance(source, Index):
         return field_bytes(source)
     return source.nbytes if isinstance(source, LooseFiles) else None
 
 
 def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
-    """Return records of an index as samples, without their missing fields."""
+    """Return records of an index as samples, in which missing fields are left out.
+
+    All records with the same missing fields are read by one call.
+    """
     samples: list[dict[str, Any]] = [{} for _ in ids]
     if index.has_keys:
         for sample, key in zip(samples, index.keys(ids), strict=True):
             sample["__key__"] = key
     names = list(index.fields)
-    present = (index.rows(names, ids)["length"] != -1).reshape(len(ids), len(names))
-    for pattern in np.unique(present, axis=0):  # records with the same fields are read together
-        positions = np.flatnonzero((present == pattern).all(axis=1))
-        fields = [name for name, is_present in zip(names, pattern, strict=True) if is_present]
+    is_missing = (index.rows(names, ids)["length"] == -1).reshape(len(ids), len(names))
+    for pattern in np.unique(is_missing, axis=0):
+        positions = np.flatnonzero((is_missing == pattern).all(axis=1))
+        fields = [name for name, missing in zip(names, pattern, strict=True) if not missing]
         for name, values in reader.read(ids[positions], fields).items():
             for position, value in zip(positions.tolist(), values, strict=True):
                 samples[position][name] = value
@@ -195,33 +198,40 @@ def _extension(path: str) -> str:
 
 
 def _check_image(data: bytes, path: str, key: str) -> None:
-    """Refuse a file that is empty, or whose first bytes do not fit the extension of an image."""
-    found = identify(data[:HEAD]) if data else ("an empty file", "")
-    if image_extension(data[:HEAD]) or found is None or re.match(rb"P[1-7]\s", data):
+    """Raise DataCorruptionError for a file with an image's extension that is another kind of file.
+
+    A file that is not recognized at all is allowed.
+    """
+    other = identify(data[:HEAD]) if data else ("an empty file", "")
+    if image_extension(data[:HEAD]) or other is None or re.match(rb"P[1-7]\s", data):
         return
     raise DataCorruptionError(
         "a file that is named as an image is none",
         path=path,
         key=key,
-        found=found[0],
+        found=other[0],
         advice="remove the file, or copy the image again",
     )
 
 
 def tar_key(key: str, /) -> str:
-    """Return a key without dots in its base name, since in a tar a key ends at the first dot."""
+    """Return a key with "_" for each dot in its base name: in a tar, a key ends at a dot."""
     folder, slash, name = key.rpartition("/")
     return f"{folder}{slash}{name.replace('.', '_')}"
 
 
 def _distinct_keys(keys: list[str], entries: Sequence[Entry]) -> list[str]:
-    """Return keys of which no two are the same."""
-    times = Counter(keys)
-    out = [
-        key if times[key] == 1 else tar_key(next(iter(entry.paths.values())))
+    """Return the keys, with the file's extension added to each key that occurs several times.
+
+    Raises:
+        ValueError: two keys are still equal.
+    """
+    counts = Counter(keys)
+    distinct = [
+        key if counts[key] == 1 else tar_key(next(iter(entry.paths.values())))
         for key, entry in zip(keys, entries, strict=True)
     ]
-    for key, count in Counter(out).most_common(1):
+    for key, count in Counter(distinct).most_common(1):
         if count > 1:
             raise ValueError(f"two records have the key {key!r}: rename one of their files")
-    return out
+    return distinct

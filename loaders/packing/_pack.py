@@ -51,7 +51,7 @@ from twinfeed.samplers.validate import counted
 Records = RandomAccess | Iterable[Sample] | CompressedShards
 
 _RANDOM_ACCESS = (Index, LooseFiles, Sequence)
-_SPARE = 1 << 26  # bytes of a cache beyond those that are stored, as chunks overlap the ends
+_SPARE_BYTES = 1 << 26  # of a cache, since its chunks go beyond the ends of shards
 
 
 @hint_arguments()
@@ -153,7 +153,11 @@ def pack(
 
 
 def _open_source(source: Any) -> Records:
-    """Return the source; open it if it is a path."""
+    """Return the source as an object: a path is opened as an index, images or shards.
+
+    Raises:
+        TypeError: it cannot be packed.
+    """
     if isinstance(source, (list, tuple)) and source:
         if all(isinstance(path, (str, os.PathLike)) for path in source):
             return CompressedShards(source)
@@ -161,8 +165,8 @@ def _open_source(source: Any) -> Records:
         if is_index_path(source):
             return open_index(source)
         return ImageFolder(source) if os.path.isdir(source) else CompressedShards(source)
-    known = (LooseFiles, Index, CompressedShards, Iterable)
-    if isinstance(source, Mapping) or not isinstance(source, known):
+    allowed = (LooseFiles, Index, CompressedShards, Iterable)
+    if isinstance(source, Mapping) or not isinstance(source, allowed):
         raise TypeError(
             "source must be a folder of images, LooseFiles, an Index or an iterable of samples, "
             f"got {reprlib.repr(source)}"
@@ -182,7 +186,7 @@ def _samples(
     if isinstance(source, Index) and source.remote and source.cache is None:
         cached = copy.copy(source)
         stored = field_bytes(source) + int(source.shards["bytes"].sum())
-        cached.cache = DiskCache(spool / "cache", bytes=stored + _SPARE)
+        cached.cache = DiskCache(spool / "cache", bytes=stored + _SPARE_BYTES)
         return cached
     if isinstance(source, _RANDOM_ACCESS):
         return source
@@ -202,7 +206,11 @@ def _make_splits(
     shards: int,
     shard_bytes: int,
 ) -> list[PackedSplit]:
-    """Return the splits, each with its samples in the order in which they are written."""
+    """Return the splits, each with its samples in the order in which they are written.
+
+    A source without random access becomes a single split, "data". Otherwise each split is divided
+    evenly over its shards.
+    """
     if not isinstance(samples, _RANDOM_ACCESS):
         return [make_split("data", enumerate(samples))]
     n = len(samples)
@@ -226,9 +234,9 @@ def _make_splits(
 
 
 def _class_names(source: object, splits: Iterable[PackedSplit]) -> tuple[str, ...]:
-    """Return the class names of all splits together. The names of an index keep their order."""
-    known = source.classes if isinstance(source, (Index, LooseFiles)) else ()
-    return tuple(known) or tuple(sorted(set().union(*(packed.class_names for packed in splits))))
+    """Return the class names of an index or of loose files, or else those of all splits, sorted."""
+    names = source.classes if isinstance(source, (Index, LooseFiles)) else ()
+    return tuple(names) or tuple(sorted(set().union(*(packed.class_names for packed in splits))))
 
 
 def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) -> None:

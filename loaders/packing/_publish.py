@@ -35,7 +35,10 @@ _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Raise FileExistsError if files would be replaced; with `overwrite`, only foreign files."""
+    """Raise FileExistsError if the files of a split exist.
+
+    With `overwrite`, only if some of them were not written by a packer.
+    """
     existing, foreign = [], []
     for name in split:
         index, shards = folder / f"{name}.index", _shards(folder, name)
@@ -67,7 +70,7 @@ def staging(folder: Path, /) -> Iterator[Path]:
     """
     existed = folder.exists()
     work = temporary_name(folder / _WORK)
-    lock_fd = _start(folder, work)
+    lock_fd = _create_staging(folder, work)
     try:
         yield work
     finally:
@@ -79,8 +82,11 @@ def staging(folder: Path, /) -> Iterator[Path]:
                 folder.rmdir()
 
 
-def _start(folder: Path, work: Path) -> int:
-    """Create and lock the staging folder `work`, after cleaning up after killed packers."""
+def _create_staging(folder: Path, work: Path) -> int:
+    """Create and lock the staging folder `work`, and return the descriptor of the lock.
+
+    Before, the publish of a killed packer is completed, and the staging folders of others removed.
+    """
     make = partial(Path.mkdir, parents=True, exist_ok=True)
     with explain_unwritable(folder, _ELSEWHERE), locked(folder, make=make):
         _complete_publish(folder)
@@ -96,8 +102,8 @@ def _start(folder: Path, work: Path) -> int:
 
 
 def _remove_unlocked(work: Path) -> None:
-    """Remove the staging folder of a killed packer: it is not locked any more."""
-    with suppress(OSError):  # a link, another user's, or in use
+    """Delete a staging folder unless it is locked: then its packer is still running."""
+    with suppress(OSError):  # a link, another user's folder, or locked
         fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -122,7 +128,7 @@ def publish(work: Path, folder: Path, /) -> None:
 
 
 def _complete_publish(folder: Path) -> None:
-    """Move the committed files to `folder`; continues an interrupted publish."""
+    """Move the files of a committed publish to `folder`, if there is one."""
     publishing = folder / PUBLISHING
     if not os.path.lexists(publishing):
         return
@@ -139,8 +145,10 @@ def _complete_publish(folder: Path) -> None:
 
 
 def _publish_index(publishing: Path, folder: Path, name: str) -> None:
-    """Replace the shards of one index, then the index."""
-    # The old index is replaced last, since it lists the shards to delete.
+    """Replace the shards of an index, and then the index itself.
+
+    The old index is replaced last, since it lists the shards to delete.
+    """
     old = _own_shards(folder / name)
     new = _own_shards(publishing / name)
     new |= {shard.name for shard in _shards(publishing, name.removesuffix(".index"))}
@@ -155,21 +163,23 @@ def _publish_index(publishing: Path, folder: Path, name: str) -> None:
 
 
 def _own_shards(index: Path) -> set[str]:
-    """Return the shards of an index with names of a packer; none if the index is unreadable."""
+    """Return the paths of an index's shards that have the name that a packer gives them.
+
+    The set is empty if the index cannot be read.
+    """
     with suppress(LoaderError, OSError):
-        named = Index(
-            index, str(index), str(index.parent), read_manifest(index)
-        ).shard_paths.tolist()
-        return set(filter(_pattern(index.name.removesuffix(".index")).fullmatch, named))
+        opened = Index(index, str(index), str(index.parent), read_manifest(index))
+        pattern = _pattern(index.name.removesuffix(".index"))
+        return set(filter(pattern.fullmatch, opened.shard_paths.tolist()))
     return set()
 
 
 def _shards(folder: Path, name: str) -> list[Path]:
-    """Return the shards of a split in a folder."""
+    """Return the files in a folder that have the name of a shard of a split."""
     pattern = _pattern(name)
     return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
 
 
 def _pattern(name: str) -> re.Pattern[str]:
-    """Return the pattern of the names of the shards of a split."""
+    """Return the regular expression for the file names of the shards of a split."""
     return re.compile(rf"{re.escape(name)}-\d{{5,}}(-of-\d{{5,}})?\.(tar|tfrecord)", re.ASCII)

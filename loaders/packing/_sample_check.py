@@ -1,4 +1,4 @@
-"""Checks of samples, the same for every container."""
+"""Check samples before they are packed, for every container."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from twinfeed.loaders.index.options import Label, is_label
 
 
 @contextmanager
-def naming_record(number: int, sample: object) -> Iterator[None]:
-    """Add the record's number in the source, and its key, to errors of the block."""
+def add_record_to_errors(number: int, sample: object) -> Iterator[None]:
+    """Add the number of a record in the source, and its key, to errors in the `with` block."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -26,7 +26,7 @@ def naming_record(number: int, sample: object) -> Iterator[None]:
 
 
 def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Check a sample; return its key and its fields, with the label as a str or an int."""
+    """Return the key and the fields of a sample, after checking both; the label is a str or int."""
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"a sample must be a dict of values by field name, got {reprlib.repr(sample)}"
@@ -47,7 +47,7 @@ def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 
 def kind_of_value(value: Any) -> str:
-    """Return the kind of a value in a TFRecord: bytes, integers or floats."""
+    """Return as what a value is stored in a TFRecord: "bytes", "integers" or "floats"."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     if isinstance(first, (bytes, str)):
         return "bytes"
@@ -56,25 +56,25 @@ def kind_of_value(value: Any) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return a field's value, bytes of any kind as bytes."""
+    """Return the value of a field, after checking its text; a bytearray or memoryview as bytes."""
     _check_text("a field's name", name, "rename the field")
     if isinstance(value, str):
         _check_text(f"field {name!r}", value, "give its bytes")
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
-def _check_text(what: str, text: str, advice: str) -> None:
-    """Raise ValueError for surrogates, which come from file names that are not UTF-8."""
+def _check_text(subject: str, text: str, advice: str) -> None:
+    """Raise ValueError for text with surrogates, as in file names that are not UTF-8."""
     if not text.isascii():
         try:
             text.encode()
         except UnicodeEncodeError:
-            shown = reprlib.repr(text)
-            raise ValueError(f"{what} must fit UTF-8, got {shown}: {advice}") from None
+            got = reprlib.repr(text)
+            raise ValueError(f"{subject} must fit UTF-8, got {got}: {advice}") from None
 
 
 def _label(value: Any) -> Label:
-    """Return a label as the int or the str that both containers hold."""
+    """Return a label as an int or a str; raise TypeError or ValueError if it cannot be one."""
     if isinstance(value, (str, bytes)):
         name = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
         _check_text("label", name, "give another")

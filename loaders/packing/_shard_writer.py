@@ -1,4 +1,4 @@
-"""Shard files: how a sample is written to each container, and where a shard ends."""
+"""Write samples to the shards of a split, in each container."""
 
 from __future__ import annotations
 
@@ -18,7 +18,11 @@ from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.packing._inputs import Sample, tar_key
-from twinfeed.loaders.packing._sample_check import kind_of_value, naming_record, split_key
+from twinfeed.loaders.packing._sample_check import (
+    add_record_to_errors,
+    kind_of_value,
+    split_key,
+)
 from twinfeed.loaders.support.atomic import fsync_path
 from twinfeed.loaders.support.progress import progress_bar
 
@@ -32,15 +36,15 @@ _FIELD_ADVICE = (
 )
 
 SHARD_BYTES = 200_000_000
-"""About how many bytes a shard has, unless the caller says how many."""
+"""The default of the approximate size of a shard, in bytes."""
 
 
 @dataclass
 class PackedSplit:
-    """The numbered samples of one split, and what was written of them to `folder`.
+    """The numbered samples of a split, and statistics of those that were written to `folder`.
 
-    A shard ends after each of `stops` records of the split. `total` is the number of samples, if
-    it is known.
+    `stops` are numbers of records of the split: after each, a shard ends. `total` is the number of
+    samples, if it is known.
     """
 
     folder: Path
@@ -58,7 +62,7 @@ class PackedSplit:
 
     @property
     def missing_counts(self) -> dict[str, int]:
-        """How many records lack each field that other records have."""
+        """By field, the number of records in which it is missing, if there are any."""
         missing = {name: self.records - count for name, count in self.counts.items()}
         return {name: count for name, count in missing.items() if count}
 
@@ -80,10 +84,10 @@ def write_shards(
     *,
     progress: bool = False,
 ) -> None:
-    """Write the samples of a split to shards, and note in `packed` what was written.
+    """Write the samples of a split to shards, and update the statistics in `packed`.
 
     - `kinds`: the kind of values of each field, in all splits together.
-    - `max_bytes`, `max_records`: a shard also ends when it has so many.
+    - `max_bytes`, `max_records`: a shard also ends when it has this size, or number of records.
     """
     samples = packed.samples
     items = iter(
@@ -95,8 +99,8 @@ def write_shards(
         packed.files.append(path)
         keys: dict[str, int] = {}
         with open_writer(path) as writer:
-            for in_shard, (number, sample) in enumerate(chain([first], items), 1):
-                with naming_record(number, sample):
+            for shard_records, (number, sample) in enumerate(chain([first], items), 1):
+                with add_record_to_errors(number, sample):
                     key, values = split_key(sample)
                     if isinstance(writer, TarWriter):
                         members = _members(values, sample.get("__ext__", {}), packed)
@@ -108,14 +112,14 @@ def write_shards(
                         writer.write(_example(key, values))
                     _check_kinds(values, number, kinds, packed.container)
                     packed.add(key, values)
-                full = in_shard == max_records or writer.offset >= max_bytes
-                if full or packed.records in packed.stops:
+                is_full = shard_records == max_records or writer.offset >= max_bytes
+                if is_full or packed.records in packed.stops:
                     break
         fsync_path(path)
 
 
 def _example(key: str | None, values: dict[str, Any]) -> bytes:
-    """Return a sample as an Example."""
+    """Return a sample as a serialized Example, with its key as the feature "key"."""
     if key is not None and "key" in values:
         raise ValueError(
             "a sample has both __key__ and key, which are one in a TFRecord: rename the field key"
@@ -126,7 +130,10 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
 def _check_kinds(
     values: dict[str, Any], number: int, kinds: FieldKinds, container: ShardContainer
 ) -> None:
-    """Check that a field has values of one kind in all records; in a tar the label alone must."""
+    """Raise ValueError if a field has another kind of values than in an earlier record.
+
+    In a tar, this is checked for the label only.
+    """
     for name, value in values.items():
         if container == "tar" and name != "label":
             continue
@@ -140,7 +147,10 @@ def _check_kinds(
 
 
 def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
-    """Check that no other record of this tar shard has the key. A reader would join the two."""
+    """Raise ValueError if an earlier record of this tar shard has the key.
+
+    A reader would take both for one record. `keys` has the record number of each key.
+    """
     first = keys.setdefault(key, number)
     if first != number:
         raise ValueError(
@@ -152,7 +162,7 @@ def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
 def _members(
     values: dict[str, Any], extensions: dict[str, str], packed: PackedSplit
 ) -> dict[str, bytes]:
-    """Return a sample's tar members by extension, and add the extensions to the split's fields."""
+    """Return the tar members of a sample by extension, and add these to `packed.fields`."""
     if not values:
         raise ValueError(
             "it has no field, and so no member in a tar: leave it out, or pack to TFRecord"
@@ -172,14 +182,17 @@ def _members(
 
 
 def _extension(name: str, value: Any, extensions: dict[str, str]) -> str:
-    """Return the extension of a field in a tar: its name, and the extension of its file, if any."""
+    """Return the extension of a field in a tar: its name, and the extension of its file, if any.
+
+    A label has the extension "cls", and an image that of its file or its format alone.
+    """
     if name == "label":
         return "cls"
-    plain = name.replace("/", ".").lower()
+    lower_name = name.replace("/", ".").lower()
     if name == "image":
-        found = image_extension(value) if isinstance(value, bytes) else None
-        return extensions.get(name) or found or plain
-    return f"{plain}.{extensions[name]}" if name in extensions else plain
+        image_format = image_extension(value) if isinstance(value, bytes) else None
+        return extensions.get(name) or image_format or lower_name
+    return f"{lower_name}.{extensions[name]}" if name in extensions else lower_name
 
 
 def _as_bytes(name: str, value: Any) -> bytes:

@@ -1,4 +1,4 @@
-"""The number of records of each split of a source."""
+"""Check the `split` argument, and compute the number of records of each split."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Split = Mapping[str, int | float]
 
 
 def check_split(split: Split, seed: int | None, /) -> None:
-    """Check the names and sizes of splits, each by itself, and that there is a seed."""
+    """Raise an error for a wrong name or size of a split, or if there is no seed."""
     if not isinstance(split, Mapping) or not split:
         raise TypeError(
             "split must map names to numbers of records or fractions, such as "
@@ -30,7 +30,11 @@ def check_split(split: Split, seed: int | None, /) -> None:
 
 
 def counts_of(split: Split, n: int, /) -> dict[str, int]:
-    """Return the number of records of each split."""
+    """Return the number of records of each split of `n` records.
+
+    Raises:
+        ValueError: the sizes do not add up to `n`, or the fractions to 1.
+    """
     if n == 0:
         raise ValueError("there is nothing to pack: the source is empty")
     total = sum(split.values())

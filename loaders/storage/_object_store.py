@@ -154,7 +154,7 @@ def _check_endpoints(root: Location) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Whether this is the URL of a web server."""
+    """Return whether this is the URL of a web server."""
     try:
         parts = urlsplit(text)
         _ = parts.port

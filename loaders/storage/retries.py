@@ -130,7 +130,7 @@ def retry_budget() -> float:
 
 
 def is_final(status: int | None, /) -> bool:
-    """Whether a retry cannot help: an HTTP status 3xx or 4xx, but for 408, 425 and 429."""
+    """Return whether a retry cannot help: an HTTP status 3xx or 4xx, but for 408, 425 and 429."""
     return status is not None and 300 <= status < 500 and status not in (408, 425, 429)
 
 

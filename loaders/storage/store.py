@@ -152,7 +152,7 @@ def not_installed_error(url: object, error: ImportError, /) -> LoaderError:
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Whether the names of a path match the parts of a pattern."""
+    """Return whether the names of a path match the parts of a pattern."""
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":

@@ -153,7 +153,7 @@ class Location:
         return self.key[len(base) :] if self.key.startswith(base) else None
 
     def shares_host(self, other: Location, /) -> bool:
-        """Whether both URLs are of the same host, or of the same bucket."""
+        """Return whether both URLs are of the same host, or of the same bucket."""
         return bool(self.host) and (self.scheme, self.host) == (other.scheme, other.host)
 
 
@@ -164,7 +164,7 @@ def parse_location(path: str | os.PathLike[str], /) -> Root:
 
 
 def is_url(text: str, /) -> bool:
-    """Whether a path is a URL."""
+    """Return whether a path is a URL."""
     return _URL.fullmatch(text) is not None
 
 
@@ -192,7 +192,7 @@ def masked(text: str, /) -> str:
 
 
 def allowed(location: Location, /) -> bool:
-    """Whether the environment variable TWINFEED_ROOTS allows indexes to refer to a URL.
+    """Return whether the environment variable TWINFEED_ROOTS allows indexes to refer to a URL.
 
     Raises:
         LoaderError: the variable is not a list of URLs, or has a URL that is refused.
