@@ -193,14 +193,15 @@ def _tails(fraction: float | Sequence[float]) -> list[float]:
     """
     if not isinstance(fraction, (str, bytes)) and hasattr(fraction, "__len__"):
         decimals = validate.decimals("fraction", fraction)
-        if abs(sum(decimals) - 1) > 1e-9 or min(decimals) < 0:
+        if round(sum(decimals), 9) != 1 or min(decimals) < 0:
             raise ValueError(f"fraction must be numbers from 0 on that sum to 1, got {fraction!r}")
         return [min(float(sum(decimals[number:])), 1.0) for number in range(1, len(decimals))]
     if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
         raise TypeError(f"fraction must be a number or a sequence of numbers, got {fraction!r}")
-    if not 0 <= fraction <= 1:
+    tail = float(fraction)
+    if not 0 <= tail <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-    return [float(fraction)]
+    return [tail]
 
 
 def _stratify(
