@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterable, Mapping
 from itertools import islice, zip_longest
+from operator import itemgetter
 from typing import Any
 
 import keras
@@ -37,38 +38,51 @@ def check_loader(loader: Any) -> None:
         )
 
 
-def check_arrange(arrange: Any) -> None:
-    """Raise TypeError for anything but a function of a batch or a dataset."""
+def as_arrange(arrange: Any) -> Any:
+    """Return a function of a batch, or a dataset; names of fields become the function.
+
+    Raises:
+        TypeError: anything else.
+    """
+    is_names = isinstance(arrange, tuple) and all(isinstance(name, str) for name in arrange)
+    if is_names and len(arrange) in (2, 3):
+        return itemgetter(*arrange)
     dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")
     if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or dataset):
         raise TypeError(
-            f"arrange must be a function that makes (inputs, targets) of a batch of the loader, or "
-            f"a dataset that was made of the loader's, got a {type(arrange).__name__}"
+            f"arrange must be names of fields, as in ('image', 'label'), a function that makes "
+            f"(inputs, targets) of a batch of the loader, or a dataset that was made of the "
+            f"loader's, got a {type(arrange).__name__}"
         )
+    return arrange
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any) -> None:
     """Check that no option of `model.fit` contradicts the loader, its sampler or the saves.
+
+    Warns if a label means another class in the validation than in the training.
 
     Raises:
         ValueError: such an option.
-        TypeError: a loader or a feed as `validation_data`.
+        TypeError: a feed as `validation_data`, or a loader whose batches no function arranges.
     """
     for name, where in _OPTIONS.items():
         if options.get(name) is not None and options[name] is not False:
             raise ValueError(f"fit of ResumeCallback takes no {name}=: {where}")
     validation = options.get("validation_data")
-    if isinstance(validation, (Loader, Feed)):
+    if isinstance(validation, Feed) or (isinstance(validation, Loader) and not callable(arrange)):
         raise TypeError(
-            f"validation_data must be a dataset of inputs and targets, got a "
-            f"{type(validation).__name__}: give loader.dataset.map(pairs)"
+            f"validation_data must be a dataset of inputs and targets, or a loader where arrange "
+            f"is names or a function, got a {type(validation).__name__}: give "
+            f"loader.dataset.map(pairs)"
         )
+    _check_classes(loader, validation)
 
 
-def check_classes(loader: Loader[Any], validation: Any) -> None:
+def _check_classes(loader: Loader[Any], validation: Any) -> None:
     """Warn if a label means another class in the validation than in the training."""
-    feeds = getattr(loader, "feed", None), adapter_of(loader).feed_of(validation)
-    train, test = (getattr(feed, "index", None) for feed in feeds)
+    other = getattr(validation, "feed", None) or adapter_of(loader).feed_of(validation)
+    train, test = (getattr(feed, "index", None) for feed in (getattr(loader, "feed", None), other))
     if not (isinstance(train, Index) and isinstance(test, Index) and train.classes):
         return
     pairs = zip_longest(islice(train.classes, len(test.classes)), test.classes)
@@ -78,7 +92,7 @@ def check_classes(loader: Loader[Any], validation: Any) -> None:
                 f"class {number} is {train_class!r} in the training and {test_class!r} in "
                 f"validation_data: number both alike, by twinfeed index VALIDATION "
                 f"--classes {train.where} --out {test.where}",
-                stacklevel=3,
+                stacklevel=4,
             )
             return
 

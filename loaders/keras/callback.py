@@ -30,7 +30,7 @@ class ResumeCallback(keras.callbacks.Callback):
     script again after an interrupt::
 
         resume = ResumeCallback(loader, folder, save_freq=100)
-        resume.fit(model, lambda batch: (batch["image"], batch["label"]), epochs=10)
+        resume.fit(model, ("image", "label"), epochs=10, validation_data=evaluation_loader)
 
     A save is made at the end of each epoch, after every `save_freq` batches if given, and when
     `fit` has ended. A save has the weights, the optimizer, the states of random layers, the
@@ -134,16 +134,18 @@ class ResumeCallback(keras.callbacks.Callback):
 
         Args:
             model: compiled.
-            arrange: makes of a batch what a model is given: `inputs`, `(inputs, targets)` or
-                `(inputs, targets, weights)`. Instead of a function, a dataset that was made of the
-                loader's dataset is taken as it is.
+            arrange: the names of two or three fields, such as `("image", "label")`, or a function
+                that makes of a batch what a model is given: `inputs`, `(inputs, targets)` or
+                `(inputs, targets, weights)`. A dataset that was made of the loader's dataset is
+                taken as it is.
             epochs: the epoch that training ends at.
             callbacks: one, or several. They get their saved values back, such as the best value of
                 `ModelCheckpoint` and `EarlyStopping`. A callback of your own needs `get_state()`,
                 which returns a dict of numbers, texts, NumPy arrays, and lists and dicts of them,
                 and `set_state(state)`. A warning names the callbacks without them.
             verbose: as of `model.fit`.
-            **options: those of `model.fit` that neither the loader nor its sampler has.
+            **options: those of `model.fit` that neither the loader nor its sampler has. A loader as
+                `validation_data` goes through `arrange` too.
 
         Returns:
             Keras's `History`, with the epochs before the resume.
@@ -152,16 +154,17 @@ class ResumeCallback(keras.callbacks.Callback):
             StateMismatchError: a save of other data or another sampler.
             ValueError: the model or the optimizer differs from the save, or the loader or its
                 sampler has the option.
-            TypeError: an `arrange` that is neither a function nor a dataset, a loader or its whole
-                batches as `validation_data`, and images that nothing decodes.
+            TypeError: an `arrange` that is neither names nor a function nor a dataset, a feed or
+                whole batches as `validation_data`, and images that nothing decodes.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
-        _fit_arguments.check_options(options)
-        _fit_arguments.check_arrange(arrange)
-        _fit_arguments.check_classes(self.loader, options.get("validation_data"))
+        arrange, validation = _fit_arguments.as_arrange(arrange), options.get("validation_data")
+        _fit_arguments.check_options(self.loader, options, arrange)
         callbacks = _fit_arguments.check_callbacks(callbacks, self)
-        data = self._data(arrange, model, options.get("class_weight"))
-        _fit_arguments.check_elements(self.loader, data, options.get("validation_data"))
+        data = _data(self.loader, arrange, model, options.get("class_weight"))
+        if isinstance(validation, Loader):
+            options["validation_data"] = validation = _data(validation, arrange, model)
+        _fit_arguments.check_elements(self.loader, data, validation)
         if self.order is None:
             self._adapter.check_position(data)
         self._restore_into(model, arrange)
@@ -383,17 +386,10 @@ class ResumeCallback(keras.callbacks.Callback):
         # strategy, Keras builds the metrics before.
         metrics_built = len(model.metrics_variables) >= len(save.state["metrics"])
         if not model.built or not (metrics_built or _distributed(model)):
-            data = self._data(arrange, None)
+            data = _data(self.loader, arrange, None)
             with self.loader.external_passes.peek():
                 model.evaluate(data, steps=1, verbose=0)
         self.restore(model)
-
-    def _data(self, arrange: Any, model: Any, weights: Any = None) -> Any:
-        """Return the dataset or data adapter that `fit` trains on."""
-        dataset = self._adapter.dataset(keras.config.backend(), arrange, model)
-        if dataset is not None:
-            return dataset
-        return PassAdapter(self.loader, arrange, weights) if callable(arrange) else arrange
 
     def _print_position(self, epochs: int, *, ended: bool) -> None:
         """Print where a run resumes, or that all of its epochs were trained."""
@@ -402,6 +398,14 @@ class ResumeCallback(keras.callbacks.Callback):
             print(f"{self.folder}: already trained {epoch} of {epochs} epochs")
         else:
             print(f"resuming {self.folder} at epoch {epoch}, step {step}")
+
+
+def _data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
+    """Return the dataset or data adapter by which Keras gets the batches of a loader."""
+    dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
+    if dataset is not None:
+        return dataset
+    return PassAdapter(loader, arrange, weights) if callable(arrange) else arrange
 
 
 def _restored_history(model: keras.Model, callback_states: dict[str, Any]) -> Any:

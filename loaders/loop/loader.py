@@ -13,7 +13,7 @@ from copy import deepcopy
 from itertools import count
 from operator import attrgetter
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol
 from weakref import WeakSet
 
 from twinfeed.loaders.loop.external_passes import ExternalPasses
@@ -29,6 +29,12 @@ OTHER_PASS = (
     "set_epoch, load_state_dict or close, or by a fork: give each loop a loader of its own"
 )
 """The error of a loop when something else has ended its pass."""
+
+_NO_ARRAY = (
+    "a {} is no array: in Keras, train by ResumeCallback(loader, folder).fit(model, ('x', 'y')), "
+    "or give loader.dataset.map(pairs) of a TensorFlowLoader or loader.dataloader(pairs) of a "
+    "TorchLoader"
+)
 
 _END = object()
 
@@ -170,6 +176,18 @@ class Loader(Closing, Generic[B]):
     def __len__(self) -> int:
         """Return the number of batches of an epoch."""
         return len(self._sampler)
+
+    def __array__(self, *_: object, **__: object) -> NoReturn:
+        """Raise TypeError. Keras takes an object with this method for an array, and asks for more.
+
+        Without it, Keras's error would say that the type is not recognized, and no way on.
+        """
+        raise TypeError(_NO_ARRAY.format(type(self).__name__))
+
+    @property
+    def shape(self) -> NoReturn:
+        """Raise AttributeError, in Keras's `fit`, `evaluate` and `predict` of a loader."""
+        raise AttributeError(_NO_ARRAY.format(type(self).__name__))
 
     def __iter__(self) -> Iterator[B]:
         self._stop()

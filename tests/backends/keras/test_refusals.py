@@ -150,11 +150,26 @@ REFUSED: Refused = [
     (given(epochs="3"), TypeError, "epochs must be an int"),
     *((given(**{name: 1}), ValueError, f"takes no {name}=: ") for name in OPTIONS),
     (given(validation_split=0.2), ValueError, r"split\(…\), and give validation_data="),
-    *((given(wrong), TypeError, ARRANGE) for wrong in (np.ones([8, 5]), None, {"x": 1})),
+    *(
+        (given(wrong), TypeError, ARRANGE)
+        for wrong in (np.ones([8, 5]), None, {"x": 1}, "x", ("x",), ("x", 1), ["x", "label"], ())
+    ),
+    (given(("x", "labels")), KeyError, "'labels'"),
     (given(of=lambda one: one), TypeError, ARRANGE),
     (given(of=lambda one: one.feed), TypeError, ARRANGE),
     (lambda path: fit(path, validation_data=made().feed), TypeError, MAP),
-    (lambda path: fit(path, validation_data=on_torch()), TypeError, MAP),
+    (
+        lambda path: ResumeCallback(one := made(), path).fit(
+            model(), one.dataset.map(pairs), validation_data=on_torch()
+        ),
+        TypeError,
+        "a loader where arrange is names",
+    ),
+    *(
+        (lambda path, make=make: model().fit(make()), AttributeError, r"fit\(model, \('x', 'y'\)\)")
+        for make in (made, on_torch)
+    ),
+    (lambda path: np.asarray(made()), TypeError, "a TensorFlowLoader is no array"),
     (lambda path: fit(path, validation_data=made().dataset), TypeError, MAP),
     (given(callbacks=keras.callbacks.BackupAndRestore("x")), ValueError, "leave BackupAndRestore"),
     *(
@@ -230,19 +245,23 @@ def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("make", [NumpyLoader, TorchLoader])
 def test_other_loaders_train_the_same(tmp_path: Path, make: Any) -> None:
-    """With weights of classes, and a model that is built in its first step."""
+    """With weights of classes, a validation, and a model that is built in its first step."""
+    once = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=16), decode=numbers)
 
-    def trained(loader: Any, arrange: Any) -> list[Any]:
+    def trained(loader: Any, arrange: Any, validation: Any) -> list[Any]:
         keras.utils.set_random_seed(1)
         network = keras.Sequential([keras.layers.Dense(CLASSES)])
         network.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-        resume = ResumeCallback(loader, tmp_path / type(loader).__name__)
+        resume = ResumeCallback(loader, tmp_path / str(len(list(tmp_path.iterdir()))))
         weights = {number: 1.0 + number for number in range(CLASSES)}
-        resume.fit(network, arrange, epochs=2, verbose=0, class_weight=weights)
+        options = {"class_weight": weights, "validation_data": validation}
+        losses = resume.fit(network, arrange, epochs=2, verbose=0, **options).history["val_loss"]
         assert (loader.epoch, loader.step) == (2, 0)
-        return [each.tolist() for each in network.get_weights()]
+        return [losses, *(each.tolist() for each in network.get_weights())]
 
-    assert trained(make(made().feed), as_arrays) == trained(made(), pairs)
+    wanted = trained(made(), pairs, once.dataset.map(pairs))
+    assert trained(make(made().feed), as_arrays, make(once.feed)) == wanted
+    assert trained(make(made().feed), ("x", "label"), once) == wanted
 
 
 def test_images_that_are_not_decoded_are_refused(tmp_path: Path) -> None:
@@ -296,11 +315,11 @@ def test_other_class_numbers_in_the_validation_are_told(
     one, other = of("train", ["cat", "dog", "owl"]), of("val", names)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        validation = other.dataset.map(pairs).prefetch(1)
-        resume = ResumeCallback(one, tmp_path)
-        resume.fit(model(), pairs, validation_data=validation, verbose=0)
+        for validation in (other.dataset.map(pairs).prefetch(1), other):
+            resume = ResumeCallback(one, tmp_path)
+            resume.fit(model(), pairs, validation_data=validation, verbose=0)
     said = [str(each.message) for each in told if "validation_data" in str(each.message)]
-    assert len(said) == bool(says)
+    assert len(said) == 2 * bool(says)
     if says:
         assert re.match(f"{says}.*--classes {tmp_path}/train/data.index", said[0])
 
