@@ -82,6 +82,7 @@ from twinfeed.loaders.tools.verify import verify as verify
 from twinfeed.loaders.torch import RecordDataset as RecordDataset
 from twinfeed.loaders.torch import RequestSampler as RequestSampler
 from twinfeed.loaders.torch import TorchLoader as TorchLoader
+from twinfeed.loaders.torch import TorchSampler as TorchSampler
 from twinfeed.loaders.torch import as_tensors as as_tensors
 from twinfeed.loaders.webdataset import SampleLoader as SampleLoader
 from twinfeed.loaders.webdataset import choose_samples as choose_samples

@@ -24,7 +24,7 @@ from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import JaggedParts, join_jagged
 from twinfeed.loaders.torch._sharing import share_memory
-from twinfeed.samplers import validate
+from twinfeed.samplers import BatchStream, Sampler, validate
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
@@ -267,3 +267,62 @@ class RequestSampler:
                 f"or over the DataLoader unprepared (Trainer(use_distributed_sampler=False))"
             )
         raise AttributeError("requests are whole batches, of any size")
+
+
+class TorchSampler(torch.utils.data.Sampler[Any]):
+    """A sampler of this library as a `torch.utils.data.Sampler`, for code that asks for this class.
+
+    A `DataLoader` takes any sampler as it is. Some trainers ask `isinstance(sampler, Sampler)`, or
+    add up batches as lists. Iterating yields ints, or of a batch sampler lists of ints. Passes and
+    states are the sampler's own.
+
+    The class is neither torch's `RandomSampler` nor `SequentialSampler`, which Lightning and
+    Accelerate replace by samplers of their own.
+
+    Args:
+        sampler: what is iterated over; its position is this object's.
+
+    Raises:
+        TypeError: for anything but a sampler of this library. In a pass: ids are no record ids.
+
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
+    >>> order = RandomSampler(5, seed=0)
+    >>> list(TorchSampler(order)), list(TorchSampler(BatchSampler(order, batch_size=3)))
+    ([4, 0, 2, 1, 3], [[4, 0, 2], [1, 3]])
+    """
+
+    def __init__(self, sampler: Sampler | BatchStream, /) -> None:
+        if not isinstance(sampler, (Sampler, BatchStream)):
+            found = type(sampler).__name__
+            raise TypeError(f"sampler must be one of twinfeed.samplers, got a {found}")
+        self._sampler: Any = sampler
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+    def __iter__(self) -> Iterator[Any]:
+        ids = iter(self._sampler)
+        return ids if isinstance(self._sampler, Sampler) else (batch.tolist() for batch in ids)
+
+    def set_epoch(self, epoch: int, /) -> None:
+        """Set the epoch of the next pass."""
+        self._sampler.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the next id or batch that is drawn."""
+        state: dict[str, Any] = self._sampler.state_dict()
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
+        """Set the position that `state` has."""
+        self._sampler.load_state_dict(state)
+
+    @property
+    def batch_size(self) -> int:
+        """The `batch_size` of a batch sampler."""
+        return int(self._sampler.batch_size)
+
+    @property
+    def drop_last(self) -> bool:
+        """The `drop_last` of a batch sampler; see `BatchStream.drop_last`."""
+        return bool(self._sampler.drop_last)

@@ -1,0 +1,179 @@
+"""Every sampler in the loaders of torch and torchdata: the ids of NumpyLoader."""
+
+import copy
+import json
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from accelerate.data_loader import prepare_data_loader
+from support.refusals import check_refused
+from support.sampler_cases import CASES
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from twinfeed.loaders import Feed, NumpyLoader
+from twinfeed.loaders.torch import TorchSampler
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    StateMismatchError,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"),
+]
+STARTS = [(0, None), (2, "fork")]
+SLOW = [pytest.param(2, how, marks=pytest.mark.long) for how in ("forkserver", "spawn")]
+SMALL = [(name, make) for name, make in CASES if 0 < make().num_records < 1000]
+LABELS = np.arange(96) % 8
+
+
+class Numbers(Dataset[int]):
+    """Record number n is n."""
+
+    def __init__(self, records: int = 96) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return self.records
+
+    def __getitem__(self, number: int) -> int:
+        return int(number)
+
+
+def ids_of(sampler: BatchStream, epochs: int = 2) -> list[list[int]]:
+    """Return the ids that a NumpyLoader gives."""
+    loader = NumpyLoader(Feed({"x": np.zeros(sampler.num_records)}, sampler))
+    return [batch["id"].tolist() for _ in range(epochs) for batch in loader]
+
+
+def received(loader: Any) -> list[list[int]]:
+    return [batch.tolist() for batch in loader]
+
+
+@pytest.mark.parametrize("make", [make for _, make in SMALL], ids=[name for name, _ in SMALL])
+def test_every_batch_sampler_gives_its_ids_or_is_refused(make: Callable[[], BatchStream]) -> None:
+    sampler = TorchSampler(make())
+    loader = DataLoader(Numbers(make().num_records), batch_sampler=sampler)
+    if make().traits.padded or make().traits.num_ids is not None:
+        with pytest.raises(TypeError, match="no record ids"):
+            received(loader)
+        return
+    assert all(type(batch) is list and type(batch[0]) is int for batch in sampler)
+    sampler.set_epoch(0)
+    assert [ids for _ in range(2) for ids in received(loader)] == ids_of(make())
+
+
+@pytest.mark.parametrize(("workers", "how"), [*STARTS, *SLOW])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_workers_of_any_start_give_the_same(wrapped: bool, workers: int, how: str | None) -> None:
+    options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": how}
+    wrap: Any = TorchSampler if wrapped else lambda sampler: sampler
+    order, p_by_k = RandomSampler(Numbers(), seed=3), PKBatchSampler(LABELS, p=3, k=2, seed=3)
+    for loader, expected in (
+        (
+            DataLoader(Numbers(), batch_size=12, sampler=wrap(order), **options),
+            BatchSampler(order, batch_size=12),
+        ),
+        (DataLoader(Numbers(), batch_sampler=wrap(p_by_k), **options), p_by_k),
+    ):
+        assert [ids for _ in range(2) for ids in received(loader)] == ids_of(copy.copy(expected))
+
+
+@pytest.mark.parametrize(("workers", "how"), STARTS)
+@pytest.mark.parametrize("batches", [False, True])
+def test_stateful_dataloaders_resume_at_every_step(
+    batches: bool, workers: int, how: str | None
+) -> None:
+    def sampler() -> TorchSampler:
+        order = RandomSampler(Numbers(), seed=3)
+        return TorchSampler(BatchSampler(order, batch_size=16) if batches else order)
+
+    def loader() -> StatefulDataLoader[Any]:
+        part: Any = {"batch_sampler": sampler()} if batches else {"batch_size": 16}
+        part |= {} if batches else {"sampler": sampler()}
+        options = {"num_workers": workers, "multiprocessing_context": how}
+        return StatefulDataLoader(Numbers(), **part, **options)
+
+    whole = ids_of(BatchSampler(RandomSampler(96, seed=3), batch_size=16), epochs=3)
+    for stop in range(1, 7) if not workers else (1, 4, 6):
+        first = loader()
+        running = iter(first)
+        assert [next(running).tolist() for _ in range(stop)] == whole[:stop]
+        state = copy.deepcopy(first.state_dict())
+        later = loader()
+        later.load_state_dict(state)
+        rest = received(later)
+        assert stop + len(rest) in (6, 12)  # after the last batch comes the next epoch
+        assert rest + received(later) == whole[stop : stop + len(rest) + 6]
+
+
+def test_a_state_is_of_the_sampler_and_of_every_number_of_ranks() -> None:
+    order = RandomSampler(96, seed=3)
+    ranks = [TorchSampler(order.shard(rank, 2)) for rank in range(2)]
+    ids = [iter(rank) for rank in ranks]
+    for _ in range(9):
+        drawn = [next(rank) for rank in ids]
+    state = json.loads(json.dumps(ranks[0].state_dict()))
+    assert drawn == order.ids(0, [16, 17]).tolist()
+    for rank in range(3):
+        later = TorchSampler(order.shard(rank, 3))
+        later.load_state_dict(state)
+        assert list(later) == order.ids(0, np.arange(18 + rank, 96, 3)).tolist()
+    with pytest.raises(StateMismatchError):
+        TorchSampler(RandomSampler(96, seed=4)).load_state_dict(state)
+
+
+def test_accelerate_adds_up_lists_and_replaces_no_order() -> None:
+    """Two ranks get whole batches in turn; a torch RandomSampler would get another seed."""
+    sampler = PKBatchSampler(LABELS, p=3, k=2, seed=3, batches_per_epoch=8)
+    parts = [
+        prepare_data_loader(
+            DataLoader(Numbers(), batch_sampler=TorchSampler(sampler)),
+            num_processes=2,
+            process_index=rank,
+            put_on_device=False,
+        )
+        for rank in range(2)
+    ]
+    whole = ids_of(PKBatchSampler(LABELS, p=3, k=2, seed=3, batches_per_epoch=8), epochs=1)
+    for rank, part in enumerate(parts):
+        part.set_epoch(0)
+        sampler.set_epoch(0)
+        assert received(part) == whole[rank::2]
+
+
+def test_it_is_a_sampler_of_torch_and_none_of_those_that_trainers_replace() -> None:
+    sampler = TorchSampler(RandomSampler(8, seed=0))
+    assert isinstance(sampler, torch.utils.data.Sampler)
+    replaced = torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler
+    assert not isinstance(sampler, (*replaced, torch.utils.data.BatchSampler))
+    assert len(sampler) == 8
+    assert not hasattr(sampler, "batch_size")
+    batches = TorchSampler(BatchSampler(RandomSampler(8, seed=0), batch_size=4))
+    assert (len(batches), batches.batch_size, batches.drop_last) == (2, 4, True)
+
+
+REFUSED: list[Any] = [
+    (lambda _: TorchSampler(torch.utils.data.SequentialSampler(range(3))), TypeError, "Sequential"),
+    (lambda _: TorchSampler(Numbers()), TypeError, "got a Numbers"),
+    (lambda _: TorchSampler(8), TypeError, "twinfeed.samplers, got a int"),
+    (lambda _: TorchSampler(TorchSampler(RandomSampler(8, seed=0))), TypeError, "TorchSampler"),
+    (
+        lambda _: TorchSampler(ExactOnceBatchSampler(8, batch_size=4).shard(0, 2)).drop_last,
+        TypeError,
+        "already is rank 0",
+    ),
+]
+
+
+@pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
+def test_refused(tmp_path: Any, call: Any, kind: type[Exception], word: str) -> None:
+    check_refused(tmp_path, call, kind, word)
