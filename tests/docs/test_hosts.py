@@ -15,7 +15,11 @@ PROGRAMS = sorted(path.stem for path in (EXAMPLES / "hosts").glob("*.py"))
 PROGRAMS.remove("same_ids")  # what they share
 EXTRA = {"pytorch_metric_learning", "sentence_transformers"}  # of the extra `hosts`
 # Those that train, or start processes.
-LONG = ["grain_dataset", "keras_pydataset", *(f"{library}_training" for library in sorted(EXTRA))]
+LONG = [
+    *("accelerate_ranks", "grain_dataset", "keras_pydataset", "lightning_fit"),
+    *("stateful_dataloader", "torch_dataloader", "transformers_trainer", "webdataset_pipeline"),
+    *(f"{library}_training" for library in sorted(EXTRA)),
+]
 pytestmark = pytest.mark.frameworks
 
 
@@ -24,6 +28,7 @@ pytestmark = pytest.mark.frameworks
     [
         *(pytest.param(name, None, marks=pytest.mark.long) for name in LONG),
         pytest.param("sentence_transformers_training", 2, marks=pytest.mark.long),
+        pytest.param("transformers_trainer", 2, marks=pytest.mark.long),
         *((name, None) for name in PROGRAMS if name not in LONG),
     ],
 )
