@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
@@ -119,7 +120,7 @@ class SampleLoader(Loader[list[Sample]]):
             )
 
 
-def samples(feed: Feed, /) -> SampleLoader:
+def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> SampleLoader:
     """Return a source of samples for a `wds.DataPipeline`, in the order of a feed's stream.
 
     A sample is webdataset's own: `__key__`, `__url__`, and the bytes of each field by its
@@ -130,6 +131,7 @@ def samples(feed: Feed, /) -> SampleLoader:
 
     Args:
         feed: over an index; its `collate` is that of the stage `batched`.
+        ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
         ValueError: padding, the reuse of decoded images, and `batch_transform`, which need the
@@ -150,7 +152,7 @@ def samples(feed: Feed, /) -> SampleLoader:
             "samples have no padding, no reuse of decoded images and no batch_transform: take a "
             "sampler and a feed without them, or a TorchLoader"
         )
-    return _FeedSamples(feed, checksums=True, readahead=0)
+    return _FeedSamples(feed, checksums=True, readahead=0, ledger=ledger)
 
 
 class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
@@ -184,6 +186,7 @@ def choose_samples(
     *,
     source: SourceOf | None = None,
     replay: bool = False,
+    ledger: str | os.PathLike[str] | None = None,
 ) -> SampleLoader:
     """Let a sampler choose from pipelines: one for each class, or each set.
 
@@ -198,6 +201,7 @@ def choose_samples(
         replay: whether a pass skips as many samples of each pipeline as were drawn before its
             position, in all epochs. Then a resumed run is exact, if the pipelines are
             deterministic. Without `replay` the choice alone resumes.
+        ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
         ValueError: a sampler that needs to know each record, as for `Selector`. In a pass: a
@@ -209,7 +213,7 @@ def choose_samples(
     >>> [sample["txt"] for sample in next(iter(source))]
     ['b0', 'b1', 'a0', 'a1']
     """
-    return _ChosenSamples(sampler, pipelines, source=source, replay=replay)
+    return _ChosenSamples(sampler, pipelines, source=source, replay=replay, ledger=ledger)
 
 
 class _ChosenSamples(SampleLoader):
@@ -222,6 +226,7 @@ class _ChosenSamples(SampleLoader):
         *,
         source: SourceOf | None,
         replay: bool,
+        ledger: str | os.PathLike[str] | None,
     ) -> None:
         self._pipelines = list(pipelines)
         for number, pipeline in enumerate(self._pipelines):
@@ -231,7 +236,7 @@ class _ChosenSamples(SampleLoader):
                     f"got a {type(pipeline).__name__}"
                 )
         self._choices = Choices(sampler, len(self._pipelines), source)
-        super().__init__(sampler)
+        super().__init__(sampler, ledger=ledger)
         self._replay = validate.flag("replay", replay)
 
     def _start_pass(

@@ -42,7 +42,7 @@ class FeedLoader(Loader[B]):
         *,
         checksums: bool,
         readahead: int | None,
-        ledger: str | os.PathLike[str] | None,
+        ledger: str | os.PathLike[str] | None = None,
     ) -> None:
         self.feed = check_feed(feed)
         super().__init__(feed.sampler, ledger=ledger)
