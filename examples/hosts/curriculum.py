@@ -30,11 +30,13 @@ class CurriculumSampler(Sampler):
 
 if __name__ == "__main__":
     difficulty = np.random.default_rng(0).random(680)
-    check_sampler(CurriculumSampler(difficulty, seed=0))
-    sampler = BatchSampler(CurriculumSampler(difficulty, seed=0), batch_size=32)
+    order = CurriculumSampler(difficulty, seed=0)
+    check_sampler(order)
     delivered = []
     for epoch in range(5):
-        batches = list(DataLoader(range(680), batch_sampler=sampler, num_workers=2))
+        sampler = BatchSampler(order, batch_size=32)  # new in each epoch, as in a resumed run
+        sampler.set_epoch(epoch)
+        batches = list(DataLoader(range(680), batch_sampler=sampler))
         hardest = max(difficulty[batch].max() for batch in batches)
         print(f"epoch {epoch}: {len(batches)} batches, difficulty up to {hardest:.2f}")
         delivered += batches

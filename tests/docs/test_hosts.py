@@ -1,6 +1,5 @@
 """The programs of the page on loaders of other libraries: each delivers the ids of NumpyLoader."""
 
-import ast
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -36,9 +35,8 @@ def test_the_ids_are_those_of_numpy_loader(
     name: str, ranks: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = EXAMPLES / "hosts" / f"{name}.py"
-    for node in ast.walk(ast.parse(path.read_text())):
-        library = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        if library in EXTRA and not find_spec(library):
+    for library in EXTRA:
+        if library in path.read_text() and not find_spec(library):
             pytest.skip(f"needs {library}, of the extra `hosts`")
     monkeypatch.chdir(tmp_path)
     printed = run(path, ranks=ranks)
