@@ -71,7 +71,7 @@ class FairBatches:
         several_labels = self._class_labels is not None and not self.by_class
         # If records have several labels, the records of a rank depend on all classes of the batch.
         columns = slice(0, phase.p) if several_labels else rank_slice
-        # A step is a step of one super-class: `index` counts the steps of each super-class.
+        # The super-class of each step, and the number of earlier steps of this super-class.
         super_class, index = schedule.interleave.elements_at(steps - phase.p_start)
         classes, groups = schedule.classes(super_class, index, columns.start, columns.stop)
         if self.by_class:

@@ -65,7 +65,9 @@ class ClassOrder:
     def from_arrays(
         cls, *, records: Integers, starts: Int64s, sizes: Int64s, digest: str
     ) -> ClassOrder:
-        """Return the class order of these arrays, without a copy and without reading all of them.
+        """Return a class order, records sorted by class, of these arrays.
+
+        The arrays are not copied, and `records` and `starts` are not read.
 
         Args:
             records: the ids sorted by class, and within a class in stored order, int[records].
@@ -130,7 +132,7 @@ class ClassOrder:
         return self._unchecked(self.digest, self.records, self.starts[:count], self.sizes[:count])
 
     def subset(self, records: Int64s) -> ClassOrder:
-        """Return the class order of these records alone, with the digest of all labels."""
+        """Return these records alone, sorted by class, with the digest of all labels."""
         class_of = np.empty(len(self.records), np.int64)  # of each record
         class_number, record = self.class_record_pairs()
         class_of[record] = class_number
@@ -141,10 +143,11 @@ class ClassOrder:
 def super_class_order(
     order: ClassOrder, super_labels: ArrayLike | None, num_records: int, classes: int
 ) -> ClassOrder | None:
-    """Return the first `classes` classes sorted by super-class; None without super-labels.
+    """Return the numbers of the first `classes` classes, sorted by super-class.
 
-    The members of the result are class numbers in place of records. `super_labels` has the
-    super-label of each record, and all records of a class must have the same.
+    The result has class numbers in place of record ids, and super-classes in place of classes.
+    `super_labels` has the super-label of each record, which all records of a class must share;
+    without super-labels return None.
     """
     if super_labels is None:
         return None

@@ -377,8 +377,8 @@ def simulate_shuffle_buffer(
     """Return the order in which `shuffle(buffer_size)` yields n stored records, int64[n].
 
     The buffer is filled. Then each step takes a random record of the buffer and puts the next
-    stored record in its place. At the end the buffer is drained at random. tf.data and webdataset
-    shuffle so.
+    stored record in its place. At the end the buffer is drained at random. This is how tf.data and
+    webdataset shuffle.
 
     Args:
         n: number of stored records.

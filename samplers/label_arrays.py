@@ -14,7 +14,7 @@ from twinfeed.samplers.types import Array
 
 def labels_of(data: Any) -> Any:
     """Return the labels that an index or a source has, or other data as they are."""
-    if not hasattr(data, "digests"):
+    if not hasattr(data, "digests"):  # which an index and a source have
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
     if labels is None:

@@ -44,7 +44,7 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
 def class_order_of_lists(
     counts: Int64s, labels: Array, record_ids: Int64s | None, /
 ) -> tuple[ClassOrder, Array]:
-    """Return the class order of records with several labels, and the label of each class.
+    """Return the records with several labels, sorted by class, and the label of each class.
 
     `counts` is the number of labels of each record, and `labels` are all labels, record after
     record. With `record_ids`, only these records are in the class order.

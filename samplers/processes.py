@@ -20,10 +20,10 @@ def add_probe(probe: Callable[[], int], /) -> None:
 
 
 def num_processes() -> int:
-    """Return the number of processes that train together, from the probes and `WORLD_SIZE`.
+    """Return the number of processes that train together.
 
-    Launchers such as torchrun set `WORLD_SIZE`. Without a backend of this library there is no
-    other source.
+    It is the largest of the environment variable `WORLD_SIZE`, which launchers such as torchrun
+    set, and what the probes return, the functions with which backends ask their frameworks.
 
     >>> num_processes()
     1

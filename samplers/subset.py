@@ -221,8 +221,8 @@ def _stratify(
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
     counts = order.sizes.copy()  # of each class, the records on this or a later side
     for side_number, (previous_tail, tail) in enumerate(pairwise([1.0, *tails]), 1):
-        # Scale the prefix sums of the counts and round them at random. Rounding the sums, not the
-        # counts, keeps the number of all records within 1 too.
+        # Multiply the prefix sums of the counts by a fraction, threshold / 2^53, and round them at
+        # random. Rounding the sums, not the counts, keeps the number of all records within 1 too.
         threshold = int(tail / (previous_tail or 1.0) * 2.0**53)
         offset = derive(key, side_number) >> 11
         sums = np.cumsum(counts[classes]).tolist()

@@ -75,10 +75,11 @@ def is_list(data: object) -> bool:
 
 
 def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: int = 0) -> int:
-    """Return a number of records: an integer, or the length of what torch takes for a data source.
+    """Return a number of records as an int: `n`, or the length of the dataset `n`.
 
-    A data source is a dataset, an index, a source of records: anything of a length whose items are
-    no numbers. `subset` is the advice for ids in its place.
+    A dataset is what torch takes for a data source, an index, or a source of records: any object
+    that has a length and items other than numbers. `subset` says in the error for a list of ids how
+    to draw these records alone.
 
     Raises:
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.

@@ -165,7 +165,7 @@ def _scaled_at(weights: Array, largest: float, index: Int64s) -> Int64s:
 
 
 def _scale(weights: Array, largest: float) -> Int64s:
-    """Return numbers scaled so that the largest becomes 2^32, rounded: above 0 to 1 at least."""
+    """Return weights as integers, the largest as 2^32; a weight above 0 becomes 1 at least."""
     numbers = weights.astype(np.float64)
     scaled: Int64s = np.rint(numbers / largest * _SCALE).astype(np.int64)
     scaled[(scaled == 0) & (numbers > 0)] = 1
