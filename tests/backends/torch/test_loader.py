@@ -695,11 +695,6 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (own(batch_sampler=RequestSampler, collate_fn=lambda batch: batch["else"]), KeyError, "else"),
     (own(sampler=RequestSampler), TypeError, "batch_sampler= or batch_size=None"),
     (own(batch_sampler=stream, collate_fn=as_tensors), TypeError, "a list of samples.* collate_fn"),
-    (
-        own(sampler=lambda _: RandomSampler(9, seed=0)),
-        TypeError,
-        "RandomSampler is a sampler.*Data",
-    ),
     (lambda index: list(DataLoader(fed(index))), TypeError, r"takes RecordDataset\(feed\)"),
 ]
 
