@@ -206,32 +206,26 @@ class Ledger(Closing):
     def _open(self) -> None:
         """Open both files; raise LoaderError if they are not those of a ledger."""
         self._file = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        problem = f"not a file of a ledger of version {LEDGER_VERSION}"
+        advice = "give ledger= the name of a file that is not there"
         if not _FIRST_BYTES.startswith(os.pread(self._file, len(_FIRST_BYTES), 0)):
-            self._refuse(self.path)
+            self._refuse(problem, self.path, advice)
         position = position_path(self.path)
         self._position = open_regular(position, os.O_RDWR | os.O_CREAT)
         if os.fstat(self._position).st_size not in (0, POSITION.size):
-            self._refuse(position)
+            self._refuse(problem, position, advice)
 
-    def _refuse(self, path: Path) -> NoReturn:
+    def _refuse(self, problem: str, path: Path, advice: str) -> NoReturn:
         self._close_files()
-        raise LoaderError(
-            f"not a file of a ledger of version {LEDGER_VERSION}",
-            path=path,
-            advice="give ledger= the name of a file that is not there",
-        )
+        raise LoaderError(problem, path=path, advice=advice) from None
 
     def _lock(self) -> None:
         """Lock the ledger for this object, and complete what a killed process left behind."""
         try:
             flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._close_files()
-            raise LoaderError(
-                "another loader writes this ledger",
-                path=self.path,
-                advice="close that loader, or give each loader a ledger of its own",
-            ) from None
+            advice = "close that loader, or give each loader a ledger of its own"
+            self._refuse("another loader writes this ledger", self.path, advice)
         size = os.fstat(self._file).st_size
         start = max(0, size - _LONGEST_LINE)
         whole = start + os.pread(self._file, size - start, start).rfind(b"\n") + 1

@@ -8,9 +8,8 @@ from __future__ import annotations
 import json
 import os
 import re
-from bisect import bisect_right
 from collections.abc import Mapping
-from itertools import pairwise, zip_longest
+from itertools import chain, pairwise, zip_longest
 from pathlib import Path
 from struct import error as struct_error
 from typing import Any, NamedTuple
@@ -109,11 +108,10 @@ def who(
             sampler = _sampler_of(steps, feed, step, rank)
             requests.append(Request.of(sampler, *divmod(step, len(sampler))))
     if not requests:
-        last = max((steps.stop - 1 for steps in ranges), default=-1)
-        known = f"the last is {last}" if ranges else "it has none"
-        killed = any(not steps.ended for steps in ranges)
-        least = " at least, as a process was killed or still runs" if killed else ""
-        raise IndexError(f"{os.fspath(ledger)} has no step {step}: {known}{least}")
+        last = max((steps.stop - 1 for steps in ranges), default=None)
+        all_ended = all(steps.ended for steps in ranges)
+        least = "" if all_ended else " at least, as a process was killed or still runs"
+        raise IndexError(f"{os.fspath(ledger)} has no step {step}: the last is {last}{least}")
     return requests
 
 
@@ -183,19 +181,17 @@ def diff(first: PathLike, second: PathLike, /) -> LedgerDifference | None:
     >>> diff(f"{folder}/0.jsonl", f"{folder}/0.jsonl") is None
     True
     """
-    first_ranges, second_ranges = _last_runs(read_ledger(first)), _last_runs(read_ledger(second))
-    every_range = [*first_ranges, *second_ranges]
-    edges = sorted({edge for steps in every_range for edge in (steps.start, steps.stop)})
-    for start, stop in pairwise(edges):
-        in_first, in_second = _range_at(first_ranges, start), _range_at(second_ranges, start)
-        if in_first is None and in_second is None:
-            continue
-        if in_first is None or in_second is None:
-            only = first if in_second is None else second
-            return LedgerDifference(start, f"only {os.fspath(only)} has it")
-        difference = _difference(in_first.run["state"], in_second.run["state"], start)
-        if difference is not None and difference.global_step < stop:
-            return difference
+    ranges = [read_ledger(first), read_ledger(second)]
+    edges = {edge for steps in chain(*ranges) for edge in (steps.start, steps.stop)}
+    for start, stop in pairwise(sorted(edges)):
+        in_first, in_second = (_last_range(of_ledger, start) for of_ledger in ranges)
+        if in_first is not None and in_second is not None:
+            difference = _difference(in_first.run["state"], in_second.run["state"], start)
+            if difference is not None and difference.global_step < stop:
+                return difference
+        elif in_first is not None or in_second is not None:
+            only = os.fspath(second if in_first is None else first)
+            return LedgerDifference(start, f"only {only} has it")
     return None
 
 
@@ -280,23 +276,10 @@ def _sampler_of(
     return sampler if rank is None else sampler.shard(rank, steps.run["world_size"])
 
 
-def _last_runs(ranges: list[StepRange]) -> list[StepRange]:
-    """Return what the ranges leave if a later range replaces all steps from its first step on."""
-    kept: list[StepRange] = []
-    for steps in ranges:
-        while kept and kept[-1].start >= steps.start:
-            kept.pop()
-        if kept:
-            kept[-1] = kept[-1]._replace(stop=min(kept[-1].stop, steps.start))
-        kept.append(steps)
-    return kept
-
-
-def _range_at(ranges: list[StepRange], step: int) -> StepRange | None:
-    """Return the range that has a step, of ranges in the order of their steps."""
-    number = bisect_right(ranges, step, key=lambda steps: steps.start)
-    candidate = ranges[number - 1] if number else None
-    return candidate if candidate is not None and step < candidate.stop else None
+def _last_range(ranges: list[StepRange], step: int) -> StepRange | None:
+    """Return the range that a step ran in last; None if a rollback has undone it."""
+    last = next((steps for steps in reversed(ranges) if steps.start <= step), None)
+    return last if last is not None and step < last.stop else None
 
 
 def _difference(
