@@ -34,6 +34,8 @@ from twinfeed.samplers.drawing.random_words import derive
 
 Make = Callable[[Request], Batch]
 
+_MEND = "mend the function: try it on feed[epoch, step] of a feed without it"
+
 
 class BatchFunction:
     """The `batch_transform` of a feed, whose results must fit the spec of its first result.
@@ -76,24 +78,27 @@ class BatchFunction:
         """Return what the function makes of `batch`, which has no padding, with padding added."""
         real = request.ids >= 0
         values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
-        with _errors_with_step(request, partial(self._varying_spec, values)):
+        with _errors_with_step(request, partial(self._misfit_advice, values)):
             fields = collate(values, self.spec, how=self.how, real=None if real.all() else real)
         return {"id": request.ids, **fields}
 
-    def _varying_spec(self, values: Mapping[str, Sequence[Any]]) -> str:
-        """Return the `batch_spec` that also takes this batch, as code; "" if there is none."""
+    def _misfit_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
+        """Return advice for rows that do not fit the spec: a `batch_spec` that they fit, if any."""
         spec = dict(self._declared)
-        for name, field in self.spec.items():
-            shape = np.shape(next(iter(values.get(name, ())), ()))
-            if len(shape) == len(field.shape) and shape != field.shape:
-                lengths = zip(shape, field.shape, strict=True)
-                same = tuple(size if size == first else None for size, first in lengths)
-                spec[name] = FieldSpec(same, field.dtype)
         try:
+            for name, field in self.spec.items():
+                shape = np.shape(values[name][0])
+                if len(shape) == len(field.shape) and shape != field.shape:
+                    sizes = zip(shape, field.shape, strict=True)
+                    common_shape = tuple(size if size == first else None for size, first in sizes)
+                    spec[name] = FieldSpec(common_shape, field.dtype)
             collate(values, self.spec | spec, how=self.how)
-        except MisfitError:
-            return ""
-        return repr({name: (f.shape, f.dtype and f.dtype.name) for name, f in spec.items()})
+        except (KeyError, MisfitError):
+            return "make each batch like the first, or say with batch_spec= what differs"
+        shown = {
+            name: (field.shape, field.dtype and field.dtype.name) for name, field in spec.items()
+        }
+        return f"give the feed batch_spec={shown}, or make each batch like the first"
 
     def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
         """Call the user's function on a batch; return by field a row for each sample, without "id".
@@ -113,24 +118,16 @@ class BatchFunction:
 
 @contextmanager
 def _errors_with_step(
-    request: Request, varying_spec: Callable[[], str] = lambda: ""
+    request: Request, advice: Callable[[], str] = lambda: _MEND
 ) -> Iterator[None]:
-    """Turn an error in the `with` block into a DecodeError that names the epoch and the step.
-
-    For a value that does not fit, `varying_spec` returns the `batch_spec` to advise.
-    """
+    """Turn an error in the `with` block into a DecodeError that names the epoch and the step."""
     try:
         yield
     except Exception as error:
-        advice = "mend the function: try it on feed[epoch, step] of a feed without it"
-        if isinstance(error, MisfitError):
-            advice = "make each batch like the first, or say with batch_spec= what differs"
-            if spec := varying_spec():
-                advice = f"give the feed batch_spec={spec}, or make each batch like the first"
         problem = getattr(error, "problem", repr(error))
         raise DecodeError(
             f"batch_transform at epoch {request.epoch}, step {request.step}: {problem}",
-            advice=advice,
+            advice=advice(),
         ) from error
 
 
