@@ -217,8 +217,11 @@ class IdIterator(Cursor):
     def order_changes(self) -> bool:
         """Return whether the first ids of the next epoch are others."""
         positions = np.arange(min(len(self._stream), 8))
-        epochs = (self.pass_epoch, self.pass_epoch + 1)
-        return not np.array_equal(*(self._sampler._whole.ids(epoch, positions) for epoch in epochs))
+        ids, next_ids = (
+            self._sampler._whole.ids(epoch, positions)
+            for epoch in (self.pass_epoch, self.pass_epoch + 1)
+        )
+        return not np.array_equal(ids, next_ids)
 
     def sync(self) -> bool:
         """Set epoch and step to those after the last id; return whether the pass has ended."""

@@ -7,7 +7,7 @@ from collections.abc import Sequence, Sized
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
-from typing import SupportsIndex
+from typing import SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -257,7 +257,9 @@ def _numbers_of_records(
     if isinstance(records, str) or not validate.is_list(records):
         count = validate.record_count("records", records, subset="give one key each, index.keys()")
         return np.arange(count)
-    keys = records.tolist() if isinstance(records, np.ndarray) else list(records)
+    keys = (
+        records.tolist() if isinstance(records, np.ndarray) else list(cast(Sequence[str], records))
+    )
     check_types("records", "their number, or a sequence of keys (str)", keys, str)
     return _hashed(keys)
 

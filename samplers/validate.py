@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence, Sized
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
-from typing import Any, ParamSpec, SupportsIndex, TypeVar
+from typing import Any, ParamSpec, SupportsIndex, TypeVar, cast
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -84,22 +84,22 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
     Raises:
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
     """
-    if isinstance(n, Sized) and getattr(n, "shape", None) != ():
-        kind = type(n).__name__
-        if is_list(n) and _is_number(next(iter(n), None)):  # type: ignore[call-overload]
-            raise TypeError(
-                f"{name} must be the number of records or a dataset, got {kind} of numbers: for "
-                f"some of the records, {subset}"
-            )
-        has_items = hasattr(n, "__getitem__") or hasattr(n, "digests")  # a source has digests
-        is_stream = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
-        if isinstance(n, (str, bytes, bytearray, Mapping)) or is_stream or not has_items:
-            raise TypeError(
-                f"{name} must be the number of records or a dataset with __len__ and __getitem__, "
-                f"got {kind}"
-            )
-        n = len(n)
-    return integer(name, n, minimum=minimum)
+    if not isinstance(n, Sized) or getattr(n, "shape", None) == ():
+        return integer(name, cast(SupportsIndex, n), minimum=minimum)
+    kind = type(n).__name__
+    if is_list(n) and _is_number(next(iter(cast(Sequence[Any], n)), None)):
+        raise TypeError(
+            f"{name} must be the number of records or a dataset, got {kind} of numbers: for some "
+            f"of the records, {subset}"
+        )
+    has_items = hasattr(n, "__getitem__") or hasattr(n, "digests")  # a source has digests
+    is_stream = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
+    if isinstance(n, (str, bytes, bytearray, Mapping)) or is_stream or not has_items:
+        raise TypeError(
+            f"{name} must be the number of records or a dataset with __len__ and __getitem__, got "
+            f"{kind}"
+        )
+    return integer(name, len(n), minimum=minimum)
 
 
 def _is_number(value: Any) -> bool:

@@ -94,3 +94,12 @@ def test_an_evaluation_may_be_looked_at_again_and_again(recwarn: Any) -> None:
     for _ in range(4):
         next(iter(loader))
     assert not recwarn.list
+
+
+def test_a_dataset_of_hugging_face_selects_the_ids_of_epochs() -> None:
+    import datasets
+
+    data = datasets.Dataset.from_dict({"number": list(range(RECORDS))})
+    ids = IdSequence(sampler(), epochs=2)
+    assert list(data.select(ids)["number"]) == [*order(0), *order(1)]
+    assert list(data.select(ids[RECORDS : RECORDS + 9])["number"]) == order(1)[:9]
