@@ -1,7 +1,8 @@
 """Train on P×K batches and evaluate exactly once with `tf.distribute`, whole classes per replica.
 
 By itself it has two replicas in one process, by `MirroredStrategy`. Started once for each worker
-with TF_CONFIG set, it runs over machines, by `MultiWorkerMirroredStrategy`:
+with TF_CONFIG set, it runs over machines, by `MultiWorkerMirroredStrategy`. Started again, it goes
+on after the batches that were trained on, with as many workers as there are then:
 
     python tensorflow_distribute.py
 """
@@ -9,6 +10,7 @@ with TF_CONFIG set, it runs over machines, by `MultiWorkerMirroredStrategy`:
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -31,10 +33,13 @@ def main() -> None:
     """Train two epochs, and evaluate."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("distribute-data"))
+    parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
-    workers = "TF_CONFIG" in os.environ
+    folder: Path = options.out
+    if workers := "TF_CONFIG" in os.environ:  # each machine has its own copy of the data
+        folder /= f"worker-{json.loads(os.environ['TF_CONFIG'])['task']['index']}"
     strategy = tf.distribute.MultiWorkerMirroredStrategy() if workers else two_replicas()
-    index, evaluation = open_digits(options.out)
+    index, evaluation = open_digits(folder)
     sampler = PKBatchSampler(index.labels, p=6, k=4, batches_per_epoch=20, seed=SEED)
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
     loader = TensorFlowLoader(Feed(index, sampler, decode=decode))
@@ -69,15 +74,20 @@ def main() -> None:
 
         return strategy.reduce("SUM", strategy.run(replica, (batch,)), axis=None)
 
-    for _ in range(2):
+    checkpoint = tf.train.Checkpoint(loader=loader, weights=weights)
+    saved = tf.train.CheckpointManager(checkpoint, folder / "checkpoints", max_to_keep=1)
+    if saved.restore_or_initialize():
+        print(f"resuming at epoch {loader.epoch}, step {loader.step}")
+    while loader.epoch < options.epochs:
         for batch in loader.track(training):
             labels = strategy.experimental_local_results(step(batch))
+            if loader.step == 10:
+                saved.save()
     shown = [" ".join(str(label) for label in part.numpy()[::4]) for part in labels]
     print(f"the last batch: classes {', '.join(shown)}")
     records, right = sum(sums(batch) for batch in evaluating).numpy()
-    print(
-        f"tf.distribute: {records} records over {len(shown)} replicas, {right / records:.2%} right"
-    )
+    replicas = strategy.num_replicas_in_sync
+    print(f"tf.distribute: {records} records over {replicas} replicas, {right / records:.2%} right")
 
 
 if __name__ == "__main__":

@@ -197,10 +197,19 @@ class Loader(Closing, Generic[B]):
         yield from self._deliver(running, self._received, batches=len(self) - start)
 
     def _deliver(
-        self, running: Pass, received: Callable[[], bool], *, batches: int | None = None
+        self,
+        running: Pass,
+        received: Callable[[], bool],
+        *,
+        batches: int | None = None,
+        divided: bool = False,
     ) -> Iterator[Any]:
-        """Yield the batches of a pass. `received` counts a batch, and returns if its epoch ends."""
-        warn_unsharded(self._sampler)
+        """Yield the batches of a pass. `received` counts a batch, and returns if its epoch ends.
+
+        `divided`: something else gives each process its part of the batches.
+        """
+        if not divided:
+            warn_unsharded(self._sampler)
         self._running = running
         try:
             for batch in self._timed(running, batches):

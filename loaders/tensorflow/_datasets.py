@@ -65,6 +65,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
     device: str | None
     prefetch: int
+    _by_rank = False  # whether `dataset_for` has made datasets
 
     @cached_property
     def dataset(self) -> tf.data.Dataset:
@@ -114,7 +115,10 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         self.external_passes.track_from(epoch, start, reshardable=distributed)
         self.meter.start(start)
         running = _Pass(self, dataset)
-        yield from self._deliver(running, self._received)
+        # A strategy cuts the batches of a dataset, and takes those of a function as they are.
+        as_they_are = "FromFunction" in type(dataset).__name__
+        divided = distributed and (self._by_rank or not as_they_are)
+        yield from self._deliver(running, self._received, divided=divided)
 
     def serialize(self) -> str:
         """Give the state to `tf.train.Checkpoint`."""

@@ -18,7 +18,13 @@ from support.programs import PYTHON
 
 from twinfeed.loaders import Feed, open_index, pack
 from twinfeed.loaders.tensorflow import TensorFlowLoader, original_errors
-from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, PKBatchSampler, RandomSampler
+from twinfeed.samplers import (
+    BatchSampler,
+    ExactOnceBatchSampler,
+    PKBatchSampler,
+    RandomSampler,
+    processes,
+)
 
 RECORDS = 80
 
@@ -38,6 +44,22 @@ def given(strategy: tf.distribute.Strategy, loader: TensorFlowLoader) -> dict[st
     return {"ids": ids, "warned": [str(w.message) for w in caught if "processes" in str(w.message)]}
 
 
+def tracked(strategy: tf.distribute.Strategy, loader: TensorFlowLoader, how: str) -> dict[str, Any]:
+    """Return the ids of an epoch that `track` gives to this process, and what it warns of."""
+    processes._warned.clear()
+    dataset: Any = {
+        "cut": lambda: strategy.experimental_distribute_dataset(loader.dataset),
+        "by rank": lambda: strategy.distribute_datasets_from_function(loader.dataset_for),
+        "all": lambda: strategy.distribute_datasets_from_function(lambda _: loader.dataset),
+    }[how]()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        ids = [batch["id"] for batch in loader.track(dataset)]
+    parts = [strategy.experimental_local_results(batch) for batch in ids]
+    warned = [str(warning.message) for warning in caught if "ranks" in str(warning.message)]
+    return {"ids": [part.numpy().tolist() for (part,) in parts], "warned": warned}
+
+
 def work(folder: Path) -> None:
     """Distribute each kind of feed, as one of the two processes."""
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
@@ -53,6 +75,10 @@ def work(folder: Path) -> None:
     found = {
         name: given(strategy, TensorFlowLoader(Feed(index, sampler)))
         for name, sampler in samplers.items()
+    }
+    found |= {
+        f"tracked {how}": tracked(strategy, TensorFlowLoader(Feed(index, random)), how)
+        for how in ("cut", "by rank", "all")
     }
     # A loop over the loader shares nothing out.
     rank = TensorFlowLoader(Feed(index, samplers["rank"]))

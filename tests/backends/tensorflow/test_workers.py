@@ -49,3 +49,10 @@ def test_a_cluster_trains_each_record_once_or_is_refused(tmp_path: Path) -> None
         assert "each of 2 processes is given every batch of its own" in said
         assert sum(map(len, found["own files"]["ids"])) == 80
         assert list(map(len, found["loop"]["ids"])) == [4] * 10
+        (said,) = found["tracked all"]["warned"]
+        assert "there are 2 ranks, and each gets every batch" in said
+        assert sum(map(len, found["tracked all"]["ids"])) == 80
+    for how in ("tracked cut", "tracked by rank"):
+        both = (one[how]["ids"], other[how]["ids"])
+        assert sorted(n for ids in both for batch in ids for n in batch) == list(range(80))
+        assert one[how]["warned"] == other[how]["warned"] == []
