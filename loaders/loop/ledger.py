@@ -137,8 +137,8 @@ class Ledger(Closing):
             return
         try:
             if global_step != self._stop:
-                self._start_range(global_step)
-            self._stop = global_step + steps
+                self._start_range(validate.integer("global_step", global_step, minimum=0))
+            self._stop = int(global_step) + int(steps)
             os.pwrite(self._position, POSITION.pack(self._range_offset, self._stop), 0)
         except OSError as error:
             self._disable(error)

@@ -98,6 +98,18 @@ def test_a_million_steps_take_less_than_100_kilobytes(tmp_path: Path) -> None:
     assert path.stat().st_size + Path(f"{path}.position").stat().st_size < 1000
 
 
+def test_a_host_calls_a_ledger_by_hand(tmp_path: Path) -> None:
+    """With the integers of any library; what is no step is refused, and nothing is written."""
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, SAMPLER) as ledger:
+        for step in (np.int64(4), np.array(5), 6):
+            ledger.delivered(step)  # type: ignore[arg-type]
+        for wrong, kind in [(-1, ValueError), ("7", TypeError), (9.0, TypeError)]:
+            with pytest.raises(kind, match="global_step"):
+                ledger.delivered(wrong)  # type: ignore[arg-type]
+    assert events(path) == [("begin", 4), ("end", 7)]
+
+
 def test_a_selector_has_a_ledger(tmp_path: Path) -> None:
     sampler = PKBatchSampler.of_classes(3, p=2, k=1, seed=0, batches_per_epoch=3)
     path = tmp_path / "ledger.jsonl"
