@@ -34,7 +34,7 @@ POSITION = Struct("<qq")
 
 _FIRST_BYTES = json.dumps({"ledger": LEDGER_VERSION})[:-1].encode() + b","
 _NO_RANGE = POSITION.pack(-1, 0)
-_LONGEST_LINE = 1 << 20
+_LONGEST_LINE = 1 << 20  # so many bytes are read to find where the last whole line ends
 
 _LEDGERS: WeakSet[Ledger] = WeakSet()  # ledgers to close at exit, and to leave alone after a fork
 

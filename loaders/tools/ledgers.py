@@ -246,7 +246,8 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     validate.choice("its version", entry["ledger"], (LEDGER_VERSION,))
     if "state" in entry:
         state = entry["state"]
-        dict(flattened(state["fingerprint"])), dict(flattened(state.get("records", {})))
+        for nested in (state["fingerprint"], state.get("records", {})):
+            dict(flattened(nested))  # raises if it is no mapping, or too deep
         validate.integer("rank", entry["rank"], minimum=0)
         validate.integer("world_size", entry["world_size"], minimum=1)
         entry["index"]
