@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from abc import abstractmethod
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
@@ -52,12 +51,6 @@ class SampleLoader(Loader[list[Sample]]):
     _counts = "loop over source.track(loader)"
     _next_pass: tuple[int, int] | None = None  # of the pass that track has begun
 
-    @abstractmethod
-    def _start_pass(
-        self, epoch: int, start: int, worker: int = 0, workers: int = 1
-    ) -> Generator[list[Sample], None, None]:
-        """Begin a pass over each `workers`-th batch of an epoch, from `start + worker` on."""
-
     def __call__(self) -> Iterator[Sample]:
         """Return the samples of the pass that `track` has begun; of a worker, its part of them.
 
@@ -70,8 +63,7 @@ class SampleLoader(Loader[list[Sample]]):
                 "without repeat(), with_epoch() and persistent_workers=True"
             )
         (epoch, start), self._next_pass = self._next_pass, None
-        _, _, worker, workers = pytorch_worker_info()
-        return chain.from_iterable(self._start_pass(epoch, start, worker, workers))
+        return chain.from_iterable(self._start_pass(epoch, start))
 
     def track(self, loader: Iterable[Any], /) -> Iterator[Any]:
         """Iterate over a pipeline or a `WebLoader` of this source, and count its batches.
@@ -150,7 +142,7 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
     if traits.padded or traits.max_cached is not None or feed.batch_transform is not None:
         raise ValueError(
             "samples have no padding, no reuse of decoded images and no batch_transform: take a "
-            "sampler and a feed without them, or a TorchLoader"
+            "TorchLoader for these"
         )
     return _FeedSamples(feed, checksums=True, readahead=0, ledger=ledger)
 
@@ -158,25 +150,24 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
 class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
     """The samples of a feed."""
 
-    def _start_pass(
-        self, epoch: int, start: int, worker: int = 0, workers: int = 1
-    ) -> Generator[list[Sample], None, None]:
+    def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
-        making = Samples(compile_feed(feed), self.reader)
+        _, _, worker, workers = pytorch_worker_info()
+        pipeline = Samples(compile_feed(feed), self.reader)
         coming = requests(self.schedules[feed.sampler], epoch, start, seeds=feed.seeded)
         for request in islice(coming, worker, None, workers):
-            labels = index.labels[request.records].tolist() if index.has_labels else []
-            names = map(index.classes.__getitem__ if index.classes else str, labels)
             shards = [index.location(record)[0] for record in request.records.tolist()]
-            yield samples_of(
-                {
-                    "__key__": index.keys(request.records),
-                    "__url__": [f"{index.root}/{shard}" for shard in shards],
-                    **({"cls": [name.encode() for name in names]} if labels else {}),
-                    **making.values(request, making.joined(request)),
-                }
-            )
+            members: dict[str, Iterable[Any]] = {
+                "__key__": index.keys(request.records),
+                "__url__": [f"{index.root}/{shard}" for shard in shards],
+            }
+            if index.has_labels:
+                labels = index.labels[request.records].tolist()
+                names = map(index.classes.__getitem__ if index.classes else str, labels)
+                members["cls"] = [name.encode() for name in names]
+            members.update(pipeline.values(request, pipeline.joined(request)))
+            yield samples_of(members)
 
 
 def choose_samples(
@@ -213,7 +204,11 @@ def choose_samples(
     >>> [sample["txt"] for sample in next(iter(source))]
     ['b0', 'b1', 'a0', 'a1']
     """
-    return _ChosenSamples(sampler, pipelines, source=source, replay=replay, ledger=ledger)
+    pipelines = list(pipelines)
+    if any(isinstance(pipeline, (str, Iterator)) for pipeline in pipelines):
+        raise TypeError("a pipeline must begin anew in each pass: give a DataPipeline, no iterator")
+    choices = Choices(sampler, len(pipelines), source)
+    return _ChosenSamples(choices, pipelines, validate.flag("replay", replay), ledger)
 
 
 class _ChosenSamples(SampleLoader):
@@ -221,40 +216,27 @@ class _ChosenSamples(SampleLoader):
 
     def __init__(
         self,
-        sampler: BatchStream,
-        pipelines: Sequence[Iterable[Sample]],
-        *,
-        source: SourceOf | None,
+        choices: Choices,
+        pipelines: list[Iterable[Sample]],
         replay: bool,
         ledger: str | os.PathLike[str] | None,
     ) -> None:
-        self._pipelines = list(pipelines)
-        for number, pipeline in enumerate(self._pipelines):
-            if isinstance(pipeline, (str, Iterator)) or not isinstance(pipeline, Iterable):
-                raise TypeError(
-                    f"pipeline {number} must begin anew in each pass, as a DataPipeline does, "
-                    f"got a {type(pipeline).__name__}"
-                )
-        self._choices = Choices(sampler, len(self._pipelines), source)
-        super().__init__(sampler, ledger=ledger)
-        self._replay = validate.flag("replay", replay)
+        super().__init__(choices.sampler, ledger=ledger)
+        self._choices, self._pipelines, self._replay = choices, pipelines, replay
 
-    def _start_pass(
-        self, epoch: int, start: int, worker: int = 0, workers: int = 1
-    ) -> Generator[list[Sample], None, None]:
-        if workers > 1:
+    def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
+        if pytorch_worker_info()[3] > 1:
             raise RuntimeError("each worker would draw from all pipelines: give num_workers=0")
         iterators = [iter(pipeline) for pipeline in self._pipelines]
         if self._replay:
             for iterator, count in zip(iterators, self._choices.drawn(epoch, start), strict=True):
                 next(islice(iterator, count, count), None)
-        numbers_of_steps = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))
-        for step, numbers in enumerate(numbers_of_steps, start):
+        steps = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))
+        for step, numbers in enumerate(steps, start):
             batch: list[Any] = [next(iterators[number], None) for number in numbers]
             if None in batch:
                 raise ValueError(
                     f"pipeline {numbers[batch.index(None)]} (of {len(iterators)}) has ended in "
-                    f"step {step} of epoch {epoch}: add repeat() to the pipeline, or make epochs "
-                    f"shorter by batches_per_epoch of the sampler"
+                    f"step {step} of epoch {epoch}: add repeat() to it, or lower batches_per_epoch"
                 )
             yield batch

@@ -178,13 +178,18 @@ def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /)
             )
 
 
-def check_fit(index: Source, sampler: BatchStream, /) -> None:
-    """Raise TypeError unless `sampler` gives batches; ValueError unless they are of this index."""
+def check_batches(sampler: BatchStream, /) -> None:
+    """Raise TypeError unless `sampler` gives batches."""
     if not isinstance(sampler, BatchStream):
         raise TypeError(
             f"sampler must give batches, got a {type(sampler).__name__}: "
             f"BatchSampler(sampler, batch_size=…) cuts a sampler into batches"
         )
+
+
+def check_fit(index: Source, sampler: BatchStream, /) -> None:
+    """Raise TypeError unless `sampler` gives batches; ValueError unless they are of this index."""
+    check_batches(sampler)
     if sampler.num_records != len(index):
         raise ValueError(
             f"the sampler was made for {counted(sampler.num_records, 'record')}, "

@@ -9,6 +9,7 @@ from typing import SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.feed.config import check_batches
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support.array_types import Int64s
@@ -29,6 +30,7 @@ class Choices:
         source: SourceOf | None,
         groups: Schedule | None = None,
     ) -> None:
+        check_batches(sampler)
         # With `groups`, a schedule of the numbers themselves, no function of ids is needed.
         self.sampler, self.sources = sampler, sources
         self._schedule = Schedule(sampler) if groups is None else groups

@@ -311,13 +311,15 @@ REFUSED: list[Any] = [
     # What is chosen from.
     (lambda _: choose_samples(chosen()._sampler, classes()[1:]), ValueError, "5"),
     (lambda _: choose_samples(feed_of().sampler, classes()), ValueError, "source"),
+    (lambda _: choose_samples(feed_of(), classes()), TypeError, "must give batches, got a Feed"),
+    (lambda _: choose_samples(None, classes()), TypeError, "must give batches"),
     (lambda _: choose_samples(chosen()._sampler, None), TypeError, "iterable"),
-    (lambda _: choose_samples(chosen()._sampler, ["ant"] * 5), TypeError, "pipeline 0.*a str"),
-    (lambda _: choose_samples(chosen()._sampler, dict.fromkeys(range(5))), TypeError, "a int"),
+    (lambda _: choose_samples(chosen()._sampler, ["ant"] * 5), TypeError, "no iterator"),
+    (lambda _: run(choose_samples(chosen()._sampler, [1] * 5)), TypeError, "not iterable"),
     (
         lambda _: choose_samples(chosen()._sampler, [iter(p) for p in classes()]),
         TypeError,
-        "anew.*generator",
+        "anew.*no iterator",
     ),
     (lambda _: chosen(replay=1), TypeError, "replay"),
     (ended, ValueError, "pipeline 1 .of 2. has ended in step 0 of epoch 0"),
