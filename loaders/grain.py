@@ -1,4 +1,4 @@
-"""Batches as a `grain.MapDataset` by global step: the only module that imports grain."""
+"""A feed as a `grain.MapDataset` of batches. No other module imports grain."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ class _Batches(grain.MapDataset[Any]):
 
 
 class _CheckedIterDataset(grain.IterDataset[Any]):
-    """A dataset whose iterators check that a state is of this feed."""
+    """An IterDataset whose iterators refuse the state of another feed."""
 
     def __init__(self, parent: grain.IterDataset[Any], feed: Feed) -> None:
         super().__init__(parent)
@@ -127,6 +127,7 @@ class _CheckedIterator(grain.DatasetIterator[Any]):
         return {**state, "feed": self._loader.state_at(*position)}
 
     def set_state(self, state: dict[str, Any]) -> None:
+        """Set the position; raise StateMismatchError for the state of another feed or dataset."""
         if not isinstance(state, Mapping) or "feed" not in state:
             raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
         adapter_of(self._loader).check_state(feed := state["feed"])
@@ -135,5 +136,5 @@ class _CheckedIterator(grain.DatasetIterator[Any]):
             raise StateMismatchError(
                 f"next_index of the state must be {global_step}, got {state.get('next_index')!r}"
             )
-        own_state = {name: value for name, value in state.items() if name != "feed"}
-        self._parent.set_state({**own_state, "next_index": global_step})
+        parent_state = {name: value for name, value in state.items() if name != "feed"}
+        self._parent.set_state({**parent_state, "next_index": global_step})

@@ -1,4 +1,4 @@
-"""The loader for JAX: batches are global arrays; each process makes the rows of its devices."""
+"""`JaxLoader`: batches are global arrays, of which each process makes the rows of its devices."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class JaxLoader(MakingLoader[B]):
         return self._prefetched(self._batches(epoch, start, self._to_devices))
 
     def _check_lengths(self) -> None:
-        """Raise ValueError for a field that each process would pad to another length."""
+        """Raise ValueError for a field whose length may differ between processes."""
         spec, collate = compile_feed(self.feed).shapes
         for name, field in spec.items():
             mode = mode_of(collate, name)
@@ -112,7 +112,7 @@ class JaxLoader(MakingLoader[B]):
                 )
 
     def _to_devices(self, batch: Batch) -> Batch:
-        """Return a batch whose numbers are global arrays on the devices."""
+        """Return the batch with global arrays on the devices in place of its numeric arrays."""
         return {
             name: self._global_array(name, value)
             if isinstance(value, np.ndarray) and value.dtype != object and name != "id"
@@ -121,9 +121,9 @@ class JaxLoader(MakingLoader[B]):
         }
 
     def _global_array(self, name: str, rows: Array) -> jax.Array:
-        """Return the global array of which this process has these rows.
+        """Return a global array, of which `rows` are the rows of this process.
 
-        It may share the memory of `rows`, which nothing writes to any more.
+        It may share the memory of `rows`, which must not change any more.
         """
         dtype = jax.dtypes.canonicalize_dtype(rows.dtype)
         if dtype.kind in "iu" and dtype != rows.dtype and rows.size:
@@ -142,8 +142,13 @@ class JaxLoader(MakingLoader[B]):
 
 
 def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
-    """Return the part of each batch that this process has: its number, and the number of parts."""
-    # How the sharding divides as many rows as there are devices.
+    """Return which part of each batch this process makes: its number, and the number of parts.
+
+    It is found from how the sharding divides an array with one row per device.
+
+    Raises:
+        ValueError: the sharding cuts another axis, or does not divide every batch evenly.
+    """
     devices = len(sharding.device_set)
     try:
         divisor = devices // sharding.shard_shape((devices,))[0]

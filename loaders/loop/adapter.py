@@ -1,4 +1,4 @@
-"""How a loader serves a framework that iterates by itself, as Keras's `fit` does."""
+"""Adapt a loader to a framework that iterates by itself, as Keras's `fit` does."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class Adapter:
         self.loader = loader
 
     def batches(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield `arrange(batch)` of each batch of a pass; after the last, the position moves."""
+        """Yield `arrange(batch)` for each batch of a pass.
+
+        After the last batch, the position of the loader becomes the next epoch.
+        """
         loader = self.loader
         loader._end()
         pass_start = loader.external_passes.start()
@@ -41,22 +44,25 @@ class Adapter:
             yield arranged
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return what `fit` trains on, where Keras's backend has a dataset for it; else None."""
+        """Return a dataset of the framework for `fit`, or None if the backend needs none.
+
+        `arrange` is a function of a batch, or the user's own dataset; `model` is to be trained.
+        """
         return None
 
     def check_state(self, state: Mapping[str, Any], /) -> None:
-        """Raise StateMismatchError for a state of another stream, which could not be loaded."""
+        """Raise StateMismatchError if the loader could not load a state."""
         self.loader._check_state(state)
 
     def check_position(self, batches: Any) -> None:
-        """Raise ValueError if the position after a framework's batches is not known."""
+        """Raise ValueError if it is not known which batches of the loader are in `batches`."""
 
     def feed_of(self, batches: Any) -> Any:
         """Return the feed that a framework's batches were made of, or None if it is not known."""
         return None
 
     def original_errors(self) -> AbstractContextManager[None]:
-        """Raise the errors of all of a framework's passes as they were raised."""
+        """Return a context in which the original errors are raised, without the framework's."""
         return nullcontext()
 
 

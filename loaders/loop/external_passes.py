@@ -1,4 +1,4 @@
-"""Positions of passes that a framework runs by itself, and of which no batch can be counted."""
+"""The start and the end of passes that a framework runs, of which batches cannot be counted."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ class PassStart(NamedTuple):
 
 
 class ExternalPasses:
-    """Decide where the passes of a framework begin, and which position they leave.
+    """Decide where the passes of a framework start, and what the loader's position is after them.
 
-    A pass runs to the end of its epoch. A pass that is abandoned before its end, as by
-    `next(iter(dataset))`, does not move the position.
+    A pass is one iteration over a dataset of the loader; it runs to the end of its epoch. A pass
+    that is abandoned before its end, as by `next(iter(dataset))`, does not change the position.
 
-    - Normally a pass begins at the loader's position. After its last batch, the position is the
-      beginning of the next epoch.
-    - A counter, such as a Keras callback, knows what was trained. From `track_from` to
-      `stop_tracking`, the first pass begins where the counter says, and each later pass where the
-      pass before ended. `advance_to` alone moves the position.
-    - While `peeking` is true, a pass gives the whole epoch and moves no position. The counter sets
-      this for a validation.
-    - `reshardable`: whether a strategy may share the batches out. Not in a loop over the loader.
+    - Normally a pass starts at the loader's position. After its last batch, the position is the
+      start of the next epoch.
+    - A counter, such as a Keras callback, knows which batches were trained on. From `track_from` to
+      `stop_tracking`, the first pass starts where the counter says, and each later pass where the
+      previous pass ended. Only `advance_to` changes the position.
+    - While `peeking` is true, a pass has the whole epoch and does not change the position. The
+      counter sets this for a validation.
+    - `reshardable`: whether a strategy may divide the batches. False in a loop over the loader.
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> sampler = BatchSampler(SequentialSampler(8), batch_size=4)
@@ -62,20 +62,22 @@ class ExternalPasses:
     ) -> None:
         self._sampler, self._cursor, self._advice = sampler, cursor, advice
         self._ledger = ledger
-        self._next: tuple[int, int] | None = None  # while a counter counts: where passes begin
-        self._latest: tuple[int, int] | None = None  # where the latest pass began
-        self._generation = 0  # changes when a counter begins or stops
+        self._next: tuple[int, int] | None = (
+            None  # where the next pass starts, if there is a counter
+        )
+        self._latest: tuple[int, int] | None = None  # where the latest pass started
+        self._generation = 0  # changes when a counter starts or stops
         self.peeking = False
         self.reshardable = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle without the counting, which belongs to this object's passes."""
+        """Copy and pickle without the state of tracking, which is of this object's passes."""
         return partial(ExternalPasses, advice=self._advice), (self._sampler, self._cursor)
 
     def start(self) -> PassStart:
-        """Begin a pass.
+        """Start a pass, and return its first position.
 
-        Warns if passes without a counter begin one training epoch for the third time.
+        Warns if passes without a counter start the same training epoch for the third time.
         """
         with _LOCK:
             if self.peeking and not self._sampler.evaluation:
@@ -85,18 +87,18 @@ class ExternalPasses:
                 self._latest = self._cursor.start_pass()
                 self._cursor.count_pass(self._latest[0], self._advice)
             elif position > self._next and not self._sampler.evaluation:
-                # The counting pass was abandoned, or somebody looks at a batch meanwhile.
+                # The tracked pass was abandoned, or the framework draws a batch to infer its shape.
                 return PassStart(*position, self._generation)
             else:
                 self._latest = self._next
             return PassStart(*self._latest, self._generation)
 
     def finished(self, pass_start: PassStart, /) -> None:
-        """Note that the last batch of a pass was delivered."""
+        """Set the position after the last batch of a pass."""
         evaluation = self._sampler.evaluation
         with _LOCK:
             if pass_start.generation != self._generation:
-                return  # an abandoned pass may still run ahead, and would skip an epoch
+                return  # an abandoned pass may still prefetch; its end would skip an epoch
             steps = len(self._sampler)
             if self._ledger is not None and self._next is None:
                 first_step = pass_start.epoch * steps + pass_start.step
@@ -110,7 +112,7 @@ class ExternalPasses:
                 self._cursor.seek(pass_start.epoch, steps)
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
-        """Begin the next pass here, for a counter of trained batches."""
+        """Start the next pass at this position. A counter calls `advance_to` from now on."""
         with _LOCK:
             self._generation += self._next is None
             self._next = epoch, step
@@ -118,19 +120,19 @@ class ExternalPasses:
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """Let passes start without moving the position, within the block."""
-        before, self.peeking = self.peeking, True
+        """Let passes that start within the `with` block leave the position unchanged."""
+        previous, self.peeking = self.peeking, True
         try:
             yield
         finally:
-            self.peeking = before
+            self.peeking = previous
 
     def started_at(self, epoch: int, step: int, /) -> bool:
-        """Return whether the latest pass began here."""
+        """Return whether the latest pass started at this position."""
         return self._latest == (epoch, step)
 
     def advance_to(self, epoch: int, step: int, /) -> None:
-        """Move the position to that of the training."""
+        """Set the loader's position to that of the training."""
         if self._ledger is not None:
             steps = len(self._sampler)
             trained = self._cursor.epoch * steps + self._cursor.step
@@ -138,7 +140,7 @@ class ExternalPasses:
         self._cursor.seek(epoch, step)
 
     def stop_tracking(self) -> None:
-        """Let the position follow the passes again."""
+        """Let the end of each pass set the position again; the counter has stopped."""
         with _LOCK:
             self._generation += self._next is not None
             self._next = self._latest = None

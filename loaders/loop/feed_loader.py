@@ -121,10 +121,13 @@ class MakingLoader(FeedLoader[B]):
     def _batches(
         self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Empty = aligned
     ) -> Generator[T, None, None]:
-        """Yield `convert(batch)` of each batch of an epoch from step `start` on, in order."""
+        """Yield `convert(batch)` for each batch of an epoch, in order, from step `start` on.
+
+        The batches are made on threads: whole batches, or, if decoded images are cached, which
+        needs the batches in order, single samples of a batch.
+        """
         feed, reader, meter = self.feed, self.reader, self.meter
         schedule = self.schedules[feed.sampler]
-        # Each thread makes whole batches, unless a cache of decoded images needs them in order.
         cached = feed.sampler.traits.max_cached is not None
         decode_threads, batch_threads = (self.threads, 0) if cached else (0, self.threads)
         compiled = compile_feed(feed)

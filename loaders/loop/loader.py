@@ -1,4 +1,4 @@
-"""What loaders have in common: a position between two batches, and one pass at a time."""
+"""The base class of loaders: it has the position, and runs one pass at a time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def _after_fork() -> None:
 
 
 def _at_exit() -> None:
-    """End the passes that run, while the modules that end them are whole."""
+    """End all running passes before the interpreter clears the modules that this needs."""
     for loader in list(_LOADERS):
         loader._end()
 
@@ -69,7 +69,7 @@ else:
 
 @contextmanager
 def explain_key_error(batch: Any) -> Iterator[None]:
-    """Add the names of a batch's fields to a KeyError of the block."""
+    """Add the names of the batch's fields to a KeyError in the `with` block."""
     try:
         yield
     except KeyError as error:
@@ -117,7 +117,7 @@ class Loader(Closing, Generic[B]):
     _counts = "loop over the loader itself"  # advice of a warning
 
     _running: Pass | None = None
-    _unshared: ClassVar[tuple[str, ...]] = ("_running",)  # new in a copy or a child
+    _not_copied: ClassVar[tuple[str, ...]] = ("_running",)  # new in a copy or a child
     _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # shared by a shallow copy
 
     def __init__(
@@ -138,35 +138,36 @@ class Loader(Closing, Generic[B]):
         _LOADERS.add(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in self._unshared}
+        return {name: value for name, value in vars(self).items() if name not in self._not_copied}
 
     def __copy__(self) -> Self:
-        """Share what never changes: two loaders cannot share a position or a pass."""
+        """Return a copy that shares immutable attributes, but not the position or a pass."""
         shared = [attrgetter(name)(self) for name in self._shared]
         return deepcopy(self, {id(value): value for value in shared})
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         _LOADERS.add(self)
-        self._keep_position()
+        self._start_next_pass_here()
 
-    def _keep_position(self) -> None:
-        """Make the next pass start at the loader's position, in an evaluation too."""
+    def _start_next_pass_here(self) -> None:
+        """Make the next pass start at the current position, even in an evaluation."""
         if self._cursor.step:
             self._cursor.load_state_dict(self._cursor.state_dict())
 
     def _forked(self) -> None:
-        """In a forked child, do not end the parent's threads and processes."""
-        # Kept for ever, even at exit: to end it here would end the parent's, or wait for threads.
+        """Drop the running pass in a forked child, without ending the parent's threads."""
+        # An extra reference keeps the attributes from being destroyed, even at exit: destructors
+        # would end the parent's workers, or wait for threads that the child does not have.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
-        for name in self._unshared:
+        for name in self._not_copied:
             vars(self).pop(name, None)
-        self._keep_position()
+        self._start_next_pass_here()
         self.meter = Meter()  # a thread of the parent may hold the old lock
 
     @abstractmethod
     def _start_pass(self, epoch: int, start: int) -> Pass:
-        """Begin a pass over the steps of an epoch from `start` on."""
+        """Start a pass over the steps of an epoch, from step `start` on, and return it."""
 
     def __repr__(self) -> str:
         stream = getattr(self, "feed", self._sampler)
@@ -204,9 +205,13 @@ class Loader(Closing, Generic[B]):
         batches: int | None = None,
         divided: bool = False,
     ) -> Iterator[Any]:
-        """Yield the batches of a pass. `received` counts a batch, and returns if its epoch ends.
+        """Yield the batches of a pass, after `received()` has counted each.
 
-        `divided`: something else gives each process its part of the batches.
+        `received` returns whether a batch is the last one of its epoch. `divided` says that
+        something else gives each process its part of the batches.
+
+        Raises:
+            RuntimeError: something else has ended the pass, such as another pass.
         """
         if not divided:
             warn_unsharded(self._sampler)
@@ -247,7 +252,7 @@ class Loader(Closing, Generic[B]):
             yield batch
 
     def report(self) -> PassReport:
-        """Return where the time of the last pass went, so far: see `PassReport`.
+        """Return how long each stage of the last pass took, so far: see `PassReport`.
 
         If a loop waits at many steps, the data slow the loop down. Print the report, or take
         `as_dict()` for a log.
@@ -255,7 +260,7 @@ class Loader(Closing, Generic[B]):
         return self.meter.report()
 
     def _received(self) -> bool:
-        """Count a batch; return whether its epoch ends."""
+        """Count a batch that the loop has received; return whether it is the last of its epoch."""
         self._epochs.add(self._cursor.epoch)
         if self._ledger is not None:
             self._ledger.delivered(self.global_step)
@@ -281,10 +286,10 @@ class Loader(Closing, Generic[B]):
         return self.epoch * len(self) + self.step
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Begin an epoch. A state loaded for this epoch keeps its step until the first batch.
+        """Set the epoch of the next pass. After `load_state_dict`, the loaded epoch keeps its step.
 
-        Warns, once, if a training epoch that the loop has received begins again, and where the
-        rest of an epoch that the loop has begun is left out.
+        Warns, once, if a training epoch that the loop has received starts again, or if the rest of
+        an epoch that the loop has started is skipped.
         """
         self._stop()
         self._positioned = True
@@ -294,7 +299,7 @@ class Loader(Closing, Generic[B]):
             self._warn_of_jump(previous_epoch, step)
 
     def _warn_of_jump(self, previous_epoch: int, step: int) -> None:
-        """Warn once if `set_epoch` repeats an epoch, or leaves out the rest of one."""
+        """Warn, once, if `set_epoch` repeats an epoch, or skips the rest of the previous epoch."""
         problem = ""
         if self.epoch in self._epochs and self.step == 0:
             problem = (
@@ -330,9 +335,9 @@ class Loader(Closing, Generic[B]):
         return {**self.state_dict(), **self._sampler.state_at(epoch, step)}
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Continue after the batches that `state` counts.
+        """Set the position to that of a state: the next pass continues there.
 
-        Warns if the state says nothing of the records' content.
+        Warns if the state has no digest of the records, so that they cannot be compared.
 
         Raises:
             StateMismatchError: a state of other records or another sampler.
@@ -357,7 +362,7 @@ class Loader(Closing, Generic[B]):
             self._ledger.close()
 
     def _stop(self) -> None:
-        """End the running pass, and the counting by a callback."""
+        """End the running pass, and the tracking of a framework's passes."""
         self._end()
         self.external_passes.stop_tracking()
 
@@ -367,5 +372,5 @@ class Loader(Closing, Generic[B]):
             running, self._running = self._running, None
             self._cursor.end()
             self.meter.end()
-            with suppress(ValueError):  # a generator at work in another thread, which will close it
+            with suppress(ValueError):  # a generator that another thread runs, and will close
                 running.close()

@@ -1,4 +1,4 @@
-"""Which source gives the next record: a sampler as a selector over anybody's iterators."""
+"""`Selector`: the number of the source that gives the next record, by a sampler."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class Choices:
         self._counted = (0, 0), np.zeros(sources, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
-        """Return the numbers of the sources of each batch, from step `start` to before `stop`."""
+        """Return an array int64[batch] for each of the steps [start, stop): the source numbers."""
         batches = self._schedule.batches(epoch, start, stop)
         return np.split(self._numbers(batches), np.cumsum([len(ids) for ids in batches])[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
-        """Yield the same in growing chunks of batches, so that the first chunk comes soon."""
+        """Yield `numbers` of chunks of the steps [start, stop), short ones first."""
         for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
             yield self.numbers(epoch, first, last)
 
@@ -54,15 +54,16 @@ class Choices:
         if (first_epoch, first_step) > (epoch, step):
             first_epoch, first_step = 0, 0
             counts[:] = 0
-        for each_epoch in range(first_epoch, epoch + 1):
-            start = first_step if each_epoch == first_epoch else 0
-            stop = step if each_epoch == epoch else len(self.sampler)
-            for chunk in self.chunks(each_epoch, start, stop):
+        for past_epoch in range(first_epoch, epoch + 1):
+            start = first_step if past_epoch == first_epoch else 0
+            stop = step if past_epoch == epoch else len(self.sampler)
+            for chunk in self.chunks(past_epoch, start, stop):
                 counts += np.bincount(np.concatenate(chunk), minlength=self.sources)
         self._counted = (epoch, step), counts
         return counts.copy()
 
     def _numbers(self, batches: list[Int64s]) -> Int64s:
+        """Return the source number of each id of the batches, int64[ids], after checking them."""
         ids = np.concatenate(batches)
         numbers = np.asarray(self._source(ids))
         if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":
@@ -140,9 +141,12 @@ class Selector(Loader[Int64s]):
 def _source_function(
     sampler: BatchStream, sources: int, source: SourceOf | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
-    """Return a function from sample ids to the numbers of their sources.
+    """Return a function from sample ids, int64[n], to the numbers of their sources.
 
-    Default: that of the sampler, if it draws classes or sets.
+    By default it is the sampler's, if that draws classes or sets.
+
+    Raises:
+        ValueError: the sampler needs to know records, or `source` does not fit its ids.
     """
     if why := sampler.traits.why_records_matter:
         raise ValueError(

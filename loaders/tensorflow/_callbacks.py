@@ -1,4 +1,4 @@
-"""`tf.numpy_function` and generators of methods, whose objects the graph does not keep alive."""
+"""Call Python methods from a TensorFlow graph, without the graph keeping their objects alive."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _KEYS = count()
 
 
 class _RunningCalls:
-    """The calls of TensorFlow's threads into Python that run now, as a context for each call.
+    """Count the calls of TensorFlow's threads into Python: each call is a `with` block of this.
 
     While the interpreter exits, a running call would wait for the interpreter, and the interpreter
     would wait for TensorFlow, for ever. So no call starts after the program has ended, and the
@@ -64,7 +64,7 @@ class _RunningCalls:
             self._last_time = time.monotonic()
 
     def wait_at_exit(self) -> None:
-        """Refuse further calls, and wait for the calls that run."""
+        """Refuse new calls, and wait until no call is running."""
         with self._lock:
             self._exiting = True
         deadline = time.monotonic() + _EXIT_TIMEOUT
@@ -80,14 +80,13 @@ atexit.register(lambda: _CALLS().wait_at_exit())
 
 
 def release_in_thread(references: list[Any], /) -> None:
-    """Clear a list that has the last reference to an iterator of TensorFlow, in a new thread.
+    """Destroy an iterator of TensorFlow in a new thread: the only item of `references`.
 
-    A thread that destroys an iterator waits for the threads of the iterator's pass. The garbage
-    collector runs in any thread, and under any lock that these threads may need. It may be about to
-    clear other references to the iterator: the new thread waits for that, for `_EXIT_TIMEOUT`
-    seconds at most.
+    To destroy an iterator is to wait for the threads of its pass. The garbage collector may do so
+    in any thread, which may have a lock that these threads need. So a new thread clears the list,
+    once nothing else refers to the iterator, or after `_EXIT_TIMEOUT` seconds.
 
-    The caller waits for a short time, so that a pass has ended when its iterator is destroyed.
+    The caller waits for a short time, so that a pass has usually ended when this returns.
     """
     released, is_last = threading.Event(), not _has_other_references(references)
 
@@ -106,12 +105,15 @@ def release_in_thread(references: list[Any], /) -> None:
 
 
 def _has_other_references(references: list[Any]) -> bool:
-    """Return whether the list's item is referred to from elsewhere."""
+    """Return whether something else refers to the first item of the list."""
     return sys.getrefcount(references[0]) > 2  # the list's reference, and the argument's
 
 
 def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
-    """Call a method from the graph, by `tf.numpy_function`. The graph does not keep the object."""
+    """Return a tensor that calls a method, by `tf.numpy_function`, when the graph runs.
+
+    The graph does not keep the method's object alive.
+    """
     key, name = _register(method)
 
     def call(*arrays: Any) -> Any:
@@ -145,7 +147,10 @@ def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
 
 
 def _register(method: Callable[..., Any]) -> tuple[int, str]:
-    """Register the object of a method; return its key, and the method's name."""
+    """Register the object of a method, and return its key and the name of the method.
+
+    The registry has weak references. `_owner` returns the object of a key.
+    """
     owner: Any = method.__self__  # type: ignore[attr-defined]
     key = next(_KEYS)
     _OWNERS[key] = owner
@@ -154,7 +159,7 @@ def _register(method: Callable[..., Any]) -> tuple[int, str]:
 
 @contextmanager
 def _owner(key: int) -> Iterator[Any]:
-    """Yield a registered object, and record the errors of the block for `original_errors`."""
+    """Yield the registered object of a key; keep errors of the block for `original_errors`."""
     owner = _OWNERS.get(key)
     if owner is None:
         raise RuntimeError(

@@ -26,6 +26,10 @@ class _Adapter(Adapter):
     """Adapt a loader to Keras on TensorFlow, which trains on its dataset."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
+        """Return the loader's dataset, mapped by the function `arrange`; or `arrange`, a dataset.
+
+        If the model has a strategy of several replicas, each gets the batches of its rank.
+        """
         loader = self.loader
         if callable(arrange):
             strategy = getattr(model, "distribute_strategy", None)
@@ -61,7 +65,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
     _counts = "loop over loader.track(dataset)"
     _adapter = _Adapter
-    _unshared = ("_running", "dataset", "_on_device")
+    _not_copied = ("_running", "dataset", "_on_device")
 
     device: str | None
     prefetch: int

@@ -1,4 +1,4 @@
-"""Iterators of TensorFlow that are destroyed in a thread without locks."""
+"""Destroy iterators of TensorFlow in a thread that has no locks."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ atexit.register(setattr, _OwnedIterator, "__del__", lambda _: None)
 
 
 def guarded(dataset: Any, /) -> Any:
-    """Have the iterators of a dataset, and of datasets made of it, destroyed in another thread.
+    """Return a dataset whose iterators are destroyed in another thread: see `release_in_thread`.
 
-    A pass that fails may leave its iterator to the garbage collector. A dataset does not know the
-    datasets made of it. So the class of all iterators gets this destructor, which acts on those
-    that read a guarded dataset.
+    This holds for datasets made of it too, which it does not know. So the class of all iterators
+    gets a new destructor, which treats those specially that read a guarded dataset.
     """
     if isinstance(dataset, tf.data.Dataset):
         dataset._is_guarded = True
@@ -29,10 +28,10 @@ def guarded(dataset: Any, /) -> Any:
 
 
 def _destroy(iterator: Any) -> None:
-    """Destroy an iterator over a guarded dataset. Other iterators are destroyed as always."""
+    """Release an iterator in another thread, if it reads a guarded dataset (see `guarded`)."""
     attributes = vars(iterator)
-    eager = isinstance(attributes.get("_iterator_resource"), tf.__internal__.EagerTensor)
-    if eager and _reads_guarded(attributes.get("_dataset")):
+    is_eager = isinstance(attributes.get("_iterator_resource"), tf.__internal__.EagerTensor)
+    if is_eager and _reads_guarded(attributes.get("_dataset")):
         release_in_thread([attributes.pop("_iterator_resource")])
 
 

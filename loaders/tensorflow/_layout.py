@@ -1,4 +1,4 @@
-"""The tensors of a batch of numpy arrays, and their static shapes."""
+"""Convert a batch to a flat list of arrays and back to tensors, with static shapes."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Layout:
         return [spec for specs in self.specs.values() for spec in specs]
 
     def flatten(self, batch: Batch) -> list[Array]:
-        """Return the arrays of a batch in a list."""
+        """Return all arrays of a batch as a list; see `restore`."""
         return [part for name in self.specs for part in _parts(batch[name])]
 
     def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """Return the batch whose tensors `flatten` has put into a list."""
+        """Return the batch of tensors for a list in the order of `flatten`."""
         parts = iter(flat)
         return {
             name: _join([next(parts) for _ in specs], specs) for name, specs in self.specs.items()
@@ -63,7 +63,7 @@ def _tensor_spec(part: Array, batch: int | None, shape: Sequence[int | None]) ->
 
 
 def _sample_shape(compiled: CompiledFeed, name: str, part: Array) -> Sequence[int | None]:
-    """Return the static shape of one sample in an array of a batch."""
+    """Return the static shape of a sample in `part`, an array of the value `name` of a batch."""
     spec, collate = compiled.shapes
     if mode_of(collate, name) == "pad":
         return [None] * (part.ndim - 1)
@@ -73,7 +73,7 @@ def _sample_shape(compiled: CompiledFeed, name: str, part: Array) -> Sequence[in
 
 
 def _parts(value: Any) -> list[Array]:
-    """Return the arrays that one value of a batch has in the graph."""
+    """Return a value of a batch as arrays: values and lengths of a `Ragged`, else one array."""
     if isinstance(value, Ragged):
         return [value.values, value.lengths]
     if not isinstance(value, list):
@@ -84,7 +84,7 @@ def _parts(value: Any) -> list[Array]:
 
 
 def _join(parts: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Return the tensor of its parts, with their static shapes: two parts make a ragged tensor."""
+    """Return a tensor with its static shape; of two parts, values and lengths, a ragged tensor."""
     for part, spec in zip(parts, specs, strict=True):
         part.set_shape(spec.shape)
     return tf.RaggedTensor.from_row_lengths(*parts) if len(parts) == 2 else parts[0]

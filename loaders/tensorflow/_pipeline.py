@@ -1,4 +1,4 @@
-"""The batches of all passes as a dataset, whose length is that of an epoch."""
+"""Make a `tf.data.Dataset` of the batches of all passes, whose length is that of an epoch."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
 # No function branches on a tensor.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
-    """Make a dataset of the batches of `source`. Each pass runs to the end of an epoch.
-
-    A slot is the number of a batch in its epoch, over all ranks.
+    """Return a dataset of the batches of `source`. Each iteration (pass) runs to an epoch's end.
 
     The cardinality, which Keras takes for the length, is always the number of steps of a whole
-    epoch. But a pass may begin in the middle of an epoch, and a step may have a batch for each of
+    epoch. But a pass may start in the middle of an epoch, and a step may have a batch for each of
     several ranks. `unbatch` allows both, since it relies on the static number of rows.
+
+    A slot is the number of a batch in its epoch, over all ranks: step * ranks + rank.
     """
     last = source.slots - 1
 
@@ -52,15 +52,16 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
 
 
 def _passes_of(source: GraphSource) -> tf.data.Dataset:
-    """Make the dataset of the `PassState` of each pass."""
+    """Return a dataset of one element, the `PassState` of a pass, which starts when it is drawn."""
     return generator_dataset(source.passes, tf.TensorSpec([5], tf.int64))
 
 
 def _by_step(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
-    """Make the batches one by one.
+    """Return a dataset of batches, each made by a call into Python.
 
-    Each batch of a step is wrapped into one opaque value. The values are the rows of the step,
-    which is declared to have one row. Steps without rows fill the epoch up.
+    Each batch is wrapped into a scalar variant. The batches of a step, one for each rank, are the
+    rows of a tensor that is declared to have one row. Steps without rows follow up to the length of
+    an epoch, so that the cardinality is right if a pass starts in the middle.
     """
     spec: Any = None
 
@@ -77,7 +78,7 @@ def _by_step(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Da
     steps = _passes_of(source).flat_map(steps_of)
     if prefetch:
         steps = steps.prefetch(prefetch)
-    # Made within the map: TensorFlow cannot write out a dataset of no opaque values, for snapshot.
+    # Made within the map: TensorFlow cannot serialize a dataset of empty variants, for snapshot.
     filler = tf.data.Dataset.from_tensors(0).repeat()
     filler = filler.map(lambda _: _with_row_count(1, tf.raw_ops.OptionalNone()[None][:0]))
     rows = _unbatch(steps.concatenate(filler).take(source.steps))
@@ -85,10 +86,11 @@ def _by_step(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Da
 
 
 def _by_group(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
-    """Make several batches by each call into Python: a call costs as much as many short records.
+    """Return a dataset of batches, of which each call into Python makes a group.
 
-    The batches of a group are its rows. Every group is declared to have the same number of rows.
-    Groups without rows fill the epoch up.
+    A call costs as much as many short records. The batches of a group are the rows of its tensors,
+    which are declared to have the same number of rows for every group. Groups without rows follow
+    up to the length of an epoch, so that the cardinality is right if a pass starts in the middle.
     """
     layout, num_groups = source.layout, len(source.groups(0))
     rows_per_group = -(-source.steps // num_groups)
@@ -119,7 +121,7 @@ def _by_group(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
 
 
 def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Cut batches of plain tensors into rows: `Dataset.unbatch` would map them once more."""
+    """Return the rows of batches, as `Dataset.unbatch`, but without its additional map."""
     spec = tf.nest.map_structure(
         lambda batch: tf.TensorSpec(batch.shape[1:], batch.dtype), batches.element_spec
     )
@@ -133,7 +135,7 @@ def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _with_row_count(count: int, rows: tf.Tensor) -> tf.Tensor:
-    """Override the static row count, so that len(dataset) is a whole epoch's."""
+    """Return `rows` with a static number of rows of `count`, whatever the real number is."""
     row_shape = rows.shape[1:]
     rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *row_shape])
     rows.set_shape([count, *row_shape])

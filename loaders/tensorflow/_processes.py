@@ -1,4 +1,4 @@
-"""How many processes train together in TensorFlow's cluster, and how batches are divided."""
+"""The number of processes in TensorFlow's cluster, and how a strategy divides batches."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def workers() -> int:
 
 
 def policy_for(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
-    """Return how a strategy shares batches out to processes: by records, unless they are shared."""
+    """Return how a strategy divides batches: by records, or not at all if they are sharded."""
     policy = tf.data.experimental.AutoShardPolicy
     return policy.OFF if sampler.sharded else policy.DATA
 
 
 def check_cut(sampler: BatchStream, /) -> None:
-    """Check batches that a strategy cuts for the processes of its cluster.
+    """Check that a strategy may divide the batches of a sampler for the processes of its cluster.
 
-    Warns of an evaluation, and of a stream that the caller has declared not to be divided.
+    Warns of an evaluation, and of a stream that the caller has declared to be sharded.
 
     Raises:
         ValueError: the strategy would cut one rank's part again, or the classes of a P×K batch.

@@ -1,4 +1,4 @@
-"""The batches of feeds for the graph, read by Python functions, several batches a call."""
+"""`BatchSource`: the batches of feeds, which a graph reads by calls into Python."""
 
 from __future__ import annotations
 
@@ -73,32 +73,37 @@ class BatchSource(GraphSource):
         self._errors: dict[int, dict[int, Exception]] = {}  # by pass and step
 
     def _max_group_size(self) -> int:
-        """Return the most batches that one call into Python reads: several if records are short.
+        """Return the most batches that one call into Python reads, a power of two.
 
-        The batches of a group must fit into rows of one array for each field.
+        It is above 1 if records are short, nothing is decoded, and all fields are stacked: then the
+        batches of a group can be rows of one array for each field.
         """
         feed = self.feed
         if not self.prefetch or feed.has_functions or self._decode_threads:
             return 1
         shaped = [name for name, field in feed.spec.items() if field.shape]
-        stacked = all(mode_of(feed.collate, name) == "stack" for name in shaped)
-        if self.ranks > 1 or not stacked or any(0 in spec.shape for spec in self.layout.flat):
+        all_stacked = all(mode_of(feed.collate, name) == "stack" for name in shaped)
+        if self.ranks > 1 or not all_stacked or any(0 in spec.shape for spec in self.layout.flat):
             return 1
-        fits = int(_MAX_GROUP_BYTES / max(1, _bytes_per_record(feed) * feed.sampler.batch_size))
-        return 1 << max(1, min(_MAX_GROUP, fits)).bit_length() - 1
+        batch_bytes = max(1, _bytes_per_record(feed) * feed.sampler.batch_size)
+        limit = int(_MAX_GROUP_BYTES / batch_bytes)
+        return 1 << max(1, min(_MAX_GROUP, limit)).bit_length() - 1
 
     def delivered(self, pass_state: Int64s, slot: np.int64) -> bool:
-        """Note that the last batch of a pass was delivered, or raise the error of a group."""
+        """Set the position after the last batch of a pass; for a negative slot, raise its error.
+
+        The slot of a sentinel row is -1 - step, where the batch of this step could not be read.
+        """
         if slot < 0:
-            # An error that stayed here would keep a loop's variables, and the pass, alive.
+            # Removed, since an error keeps the loop's variables, and with them the pass, alive.
             raise self._errors[PassState.of(pass_state).number].pop(-1 - int(slot))
         return super().delivered(pass_state, slot)
 
     @contextmanager
     def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
-        """Make the batchers of a pass; yield the number of its groups."""
-        for over in self._errors.keys() - self._passes.keys():
-            del self._errors[over]
+        """Open the batchers of a pass for the `with` block; yield the number of its groups."""
+        for ended_pass in self._errors.keys() - self._passes.keys():
+            del self._errors[ended_pass]
         batchers = [
             Batcher(
                 compile_feed(feed),
@@ -115,7 +120,7 @@ class BatchSource(GraphSource):
                 batcher.start_pass(schedule, epoch, start, readahead=self._readahead)
             system.keep_freed_memory()
             yield len(groups)
-        except GeneratorExit:  # the iterator was destroyed: nobody will ask for the errors
+        except GeneratorExit:  # the iterator was destroyed: the errors will not be raised
             self._errors.pop(number, None)
             raise
         finally:
@@ -124,7 +129,7 @@ class BatchSource(GraphSource):
                 batcher.close()
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (slot, batch) of a pass."""
+        """Return the dataset of (slot, batch) of a pass."""
         slots = tf.data.Dataset.range(PassState.of(pass_state).start * self.ranks, self.slots)
         types = [spec.dtype for spec in self.layout.flat]
 
@@ -135,7 +140,7 @@ class BatchSource(GraphSource):
         return slots.map(fetch, **self.map_options)
 
     def read(self, pass_state: Int64s, slot: np.int64) -> list[Array]:
-        """Read the batch of a slot."""
+        """Return the arrays of the batch of a slot, in the order of the layout."""
         state, (step, rank) = PassState.of(pass_state), divmod(int(slot), self.ranks)
         schedule, batcher = self.schedules[rank], self._passes[state.number].batchers[rank]
         (ids,) = schedule.batches(state.epoch, step, step + 1)
@@ -144,17 +149,18 @@ class BatchSource(GraphSource):
         return self.layout.flatten(batcher(request))
 
     def groups(self, start: int) -> list[tuple[int, int]]:
-        """Return the steps of each group from a step on: 1, 2, 4, … and then `group_size` batches.
+        """Return (first step, stop step) of each group of a pass that starts at a step.
 
-        Without groups the list is empty.
+        The groups have 1, 2, 4, … and then `group_size` batches. The list is empty if batches are
+        not grouped.
         """
         return [*growing_ranges(start, self.steps, self.group_size)] if self.group_size > 1 else []
 
     def read_group(self, pass_state: Int64s, group: np.int64) -> list[Array]:
-        """Read the batches of a group: `pass_state`, slot, size and arrays, each [batches, …].
+        """Return the batches of a group: for each, `pass_state`, slot, size and arrays as a row.
 
-        If batch n cannot be read, return the n batches before it, and a sentinel row whose slot is
-        -1 - step: then the graph calls `delivered`, which raises the error.
+        Each array is [batches, …]. If batch n cannot be read, the n batches before it are returned,
+        and a sentinel row whose slot is -1 - step: for it, `delivered` raises the error.
         """
         state = PassState.of(pass_state)
         first, stop = self._passes[state.number].groups[int(group)]
@@ -173,7 +179,10 @@ class BatchSource(GraphSource):
         return [np.tile(pass_state, (len(slots), 1)), slots, sizes, *arrays]
 
     def _read_rows(self, state: PassState, first: int, batches: list[Int64s]) -> list[Array]:
-        """Read batches of ids by one request, and make each batch a row."""
+        """Return the arrays of batches of ids, [batches, samples, …], read by a single request.
+
+        If batches differ in size, the shorter ones are padded.
+        """
         sampler, ids = self.feed.sampler, np.concatenate(batches)
         records, views = sampler.records(ids), sampler.views(ids)
         (batcher,) = self._passes[state.number].batchers
@@ -186,7 +195,7 @@ class BatchSource(GraphSource):
         return [_pad_rows(part, np.arange(width) < sizes[:, None]) for part in flat]
 
     def _count_readable(self, state: PassState, first: int, batches: list[Int64s]) -> int:
-        """Return how many batches can be read, and store the error of the next batch."""
+        """Return the number of batches before the first that cannot be read; store its error."""
         for number, ids in enumerate(batches):
             try:
                 self._read_rows(state, first + number, [ids])
@@ -197,7 +206,10 @@ class BatchSource(GraphSource):
 
 
 def _pad_rows(part: Array, mask: npt.NDArray[np.bool_]) -> Array:
-    """Spread the entries of `part` over a mask, with zeros or empty strings where it is False."""
+    """Return an array with the entries of `part` where the mask, bool[batches, samples], is True.
+
+    Elsewhere it has zeros, or empty strings.
+    """
     empty = b"" if part.dtype == object else 0
     out = np.full((*mask.shape, *part.shape[1:]), empty, part.dtype)
     out[mask] = part
@@ -205,7 +217,7 @@ def _pad_rows(part: Array, mask: npt.NDArray[np.bool_]) -> Array:
 
 
 def _bytes_per_record(feed: Feed) -> float:
-    """Return the mean bytes of a record in the shards; infinity if they are not known."""
+    """Return the mean size of a record in bytes; infinity if it is not known."""
     index = feed.index
     if not isinstance(index, Index):
         return math.inf
@@ -213,9 +225,9 @@ def _bytes_per_record(feed: Feed) -> float:
 
 
 def _worth_threads(feed: Feed) -> bool:
-    """Return whether making a batch takes longer than a switch of the interpreter lock."""
+    """Return whether threads make batches faster: with functions, loose files or long records."""
     if feed.has_functions:
         return True
     index = feed.index
-    loose_files = isinstance(index, Index) and index.container == "files"
-    return loose_files or _bytes_per_record(feed) >= _LONG_RECORD
+    has_loose_files = isinstance(index, Index) and index.container == "files"
+    return has_loose_files or _bytes_per_record(feed) >= _LONG_RECORD

@@ -1,4 +1,4 @@
-"""A sampler that chooses elements from datasets, and cuts them into its batches."""
+"""`choose`: batches of elements that a sampler chooses from several datasets."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def choose(
 
 
 class _Chosen(DatasetLoader[Any]):
-    """The loader of the batches that a sampler chooses from datasets."""
+    """The loader that `choose` returns."""
 
     _shared = ("_sampler", "_datasets")
 
@@ -143,18 +143,18 @@ class NumberSource(GraphSource):
         self._steps_per_call = steps_per_draw(self.sampler.batch_size)
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (step, numbers) of a pass."""
+        """Return the dataset of (step, dataset numbers of its batch) of a pass."""
         numbers = self._batch(self._numbers_dataset(pass_state), self._sizes_of(pass_state))
         return tf.data.Dataset.zip((self._steps_of(pass_state), numbers))
 
     def sizes(self, pass_state: Int64s) -> Int64s:
-        """Return the sizes of the batches of a pass."""
+        """Return the size of each batch of a pass, int64[steps]."""
         state = PassState.of(pass_state)
-        lows, highs = self.sampler.rank_slices(state.epoch, state.start, self.steps)
-        return highs - lows
+        starts, stops = self.sampler.rank_slices(state.epoch, state.start, self.steps)
+        return stops - starts
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
-        """Return the numbers of the datasets of the next steps, in one array."""
+        """Return the dataset number of each sample of `_steps_per_call` steps, int64[samples]."""
         epoch, start = PassState.of(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
         batches = self.choices.numbers(epoch, start, stop)
@@ -163,27 +163,27 @@ class NumberSource(GraphSource):
         return np.concatenate(batches)
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
-        """Raise ValueError for a batch that cannot be made; numbers alone always can."""
+        """Raise ValueError if the elements of a batch cannot be stacked; a subclass checks this."""
 
     def _steps_of(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
-        """Make the dataset of the steps of a pass, or of every `by`-th of them."""
+        """Return the dataset of the steps of a pass, or of every `by`-th of them."""
         return tf.data.Dataset.range(PassState.of(pass_state).start, self.steps, by)
 
     def _sizes_of(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return the sizes of the batches of a pass, in the graph: int64[steps]."""
+        """Return `sizes` of a pass as a tensor."""
         sizes = numpy_function_of(self.sizes, [pass_state], tf.int64)
         sizes.set_shape([None])
         return sizes
 
     def _batch(self, elements: tf.data.Dataset, sizes: tf.Tensor) -> tf.data.Dataset:
-        """Cut elements into batches; if they end early, the last batch is smaller."""
+        """Return elements in batches of these sizes; if they end early, the last one is smaller."""
         if self.sampler.fixed_size is not None:
             return elements.batch(self.sampler.fixed_size)
-        # One by one, no element is drawn beyond the end of its batch: that element may fail.
+        # In batches of 1, no element is drawn before the batch that needs it: it could fail.
         return elements.batch(1).rebatch(sizes)
 
     def _numbers_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of the numbers of a pass, int64 scalars, which are drawn by chunks."""
+        """Return the dataset of the dataset number of each sample of a pass, int64 scalars."""
 
         def draw(step: tf.Tensor) -> tf.Tensor:
             numbers = numpy_function_of(self.numbers, [pass_state, step], tf.int64)
@@ -219,10 +219,11 @@ class ChosenSource(NumberSource):
             self._variants = tf.stack(variants) if own else None
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (step, batch) of a pass.
+        """Return the dataset of (step, batch) of a pass.
 
-        A dataset without a further element ends the choice, without an error. `ended` is called for
-        the first batch that is too small, and raises.
+        If one of the datasets has no more elements, `choose_from_datasets` ends without an error.
+        So the length of each batch is compared with its size. For a batch that is too short,
+        `raise_ended` raises an error that names the dataset.
         """
         variants = tf.unstack(self._variants_of(pass_state), len(self._datasets))
         elements = tf.data.Dataset.choose_from_datasets(
@@ -233,33 +234,35 @@ class ChosenSource(NumberSource):
         sizes = self._sizes_of(pass_state)
         batches = self._batch(elements, sizes)
         spec = batches.element_spec
-        nothing = tf.data.Dataset.from_tensors(0).map(
+        empty_batch = tf.data.Dataset.from_tensors(0).map(
             lambda _: (tf.constant(0, tf.int64), tf.raw_ops.OptionalNone())
         )
         rows = batches.map(lambda *batch: (_length(batch), wrap(batch)))
 
-        def checked(
+        def check_length(
             step: tf.Tensor, size: tf.Tensor, row: Any, *labels: tf.Tensor
         ) -> tuple[tf.Tensor, Any]:
             length, batch = row
-            full = tf.cond(
+            is_full = tf.cond(
                 length < size,
-                lambda: numpy_function_of(self.ended, [pass_state, step, length], tf.bool),
+                lambda: numpy_function_of(self.raise_ended, [pass_state, step, length], tf.bool),
                 lambda: True,
             )
-            with tf.control_dependencies([full]):
+            with tf.control_dependencies([is_full]):
                 batch = unwrap(tf.identity(batch), spec)
             batch = (batch, *labels) if labels else batch
             return step, _set_batch_size(batch, self.sampler.fixed_size)
 
-        rows = rows.concatenate(nothing.repeat())
-        by_step = [self._steps_of(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows]
+        rows = rows.concatenate(empty_batch.repeat())
+        parts = [self._steps_of(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows]
         if self._labels:
-            by_step.append(self._batch(self._numbers_dataset(pass_state), sizes))
-        return tf.data.Dataset.zip(tuple(by_step)).map(checked)
+            parts.append(self._batch(self._numbers_dataset(pass_state), sizes))
+        return tf.data.Dataset.zip(tuple(parts)).map(check_length)
 
     def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return the datasets of a pass as one tensor of variants."""
+        """Return the datasets of a pass as a variant tensor [datasets]; replayed, with elements
+        skipped.
+        """
         if isinstance(self._datasets, SourceDatasets):
             return self._datasets.variants(pass_state)
         if not self._replay:
@@ -292,12 +295,12 @@ class ChosenSource(NumberSource):
                 merged[component] = (first, before.merge_with(shape))
 
     def counts_before(self, pass_state: Int64s) -> Int64s:
-        """Return how often each dataset was drawn before a pass."""
+        """Return the number of elements drawn from each dataset before a pass, int64[datasets]."""
         state = PassState.of(pass_state)
         return self.choices.drawn(state.epoch, state.start)
 
-    def ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
-        """Raise ValueError for the dataset that ended after `length` elements of a batch."""
+    def raise_ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
+        """Raise ValueError with the dataset that has ended: a batch has only `length` elements."""
         epoch = PassState.of(pass_state).epoch
         (numbers,) = self.choices.numbers(epoch, int(step), int(step) + 1)
         raise ValueError(

@@ -27,10 +27,10 @@ from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import growing_ranges
 
 # Batches whose samples a dataset reads at once, and samples that all datasets read ahead.
-_BATCHES, _READAHEAD = 4, 1 << 10
+_BATCHES_AT_ONCE, _READAHEAD = 4, 1 << 10
 
-# Chunks of a stream whose requests are kept: a group that is drawn rarely looks through them later.
-_CHUNKS = 64
+# Chunks of a stream whose requests are cached, since a group that is drawn rarely needs them later.
+_CACHED_CHUNKS = 64
 
 
 def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
@@ -86,7 +86,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         self._layout = Layout(feed, None, reader)
         self._num_groups, self._groups = by_group[0], Schedule(by_group[1])
         requests_of = partial(_requests_by_group, Schedule(sampler), self._groups)
-        self._requests_by_group = lru_cache(_CHUNKS)(requests_of)
+        self._requests_by_group = lru_cache(_CACHED_CHUNKS)(requests_of)
 
     def __reduce__(self) -> tuple[type[SourceDatasets], tuple[Feed]]:
         return SourceDatasets, (self._feed,)
@@ -131,31 +131,34 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
-        """Yield the samples of a group, several at once, from the start of a pass to its end."""
+        """Yield the samples of a group in a pass, as arrays of the samples of several batches."""
         sampler, (_, epoch, start, *_) = self._feed.sampler, PassState.of(pass_state)
         steps = max(1, _READAHEAD // max(1, sampler.batch_size))
         for first, stop in growing_ranges(start, len(sampler), steps):
-            wanted = self._requests_by_group(epoch, first, stop).get(int(group), [])
-            for offset in range(0, len(wanted), _BATCHES):
-                together = wanted[offset : offset + _BATCHES]
+            group_requests = self._requests_by_group(epoch, first, stop).get(int(group), [])
+            for offset in range(0, len(group_requests), _BATCHES_AT_ONCE):
+                several = group_requests[offset : offset + _BATCHES_AT_ONCE]
                 try:
-                    joined = self._read(*together)
-                except Exception:  # read each by itself: the batches before the error come first
-                    yield from map(self._read, together)
+                    arrays = self._read(*several)
+                except Exception:  # read one by one, to yield the batches before the error
+                    yield from map(self._read, several)
                 else:
-                    yield joined
+                    yield arrays
 
     def _read(self, *parts: Request) -> tuple[Array, ...]:
-        """Read the samples of several requests by a single one."""
-        arrays: Any = map(np.concatenate, list(zip(*parts, strict=True))[2:])
-        batch = self._batcher(Request(parts[0].epoch, parts[0].step, *arrays))
+        """Return the arrays of the samples of several requests, read by a single request."""
+        columns: Any = map(np.concatenate, list(zip(*parts, strict=True))[2:])  # after the step
+        batch = self._batcher(Request(parts[0].epoch, parts[0].step, *columns))
         return tuple(self._layout.flatten(batch))
 
 
 def _requests_by_group(
     ids: Schedule, groups: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
-    """Return, for each group, the requests of its samples in some steps."""
+    """Return by group the requests for its samples in the steps [first, stop).
+
+    `ids` and `groups` are the schedules of the sample ids and of the group of each sample.
+    """
     by_group = defaultdict(list)
     for request in islice(requests(ids, epoch, first), stop - first):
         (numbers,) = groups.batches(epoch, request.step, request.step + 1)

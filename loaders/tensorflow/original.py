@@ -39,7 +39,7 @@ def original_errors() -> AbstractContextManager[None]:
 
 
 class OriginalErrors(AbstractContextManager[None]):
-    """A block that raises original errors: of the passes of one loader, or for None of all."""
+    """Context manager that raises the original errors of a loader's passes, or (None) of all."""
 
     def __init__(self, external_passes: ExternalPasses | None) -> None:
         self._external_passes = external_passes
@@ -50,7 +50,7 @@ class OriginalErrors(AbstractContextManager[None]):
 
 
 def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
-    """Raise the error that TensorFlow turned into this error, if it is known."""
+    """Raise the exception whose text is in an error of TensorFlow, if it was stored."""
     for reference in reversed(FAILED_OWNERS):
         owner = reference()
         passes_of_owner = getattr(owner, "external_passes", external_passes)

@@ -31,7 +31,7 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def to_tensor(self) -> torch.Tensor:
-        """Make the jagged tensor. With both lengths, torch need not fetch them from the device."""
+        """Return the jagged tensor. `shortest` and `longest` save torch a copy from the device."""
         # In inference mode, only parts that were made in this mode can be joined.
         with torch.inference_mode(self.values.is_inference()):
             return torch.nested.nested_tensor_from_jagged(
@@ -53,21 +53,21 @@ class Copier:
         self.device = device
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
-        """Return an array whose values are not set, in memory that a copy can start from."""
+        """Return an uninitialized array in memory from which `send` can copy: pinned for CUDA."""
         return aligned(shape, dtype)
 
     def prepare(self, batch: Batch, /) -> Batch:
-        """Put tensors into memory that a copy can start from. The makers of batches call this."""
+        """Move tensors to memory from which `send` can copy, in the thread that makes the batch."""
         return batch
 
     def send(self, batch: Batch, /) -> Sent:
-        """Start the copy."""
+        """Start to copy a batch to the device."""
         if self.device.type == "cpu":
             return Sent(batch)
         return Sent(each_tensor(lambda tensor: tensor.to(self.device), batch))
 
     def receive(self, sent: Sent, /) -> Batch:
-        """Make the batch safe to compute on."""
+        """Return the batch on the device, safe to compute on."""
         return join_jagged(sent.batch)
 
 
@@ -103,6 +103,7 @@ class CudaCopier(Copier):
             return Sent(copy, self.stream.record_event())
 
     def receive(self, sent: Sent, /) -> Batch:
+        """Return the batch, after the current stream was made to wait for the copy."""
         computing = cuda.current_stream(self.device)
         computing.wait_event(sent.copied)
 
@@ -115,12 +116,12 @@ class CudaCopier(Copier):
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the one stream of all copies to a device: a stream reuses only its own memory."""
+    """Return the only stream for copies to a device: a stream reuses only its own memory."""
     return cuda.Stream(device)
 
 
 def copier_for(device: torch.device, /) -> Copier:
-    """Choose the copier that fits the device."""
+    """Return the copier for a kind of device."""
     return CudaCopier(device) if device.type == "cuda" else Copier(device)
 
 

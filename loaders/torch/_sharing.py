@@ -56,17 +56,18 @@ def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
 
 
 def check_descriptors(feed: Feed, batches: int, /) -> None:
-    """Raise LoaderError if `batches` at once take more descriptors than this process may have.
+    """Raise LoaderError if this process may not open a file descriptor for each shared tensor.
 
-    torch would wait for ever, or fail without saying why.
+    `batches` are in flight at once, and each large tensor takes a descriptor. torch would wait for
+    ever, or fail without a clear message.
     """
     size, tensors = feed.sampler.batch_size, 0
     for name, field in feed.spec.items():
         if is_string(field.dtype):
             continue
-        fixed = None not in field.shape and mode_of(feed.collate, name) == "stack"
-        if not fixed:
-            tensors += 2  # lengths, offsets or shapes beside it
+        has_fixed_shape = None not in field.shape and mode_of(feed.collate, name) == "stack"
+        if not has_fixed_shape:
+            tensors += 2  # its values, and their lengths, offsets or shapes
         elif (
             prod(smallest_shape(field.shape)) * dtype_of(field).itemsize * size > MAX_BYTES_BY_VALUE
         ):

@@ -147,7 +147,7 @@ class PassRequests:
                 yield request
 
     def _read(self, block: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
-        """Read records, and end the block in which their step is read."""
+        """Return the values of records by field, and end the `ReadStep` in `block`."""
         with block:
             if self.cancelled:
                 raise LoaderError("the pass was cancelled")  # this error is never seen
@@ -188,14 +188,14 @@ def identity(batch: T, /) -> T:
 
 
 def init_worker(function: Callable[[int], None] | None, number: int, /) -> None:
-    """Start a worker: it ends with its parent. Then call the user's `worker_init_fn`, if any."""
+    """Make a new worker end with its parent, and call the user's `worker_init_fn`, if any."""
     end_with_parent()
     if function is not None:
         function(number)
 
 
 def without_fork(context: Any, /) -> Any:
-    """Return how to start workers of a source that is not safe to fork: by spawn by default.
+    """Return the `multiprocessing_context` for a source that is not fork-safe: "spawn" by default.
 
     Raises:
         ValueError: the user chose to fork.
@@ -257,7 +257,7 @@ class WorkerBatches(Iterator[Batch]):
         return each_tensor(torch.as_tensor, batch.batch)
 
     def cancel(self) -> None:
-        """Have the main process read no more records for the workers."""
+        """Let the main process read no more records for the workers."""
         self._requests.cancelled = True
 
     def close(self) -> None:
@@ -267,7 +267,7 @@ class WorkerBatches(Iterator[Batch]):
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
-        """Raise WorkerDiedError if a worker has ended before torch ended the workers."""
+        """Raise WorkerDiedError if a worker has ended although torch did not end the workers."""
         workers = self._workers
         dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
         if dead and not self._iterator._shutdown:
@@ -276,10 +276,10 @@ class WorkerBatches(Iterator[Batch]):
             raise _worker_died(dead[0], workers)
 
     def release(self) -> None:
-        """If a worker has ended, end all workers, and the wait for their batches.
+        """If a worker has ended, end all workers, and wake the thread that waits for a batch.
 
-        torch looks only every five seconds whether the workers live. Closing the pipe wakes torch
-        at once.
+        torch checks only every five seconds whether the workers are alive. Closing the pipe wakes
+        it at once.
         """
         workers = self._workers
         if any(worker.exitcode is not None for worker in workers):
@@ -322,18 +322,18 @@ def detach_workers(iterator: Any, /) -> None:
 
 
 def _worker_died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
-    """Return the error of a worker that has ended: how it ended, and the likely reason."""
+    """Return the error for a worker that has ended, with its exit status and the likely reason."""
     worker = workers[number]
-    how = describe_exit(worker.exitcode)
-    forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
+    exit_status = describe_exit(worker.exitcode)
+    was_forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
     return WorkerDiedError(
-        f"worker {number} of {len(workers)} (process {worker.pid}) {how}",
-        advice=_advice(-worker.exitcode, forked),
+        f"worker {number} of {len(workers)} (process {worker.pid}) {exit_status}",
+        advice=_advice(-worker.exitcode, was_forked),
     )
 
 
 def _advice(signal_number: int, forked: bool) -> str:
-    """Return advice for a signal, or a negative exit code, that ended a worker."""
+    """Return advice for a worker that was ended by a signal, or by a (negative) exit code."""
     if signal_number == signal.SIGKILL:
         return f"the system may have run out of memory (see `dmesg`): {FEWER_BATCHES}"
     if signal_number == signal.SIGBUS:

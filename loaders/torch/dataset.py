@@ -52,17 +52,17 @@ def as_parts(batch: Mapping[str, Any], /) -> Batch:
 
 
 def _value_as_parts(value: Any) -> Any:
-    """Turn one value of a batch into a tensor or the parts of one; strings stay a list."""
+    """Return a value of a batch as a tensor, or a `Ragged` as `JaggedParts`; strings stay lists."""
     if isinstance(value, Ragged) and value.values.dtype == object:
         return [part.tolist() for part in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):
         offsets = np.concatenate([[0], np.cumsum(value.lengths)])
-        empty = len(value.lengths) == 0
+        is_empty = len(value.lengths) == 0
         return JaggedParts(
             _from_numpy(value.values),
             torch.from_numpy(offsets),
-            shortest=None if empty else int(value.lengths.min()),
-            longest=None if empty else int(value.lengths.max()),
+            shortest=None if is_empty else int(value.lengths.min()),
+            longest=None if is_empty else int(value.lengths.max()),
         )
     if isinstance(value, np.ndarray):
         return _from_numpy(value if value.flags.writeable else value.copy())
@@ -70,7 +70,7 @@ def _value_as_parts(value: Any) -> Any:
 
 
 def _from_numpy(array: Array) -> torch.Tensor:
-    """Turn an array into a tensor that shares its memory."""
+    """Return a tensor that shares the memory of an array."""
     if array.dtype.kind == "V":  # bfloat16 of ml_dtypes, which torch does not know
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
     return torch.from_numpy(array)
@@ -229,7 +229,7 @@ class RequestSampler:
             yield Request.of(self._stream, epoch, step, ids, seeds=self._seeded)
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Begin `epoch` with the next pass. A state that was loaded in that epoch still counts."""
+        """Set the epoch of the next pass. A state loaded for this epoch keeps its step."""
         self._stream.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:

@@ -100,7 +100,7 @@ class TorchLoader(MakingLoader[B]):
     """
 
     _adapter = _Adapter
-    _unshared = ("_running", "_workers")
+    _not_copied = ("_running", "_workers")
 
     @hint_arguments(**LOADER_HINTS, **PINNED_HINTS)
     def __init__(
@@ -176,6 +176,7 @@ class TorchLoader(MakingLoader[B]):
         )
 
     def _start_pass(self, epoch: int, start: int) -> _Pass:
+        """Start a pass whose batches are made on threads or by workers, and copied by a thread."""
         check_not_in_worker()
         copier = copier_for(self.device)
         if not self.num_workers:
