@@ -51,7 +51,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start an epoch; restore the states of a save before the first."""
+        """Start an epoch. Before the first of a resumed `fit`, restore the states of the save."""
         rates = _model.learning_rates(self.model.optimizer)
         save = self._resume._take_restored()
         saved_rates = _model.to_numpy(rates)
@@ -69,7 +69,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         super().on_train_batch_end(batch + self._resume._start, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End a run, also one that was killed after its last epoch and before this call."""
+        """End a run. If it was killed after its last epoch, restore the callbacks before."""
         save = self._resume._take_restored(continues=False)
         if save is not None:
             _callback_states.restore(self.user_callbacks, save.state["callbacks"])

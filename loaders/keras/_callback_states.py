@@ -1,4 +1,4 @@
-"""States of callbacks: the values that a save keeps of them, and a resumed `fit` restores."""
+"""The states of callbacks: the values that a save has, and a resumed `fit` restores."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return the states of callbacks, by their names.
+    """Return by name the state of each callback: its attributes, and what `get_state` returns.
 
     Raises:
         TypeError: a value cannot be saved; the error names the callback.
@@ -66,7 +66,7 @@ def restore(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
 
 
 def clear_early_stop(callbacks: Iterable[Any]) -> None:
-    """Keep EarlyStopping from reporting the epoch at which an earlier `fit` stopped."""
+    """Reset the epoch in which EarlyStopping has stopped an earlier `fit`: it would report it."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.EarlyStopping):
             callback.stopped_epoch = 0
@@ -82,7 +82,7 @@ def without_states(callbacks: Iterable[Any]) -> list[str]:
 
 
 def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
-    """Return whether EarlyStopping has ended the run, and its patience was not raised since."""
+    """Return whether EarlyStopping has ended the saved run, and its patience is not larger now."""
     for name, callback in _by_name(callbacks).items():
         state = saved.get(name, {}).get("attributes", {})
         if state.get("stopped_epoch") and state["wait"] >= callback.patience:
@@ -91,7 +91,7 @@ def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
 
 
 def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Name callbacks by class and by what they monitor; number those with equal names."""
+    """Return callbacks by name: the class and what it monitors; equal names are numbered."""
     counts: Counter[str] = Counter()
     named: dict[str, Any] = {}
     for callback in callbacks:
@@ -103,7 +103,7 @@ def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _state_of(callback: Any) -> dict[str, Any]:
-    """Return the attributes of a callback of Keras, and the state of a class with `get_state`."""
+    """Return the saved attributes of a callback of Keras, and what its `get_state` returns."""
     state: dict[str, Any] = {}
     names = _saved_attributes(callback) or ()
     if names:

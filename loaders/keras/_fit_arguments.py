@@ -1,4 +1,4 @@
-"""Checks of the arguments of `ResumeCallback` and its `fit`, where Keras's error would not help."""
+"""Check the arguments of `ResumeCallback` and its `fit`, where Keras's error would not help."""
 
 from __future__ import annotations
 
@@ -39,16 +39,16 @@ def check_loader(loader: Any) -> None:
 
 
 def as_arrange(arrange: Any) -> Any:
-    """Return a function of a batch, or a dataset; names of fields become the function.
+    """Return the `arrange` argument of `fit`; names of fields become a function of a batch.
 
     Raises:
-        TypeError: anything else.
+        TypeError: it is neither names, nor a function, nor a dataset.
     """
-    is_names = isinstance(arrange, tuple) and all(isinstance(name, str) for name in arrange)
-    if is_names and len(arrange) in (2, 3):
+    has_names = isinstance(arrange, tuple) and all(isinstance(name, str) for name in arrange)
+    if has_names and len(arrange) in (2, 3):
         return itemgetter(*arrange)
-    dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")
-    if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or dataset):
+    is_dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")
+    if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or is_dataset):
         raise TypeError(
             f"arrange must be names of fields, as in ('image', 'label'), a function that makes "
             f"(inputs, targets) of a batch of the loader, or a dataset that was made of the "
@@ -58,9 +58,9 @@ def as_arrange(arrange: Any) -> Any:
 
 
 def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any) -> None:
-    """Check that no option of `model.fit` contradicts the loader, its sampler or the saves.
+    """Raise an error for an option of `model.fit` that the loader, its sampler or a save decides.
 
-    Warns if a label means another class in the validation than in the training.
+    Warns if training and validation number the classes differently.
 
     Raises:
         ValueError: such an option.
@@ -80,9 +80,10 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
 
 
 def _check_classes(loader: Loader[Any], validation: Any) -> None:
-    """Warn if a label means another class in the validation than in the training."""
-    other = getattr(validation, "feed", None) or adapter_of(loader).feed_of(validation)
-    train, test = (getattr(feed, "index", None) for feed in (getattr(loader, "feed", None), other))
+    """Warn if a number is another class in the index of the validation than of the training."""
+    test_feed = getattr(validation, "feed", None) or adapter_of(loader).feed_of(validation)
+    feeds = getattr(loader, "feed", None), test_feed
+    train, test = (getattr(feed, "index", None) for feed in feeds)
     if not (isinstance(train, Index) and isinstance(test, Index) and train.classes):
         return
     pairs = zip_longest(islice(train.classes, len(test.classes)), test.classes)
@@ -98,7 +99,7 @@ def _check_classes(loader: Loader[Any], validation: Any) -> None:
 
 
 def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
-    """Check the spec of datasets for data that no model takes.
+    """Check the element specs of the datasets of `fit` for data that no model takes.
 
     Raises:
         TypeError: whole batches as `validation_data`, and images that are not decoded.
@@ -106,8 +107,8 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     spec, validation_spec = (
         getattr(dataset, "element_spec", None) for dataset in (data, validation)
     )
-    whole_batches = isinstance(validation_spec, dict) and "id" in validation_spec
-    if whole_batches and not isinstance(spec, dict | None):
+    has_whole_batches = isinstance(validation_spec, dict) and "id" in validation_spec
+    if has_whole_batches and not isinstance(spec, dict | None):
         raise TypeError(
             "validation_data must hold inputs and targets: give loader.dataset.map(pairs)"
         )
@@ -141,9 +142,9 @@ def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) ->
     feed: Any = getattr(loader, "feed", None)
     index, shape = getattr(feed, "index", None), getattr(model, "output_shape", None)
     loss = getattr(model, "loss", None)
-    sparse = getattr(loss, "name", loss) == "sparse_categorical_crossentropy"
+    is_sparse = getattr(loss, "name", loss) == "sparse_categorical_crossentropy"
     outputs = shape[-1] if isinstance(shape, tuple) else None
-    if not (sparse and outputs and isinstance(index, Index) and index.num_classes > outputs):
+    if not (is_sparse and outputs and isinstance(index, Index) and index.num_classes > outputs):
         return
     sampler, labels = feed.sampler, index.labels
     first = labels[sampler.records(sampler.batch(loader.epoch, 0))]
@@ -161,7 +162,7 @@ def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) ->
 
 
 def check_callbacks(callbacks: Any, resume: keras.callbacks.Callback) -> list[Any]:
-    """Return the callbacks beside `resume`; warn of callbacks that cannot be restored."""
+    """Return the user's callbacks, without `resume`; warn of those that cannot be restored."""
     user_callbacks = [] if callbacks is None else keras.tree.flatten(callbacks)
     user_callbacks = [callback for callback in user_callbacks if callback is not resume]
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in user_callbacks):

@@ -1,4 +1,4 @@
-"""What a save has of a model beside its weights, and whether a model fits a save."""
+"""Read and restore the state of a model, and compare a model with a save."""
 
 from __future__ import annotations
 
@@ -28,12 +28,15 @@ def optimizer_of(model: keras.Model) -> Any:
     if not optimizer.built:
         strategy = getattr(model, "_distribute_strategy", None)
         with nullcontext() if strategy is None else strategy.scope():
-            optimizer.build(model.trainable_variables)  # else Keras would not load its variables
+            optimizer.build(model.trainable_variables)  # without it, Keras loads no variables
     return optimizer
 
 
 def describe_optimizer(optimizer: Any) -> str:
-    """Describe an optimizer. Keras only warns if it loads the variables of another optimizer."""
+    """Return the class of an optimizer and the number of its variables, as text.
+
+    A save is compared by this text: Keras only warns if another optimizer's variables are loaded.
+    """
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
     text = ", ".join(map(describe_optimizer, parts)) or f"{len(optimizer.variables)} variables"
@@ -46,7 +49,7 @@ def weight_shapes(model: keras.Model) -> list[list[Any]]:
 
 
 def describe_difference(model: keras.Model, saved: Sequence[Any]) -> str:
-    """Describe how the weights of a model differ from saved `weight_shapes`; "" if they do not.
+    """Return, as text, how the weights of a model differ from saved `weight_shapes`; "" if equal.
 
     Paths are not compared: in a second model of one process, Keras gives layers other names.
     """
@@ -83,7 +86,7 @@ def to_numpy(variables: Iterable[Any]) -> list[Array]:
 
 
 def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> bool:
-    """Assign saved values to variables; return False if their numbers differ."""
+    """Assign a saved value to each variable; return False if there are more or fewer values."""
     if len(variables) != len(saved):
         return False
     for variable, value in zip(variables, saved, strict=True):

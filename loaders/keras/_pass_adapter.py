@@ -14,10 +14,9 @@ from twinfeed.loaders.loop.loader import Loader
 
 
 class PassAdapter(PyDatasetAdapter):
-    """Keras's data adapter over the passes of a loader.
+    """Keras's data adapter over the passes of a loader (a pass is an epoch, or the rest of one).
 
-    Keras asks a `PyDataset` for batches by number, and so for a whole epoch. A pass may be the rest
-    of an epoch. `fit` takes an adapter as it is.
+    A `PyDataset` would not do: Keras requests its batches by number, and always a whole epoch.
     """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:

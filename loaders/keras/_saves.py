@@ -1,4 +1,4 @@
-"""The saves of a run: folders that are written atomically, of which the last two are kept."""
+"""The saves of a run: folders that are written atomically; all but the last two are deleted."""
 
 from __future__ import annotations
 
@@ -67,19 +67,20 @@ class Saves:
         self.folder = folder
 
     def last(self) -> Save | None:
-        """Read the last save; None without a save."""
+        """Return the last save, or None if there is no save."""
         folders = self._folders()
         return _read(folders[-1]) if folders else None
 
     def previous(self, save: Save) -> Save | None:
-        """Read the save before this one; None unless both have the same position."""
+        """Return the save before `save`, or None unless both have the same position."""
         older = [folder for folder in self._folders() if _number(folder) < _number(save.folder)]
         previous = _read(older[-1]) if older else None
-        same = previous is not None and previous.state["loader"] == save.state["loader"]
-        return previous if same else None
+        if previous is None or previous.state["loader"] != save.state["loader"]:
+            return None
+        return previous
 
     def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Save:
-        """Write a save, and remove all but the last two."""
+        """Write a save, delete all but the last two, and return the new one."""
         self.folder.mkdir(parents=True, exist_ok=True)
         number = max(map(_number, self._named_folders()), default=0) + 1
         epoch, step = state["loader"]["epoch"], state["loader"]["step"]
@@ -115,7 +116,7 @@ class Saves:
     def _delete_old(self) -> None:
         """Delete old saves, and the hidden folders of killed processes."""
         for old in self._folders()[:-_NUM_SAVES]:
-            old.rename(temporary_name(old))  # a save that is half deleted must not look like a save
+            old.rename(temporary_name(old))  # so that a half-deleted folder is not taken for a save
         for hidden in filter(is_deletable, self.folder.glob(".*-epoch*-step*-*")):
             delete_folder(hidden)
 
@@ -126,7 +127,7 @@ def _number(folder: Path) -> int:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    """Write a state: arrays to a file of arrays, all else to JSON."""
+    """Write a state to a folder: its arrays to one file, and all else to JSON."""
     arrays: list[Array] = []
     (folder / "state.json").write_bytes(json.dumps(to_json(state, arrays)).encode())
     named: dict[str, Any] = {str(n): array for n, array in enumerate(arrays)}
@@ -152,17 +153,17 @@ def _read(folder: Path) -> Save:
         with open_file(folder / "arrays.npz") as file:
             _check_arrays(file)
             with np.load(file, allow_pickle=False) as arrays:
-                put_back = partial(_array_of, arrays=arrays)
-                return Save(folder, json.loads(text, object_hook=put_back))
+                insert_array = partial(_insert_array, arrays=arrays)
+                return Save(folder, json.loads(text, object_hook=insert_array))
 
 
-def _array_of(value: dict[str, Any], *, arrays: Mapping[str, Array]) -> Any:
-    """Return the array that `to_json` has moved to `arrays`; other values as they are."""
+def _insert_array(value: dict[str, Any], *, arrays: Mapping[str, Array]) -> Any:
+    """Return the array that a dict of `to_json` stands for; any other dict as it is."""
     return arrays[str(value[_ARRAY])] if value.keys() == {_ARRAY} else value
 
 
 def _check_types(state: dict[str, Any]) -> None:
-    """Raise TypeError for a state whose values are not of the types that are saved."""
+    """Raise TypeError if a value of a state has another type than in a save."""
     for kind, names in _TYPES.items():
         for name in names:
             if not isinstance(state[name], kind):
@@ -183,20 +184,20 @@ def checksums(folder: Path) -> dict[str, int]:
 
 
 def _check_arrays(file: Any) -> None:
-    """Raise OSError for arrays that would take more memory than their file has bytes."""
+    """Raise OSError if the arrays in a file would take more memory than the file has bytes."""
     with zipfile.ZipFile(file) as members:
         for member in members.infolist():
             with members.open(member) as array:
                 np.lib.format.read_magic(array)
                 shape, _, dtype = np.lib.format.read_array_header_1_0(array)
-            stored = member.compress_type == zipfile.ZIP_STORED
-            if not stored or math.prod(shape) * dtype.itemsize > member.file_size:
+            is_compressed = member.compress_type != zipfile.ZIP_STORED
+            if is_compressed or math.prod(shape) * dtype.itemsize > member.file_size:
                 raise OSError("its arrays claim more bytes than the file has")
     file.seek(0)
 
 
 def check_weights(path: Path) -> None:
-    """Raise OSError for weights that would take more memory than their file has bytes."""
+    """Raise OSError if the weights in a file would take more memory than the file has bytes."""
     sizes: list[int] = []
 
     def add_size(_: str, item: Any) -> None:
@@ -212,7 +213,7 @@ def check_weights(path: Path) -> None:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn the errors of a damaged save into OSError, which names the save."""
+    """Turn the errors that a damaged save causes in the `with` block into an OSError."""
     try:
         yield
     except (*_UNREADABLE, json.JSONDecodeError, zipfile.BadZipFile) as error:
@@ -223,7 +224,13 @@ def readable(folder: Path) -> Iterator[None]:
 
 
 def to_json(value: Any, arrays: list[Array]) -> Any:
-    """Make a value JSON-serialisable, with its arrays moved to `arrays`; raise TypeError."""
+    """Return a value as JSON can hold it, with its arrays appended to `arrays`.
+
+    Each array is replaced by a dict with its index in `arrays`.
+
+    Raises:
+        TypeError: a value cannot be saved.
+    """
     if isinstance(value, np.generic):
         return to_json(value.item(), arrays)
     if isinstance(value, np.ndarray):

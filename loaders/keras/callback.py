@@ -253,14 +253,14 @@ class ResumeCallback(keras.callbacks.Callback):
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Have a validation on the same loader get the whole epoch, and not move the position."""
+        """Let a validation on the same loader have the whole epoch, and not change the position."""
         self.loader.external_passes.peeking = True
 
     def on_test_end(self, logs: Any = None) -> None:
         self.loader.external_passes.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start the epoch at the loader's position."""
+        """Start an epoch at the loader's position; raise ValueError if that is another epoch."""
         if epoch != self.loader.epoch:
             raise ValueError(
                 f"fit begins epoch {epoch}, the loader is at epoch {self.loader.epoch}: give fit "
@@ -276,9 +276,9 @@ class ResumeCallback(keras.callbacks.Callback):
         self._sync_position()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count the batch; save where `save_freq` says."""
-        first = self._step == self._start  # after it, another pass may have been started
-        if first and not self.loader.external_passes.started_at(self._epoch, self._start):
+        """Count a batch that was trained on, and save after every `save_freq` batches."""
+        is_first = self._step == self._start  # later, another pass may have been started
+        if is_first and not self.loader.external_passes.started_at(self._epoch, self._start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
                 f"dataset.cache() out, and give fit the dataset of this loader"
@@ -290,13 +290,13 @@ class ResumeCallback(keras.callbacks.Callback):
         self._trained = True
         self.loader.external_passes.advance_to(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves, with the logs of the epoch
-            due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
+            is_due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
             # If `fit` stops here, save before the callbacks get the logs of a part of an epoch.
-            if due or getattr(self._model, "stop_training", False):
+            if is_due or getattr(self._model, "stop_training", False):
                 self._save(logs)
         elif self._start:
-            # Keras would ask for as many batches as an epoch has. A step without a batch warns, and
-            # advances the optimizer's counters.
+            # The epoch was resumed, and Keras would request as many batches as a whole epoch has. A
+            # step without a batch warns, and advances the optimizer's counters.
             self.model.stop_training = self.model.stop_training or _REST_TRAINED
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -316,17 +316,20 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(None)
 
     def _sync_position(self) -> None:
-        """Synchronise the counters with the loader.
+        """Set the counters to the loader's position.
 
-        Also before `fit` starts: under a strategy, `fit` draws batches to infer their shapes, which
-        must not move the position.
+        This is called before `fit` too: under a strategy, `fit` draws batches to infer their
+        shapes, which must not change the position.
         """
         self._epoch, self._start = self.loader.epoch, self.loader.step
         self._step = self._start
         self.loader.external_passes.track_from(self._epoch, self._start)
 
     def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
-        """Save what was trained since the last save, or the end of the run."""
+        """Write a save, if something was trained since the last one or the run has ended (`final`).
+
+        Nothing is saved if the loss or a weight is not finite.
+        """
         if not (self._trained or final):
             return
         if not _model.is_finite(self.model, logs):
@@ -348,7 +351,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._trained = self._warned_not_finite = False
 
     def _warn_not_finite(self) -> None:
-        """Warn, the first time, that a save was skipped."""
+        """Warn, once until the next save, that nothing is saved."""
         if self._warned_not_finite:
             return
         self._warned_not_finite = True
@@ -361,10 +364,10 @@ class ResumeCallback(keras.callbacks.Callback):
         )
 
     def _take_restored(self, *, continues: bool = True) -> Save | None:
-        """Pop the restored save: the first caller gets it, later callers get None.
+        """Return the restored save to the first caller, and None to later callers.
 
-        If the training continues from a final save, load the save before it: the model before
-        callbacks changed it at the end of `fit`.
+        If the training continues from a final save, the save before it is loaded and returned: it
+        has the model before callbacks changed it at the end of `fit`.
         """
         save, self._restored = self._restored, None
         if save is None or not (save.final and continues):
@@ -376,14 +379,17 @@ class ResumeCallback(keras.callbacks.Callback):
         return previous
 
     def _restore_into(self, model: keras.Model, arrange: Any) -> None:
-        """Restore the last save, unless a new run begins."""
+        """Restore the last save into a model, if there is one, unless `restart` was given.
+
+        The model and its metrics are built before, by an evaluation of one batch.
+        """
         if self.restart and self._last is None:
             return
         save = self._saves.last()
         if save is None:
             return
-        # Keras would build the model and its metrics in its first step, after the restore. Under a
-        # strategy, Keras builds the metrics before.
+        # Keras builds the model and its metrics in the first step, which is after the restore.
+        # Under a strategy, it builds the metrics earlier.
         metrics_built = len(model.metrics_variables) >= len(save.state["metrics"])
         if not model.built or not (metrics_built or _distributed(model)):
             data = _data(self.loader, arrange, None)
@@ -392,7 +398,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.restore(model)
 
     def _print_position(self, epochs: int, *, ended: bool) -> None:
-        """Print where a run resumes, or that all of its epochs were trained."""
+        """Print the position from which a run is resumed, or that all epochs were trained."""
         epoch, step = self.loader.epoch, self.loader.step
         if ended:
             print(f"{self.folder}: already trained {epoch} of {epochs} epochs")
@@ -401,7 +407,7 @@ class ResumeCallback(keras.callbacks.Callback):
 
 
 def _data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
-    """Return the dataset or data adapter by which Keras gets the batches of a loader."""
+    """Return what Keras's `fit` takes for the batches of a loader: a dataset or a data adapter."""
     dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
     if dataset is not None:
         return dataset
@@ -409,7 +415,7 @@ def _data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) ->
 
 
 def _restored_history(model: keras.Model, callback_states: dict[str, Any]) -> Any:
-    """Return the history of a run that has ended."""
+    """Return the `History` of a run that has ended, restored from the saved callback states."""
     history = keras.callbacks.History()
     history.set_model(model)
     _callback_states.restore([history], callback_states)

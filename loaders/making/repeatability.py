@@ -83,9 +83,9 @@ def first_shared(values: Sequence[Any], /) -> int | None:
     if len(owners) == len(values):
         return None
     addresses = [_address(value) for value in values]
-    counts = Counter(address for address in addresses if address is not None)
-    shared = (position for position, address in enumerate(addresses) if counts[address] > 1)
-    return next(shared, None)
+    counts = Counter(addresses)
+    is_shared = [address is not None and counts[address] > 1 for address in addresses]
+    return is_shared.index(True) if any(is_shared) else None
 
 
 def _address(value: Any) -> int | None:

@@ -181,6 +181,7 @@ class Advice:
             self._thread.join()
 
     def _run(self) -> None:
+        """Advise the kernel of the queued ranges, until the queue is empty."""
         with suppress(IndexError):  # the queue is empty
             while not self._stopped:
                 for fd, start, stop in self._waiting.popleft():

@@ -49,6 +49,7 @@ class HttpStore(Store):
         self._home_network: str | None = None  # the network of the root's server: see `network_of`
 
     def _stat(self, path: str, /) -> ObjectInfo:
+        """Return the size and ETag of a file, by a request for its first byte."""
         with self._request_range(path, "bytes=0-0") as response:
             if response.status == 200:
                 return ObjectInfo(response.length_remaining, response.headers.get("ETag"))
@@ -57,6 +58,7 @@ class HttpStore(Store):
             return self._check_range(path, response, 0, 1)[1]
 
     def _read(self, path: str, start: int, stop: int, /) -> RangeData:
+        """Return the bytes [start, stop) of a file, by a range request."""
         if stop <= start:
             return RangeData(memoryview(b""))
         with self._request_range(path, f"bytes={start}-{stop - 1}") as response:
@@ -74,6 +76,7 @@ class HttpStore(Store):
             return RangeData(memoryview(response.read(length)), info)
 
     def _list(self) -> Iterator[str]:
+        """Raise LoaderError: HTTP has no listing."""
         raise LoaderError(
             "a web server does not list its files",
             path=self.root,
@@ -97,6 +100,7 @@ class HttpStore(Store):
         raise self._header_error(path, "Content-Range", header, f"bytes {start}-{stop - 1}/SIZE")
 
     def _header_error(self, path: str, name: str, found: object, expected: object) -> LoaderError:
+        """Return the error for a header of a response that is missing or wrong."""
         return LoaderError(
             f"the server answers the request for a range with a wrong header {name}, or without",
             path=self.url(path),

@@ -117,6 +117,7 @@ class _Connection(HTTPConnection):
         raise last
 
     def getresponse(self) -> Any:
+        """Return the response; raise ClosedError if the server has closed a reused connection."""
         reused, self._reused = self._reused, True
         try:
             return super().getresponse()

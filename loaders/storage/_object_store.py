@@ -88,6 +88,7 @@ class ObjectStore(Store):
             return _stat(obstore.head(self._ranges, path))
 
     def _read(self, path: str, start: int, stop: int, /) -> RangeData:
+        """Return the bytes [start, stop) of an object, fewer at its end."""
         with _translated_errors(self.root / path):
             try:
                 found = obstore.get(self._ranges, path, options={"range": (start, stop)})

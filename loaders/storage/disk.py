@@ -34,7 +34,7 @@ _TRAILER = struct.Struct("<qI")
 
 
 class Disk:
-    """The entries of a cache, read and written by one object for each process.
+    """The entries of a disk cache: each process reads and writes them by an object of this class.
 
     A file of the folder holds the total size of all entries, and is changed under a file lock. The
     total grows before an entry is written, and shrinks after one is deleted, so a killed process
@@ -164,7 +164,7 @@ class Disk:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Lock the total size, against threads and processes."""
+        """Lock the total size against other threads and processes, in the `with` block."""
         with self._lock:
             flock(self._state, fcntl.LOCK_EX)
             try:
@@ -173,7 +173,7 @@ class Disk:
                 flock(self._state, fcntl.LOCK_UN)
 
     def _used(self) -> int:
-        """Return the total size; call it with the lock."""
+        """Return the total size of all entries. The caller has the lock."""
         data = os.pread(self._state, _USED_BYTES.size, 0)
         used = int(_USED_BYTES.unpack(data)[0]) if len(data) == _USED_BYTES.size else -1
         return used if used >= 0 else self._recount()
@@ -220,7 +220,7 @@ def _open_state_file(folder: Path, name: str) -> int:
 
 
 def cache_error(folder: Path, why: str | None, /) -> LoaderError:
-    """Return the error of a cache folder that cannot be used."""
+    """Return the error for a cache folder that cannot be used; `why` is the reason."""
     return LoaderError(
         f"the disk cache cannot be used: {why}",
         path=folder,

@@ -1,4 +1,4 @@
-"""The backends that `compare` knows: where each loader is, and how its batches become numpy."""
+"""The backends of `compare`: the module of each loader, and how its batches become numpy arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Backend(NamedTuple):
 
 
 def of_torch(value: Any) -> Any:
-    """Return jagged tensors, and lists of lists of texts, as `Ragged`."""
+    """Return a jagged tensor of torch, or a list of lists of str, as a `Ragged`."""
     if getattr(value, "is_nested", False):
         value = value.detach().cpu()
         return Ragged(as_array(value.values()), value.offsets().diff().numpy())
@@ -48,7 +48,7 @@ def of_torch(value: Any) -> Any:
 
 
 def of_tensorflow(value: Any) -> Any:
-    """Return a `tf.RaggedTensor` as `Ragged`."""
+    """Return a `tf.RaggedTensor` as a `Ragged`, and any other value as it is."""
     if hasattr(value, "row_lengths"):
         return Ragged(value.values.numpy(), value.row_lengths().numpy())
     return value

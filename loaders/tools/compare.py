@@ -32,7 +32,7 @@ from twinfeed.loaders.tools.backends import BACKENDS, Backend
 from twinfeed.samplers import validate
 
 Step = Callable[[Mapping[str, Any]], Any]
-_MAX_FETCHED = 4  # batches of a field that differ whose arrays are fetched
+_MAX_FETCHED = 4  # if a field differs, the arrays of so many batches are compared
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class Comparison:
         return "\n".join([*lines, *map(self._describe, sorted(fields))])
 
     def _describe(self, name: str) -> str:
-        """Say whether a field differs, where and by how much."""
+        """Return a sentence: whether a field differs, in which batches, and by how much."""
         if name not in self.differing:
             return f"{name}: the same"
         batches, largest = self.differing[name], self.largest.get(name)
@@ -204,13 +204,13 @@ def compare(
     ]
     runs = [_run_in_process(_measure, job) for job in jobs]
     differing = _differing_batches([run.sums for run in runs])
-    wanted = {batch for found in differing.values() for batch in found[:_MAX_FETCHED]}
-    fetched = [_run_in_process(_fetch, job, wanted) for job in jobs] if wanted else []
+    to_fetch = {batch for numbers in differing.values() for batch in numbers[:_MAX_FETCHED]}
+    fetched = [_run_in_process(_fetch, job, to_fetch) for job in jobs] if to_fetch else []
     largest = {
         name: _largest_difference(
-            [arrays[batch].get(name) for arrays in fetched] for batch in found[:_MAX_FETCHED]
+            [arrays[batch].get(name) for arrays in fetched] for batch in numbers[:_MAX_FETCHED]
         )
-        for name, found in differing.items()
+        for name, numbers in differing.items()
     }
     return Comparison(tuple(runs), differing, largest)
 
@@ -239,7 +239,10 @@ def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) ->
 
 
 def _measure(job: _Job) -> Run:
-    """Time one pass that does nothing else, then checksum and train on a second pass."""
+    """Return what a backend delivered: a first pass is timed, and a second one is checksummed.
+
+    If the job has a step, it is trained on the batches of the second pass.
+    """
     start = time.perf_counter()
     batches = _iterate(job)
     first_records = len(next(batches)["id"])
@@ -306,19 +309,23 @@ def _as_arrays(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
 
 
 def _bytes_array(strings: Iterable[bytes | str]) -> Array:
-    """Return strings as an array of bytes objects: TensorFlow has no other strings."""
-    return np.array([s.encode() if isinstance(s, str) else s for s in strings], object)
+    """Return strings as an array of bytes objects, since TensorFlow has no other strings."""
+    encoded = [string.encode() if isinstance(string, str) else string for string in strings]
+    return np.array(encoded, object)
 
 
 def _checksum(array: Array) -> int:
-    """Return one checksum for shape, type and content."""
+    """Return a checksum of the shape, the dtype and the values of an array."""
     if array.dtype == object:
         return crc32c(repr(array.tolist()).encode())
     return crc32c(f"{array.shape} {array.dtype}".encode() + array.tobytes())
 
 
 def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
-    """Return, for each field whose checksums differ between backends, the batches where they do."""
+    """Return by field the numbers of the batches in which its checksums differ between backends.
+
+    `sums` has for each backend, and each of its batches, the checksum of each field.
+    """
     differing: dict[str, list[int]] = {}
     for number, batch_sums in enumerate(zip_longest(*sums, fillvalue={})):
         for name in {name for fields in batch_sums for name in fields}:
@@ -328,7 +335,11 @@ def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str,
 
 
 def _largest_difference(batches: Iterable[Sequence[Array | None]]) -> float | None:
-    """Return the largest absolute difference to the first backend's arrays, or None."""
+    """Return the largest absolute difference between the first backend's arrays and the others'.
+
+    Each item of `batches` has the array of each backend. The result is None if dtypes or shapes
+    differ, or the arrays are no numbers.
+    """
     largest = 0.0
     for first, *later in batches:
         for array in later:

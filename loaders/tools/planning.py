@@ -1,4 +1,4 @@
-"""What an epoch of a feed will request from its store, known before anything is read."""
+"""`plan`: predict what an epoch of a feed will request from its store, without reading anything."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from twinfeed.samplers.validate import counted
 # Most samples that are drawn. A longer epoch is estimated from the second half of them.
 _MAX_SAMPLES = 1 << 19
 
-# A request of fewer bytes takes longer to begin than to transfer: on a disk, and in a bucket.
-_SMALL, _SMALL_REMOTE = 1 << 16, 1 << 20
+# A smaller request has more latency than transfer time: on a disk, and in a bucket.
+_SMALL_REQUEST, _SMALL_REMOTE_REQUEST = 1 << 16, 1 << 20
 
-# This many times the shards that are needed is too many, if shards are small too.
-_MANY = 16
+# Small shards are too many if there are this many times as many as needed.
+_TOO_MANY = 16
 
-# `shuffled` makes short blocks of shards that have fewer bytes together.
-_LITTLE = 1 << 29
+# If all shards together have fewer bytes, `shuffled` makes short blocks of them.
+_SMALL_DATA = 1 << 29
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,9 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
 
 
 def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
-    """Return how many samples the first steps have, and the most records of open blocks."""
+    """Return the number of samples in the first steps, and the largest number of records in blocks
+    that are open at the same time.
+    """
     batches = schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
     if not prefetches_spans(schedule.sampler):
@@ -172,9 +174,10 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
 
 
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
-    """Return how many ranges an epoch fetches, and their bytes.
+    """Return the number of ranges that an epoch fetches, and their size in bytes.
 
-    The first `steps` are counted. Later steps are estimated from the second half of these.
+    The ranges of the first `steps` are counted. Those of later steps are estimated from the second
+    half of these steps.
     """
     total = len(reads.schedule.sampler)
     counts, middle, first_half = np.zeros(2), 0, np.zeros(2)
@@ -191,12 +194,12 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
 
 
 def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]:
-    """Yield what to change if the store can never be fast."""
+    """Yield advice, a sentence each, on what makes the reading of an epoch slow."""
     total, memory = int(index.shards["bytes"].sum()), system.memory()
     request_bytes = result.read_bytes / max(1, result.requests)
-    small = _SMALL_REMOTE if index.remote else _SMALL
+    small = _SMALL_REMOTE_REQUEST if index.remote else _SMALL_REQUEST
     enough_shards = max(1, math.ceil(total / SHARD_BYTES))
-    if result.shard_bytes < small and result.shards >= _MANY * enough_shards:
+    if result.shard_bytes < small and result.shards >= _TOO_MANY * enough_shards:
         container = " --container tar" if index.container == "tar" else ""
         yield (
             f"no request is longer than a shard, and half of all shards are of "
@@ -211,7 +214,7 @@ def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]
         )
         if sampler.traits.reads_blocks:
             advice = "take blocks of about 4 MB, and shards of many blocks"
-        if total >= _LITTLE or not (sampler.traits.reads_blocks or longest < 2 * request_bytes):
+        if total >= _SMALL_DATA or not (sampler.traits.reads_blocks or longest < 2 * request_bytes):
             yield (
                 f"requests of {_format_bytes(request_bytes)} at random places take longer to "
                 f"begin than to transfer, however many are under way: {advice}"

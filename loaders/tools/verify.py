@@ -167,13 +167,16 @@ def _check_all(
 
 
 def _check_group(pickled_check: bytes, shards: Sequence[Any]) -> list[_ShardResult]:
-    """Check some shards in another process, which opens the index once for all groups."""
+    """Return the results of a check of some shards, in a worker process of an executor.
+
+    The pickled check, with its index, is loaded once for all groups of shards.
+    """
     check: _Check = _cached_loads(pickled_check)
     return list(check(shards))
 
 
 def _check_root(index: Index) -> None:
-    """Raise FileNotFoundError if no shard is there. The error may name a better root."""
+    """Raise FileNotFoundError if no shard exists below the root; it may name another root."""
     names = index.shard_paths.tolist()
     try:
         if index.container == "files" or any(is_there(index.shards_root, name) for name in names):
@@ -187,7 +190,7 @@ def _check_root(index: Index) -> None:
 
 
 def _check_arrays(index: Index) -> None:
-    """Compare the index's own files with their digests."""
+    """Raise an error if an array file of the index does not match its digest."""
     folder = index.path / index.manifest["folder"]
     entries = index.manifest["arrays"].items()
     damaged = [n for n, entry in entries if file_digest(folder / f"{n}.npy") != entry["sha256"]]
@@ -237,7 +240,7 @@ class _Scan:
                 self._add(start or 0, error.record)
 
     def _on_bad(self, error: DataCorruptionError) -> None:
-        """Collect the error of one record."""
+        """Store the error of a bad record; the scan continues."""
         finding = bad_record(self.job.shard, error)
         if error.advice == APART:
             finding = finding._replace(problem=f"{error.problem}; {APART}")
@@ -248,12 +251,12 @@ class _Scan:
         self.end = None
 
     def _add(self, offset: int, number: int) -> None:
-        """Add the start of a record, or of a part of a record."""
+        """Store the offset at which a record, or a part of it, starts, and its number."""
         self.offsets.append(offset)
         self.numbers.append(number)
 
     def numbers_at(self, offsets: Int64s) -> list[int]:
-        """Return the number of the record that each offset lies in; -1 for no record."""
+        """Return for each offset the number of the record that contains it; -1 if none does."""
         starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
         order = np.lexsort((numbers, starts))
         positions = np.searchsorted(starts[order], offsets, side="right")
@@ -284,7 +287,7 @@ def _check_indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Shar
 
 
 def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
-    """Return what is bad in one shard, which has the records from `start` to `stop`."""
+    """Return the bad records of a shard, which has the records [start, stop) of the index."""
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":
         errors = _read_errors(reader, start, stop)
@@ -320,7 +323,7 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
 
 
 def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
-    """Return the offset of some field of each record; -1 if the record has no field."""
+    """Return for each record the offset of one of its fields, int64[stop - start]; -1 if none."""
     offsets = np.full(stop - start, -1)
     for field in index.fields:
         rows = index.table(field)[start:stop]
@@ -330,7 +333,7 @@ def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
 
 
 def _finding(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
-    """Return the finding for the error of reading one record."""
+    """Return the `BadRecord` for the error of reading record `number` of a shard."""
     if isinstance(error, OSError | StaleIndexError):
         file = error.filename if isinstance(error, OSError) else error.path
         return bad_record(file or shard, error)
@@ -340,7 +343,7 @@ def _finding(shard: str, number: int, error: LoaderError | OSError) -> BadRecord
 def _read_errors(
     reader: Reader, start: int, stop: int
 ) -> Iterator[tuple[int, LoaderError | OSError]]:
-    """Yield the number within the shard and the error of each record that cannot be read."""
+    """Yield (number in the shard, error) for each record that cannot be read."""
     for first in range(start, stop, _BATCH):
         last = min(first + _BATCH, stop)
         if _read_error(reader, first, last) is not None:
@@ -351,7 +354,7 @@ def _read_errors(
 
 
 def _read_error(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
-    """Read the fields that the records have; return the error, None for none."""
+    """Return the error of reading all fields that are not missing, or None if there is none."""
     try:
         for field in reader.index.fields:
             present = reader.index.table(field)["length"][start:stop] >= 0
