@@ -99,7 +99,7 @@ class ByRecord:
 
 
 def check_table(name: str, table: Any, /) -> Any:
-    """Return a table of numbers as it is, and one of texts packed, which processes share.
+    """Return a table of numbers as it is, and one of texts packed into two arrays.
 
     Raises:
         TypeError: a table of anything else, and texts that UTF-8 cannot encode.
