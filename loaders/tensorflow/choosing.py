@@ -128,9 +128,7 @@ class _Chosen(DatasetLoader[Any]):
 
     def _make_dataset(self) -> tf.data.Dataset:
         check_process()
-        source = ChosenSource(
-            self, self._choices, self._datasets, self._spec, replay=self.replay, labels=self.labels
-        )
+        source = ChosenSource(self, self._choices, self._datasets, self._spec)
         return dataset_of(source, self.prefetch)
 
 
@@ -198,16 +196,14 @@ class ChosenSource(NumberSource):
 
     def __init__(
         self,
-        loader: Loader[Any],
+        loader: _Chosen,
         choices: Choices,
         datasets: Sequence[tf.data.Dataset],
         spec: Any,
-        *,
-        replay: bool,
-        labels: bool,
     ) -> None:
         super().__init__(loader, choices)
-        self._datasets, self._spec, self._replay, self._labels = datasets, spec, replay, labels
+        self._datasets, self._spec = datasets, spec
+        self._replay, self._labels = loader.replay, loader.labels
         own = [] if isinstance(datasets, SourceDatasets) else datasets
         specs = [tf.nest.flatten(dataset.element_spec) for dataset in own]
         # Ragged and sparse elements of any shapes can be stacked.
