@@ -443,14 +443,6 @@ def _parse_json_label(text: str) -> FromJson:
     return FromJson(field, key)
 
 
-def _parse_pattern(text: str) -> FromFile:
-    """Parse a regular expression with one group."""
-    try:
-        return FromFile(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
 def _parse_split(text: str) -> tuple[str, int | float]:
     """Return the name and the size of a split in NAME=SIZE: an int, or a float for a fraction."""
     name, equals, size = text.partition("=")
@@ -462,19 +454,23 @@ def _parse_split(text: str) -> tuple[str, int | float]:
         raise argparse.ArgumentTypeError(f"{size!r} is neither a number nor a fraction") from None
 
 
-def _parse_bytes(text: str) -> int:
-    """Return a number of bytes, written as in "100M"."""
-    try:
-        return checks.bytes_of(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
+def _with_message(parse: Callable[[str], Any]) -> Callable[[str], Any]:
+    """Return a parser whose ValueError is shown with its message, which argparse leaves out."""
+
+    def parse_or_explain(text: str) -> Any:
+        try:
+            return parse(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+
+    return parse_or_explain
 
 
 _TYPES: dict[str, Callable[[str], Any]] = {
-    "BYTES": _parse_bytes,
+    "BYTES": _with_message(checks.bytes_of),
     "FIELD[:KEY]": _parse_json_label,
     "N": int,
-    "REGEX": _parse_pattern,
+    "REGEX": _with_message(FromFile),
     "NAME=SIZE": _parse_split,
     "NAME[=A;B]": _parse_field,
 }
