@@ -60,11 +60,9 @@ class IdSequence(Sequence[int]):
         self._chunks: FifoCache[list[int]] = FifoCache(2)
 
     def __repr__(self) -> str:
-        whole = f"IdSequence({self._sampler!r}, epochs={self._epochs})"
-        start, stop, step = self._range.start, self._range.stop, self._range.step
-        if self._range == range(self._epochs * len(self._sampler)):
-            return whole
-        return f"{whole}[{start}:{stop}:{step}]"
+        whole = self._range == range(self._epochs * len(self._sampler))
+        part = "" if whole else f"[{self._range!r}]"
+        return f"IdSequence({self._sampler!r}, epochs={self._epochs}){part}"
 
     def __len__(self) -> int:
         return len(self._range)

@@ -39,6 +39,7 @@ class IdStream(Samples, ABC):
     seed: int = 0
     #: Whether `shard` was called.
     sharded: bool = False
+    _fixed_order: bool = False  # whether every epoch has the same order, as in an evaluation
     _passes: IdPasses | None = None  # a default, for samplers that call no `super().__init__`
 
     @abstractmethod
@@ -155,16 +156,14 @@ class IdPasses(Passes):
         self.sync()
         return self.epoch, self.step if self._resuming else 0
 
-    def start(self, iterator: IdIterator, *, empty: bool) -> None:
+    def start(self, iterator: IdIterator, *, empty: bool, fixed_order: bool) -> None:
         """Begin the pass of an iterator, which is the latest one from now on."""
         epoch, _ = self.start_pass(from_start=True)
         self._running = iterator
-        if empty:
-            return
-        # A stored order may be looked at again and again, as an evaluation is.
-        if self._pass_counts != (epoch, 2) or iterator.order_changes():
+        if not (empty or fixed_order):  # a stored order may be looked at again and again
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
-        self.advance()  # for its warning: the iterator has the position
+        if not empty:
+            self.advance()  # for its warning: the iterator has the position
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()
@@ -211,17 +210,9 @@ class IdIterator(Cursor):
         """Begin the pass, and return its positions."""
         self.pass_epoch, self._start = self._passes.next_start()
         self._positions = self._sampler._positions_from(self._start)
-        self._passes.start(self, empty=not self._positions)
+        fixed_order = self._sampler._whole._fixed_order
+        self._passes.start(self, empty=not self._positions, fixed_order=fixed_order)
         return self._positions
-
-    def order_changes(self) -> bool:
-        """Return whether the first ids of the next epoch are others."""
-        positions = np.arange(min(len(self._stream), 8))
-        ids, next_ids = (
-            self._sampler._whole.ids(epoch, positions)
-            for epoch in (self.pass_epoch, self.pass_epoch + 1)
-        )
-        return not np.array_equal(ids, next_ids)
 
     def sync(self) -> bool:
         """Set epoch and step to those after the last id; return whether the pass has ended."""

@@ -77,7 +77,7 @@ class Sampler(IdStream):
         >>> list(SequentialSampler(7).shard(0, 2, uneven="drop"))
         [0, 2, 4]
         """
-        return RankSampler(self, rank=rank, world_size=world_size, uneven=uneven)
+        return RankSampler(self, rank, world_size, uneven)
 
     def __getitem__(self, position: object, /) -> NoReturn:
         """Refuse: an id depends on the epoch too."""
@@ -171,28 +171,16 @@ class RankSampler(Sampler):
     sharded = True
 
     def __init__(
-        self,
-        sampler: Sampler,
-        /,
-        *,
-        rank: SupportsIndex,
-        world_size: SupportsIndex,
-        uneven: Literal["raise", "drop", "keep"],
+        self, sampler: Sampler, rank: SupportsIndex, world_size: SupportsIndex, uneven: str
     ) -> None:
         if sampler.sharded:
             raise ValueError(f"this sampler is already {sampler!r}")
-        self._order = sampler
+        self._order, self.seed = sampler, sampler.seed
         self.world_size = validate.integer("world_size", world_size, minimum=1)
         self.rank = validate.integer("rank", rank, minimum=0, below=self.world_size)
         self._uneven = validate.choice("uneven", uneven, ("raise", "drop", "keep"))
         self.num_records, self.traits = sampler.num_records, sampler.traits
-        self.seed = sampler.seed
-        self.parameters = {
-            "order": sampler,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "uneven": uneven,
-        }
+        self.parameters = {"order": sampler, "rank": self.rank, "world_size": self.world_size}
         self._length = len(self._positions_from(0))
 
     def __len__(self) -> int:
@@ -220,12 +208,6 @@ class RankSampler(Sampler):
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return checked_draw(self._order, epoch, positions * self.world_size + self.rank)
-
-    def records(self, ids: Int64s) -> Int64s:
-        return self._order.records(ids)
-
-    def views(self, ids: Int64s) -> Int64s:
-        return self._order.views(ids)
 
 
 class InnerSampler(Sampler):
@@ -285,6 +267,8 @@ class SequentialSampler(Sampler):
     >>> SequentialSampler(5).ids(0, np.arange(5)).tolist()
     [0, 1, 2, 3, 4]
     """
+
+    _fixed_order = True
 
     def __init__(self, n: SupportsIndex | Sized, /) -> None:
         subset = "SubsetSampler(ids, of=len(index))"

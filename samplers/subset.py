@@ -70,7 +70,7 @@ class SubsetSampler(InnerSampler):
         self.traits = replace(
             inner.traits, record_ids=self._table, reads_blocks=blocks, num_groups=None
         )
-        self.seed = inner.seed
+        self.seed, self._fixed_order = inner.seed, inner._fixed_order
         self.parameters = {"records": self._table, "num_records": self.num_records, "order": inner}
 
     def __repr__(self) -> str:
