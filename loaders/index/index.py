@@ -389,7 +389,7 @@ class Index:
             ) from None
 
     def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
-        """Return the `ROW`s of all fields of the first record, then of the second, and so on.
+        """Return rows (`ROW`) of all fields of the first record, then of the second, and so on.
 
         A row is the byte range of a field of a record: ROW[len(ids) * len(fields)].
         """
