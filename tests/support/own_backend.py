@@ -26,4 +26,4 @@ def unboxed(box: Box) -> Any:
     return box.held
 
 
-BOXES = Backend("own_backend", "BoxLoader", to_numpy=unboxed)
+BOXES = Backend("support.own_backend", "BoxLoader", to_numpy=unboxed)

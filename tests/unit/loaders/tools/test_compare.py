@@ -154,7 +154,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
 
 def test_what_no_tool_can_do_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "absent", BOXES._replace(needs="mxnet"))
-    monkeypatch.setitem(BACKENDS, "gone", BOXES._replace(module="own_backend.gone"))
+    monkeypatch.setitem(BACKENDS, "gone", BOXES._replace(module="support.own_backend.gone"))
     monkeypatch.setitem(BACKENDS, "other", BOXES._replace(loader="Other"))
     for refused, kind, word in REFUSED:
         with pytest.raises(kind, match=word):
