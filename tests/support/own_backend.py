@@ -15,7 +15,7 @@ class BoxLoader(NumpyLoader):
     """Give each batch in boxes."""
 
     def _start_pass(self, epoch: int, start: int) -> Any:
-        return self._ahead(self._made(epoch, start, boxed))
+        return self._prefetched(self._batches(epoch, start, boxed))
 
 
 def boxed(batch: dict[str, Any]) -> dict[str, Any]:
