@@ -84,8 +84,7 @@ class ByRecord:
     pair. `ByRecord(table)` gives all views of a record the same row. Any side table will do.
 
     >>> import numpy as np
-    >>> from twinfeed import DatasetSource, ExactOnceBatchSampler, Feed, ViewSampler
-    >>> from twinfeed import BatchSampler, SequentialSampler
+    >>> from twinfeed import BatchSampler, DatasetSource, Feed, SequentialSampler, ViewSampler
     >>> order = ViewSampler(SequentialSampler(3), [2, 1], per_epoch="all", seed=0)
     >>> captions = ["a cat", "one cat", "a dog"]
     >>> side = {"caption": captions, "author": ByRecord(["Ann", "Bob"])}
