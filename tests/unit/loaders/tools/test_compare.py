@@ -135,8 +135,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
             f"'{name}' is {where} in BACKENDS, which cannot be imported: ",
         )
         for name, kind, where in (
-            ("gone", ModuleNotFoundError, "own_backend.gone.BoxLoader"),
-            ("other", AttributeError, "own_backend.Other"),
+            ("gone", ModuleNotFoundError, "support.own_backend.gone.BoxLoader"),
+            ("other", AttributeError, "support.own_backend.Other"),
         )
     ),
     (call(compare, steps=[sizes_added]), ValueError, "must be one function a backend, 2, got 1"),
