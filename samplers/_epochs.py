@@ -45,7 +45,7 @@ class Epochs(Samples):
         return epoch, step
 
     def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
-        """Return the state before this step; `len(self)` is the end of the epoch."""
+        """Return the state to resume from at this step; `len(self)` is the end of the epoch."""
         epoch, step = checked_position(self, epoch, step)
         return {
             "version": STATE_VERSION,
@@ -55,7 +55,7 @@ class Epochs(Samples):
         }
 
     def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
-        """Return the (epoch, step) of a state of this stream.
+        """Return the (epoch, step) of a state, after checking that it is of this stream.
 
         Raises:
             StateMismatchError: as `load_state_dict`.

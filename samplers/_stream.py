@@ -112,7 +112,7 @@ class BatchStream(Epochs, ABC):
         return True
 
     def _check_sharing(self, processes: int, /) -> None:
-        """Raise TypeError if a trainer cannot share whole batches out to processes."""
+        """Raise TypeError if a trainer cannot give each process some of the batches, as a whole."""
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
@@ -165,7 +165,7 @@ class BatchStream(Epochs, ABC):
         return self._batches(epoch, start, stop) if start < stop else []
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Int64s]:
-        """Return the batches of one step or more, of an epoch and steps that are valid."""
+        """Return the batches of steps `start` to `stop`, at least one, without checks."""
         lows, highs = self.rank_slices(epoch, start, stop)
         ids = self._draw(epoch, start, lows, highs)
         # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
@@ -194,7 +194,7 @@ class BatchStream(Epochs, ABC):
         return derive(self.batch_key, *self._as_ints(epoch, step, self._steps))
 
     def shard(self: _Stream, rank: SupportsIndex, world_size: SupportsIndex) -> _Stream:
-        """Return this stream as one rank sees it; the global batches stay what they are.
+        """Return a copy of this stream with one rank's slices of the same global batches.
 
         Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most 1.
         The longer slices rotate, so that the totals differ by at most 1 too.
@@ -257,7 +257,8 @@ class BatchStream(Epochs, ABC):
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass; a trainer calls this before each epoch.
 
-        After a state was loaded, until the first batch, the loaded epoch keeps its step.
+        Between `load_state_dict` and the next batch, setting the epoch of the state keeps its step:
+        the next pass is the rest of that epoch.
         """
         self._cursor.set_epoch(epoch)
 
@@ -267,9 +268,9 @@ class BatchStream(Epochs, ABC):
         return self._cursor.iterate(self._batches_from)
 
     def _batches_from(self, epoch: int, step: int) -> Iterator[Int64s]:
-        """Yield the batches of a pass from a step on.
+        """Yield the batches of an epoch from a step on.
 
-        They are drawn in chunks that grow: the first batch comes at once, later batches cheaply.
+        They are drawn in chunks that grow: the first batch comes soon, and later batches cost less.
         """
         for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest)):
             yield from self._batches(epoch, start, stop)
@@ -289,7 +290,7 @@ class BatchStream(Epochs, ABC):
         return (ids for _, _, ids in self.passes())
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and of which stream it is: a small dict that JSON can hold.
+        """Return the position of the next batch, and the fingerprint of the stream, for JSON.
 
         The state counts drawn batches. Workers draw ahead of the training loop: with workers, save
         the state of a loader of `twinfeed.loaders`.
@@ -297,7 +298,9 @@ class BatchStream(Epochs, ABC):
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next pass at a state, of any rank and world size, in constant time.
+        """Start the next pass at the position of a state, of any rank and world size.
+
+        This takes constant time.
 
         Raises:
             StateMismatchError: a state of other data, parameters or version; every differing field
@@ -308,7 +311,7 @@ class BatchStream(Epochs, ABC):
     def explain(
         self, *, num_steps: SupportsIndex = 4, world_size: SupportsIndex | None = None
     ) -> str:
-        """Return a drawing of the first steps of the current epoch, one column a rank.
+        """Return a text table of the first batches of the current epoch, one column for each rank.
 
         A sample is written as its record, with its view or use number, if any. Padding is written
         as `-`.

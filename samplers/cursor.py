@@ -44,10 +44,10 @@ class Cursor:
         self._pass_counts = (0, 0)  # an epoch, and its consecutive passes
 
     def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
-        """Start a pass, and return its first (epoch, step): normally the cursor's position.
+        """Return the (epoch, step) at which a pass, one iteration over the stream, starts.
 
-        With `from_start`, and for an evaluation, the pass starts at step 0 of the epoch. Only the
-        first pass after `load_state_dict` starts at the loaded step.
+        It is the cursor's position. With `from_start`, and for an evaluation, it is step 0 of the
+        epoch, except for the first pass after `load_state_dict`.
         """
         if not self._resuming and (from_start or self._stream.evaluation):
             self.step = 0
@@ -55,10 +55,13 @@ class Cursor:
         return self.epoch, self.step
 
     def count_pass(self, epoch: int, advice: str) -> None:
-        """Count a pass that starts an epoch; warn at the third in a row of one training epoch."""
+        """Count a pass that starts an epoch; warn at the third in a row of one training epoch.
+
+        A pass is one iteration over the stream. `advice` is what the warning says to use.
+        """
         # The second time is no mistake: sanity checks and Keras draw a batch to inspect it.
-        last_epoch, times = self._pass_counts
-        self._pass_counts = epoch, times + 1 if last_epoch == epoch else 1
+        last_epoch, count = self._pass_counts
+        self._pass_counts = epoch, count + 1 if last_epoch == epoch else 1
         if self._pass_counts[1] == 3 and not self._stream.evaluation:
             warnings.warn(
                 f"passes begin epoch {epoch} for the third time, so the same batches come again: "
@@ -68,10 +71,10 @@ class Cursor:
             )
 
     def advance(self) -> bool:
-        """Advance by one received batch; return whether its epoch ends.
+        """Move the position to the next batch; return whether the epoch has ended.
 
-        Warns if the batch is of another epoch than a state that was loaded in mid-epoch: the
-        rest of the loaded epoch will not come.
+        Warn if a state was loaded in mid-epoch, and then another epoch was set: the rest of the
+        loaded epoch will not come.
         """
         if self._loaded is not None:
             epoch, step = self._loaded
@@ -97,10 +100,10 @@ class Cursor:
         self._loaded, self._resuming, self._pass_counts = None, False, (0, 0)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the position at step 0 of an epoch.
+        """Set the position to step 0 of an epoch.
 
-        After `load_state_dict`, until the first batch, naming the loaded epoch restores the loaded
-        step: trainers name an epoch after they have loaded a state, and some name two.
+        Between `load_state_dict` and the next batch, setting the epoch of the state sets its step
+        too: trainers set an epoch after they have loaded a state, and some set two.
         """
         limit = self._stream.max_epochs
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
@@ -113,7 +116,7 @@ class Cursor:
         return self._stream.state_at(self.epoch, self.step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the position that a state has; the state may be of any rank and world size.
+        """Set the position to that of a state, which may be of any rank and world size.
 
         Raises:
             StateMismatchError: a state of another stream.
@@ -140,9 +143,10 @@ class Passes(Cursor):
     def iterate(
         self, draw: Callable[[int, int], Iterator[Int64s]]
     ) -> Iterator[tuple[int, int, Int64s]]:
-        """Yield (epoch, step, ids) of a pass; `draw(epoch, step)` yields its batches from there.
+        """Yield (epoch, step, ids) for each batch of a pass, one iteration over the stream.
 
-        Nothing happens before the first `next`.
+        `draw(epoch, step)` yields the ids of the batches from this step on. Nothing is drawn before
+        the first `next`.
         """
         epoch, step = self.start_pass(from_start=True)
         running = self._running = Cursor(self._stream)
@@ -166,7 +170,10 @@ class Passes(Cursor):
                 self.end()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set where the next pass begins; the epoch of the running pass changes nothing."""
+        """Set the epoch of the next pass; to set the epoch of the running pass changes nothing.
+
+        A pass is one iteration over the stream.
+        """
         epoch = validate.as_int("epoch", epoch)
         if self._running is not None and self._running.epoch == epoch:
             self.seek(epoch, self._running.step)

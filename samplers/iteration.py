@@ -91,12 +91,13 @@ class IdStream(Samples, ABC):
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass; a trainer calls this before each epoch.
 
-        After a state was loaded, until the first id, the loaded epoch keeps its position.
+        Between `load_state_dict` and the next id, setting the epoch of the state keeps its
+        position: the next pass is the rest of that epoch.
         """
         self._cursor.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and of which sampler it is: a small dict that JSON can hold.
+        """Return the position of the next id, and the fingerprint of the sampler, for JSON.
 
         The step of the state is a position of the sampler of all ranks. It counts the ids that were
         drawn: with workers, which draw ahead, save the state of a `StatefulDataLoader`, or of a
@@ -105,7 +106,9 @@ class IdStream(Samples, ABC):
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next pass at a state, of any rank and world size, in constant time.
+        """Start the next pass at the position of a state, of any rank and world size.
+
+        This takes constant time.
 
         Raises:
             StateMismatchError: a state of another sampler.
@@ -157,7 +160,10 @@ class IdPasses(Passes):
         return self.epoch, self.step if self._resuming else 0
 
     def start(self, iterator: IdIterator, *, empty: bool, fixed_order: bool) -> None:
-        """Begin the pass of an iterator, which is the latest one from now on."""
+        """Start the pass of an iterator, and set it as the iterator that moves the position.
+
+        A pass is one iteration over the sampler; an `empty` pass has no ids.
+        """
         epoch, _ = self.start_pass(from_start=True)
         self._running = iterator
         if not (empty or fixed_order):  # a stored order may be looked at again and again
@@ -207,7 +213,7 @@ class IdIterator(Cursor):
         return next(self._ids)
 
     def _start_pass(self) -> range:
-        """Begin the pass, and return its positions."""
+        """Start the pass, one iteration over the sampler, and return its positions."""
         self.pass_epoch, self._start = self._passes.next_start()
         self._positions = self._sampler._positions_from(self._start)
         fixed_order = self._sampler._whole._fixed_order
@@ -215,7 +221,7 @@ class IdIterator(Cursor):
         return self._positions
 
     def sync(self) -> bool:
-        """Set epoch and step to those after the last id; return whether the pass has ended."""
+        """Set the position after the last id returned; return whether the pass has ended."""
         assert self._positions is not None
         count = self._drawn - length_hint(self._ids)
         ended = count == len(self._positions)
@@ -224,7 +230,7 @@ class IdIterator(Cursor):
         return ended
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last id: a state of the sampler."""
+        """Return the position after the last id returned, as a state of the sampler."""
         if self._positions is None:
             return self._stream.state_at(*self._passes.next_start())
         self.sync()

@@ -127,7 +127,7 @@ def checked_draw(
     positions: Int64s,
     position_text: Callable[[int, int], str] = "epoch {}, position {}".format,
 ) -> Int64s:
-    """Return `sampler.draw(epoch, positions)`, checked: a wrong id would read another record.
+    """Return the checked ids of `sampler.draw(epoch, positions)`: a wrong id is another record.
 
     `position_text(epoch, position)` names a position in the error.
 
@@ -216,7 +216,10 @@ class InnerSampler(Sampler):
     _order: Sampler
 
     def _set_order(self, order: Sampler, size: int, expected: str) -> None:
-        """Set the inner sampler, whose ids must be `range(size)`; `expected` is for the error."""
+        """Set the inner sampler; ValueError unless its ids are records 0 to `size - 1`.
+
+        `expected` says in the error what the inner sampler must be over.
+        """
         if check_order(order).traits.num_ids is not None:
             raise ValueError(
                 f"order must give record ids, got {order!r}: put views outermost, "
@@ -312,6 +315,7 @@ class RandomSampler(Sampler):
         return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the ids at these positions of the epoch's permutation, int64 as `positions`."""
         key = derive(self._key, epoch)
         n = self.num_records
         if n > SMALL:
