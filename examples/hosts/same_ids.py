@@ -23,7 +23,8 @@ def report(delivered: Sequence[Any], sampler: Any, *, rank: int = 0, world_size:
         batches += [batch["id"] for batch in loader]
     expected = np.concatenate(batches[rank::world_size])[: len(ids)]
     same = digest(ids) == digest(expected)
-    print(f"{len(ids)} ids:", "those of NumpyLoader" if same else "NOT those of NumpyLoader")
+    line = f"{len(ids)} ids: {'those' if same else 'NOT those'} of NumpyLoader\n"
+    print(line, end="", flush=True)  # in one write, as ranks print side by side
 
 
 def digest(ids: np.ndarray) -> str:
