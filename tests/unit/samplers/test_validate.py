@@ -362,7 +362,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: SubsetSampler([True, False], of=2), TypeError, "records must hold integers, got a"),
     (lambda: split(iter(["a", "b"]), fraction=0.5, seed=0), TypeError, "records must be their"),
     (lambda: split(None, fraction=0.5, seed=0), TypeError, "of keys, got None"),
-    (lambda: split(np.float64(5), fraction=0.5, seed=0), TypeError, "of keys, got np.float64(5.0)"),
+    (lambda: split(np.float64(5), fraction=0.5, seed=0), TypeError, "of keys, got "),
     (lambda: split(5.0, fraction=0.5, seed=0), TypeError, "of keys, got 5.0"),
     (lambda: split("abc", fraction=0.5, seed=0), TypeError, "records must be"),
     (
