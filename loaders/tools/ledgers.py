@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twinfeed.loaders.building.sources import PathLike
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.ledger import (
@@ -36,8 +37,6 @@ from twinfeed.samplers.drawing.batch_shape import largest_value
 from twinfeed.samplers.state import flattened
 
 _DAMAGES = LookupError, AttributeError, TypeError, ValueError, RecursionError
-
-PathLike = str | os.PathLike[str]
 
 
 class StepRange(NamedTuple):
