@@ -174,7 +174,7 @@ def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /)
         if name not in fields:
             raise KeyError(
                 f"decode reads the field {name!r}, and the feed has {list(fields)}: name one of "
-                f"these, as in DecodeImage('jpg')"
+                f"these, as in DecodeImage({next(iter(fields), 'jpg')!r})"
             )
 
 
