@@ -191,84 +191,6 @@ NO_CACHE_IN_WORKERS = (
 _ADVICE = "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
 
 
-class RequestSampler:
-    """Yield the requests of a feed's batches, for `DataLoader(batch_sampler=…)`.
-
-    The sampler cannot know what a training loop received. So a pass is an epoch, as for any sampler
-    in a DataLoader of your own:
-
-    - Drawing the last batch moves on to the next epoch.
-    - A pass that was broken off begins its epoch again.
-    - `set_epoch` says where the next pass begins.
-
-    The state counts what was drawn. torchdata's `StatefulDataLoader` keeps the state of each batch,
-    and resumes exactly. `TorchLoader` counts what was received, with any workers.
-
-    Workers draw ahead: where an epoch has no more than `prefetch_factor * num_workers` batches,
-    `iter(dataloader)` alone moves on to the next epoch. Call `set_epoch` before each pass then.
-
-    >>> from tempfile import mkdtemp
-    >>> from twinfeed.loaders import Feed, pack
-    >>> from twinfeed.samplers import ExactOnceBatchSampler
-    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
-    >>> requests = RequestSampler(Feed(index, ExactOnceBatchSampler(3, batch_size=2)))
-    >>> [request.records.tolist() for request in requests]
-    [[0, 1], [2]]
-    """
-
-    def __init__(self, feed: Feed, /) -> None:
-        self._stream = copy.copy(check_feed(feed).sampler)
-        self._stream._passes = None  # a position of its own, whatever the feed's sampler has drawn
-        self._seeded = feed.seeded
-
-    def __len__(self) -> int:
-        return len(self._stream)
-
-    def __iter__(self) -> Iterator[Request]:
-        for epoch, step, ids in self._stream.passes():
-            yield Request.of(self._stream, epoch, step, ids, seeds=self._seeded)
-
-    def set_epoch(self, epoch: int, /) -> None:
-        """Set the epoch of the next pass. A state loaded for this epoch keeps its step."""
-        self._stream.set_epoch(epoch)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the next batch that is drawn."""
-        return self._stream.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Set the position that `state` has."""
-        self._stream.load_state_dict(state)
-
-    @property
-    def sampler(self) -> RequestSampler:
-        """This sampler: trainers look for it in one of two places when they set the epoch."""
-        return self
-
-    batch_sampler = sampler
-
-    @property
-    def drop_last(self) -> bool:
-        """The sampler's `drop_last`; see `BatchStream.drop_last`."""
-        return self._stream.drop_last
-
-    @property
-    def batch_size(self) -> NoReturn:
-        """Refuse to be sharded a second time: trainers ask for `batch_size` before they shard.
-
-        Raises:
-            TypeError: the requests are already of one rank.
-            AttributeError: requests are whole batches, of any size.
-        """
-        if self._stream.world_size > 1:
-            rank, world_size = self._stream.rank, self._stream.world_size
-            raise TypeError(
-                f"this sampler already is rank {rank} of {world_size}: iterate over a TorchLoader, "
-                f"or over the DataLoader unprepared (Trainer(use_distributed_sampler=False))"
-            )
-        raise AttributeError("requests are whole batches, of any size")
-
-
 class TorchSampler(torch.utils.data.Sampler[Any]):
     """A sampler of this library as a `torch.utils.data.Sampler`, for code that asks for this class.
 
@@ -326,3 +248,62 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
     def drop_last(self) -> bool:
         """The `drop_last` of a batch sampler; see `BatchStream.drop_last`."""
         return bool(self._sampler.drop_last)
+
+
+class RequestSampler(TorchSampler):
+    """Yield the requests of a feed's batches, for `DataLoader(batch_sampler=…)`.
+
+    The sampler cannot know what a training loop received. So a pass is an epoch, as for any sampler
+    in a DataLoader of your own:
+
+    - Drawing the last batch moves on to the next epoch.
+    - A pass that was broken off begins its epoch again.
+    - `set_epoch` says where the next pass begins.
+
+    The state counts what was drawn. torchdata's `StatefulDataLoader` keeps the state of each batch,
+    and resumes exactly. `TorchLoader` counts what was received, with any workers.
+
+    Workers draw ahead: where an epoch has no more than `prefetch_factor * num_workers` batches,
+    `iter(dataloader)` alone moves on to the next epoch. Call `set_epoch` before each pass then.
+
+    >>> from tempfile import mkdtemp
+    >>> from twinfeed.loaders import Feed, pack
+    >>> from twinfeed.samplers import ExactOnceBatchSampler
+    >>> index = pack([{"word": b"to"}, {"word": b"be"}, {"word": b"or"}], mkdtemp())["data"]
+    >>> requests = RequestSampler(Feed(index, ExactOnceBatchSampler(3, batch_size=2)))
+    >>> [request.records.tolist() for request in requests]
+    [[0, 1], [2]]
+    """
+
+    def __init__(self, feed: Feed, /) -> None:
+        stream = copy.copy(check_feed(feed).sampler)
+        stream._passes = None  # a position of its own, whatever the feed's sampler has drawn
+        super().__init__(stream)
+        self._seeded = feed.seeded
+
+    def __iter__(self) -> Iterator[Request]:
+        for epoch, step, ids in self._sampler.passes():
+            yield Request.of(self._sampler, epoch, step, ids, seeds=self._seeded)
+
+    @property
+    def sampler(self) -> RequestSampler:
+        """This sampler: trainers look for it in one of two places when they set the epoch."""
+        return self
+
+    batch_sampler = sampler
+
+    @property
+    def batch_size(self) -> NoReturn:
+        """Refuse to be sharded a second time: trainers ask for `batch_size` before they shard.
+
+        Raises:
+            TypeError: the requests are already of one rank.
+            AttributeError: requests are whole batches, of any size.
+        """
+        if self._sampler.world_size > 1:
+            rank, world_size = self._sampler.rank, self._sampler.world_size
+            raise TypeError(
+                f"this sampler already is rank {rank} of {world_size}: iterate over a TorchLoader, "
+                f"or over the DataLoader unprepared (Trainer(use_distributed_sampler=False))"
+            )
+        raise AttributeError("requests are whole batches, of any size")
