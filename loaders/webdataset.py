@@ -82,8 +82,6 @@ class SampleLoader(Loader[list[Sample]]):
     def _check_sizes(self, epoch: int, start: int) -> None:
         """Raise ValueError unless all batches but the last have one size, and none is empty."""
         sampler = self._sampler
-        if sampler.fixed_size is not None:
-            return
         lows, highs = sampler.rank_slices(epoch, start, len(sampler))
         sizes = highs - lows
         if (sizes[:-1] != sampler.batch_size).any() or (sizes[-1:] == 0).any():
@@ -208,20 +206,17 @@ def choose_samples(
     if any(isinstance(pipeline, (str, Iterator)) for pipeline in pipelines):
         raise TypeError("a pipeline must begin anew in each pass: give a DataPipeline, no iterator")
     choices = Choices(sampler, len(pipelines), source)
-    return _ChosenSamples(choices, pipelines, validate.flag("replay", replay), ledger)
+    replay = validate.flag("replay", replay)
+    return _ChosenSamples(choices, pipelines, replay=replay, ledger=ledger)
 
 
 class _ChosenSamples(SampleLoader):
     """The samples that a sampler chooses from pipelines."""
 
     def __init__(
-        self,
-        choices: Choices,
-        pipelines: list[Iterable[Sample]],
-        replay: bool,
-        ledger: str | os.PathLike[str] | None,
+        self, choices: Choices, pipelines: list[Iterable[Sample]], *, replay: bool, **options: Any
     ) -> None:
-        super().__init__(choices.sampler, ledger=ledger)
+        super().__init__(choices.sampler, **options)
         self._choices, self._pipelines, self._replay = choices, pipelines, replay
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
