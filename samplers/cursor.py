@@ -37,7 +37,7 @@ class Cursor:
     step: int
 
     def __init__(self, stream: Epochs, /) -> None:
-        self._stream = stream
+        self.stream = stream
         self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
@@ -49,7 +49,7 @@ class Cursor:
         It is the cursor's position. With `from_start`, and for an evaluation, it is step 0 of the
         epoch, except for the first pass after `load_state_dict`.
         """
-        if not self._resuming and (from_start or self._stream.evaluation):
+        if not self._resuming and (from_start or self.stream.evaluation):
             self.step = 0
         self._resuming = False
         return self.epoch, self.step
@@ -62,7 +62,7 @@ class Cursor:
         # The second time is no mistake: sanity checks and Keras draw a batch to inspect it.
         last_epoch, count = self._pass_counts
         self._pass_counts = epoch, count + 1 if last_epoch == epoch else 1
-        if self._pass_counts[1] == 3 and not self._stream.evaluation:
+        if self._pass_counts[1] == 3 and not self.stream.evaluation:
             warnings.warn(
                 f"passes begin epoch {epoch} for the third time, so the same batches come again: "
                 f"call set_epoch(epoch) before each pass, or {advice}, which goes on after the "
@@ -78,7 +78,7 @@ class Cursor:
         """
         if self._loaded is not None:
             epoch, step = self._loaded
-            if step and epoch != self.epoch and not self._stream.evaluation:
+            if step and epoch != self.epoch and not self.stream.evaluation:
                 warnings.warn(
                     f"the rest of epoch {epoch} does not come: a state of its step {step} was "
                     f"loaded, and then epoch {self.epoch} was named. To train the rest, name "
@@ -86,17 +86,17 @@ class Cursor:
                     stacklevel=2,
                 )
             self._loaded = None
-        self.epoch, self.step = normalise(self._stream, self.epoch, self.step + 1)
+        self.epoch, self.step = normalise(self.stream, self.epoch, self.step + 1)
         return self.step == 0
 
     def end(self) -> None:
         """End the pass, for whatever reason: an evaluation goes back to step 0 of its epoch."""
-        if self._stream.evaluation:
+        if self.stream.evaluation:
             self.step = 0
 
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position before this step; `len(stream)` is the end of the epoch."""
-        self.epoch, self.step = checked_position(self._stream, epoch, step)
+        self.epoch, self.step = checked_position(self.stream, epoch, step)
         self._loaded, self._resuming, self._pass_counts = None, False, (0, 0)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
@@ -105,7 +105,7 @@ class Cursor:
         Between `load_state_dict` and the next batch, setting the epoch of the state sets its step
         too: trainers set an epoch after they have loaded a state, and some set two.
         """
-        limit = self._stream.max_epochs
+        limit = self.stream.max_epochs
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         loaded = self._loaded
         self.epoch, self.step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
@@ -113,7 +113,7 @@ class Cursor:
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and of which stream it is: a small dict that JSON can hold."""
-        return self._stream.state_at(self.epoch, self.step)
+        return self.stream.state_at(self.epoch, self.step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the position to that of a state, which may be of any rank and world size.
@@ -121,7 +121,7 @@ class Cursor:
         Raises:
             StateMismatchError: a state of another stream.
         """
-        self._loaded = self._stream.position_of(state)
+        self._loaded = self.stream.position_of(state)
         self.epoch, self.step = self._loaded
         self._resuming, self._pass_counts = True, (0, 0)
 
@@ -149,7 +149,7 @@ class Passes(Cursor):
         the first `next`.
         """
         epoch, step = self.start_pass(from_start=True)
-        running = self._running = Cursor(self._stream)
+        running = self._running = Cursor(self.stream)
         running.seek(epoch, step)
         self.count_pass(epoch, "use a loader of twinfeed.loaders")
         try:

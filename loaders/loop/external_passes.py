@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, Literal, NamedTuple
 
 from twinfeed.loaders.loop.ledger import Ledger
-from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
 
 Order = Literal["unchecked"]
@@ -46,7 +45,7 @@ class ExternalPasses:
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> sampler = BatchSampler(SequentialSampler(8), batch_size=4)
-    >>> passes = ExternalPasses(sampler, Cursor(sampler), advice="call set_epoch")
+    >>> passes = ExternalPasses(Cursor(sampler), advice="call set_epoch")
     >>> passes.finished(passes.start())
     >>> passes.start()[:2]
     (1, 0)
@@ -57,10 +56,8 @@ class ExternalPasses:
     (2, 0)
     """
 
-    def __init__(
-        self, sampler: BatchStream, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None
-    ) -> None:
-        self._sampler, self._cursor, self._advice = sampler, cursor, advice
+    def __init__(self, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None) -> None:
+        self._cursor, self._advice = cursor, advice
         self._ledger = ledger
         self._next: tuple[int, int] | None = (
             None  # where the next pass starts, if there is a counter
@@ -72,7 +69,7 @@ class ExternalPasses:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and pickle without the state of tracking, which is of this object's passes."""
-        return partial(ExternalPasses, advice=self._advice), (self._sampler, self._cursor)
+        return partial(ExternalPasses, advice=self._advice), (self._cursor,)
 
     def start(self) -> PassStart:
         """Start a pass, and return its first position.
@@ -80,13 +77,13 @@ class ExternalPasses:
         Warns if passes without a counter start the same training epoch for the third time.
         """
         with _LOCK:
-            if self.peeking and not self._sampler.evaluation:
+            if self.peeking and not self._cursor.stream.evaluation:
                 return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step
             if self._next is None:
                 self._latest = self._cursor.start_pass()
                 self._cursor.count_pass(self._latest[0], self._advice)
-            elif position > self._next and not self._sampler.evaluation:
+            elif position > self._next and not self._cursor.stream.evaluation:
                 # The tracked pass was abandoned, or the framework draws a batch to infer its shape.
                 return PassStart(*position, self._generation)
             else:
@@ -95,11 +92,11 @@ class ExternalPasses:
 
     def finished(self, pass_start: PassStart, /) -> None:
         """Set the position after the last batch of a pass."""
-        evaluation = self._sampler.evaluation
+        evaluation = self._cursor.stream.evaluation
         with _LOCK:
             if pass_start.generation != self._generation:
                 return  # an abandoned pass may still prefetch; its end would skip an epoch
-            steps = len(self._sampler)
+            steps = len(self._cursor.stream)
             if self._ledger is not None and self._next is None:
                 first_step = pass_start.epoch * steps + pass_start.step
                 self._ledger.delivered(first_step, steps - pass_start.step)
@@ -134,7 +131,7 @@ class ExternalPasses:
     def advance_to(self, epoch: int, step: int, /) -> None:
         """Set the loader's position to that of the training."""
         if self._ledger is not None:
-            steps = len(self._sampler)
+            steps = len(self._cursor.stream)
             trained = self._cursor.epoch * steps + self._cursor.step
             self._ledger.delivered(trained, epoch * steps + step - trained)
         self._cursor.seek(epoch, step)

@@ -133,7 +133,7 @@ class Loader(Closing, Generic[B]):
         stream = getattr(self, "feed", sampler)
         self._ledger = None if ledger is None else Ledger(ledger, stream)
         self.external_passes = ExternalPasses(
-            sampler, self._cursor, advice=self._counts, ledger=self._ledger
+            self._cursor, advice=self._counts, ledger=self._ledger
         )
         _LOADERS.add(self)
 

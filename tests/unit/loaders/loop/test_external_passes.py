@@ -10,7 +10,7 @@ def passes(*, evaluation: bool = False) -> tuple[ExternalPasses, Cursor]:
     order = BatchSampler(SequentialSampler(8), batch_size=2)
     sampler = ExactOnceBatchSampler(8, batch_size=2) if evaluation else order
     cursor = Cursor(sampler)
-    return ExternalPasses(sampler, cursor, advice="count"), cursor
+    return ExternalPasses(cursor, advice="count"), cursor
 
 
 def test_while_somebody_counts_one_epoch_follows_the_other() -> None:
