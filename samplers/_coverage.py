@@ -8,7 +8,7 @@ import numpy as np
 
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape
-from twinfeed.samplers.drawing.fair_groups import FairGroups
+from twinfeed.samplers.drawing.fair_subsets import FairSubsets
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import permute, permute_rows
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
@@ -38,7 +38,7 @@ class CoverageBatches:
         self._surplus = int(self._num_chunks.sum()) - p * self.steps
         # Of each class, the number of its records that an epoch uses.
         self._records_used = self._num_chunks * k if without_repeats else classes.sizes
-        self._cache: FifoCache[tuple[FairGroups, Int64s, Int64s]] = FifoCache(2)
+        self._cache: FifoCache[tuple[FairSubsets, Int64s, Int64s]] = FifoCache(2)
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of these global steps of one epoch, concatenated.
@@ -60,14 +60,14 @@ class CoverageBatches:
         if self.by_class:
             return np.repeat(classes, self._k)
         chunk = cell - bounds[index]  # its number among the chunks of its class
-        member = groups.groups(classes, chunk)
+        member = groups.subsets(classes, chunk)
         # The records of a class that an epoch leaves out rotate over the epochs.
         size = self._classes.sizes[classes]
         num_unused = size - self._records_used[classes]
         member = (member + (epoch * num_unused)[:, None]) % size[:, None]
         return self._classes.record_ids(classes[:, None], member).reshape(-1)
 
-    def _epoch_table(self, epoch: int) -> tuple[FairGroups, Int64s, Int64s]:
+    def _epoch_table(self, epoch: int) -> tuple[FairSubsets, Int64s, Int64s]:
         """Return an epoch's groups of records, its order of classes, and the bounds of the classes.
 
         A chunk, K records of a class, takes a cell of a table of P rows and a column for each
@@ -81,7 +81,7 @@ class CoverageBatches:
         num_chunks = self._num_chunks - np.sign(self._surplus) * changes
         order = permute(len(num_chunks), derive(self._key, epoch, 0), np.arange(len(num_chunks)))
         bounds = np.append(0, np.cumsum(num_chunks[order]))
-        return FairGroups(self._records_used, self._k, derive(self._key, epoch, 2)), order, bounds
+        return FairSubsets(self._records_used, self._k, derive(self._key, epoch, 2)), order, bounds
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:

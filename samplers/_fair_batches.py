@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
 from twinfeed.samplers.drawing.deduplicate import replace_duplicates
-from twinfeed.samplers.drawing.fair_groups import FairGroups
+from twinfeed.samplers.drawing.fair_subsets import FairSubsets
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.drawing.interleave import Interleave
@@ -89,11 +89,11 @@ class FairBatches:
 
     def _records(self, schedule: _PhaseSchedule, classes: Int64s, groups: Int64s, k: int) -> Int64s:
         """Return the k records of group number `groups[i]` of class `classes[i]`, int64[n, k]."""
-        if schedule.record_groups is None:
+        if schedule.record_subsets is None:
             class_size = np.asarray(self.classes.sizes)[classes]
             member = (groups[:, None] * k + np.arange(k)) % class_size[:, None]
         else:
-            member = schedule.record_groups.groups(classes, groups)
+            member = schedule.record_subsets.subsets(classes, groups)
         return self.classes.record_ids(classes[:, None], member)
 
     def _distinct_records(
@@ -139,7 +139,7 @@ class _PhaseSchedule:
     """The classes of each step of a phase, and the numbers of their groups of records.
 
     A phase is a range of steps with constant P and K. `interleave` gives the super-class of each
-    step, counted from the step at which P changed. `record_groups` are the fair groups of records
+    step, counted from the step at which P changed. `record_subsets` are the fair groups of records
     of each class (None in stored order), counted from the start of the phase.
     """
 
@@ -152,9 +152,9 @@ class _PhaseSchedule:
         weights = self._num_classes // np.gcd.reduce(self._num_classes)
         self.interleave = Interleave(weights, derive(keys["super"], phase.p_start))
         class_key = derive(keys["class"], phase.p_start)
-        self._class_groups = FairGroups(self._num_classes, phase.p, class_key)
+        self._class_subsets = FairSubsets(self._num_classes, phase.p, class_key)
         key = derive(keys["record"], phase.start)
-        self.record_groups = None if batches.stored else FairGroups(class_sizes, phase.k, key)
+        self.record_subsets = None if batches.stored else FairSubsets(class_sizes, phase.k, key)
         self._count_batches_before(phase.start - phase.p_start, len(class_sizes))
 
     def classes(
@@ -165,7 +165,7 @@ class _PhaseSchedule:
         A step is given by its super-class and its index among the steps of the super-class. Only
         columns `start` to `stop` of the P classes of a step: both are int64[steps, stop - start].
         """
-        classes = self._class_groups.groups(super_class, index, start, stop)
+        classes = self._class_subsets.subsets(super_class, index, start, stop)
         if self._super_classes is not None:  # whose members are the classes
             classes = self._super_classes.record_ids(super_class[:, None], classes)
         # The classes of a super-class come in cycles of one batch a class. So the number of earlier

@@ -1,7 +1,7 @@
 """The primitives that samplers draw with: pure functions of keys and counters, over whole arrays.
 
 random_words.py has the keys and the random words, permutation.py keyed permutations, lanes.py and
-blocks.py shuffles of blocks. fair_groups.py draws groups that leave nothing out, interleave.py
+blocks.py shuffles of blocks. fair_subsets.py draws groups that leave nothing out, interleave.py
 mixes streams in proportion, and deduplicate.py replaces records that come twice in a batch.
 weighted_order.py draws by weight without replacement, prefix_sums.py with replacement.
 batch_shape.py has the schedules of P and K, chunks.py how much is drawn in one call, int_arrays.py

@@ -62,7 +62,7 @@ def feistel(n: int, key: int, position: int) -> int:
             return position
 
 
-def fair_groups(n: int, m: int, key: int, count: int) -> list[list[int]]:
+def fair_subsets(n: int, m: int, key: int, count: int) -> list[list[int]]:
     """Return the first groups of m out of n, lap after lap; ``key`` is the population's own."""
     if n < 2 * m - 1:
         laps = [row(n, word(key, t // (n // gcd(n, m)))) for t in range(count)]

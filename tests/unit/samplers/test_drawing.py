@@ -22,7 +22,7 @@ from twinfeed.samplers import (
     WeightedSampler,
 )
 from twinfeed.samplers.drawing import lanes, weighted_order
-from twinfeed.samplers.drawing.fair_groups import FairGroups
+from twinfeed.samplers.drawing.fair_subsets import FairSubsets
 from twinfeed.samplers.drawing.lanes import ConstantLanes, StaggeredLanes
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.drawing.weighted_order import log
@@ -92,7 +92,7 @@ def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.M
     stream = PKBatchSampler(labels, p=100, k=2, seed=0, coverage=coverage)
     rank = stream.shard(41, 100)
     drawn = counting(
-        monkeypatch, FairGroups, "_entries", lambda self, number, lap, positions: positions.size
+        monkeypatch, FairSubsets, "_entries", lambda self, number, lap, positions: positions.size
     )
     counts = []
     for step in range(60):
@@ -104,14 +104,14 @@ def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("n", "m"), [(7, 3), (40, 13), (41, 13), (5, 4), (3, 7)])
-def test_places_of_a_group_are_those_of_the_whole_group(n: int, m: int) -> None:
-    """At every cut, also between two laps."""
-    groups, rows = FairGroups(np.array([n, n + 1]), m, 5), np.arange(60)
+def test_columns_of_a_subset_are_those_of_the_whole_subset(n: int, m: int) -> None:
+    """Any columns, also between two traversals."""
+    subsets, rows = FairSubsets(np.array([n, n + 1]), m, 5), np.arange(60)
     population = rows % 2
-    whole = groups.groups(population, rows)
+    whole = subsets.subsets(population, rows)
     for low in range(m):
         for high in range(low, m + 1):
-            assert np.array_equal(groups.groups(population, rows, low, high), whole[:, low:high])
+            assert np.array_equal(subsets.subsets(population, rows, low, high), whole[:, low:high])
 
 
 def test_a_mixture_of_many_orders_draws_them_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,10 +88,10 @@ def test_draws_equal_two_walks_of_the_slow_definition() -> None:
     record_key = slow.word(keys["record"], 0)
     draws: Counter[int] = Counter()
     expected = []
-    for group in slow.fair_groups(10, 4, class_key, 3 * len(sampler)):
+    for group in slow.fair_subsets(10, 4, class_key, 3 * len(sampler)):
         batch: list[int] = []
         for number in group:
-            walk = slow.fair_groups(
+            walk = slow.fair_subsets(
                 len(members[number]), 2, slow.word(record_key, number), draws[number] + 1
             )
             batch += members[number][walk[-1]].tolist()

@@ -23,13 +23,13 @@ from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s
 
 
-class FairGroups:
+class FairSubsets:
     """Fair groups of m items of many populations (classes) at once, each of its own size."""
 
     def __init__(self, sizes: Int64s, m: int, key: int) -> None:
         self._sizes, self._m, self._key = sizes, m, key
 
-    def groups(
+    def subsets(
         self, population: Int64s, group: Int64s, start: int = 0, stop: int | None = None
     ) -> Int64s:
         """Return items `start` to `stop` of each group (a row): int64[rows, stop - start].
