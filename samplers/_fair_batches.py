@@ -1,4 +1,4 @@
-"""Fair P x K batches: fair groups of P classes, and for each class fair groups of K records."""
+"""Fair P x K batches: fair subsets of P classes, and for each class fair subsets of K records."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
@@ -20,17 +19,17 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
-_LOOK_AHEAD = 8  # groups of records of a class that are searched at once for a free record
+_LOOK_AHEAD = 8  # subsets of records of a class that are searched at once for a free record
 
 
 class FairBatches:
     """The batches of a `PKBatchSampler` without coverage, for any global steps.
 
     Each step belongs to one super-class, in a periodic interleave; without super-labels all classes
-    are one super-class. The classes of a super-class come in fair groups of P, one group a step.
-    The records of a class come in groups of K: fair groups, or with `stored` the next K records in
-    stored order, cyclically. Each batch that contains a class takes the next group of the class. In
-    each *phase*, a range of steps with constant P and K, the groups are numbered from 0.
+    are one super-class. The classes of a super-class come in fair subsets of P, one subset a step.
+    The records of a class come in subsets of K: fair subsets, or with `stored` the next K records
+    in stored order, cyclically. Each batch that contains a class takes the next subset of the
+    class. In each *phase*, a range of steps with constant P and K, the subsets are numbered from 0.
 
     `class_labels` are given if a record may have several labels; else None.
     """
@@ -56,145 +55,163 @@ class FairBatches:
         return self._cache.get(phase, lambda: _PhaseSchedule(phase, self))
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return one rank's slices of the batches of consecutive global steps, concatenated."""
+        """Return one rank's slices of the batches of consecutive global steps, concatenated.
+
+        A batch of P classes with K record ids each is divided into `world_size` equal slices.
+        """
         parts = self._shape.split_by_phase(steps)
         return np.concatenate([self._ids_in_phase(*part, rank, world_size) for part in parts])
 
     def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return one rank's slices of the batches of these steps, concatenated.
+        """Return one rank's slices of the batches of these global steps, concatenated.
 
-        All steps are in one phase, which is a range of global steps with constant P and K.
+        All steps are in one phase, a range of steps with constant P and K. A rank gets the record
+        ids of `P / world_size` classes of each batch, K ids a class.
         """
-        schedule, k = self._schedule(phase), phase.k
-        classes_per_rank = phase.p // world_size
-        rank_slice = slice(rank * classes_per_rank, (rank + 1) * classes_per_rank)
-        several_labels = self._class_labels is not None and not self.by_class
-        # If records have several labels, the records of a rank depend on all classes of the batch.
-        columns = slice(0, phase.p) if several_labels else rank_slice
-        # The super-class of each step, and the number of earlier steps of this super-class.
-        super_class, index = schedule.interleave.elements_at(steps - phase.p_start)
-        classes, groups = schedule.classes(super_class, index, columns.start, columns.stop)
+        schedule, p, k = self._schedule(phase), phase.p, phase.k
+        start, stop = rank * p // world_size, (rank + 1) * p // world_size  # of the rank's classes
         if self.by_class:
-            ids = classes.reshape(-1, 1).repeat(k, axis=1)
-        elif several_labels:
-            ids = self._distinct_records(schedule, classes, groups, k)
-            ids = ids[:, rank_slice].reshape(-1, k)
-        else:
-            ids = self._records(schedule, classes.reshape(-1), groups.reshape(-1), k)
+            classes, _ = schedule.classes_at(steps, start, stop)
+            ids = np.broadcast_to(classes[:, :, None], (*classes.shape, k))
+        elif self._class_labels is None:
+            ids = schedule.records(*schedule.classes_at(steps, start, stop))
+        else:  # records may have several labels: which are free depends on the whole batch
+            batch_classes = schedule.classes_at(steps, 0, p)
+            ids = schedule.distinct_records(*batch_classes, self._class_labels)[:, start:stop]
         if self._shape.lowest_k is None:
             return ids.reshape(-1)
-        # K is drawn for each batch, at most k: keep the first K records of each class.
-        batch_k = np.repeat(self._shape.k_of_steps(phase, steps), classes_per_rank)
-        return ids[np.arange(k) < batch_k[:, None]]
-
-    def _records(self, schedule: _PhaseSchedule, classes: Int64s, groups: Int64s, k: int) -> Int64s:
-        """Return the k records of group number `groups[i]` of class `classes[i]`, int64[n, k]."""
-        if schedule.record_subsets is None:
-            class_size = np.asarray(self.classes.sizes)[classes]
-            member = (groups[:, None] * k + np.arange(k)) % class_size[:, None]
-        else:
-            member = schedule.record_subsets.subsets(classes, groups)
-        return self.classes.record_ids(classes[:, None], member)
-
-    def _distinct_records(
-        self, schedule: _PhaseSchedule, classes: Int64s, groups: Int64s, k: int
-    ) -> Int64s:
-        """Return the records of batches, int64[batches, p, k], each record once in a batch.
-
-        `classes` and `groups`, int64[batches, p], are the classes of each batch and the numbers of
-        their groups of records.
-        """
-        assert self._class_labels is not None
-        ids = self._records(schedule, classes.reshape(-1), groups.reshape(-1), k)
-        ids = ids.reshape(*classes.shape, k)
-        sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
-        has_duplicates = (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)
-        for batch in np.flatnonzero(has_duplicates):
-            by_size = np.argsort(np.asarray(self.classes.sizes)[classes[batch]], kind="stable")
-            candidates = partial(self._later_records, schedule, classes[batch], groups[batch], k)
-            failed_row = replace_duplicates(ids[batch], by_size, candidates)
-            if failed_row is not None:
-                labels = self._class_labels[classes[batch]].tolist()
-                raise ValueError(
-                    f"class {labels[failed_row]} of {labels} has no {k} free records: lower k"
-                )
-        return ids
-
-    def _later_records(
-        self, schedule: _PhaseSchedule, classes: Int64s, groups: Int64s, k: int, row: int
-    ) -> Iterator[int]:
-        """Yield the records of a class from its groups of k records after the one in the batch.
-
-        The class is `classes[row]`, and the group in the batch is `groups[row]`. Every record of
-        the class comes at least once.
-        """
-        num_groups = 2 * int(self.classes.sizes[classes[row]]) // k + 2
-        same_class = np.full(_LOOK_AHEAD, classes[row])
-        for first in range(1, num_groups + 1, _LOOK_AHEAD):
-            later_groups = groups[row] + np.arange(first, first + _LOOK_AHEAD)
-            yield from self._records(schedule, same_class, later_groups, k).reshape(-1).tolist()
+        # K is random in each step, and at most k: take the first K records of each class.
+        random_k = self._shape.k_of_steps(phase, steps)
+        is_taken = np.arange(k) < random_k[:, None, None]
+        return ids[np.broadcast_to(is_taken, ids.shape)]
 
 
 class _PhaseSchedule:
-    """The classes of each step of a phase, and the numbers of their groups of records.
+    """The classes and records of the batches of a phase, a range of steps with constant P and K.
 
-    A phase is a range of steps with constant P and K. `interleave` gives the super-class of each
-    step, counted from the step at which P changed. `record_subsets` are the fair groups of records
-    of each class (None in stored order), counted from the start of the phase.
+    The order of the classes starts at the step at which P changed, and the order of the records of
+    each class at the start of the phase.
     """
 
     def __init__(self, phase: Phase, batches: FairBatches) -> None:
-        keys, self._super_classes, self._p = batches.keys, batches.super_classes, phase.p
+        self._phase, self._classes = phase, batches.classes
+        keys, self._super_classes = batches.keys, batches.super_classes
         class_sizes = np.asarray(batches.classes.sizes)
         self._num_classes = np.array([len(class_sizes)])  # of each super-class
         if self._super_classes is not None:
             self._num_classes = self._super_classes.sizes
         weights = self._num_classes // np.gcd.reduce(self._num_classes)
-        self.interleave = Interleave(weights, derive(keys["super"], phase.p_start))
+        self._super_class_order = Interleave(weights, derive(keys["super"], phase.p_start))
         class_key = derive(keys["class"], phase.p_start)
         self._class_subsets = FairSubsets(self._num_classes, phase.p, class_key)
-        key = derive(keys["record"], phase.start)
-        self.record_subsets = None if batches.stored else FairSubsets(class_sizes, phase.k, key)
-        self._count_batches_before(phase.start - phase.p_start, len(class_sizes))
+        record_key = derive(keys["record"], phase.start)
+        self._record_subsets = FairSubsets(class_sizes, phase.k, record_key)
+        self._stored = batches.stored
+        # Nothing precedes the phase until it is counted.
+        self._num_traversals = np.zeros_like(self._num_classes)
+        self._in_last_traversal = np.zeros(len(class_sizes), np.bool_)
+        self._count_batches_before(phase.start - phase.p_start)
 
-    def classes(
+    def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
+        """Return the classes of each step, and how many earlier batches of the phase have each.
+
+        Only columns `start` to `stop` of the P classes of a step: int64[steps, stop - start] both.
+        """
+        super_class, index = self._super_class_order.elements_at(steps - self._phase.p_start)
+        return self._classes_of(super_class, index, start, stop)
+
+    def _classes_of(
         self, super_class: Int64s, index: Int64s, start: int, stop: int
     ) -> tuple[Int64s, Int64s]:
-        """Return the classes of steps, and the number of the group of records that each takes.
+        """Return the classes of steps, and how many earlier batches of the phase have each class.
 
-        A step is given by its super-class and its index among the steps of the super-class. Only
-        columns `start` to `stop` of the P classes of a step: both are int64[steps, stop - start].
+        Row i of both, int64[steps, stop - start], is step number `index[i]` among the steps of
+        super-class `super_class[i]`, whose classes take turns in subsets of P. Only columns `start`
+        to `stop` of the P classes are returned.
         """
         classes = self._class_subsets.subsets(super_class, index, start, stop)
-        if self._super_classes is not None:  # whose members are the classes
+        if self._super_classes is not None:  # `classes` are numbers within the super-class so far
             classes = self._super_classes.record_ids(super_class[:, None], classes)
-        # The classes of a super-class come in cycles of one batch a class. So the number of earlier
-        # batches with a class is the number of earlier cycles, less those before the phase.
-        position = index[:, None] * self._p + np.arange(start, stop)
-        cycle = position // self._num_classes[super_class][:, None]
-        groups = cycle - self._num_cycles[super_class][:, None]
-        if self._in_last_cycle is not None:
-            groups -= self._in_last_cycle[classes]
-        return classes, groups
+        # A traversal of a super-class has each of its classes in one batch. So the number of
+        # earlier batches with a class is the number of earlier traversals.
+        position = index[:, None] * self._phase.p + np.arange(start, stop)
+        traversal = position // self._num_classes[super_class][:, None]
+        num_before_phase = (
+            self._num_traversals[super_class][:, None] + self._in_last_traversal[classes]
+        )
+        return classes, traversal - num_before_phase
 
-    def _count_batches_before(self, steps: int, num_classes: int) -> None:
-        """Count for each class the batches that contain it, of `steps` steps before the phase.
+    def _count_batches_before(self, num_steps: int) -> None:
+        """Count for each class the batches that contain it, of the last steps before the phase.
 
-        Every class comes once in each cycle, a permutation of the classes of its super-class. So
-        the count is the number of complete cycles, which is set as `_num_cycles`, and one more for
-        the classes of the last, incomplete cycle, whose mask is set as `_in_last_cycle`.
+        A traversal has each class of a super-class once. So the count is the number of complete
+        traversals, and one more for the classes that come in the last, incomplete traversal. With
+        5 classes, P = 2 and 4 steps before the phase, there are 8 classes: one complete traversal,
+        and 3 classes of the next. Sets `_num_traversals` (of each super-class) and
+        `_in_last_traversal` (of each class).
         """
-        num_steps = self.interleave.num_before(steps)  # of each super-class
-        self._num_cycles = num_steps * self._p // self._num_classes  # complete cycles
-        self._in_last_cycle: NDArray[np.bool_] | None = None  # of each class
-        if not steps:
+        if not num_steps:
             return
-        first = self._num_cycles * self._num_classes // self._p  # step where the last cycle starts
-        super_class, offset = groups_and_indices(num_steps - first)
-        in_last_cycle = np.zeros(num_classes, np.bool_)
-        for chunk in slices(len(offset), _CHUNK // self._p + 1):
-            index = first[super_class[chunk]] + offset[chunk]
-            classes, groups = self.classes(super_class[chunk], index, 0, self._p)
-            # Without a mask, the number of a group is the number of cycles since the last began.
-            in_last_cycle[classes[groups == 0]] = True
-        self._in_last_cycle = in_last_cycle
+        steps_of_super = self._super_class_order.num_before(num_steps)  # of each super-class
+        self._num_traversals = steps_of_super * self._phase.p // self._num_classes
+        # The step of each super-class at which its last traversal starts.
+        first_step = self._num_traversals * self._num_classes // self._phase.p
+        super_class, offset = groups_and_indices(steps_of_super - first_step)
+        in_last_traversal = np.zeros_like(self._in_last_traversal)
+        for chunk in slices(len(offset), _CHUNK // self._phase.p + 1):
+            index = first_step[super_class[chunk]] + offset[chunk]
+            classes, num_earlier = self._classes_of(super_class[chunk], index, 0, self._phase.p)
+            # The first of these steps may also have classes of the traversal before the last.
+            in_last_traversal[classes[num_earlier == 0]] = True
+        self._in_last_traversal = in_last_traversal
+
+    def records(self, classes: Int64s, numbers: Int64s) -> Int64s:
+        """Return K records of each class, int64[*classes.shape, K].
+
+        They are subset number `numbers[...]` of the records of class `classes[...]`, int64 arrays
+        of one shape. Subset t of a class of n records, in stored order, are its records `t * K` to
+        `t * K + K - 1`, modulo n: of 5 records and K = 2, subset 2 has records 4 and 0.
+        """
+        class_number, subset = classes.reshape(-1), numbers.reshape(-1)
+        k = self._phase.k
+        if self._stored:
+            class_size = np.asarray(self._classes.sizes)[class_number]
+            member = (subset[:, None] * k + np.arange(k)) % class_size[:, None]
+        else:
+            member = self._record_subsets.subsets(class_number, subset)
+        return self._classes.record_ids(class_number[:, None], member).reshape(*classes.shape, k)
+
+    def distinct_records(self, classes: Int64s, numbers: Int64s, class_labels: Array) -> Int64s:
+        """Return the records of batches, int64[batches, P, K], no record twice in a batch.
+
+        Row i of `classes`, int64[batches, P], has the classes of batch i. Each takes subset number
+        `numbers[i, j]` of its records. A record may have several labels. If two classes of a batch
+        have the same record, the smaller class keeps it, and the larger takes its next free record.
+        """
+        ids = self.records(classes, numbers)
+        sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
+        has_duplicates = (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)
+        for batch in np.flatnonzero(has_duplicates):
+            rows_by_size = np.argsort(
+                np.asarray(self._classes.sizes)[classes[batch]], kind="stable"
+            )
+            candidates = partial(self._later_records, classes[batch], numbers[batch])
+            failed_row = replace_duplicates(ids[batch], rows_by_size, candidates)
+            if failed_row is not None:
+                labels = class_labels[classes[batch]].tolist()
+                raise ValueError(
+                    f"class {labels[failed_row]} of {labels} has no {self._phase.k} free records: "
+                    f"lower k"
+                )
+        return ids
+
+    def _later_records(self, classes: Int64s, numbers: Int64s, row: int) -> Iterator[int]:
+        """Yield records of class `classes[row]`, from its subsets after number `numbers[row]`.
+
+        Every record of the class comes at least once.
+        """
+        num_subsets = 2 * int(self._classes.sizes[classes[row]]) // self._phase.k + 2
+        same_class = np.full(_LOOK_AHEAD, classes[row])
+        for first in range(1, num_subsets + 1, _LOOK_AHEAD):
+            later_numbers = numbers[row] + np.arange(first, first + _LOOK_AHEAD)
+            yield from self.records(same_class, later_numbers).reshape(-1).tolist()

@@ -92,7 +92,7 @@ def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.M
     stream = PKBatchSampler(labels, p=100, k=2, seed=0, coverage=coverage)
     rank = stream.shard(41, 100)
     drawn = counting(
-        monkeypatch, FairSubsets, "_entries", lambda self, number, lap, positions: positions.size
+        monkeypatch, FairSubsets, "_permuted", lambda self, number, lap, positions: positions.size
     )
     counts = []
     for step in range(60):
