@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,13 +17,19 @@ from twinfeed.samplers.types import Int64s
 
 
 class CoverageBatches:
-    """The batches of a `PKBatchSampler` with coverage: B batches an epoch, of P chunks each.
+    """The batches of a `PKBatchSampler` with coverage: as many an epoch as its records fill.
 
-    A *chunk* is K records of one class. Chunks are laid out in a table of B columns (batches) and P
-    rows, class by class along the first row, then on along the next: McNaughton's wrap-around rule
-    ("Scheduling with deadlines and loss functions", 1959). So a class with at most B chunks is
-    never twice in a batch. `without_repeats` takes the largest B that whole chunks can fill,
-    otherwise B is the smallest that covers every record.
+    A *chunk* is K records of one class, and a batch is P chunks of different classes. The chunks of
+    an epoch are laid out in a table with a column for each batch and P rows, class by class along
+    the first row, then along the next: McNaughton's wrap-around rule ("Scheduling with deadlines
+    and loss functions", 1959). So a class with at most as many chunks as there are batches is never
+    twice in a batch. Classes a, b and c of 3, 2 and 1 chunks, in 3 batches of P = 2::
+
+        row 0   a a a
+        row 1   b b c
+
+    `without_repeats` takes the largest number of batches that use no record twice. Otherwise it is
+    the smallest number of batches that use every record.
     """
 
     by_class = False  # whether `ids` returns class numbers in place of records
@@ -38,58 +45,75 @@ class CoverageBatches:
         self._surplus = int(self._num_chunks.sum()) - p * self.steps
         # Of each class, the number of its records that an epoch uses.
         self._records_used = self._num_chunks * k if without_repeats else classes.sizes
-        self._cache: FifoCache[tuple[FairSubsets, Int64s, Int64s]] = FifoCache(2)
+        self._cache: FifoCache[_EpochTable] = FifoCache(2)
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of these global steps of one epoch, concatenated.
 
-        The chunks of an epoch, of K records of a class each, are in a table: a column is a batch,
-        and has P rows. The order of the columns is another in each epoch.
+        A batch is P chunks of K records of a class each. A rank gets `P / world_size` of them.
         """
         epoch, step = int(steps[0]) // self.steps, steps % self.steps
-        groups, class_order, bounds = self._cache.get(epoch, lambda: self._epoch_table(epoch))
-        column = permute(self.steps, derive(self._key, epoch, 1), step)
-        # A row holds few classes, one after the other. Each batch permutes its rows, so that no
-        # rank gets these classes alone.
-        keys = random_words(derive(self._key, epoch, 3), step)
-        rank_rows = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(steps), 1))
-        row = permute_rows(np.full_like(steps, self._p), keys, rank_rows)
-        cell = (column[:, None] + row * self.steps).reshape(-1)  # numbered row by row
-        index = np.searchsorted(bounds, cell, side="right") - 1
-        classes = class_order[index]
+        table = self._cache.get(epoch, lambda: self._epoch_table(epoch))
+        cells = self._cells(epoch, step, rank, world_size)
+        index = np.searchsorted(table.bounds, cells, side="right") - 1
+        classes, chunk = table.class_order[index], cells - table.bounds[index]
         if self.by_class:
             return np.repeat(classes, self._k)
-        chunk = cell - bounds[index]  # its number among the chunks of its class
-        member = groups.subsets(classes, chunk)
-        # The records of a class that an epoch leaves out rotate over the epochs.
+        member = table.chunks.subsets(classes, chunk)
+        # An epoch uses the first records of a class. The records that it leaves out are others in
+        # each epoch, as the class is rotated.
         size = self._classes.sizes[classes]
         num_unused = size - self._records_used[classes]
-        member = (member + (epoch * num_unused)[:, None]) % size[:, None]
-        return self._classes.record_ids(classes[:, None], member).reshape(-1)
+        rotated = (member + (epoch * num_unused)[:, None]) % size[:, None]
+        return self._classes.record_ids(classes[:, None], rotated).reshape(-1)
 
-    def _epoch_table(self, epoch: int) -> tuple[FairSubsets, Int64s, Int64s]:
-        """Return an epoch's groups of records, its order of classes, and the bounds of the classes.
+    def _cells(self, epoch: int, step: Int64s, rank: int, world_size: int) -> Int64s:
+        """Return the cells of the epoch's table that a rank gets in these steps, int64[n].
 
-        A chunk, K records of a class, takes a cell of a table of P rows and a column for each
-        batch. Class `order[i]` has the cells from `bounds[i]` to `bounds[i + 1]`, row by row.
+        The table of chunks has a column for each batch, and P rows. Its cells are numbered row by
+        row. The columns are in random order. So are the rows of each column, since a row has few
+        classes, and otherwise a rank would get these classes alone.
         """
-        # `_num_chunks` are more chunks than the table has cells, or fewer. So some classes lose a
-        # chunk, or get one chunk more: other classes in each epoch, in turn.
-        count = abs(self._surplus)
-        window = (epoch * count + np.arange(count)) % max(1, len(self._adjustable))
-        changes = np.bincount(self._adjustable[window], minlength=len(self._num_chunks))
+        column = permute(self.steps, derive(self._key, epoch, 1), step)
+        keys = random_words(derive(self._key, epoch, 3), step)
+        rank_rows = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(step), 1))
+        row = permute_rows(np.full_like(step, self._p), keys, rank_rows)
+        return (row * self.steps + column[:, None]).reshape(-1)
+
+    def _epoch_table(self, epoch: int) -> _EpochTable:
+        """Return the table of an epoch: which class has which cells, one for each chunk.
+
+        `_num_chunks` may be more chunks than the table has cells, or fewer. Then some classes lose
+        a chunk, or get one chunk more. These are other classes in each epoch, in turn.
+        """
+        num_changed = abs(self._surplus)
+        index = (epoch * num_changed + np.arange(num_changed)) % max(1, len(self._adjustable))
+        changes = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))
         num_chunks = self._num_chunks - np.sign(self._surplus) * changes
         order = permute(len(num_chunks), derive(self._key, epoch, 0), np.arange(len(num_chunks)))
         bounds = np.append(0, np.cumsum(num_chunks[order]))
-        return FairSubsets(self._records_used, self._k, derive(self._key, epoch, 2)), order, bounds
+        chunks = FairSubsets(self._records_used, self._k, derive(self._key, epoch, 2))
+        return _EpochTable(order, bounds, chunks)
+
+
+class _EpochTable(NamedTuple):
+    """The cells of an epoch's table of chunks, numbered row by row; a chunk is K records."""
+
+    class_order: Int64s  # the classes, in random order
+    bounds: Int64s  # class `class_order[i]` has the cells `bounds[i]` to `bounds[i + 1] - 1`
+    chunks: FairSubsets  # the records of the chunks of each class
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the largest number of batches that use no record twice, and the chunks in them.
 
-    A chunk is K records of a class. The result is (number n of batches, number of chunks of each
-    class, class of each chunk that may be left out). A batch has P chunks of different classes, so
-    a class has at most n.
+    `sizes` are the records of each class. A chunk is K records of a class, and a batch is P chunks
+    of different classes. So n batches have at most n chunks of a class. With sizes 8, 4 and 3,
+    P = 2 and K = 2, classes have 4, 2 and 1 whole chunks, which fill 3 batches.
+
+    Returns:
+        The number of batches, the number of chunks of each class, and for each chunk that may be
+        left out its class.
     """
     full_chunks = sizes // k
     # If n batches can be filled, so can fewer: a binary search finds the largest n.
@@ -102,9 +126,13 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
 def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the smallest number of batches that use every record, and the chunks in them.
 
-    A chunk is K records of a class. The result is (number n of batches, number of chunks of each
-    class, classes that may get one chunk more). A batch has P chunks of different classes, so a
-    class has at most n.
+    `sizes` are the records of each class. A chunk is K records of a class, and a batch is P chunks
+    of different classes. So n batches have at most n chunks of a class. With sizes 8, 4 and 3,
+    P = 2 and K = 2, classes need 4, 2 and 2 chunks, which are 4 batches.
+
+    Returns:
+        The number of batches, the number of chunks of each class, and the classes that may get one
+        chunk more.
     """
     needed = -(-sizes // k)
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
