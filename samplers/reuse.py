@@ -9,9 +9,9 @@ import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.lanes import MAX_LANES, StaggeredLanes, equal_bounds
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, root_key
+from twinfeed.samplers.drawing.round_robin import MAX_SEGMENTS, ShuffledRoundRobin, equal_bounds
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
@@ -62,16 +62,16 @@ class ReuseSampler(Sampler):
     ) -> None:
         n = self.num_records = validate.record_count("n", n, subset=_SOME, minimum=1)
         reuse = self._uses = validate.integer("reuse", reuse, minimum=1)
-        live = self._live = validate.integer("live", live, minimum=1, below=MAX_LANES)
+        live = self._live = validate.integer("live", live, minimum=1, below=MAX_SEGMENTS)
         if live > n:
             raise ValueError(f"live must be at most n, got live={live}, n={n}")
         samples = validate.integer("samples of an epoch", n * reuse, minimum=1)
         self.traits = SamplerTraits(num_ids=samples, max_cached=live, uses=reuse)
         self.seed = validate.seed(seed)
         self.parameters = {"n": n, "reuse": reuse, "live": live}
-        self._bounds, self._first_rounds = _staggered_lanes(n, reuse, live)
+        self._bounds, self._first_rounds = _staggered_segments(n, reuse, live)
         self._key = root_key(self.seed, "reuse")
-        self._cache: FifoCache[StaggeredLanes] = FifoCache(2)
+        self._cache: FifoCache[ShuffledRoundRobin] = FifoCache(2)
 
     def __repr__(self) -> str:
         return (
@@ -104,32 +104,32 @@ class ReuseSampler(Sampler):
         """Return the sample ids `record * reuse + use` at these positions, int64[positions].
 
         All uses of all records are one sequence: every record `reuse` times in a row, the records
-        in random order. The sequence is cut into segments (lanes), which are read side by side.
+        in random order. The sequence is cut into segments, which are read side by side.
         """
         key = derive(self._key, epoch)
-        lanes = self._cache.get(
-            epoch, lambda: StaggeredLanes(self._bounds, self._first_rounds, key=derive(key, 0))
+        round_robin = self._cache.get(
+            epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(key, 0))
         )
-        record_index, use = np.divmod(lanes.entries(positions), self._uses)
+        record_index, use = np.divmod(round_robin.entries(positions), self._uses)
         return permute(self.num_records, derive(key, 1), record_index) * self._uses + use
 
 
-def _staggered_lanes(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
-    """Return the bounds and the first rounds of the lanes, int64[live + 1] and int64[live].
+def _staggered_segments(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
+    """Return the bounds and the first rounds of the segments, int64[live + 1] and int64[live].
 
-    The sequence of all uses of all records, record after record, is cut into `live` segments
-    (lanes). Each round reads the next use of every lane. A lane is at its first entry in its first
-    round. The first rounds differ, so that the lanes go on to new records at different times.
+    The sequence of all uses of all records, record after record, is cut into `live` segments. Each
+    round reads the next use of every segment. A segment is at its first entry in its first round.
+    The first rounds differ, so that the segments go on to new records at different times.
     """
     bounds = equal_bounds(n * reuse, live)
-    # A lane that does not start with a new record continues the last record of the lane before it.
-    # A lane that does, and the lanes after it that do not, are a chain.
+    # A segment that does not start with a new record continues the last record of the segment
+    # before it. A segment that does, and the next segments that do not, are a chain.
     chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)
     # A chain reads a new record every `period` rounds. The first rounds of the chains of a period
-    # are spread evenly over the period.
+    # are spread evenly over the period: of three chains with period 6, they are 0, 2 and 4.
     periods = np.gcd(np.diff(bounds)[chain_starts], reuse)
     first_rounds = np.empty_like(chain_starts)
     for period in np.unique(periods):
-        chains = periods == period
-        first_rounds[chains] = np.arange(chains.sum()) * period // chains.sum()
+        chains = np.flatnonzero(periods == period)
+        first_rounds[chains] = np.arange(len(chains)) * period // len(chains)
     return bounds, np.repeat(first_rounds, np.diff(np.append(chain_starts, live)))

@@ -11,9 +11,9 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.blocks import BlockOrder, Blocks
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.lanes import MAX_LANES, ConstantLanes, desynchronized_bounds
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
+from twinfeed.samplers.drawing.round_robin import MAX_SEGMENTS, RoundRobin, desynchronized_bounds
 from twinfeed.samplers.orders import GroupSampler, Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
@@ -24,14 +24,15 @@ class ShardShuffleSampler(Sampler):
     """Shuffle blocks of consecutive records over all shards, `window` of them open at once.
 
     The blocks of an epoch are permuted. The records of a block are permuted within the block. This
-    sequence is cut into `window` lanes, which are emitted side by side. Every record comes exactly
-    once. A block is read once. Only the `window - 1` blocks at most that a bound cuts are read in
-    two parts: the end of the block when an epoch begins, its beginning when the epoch ends.
+    sequence is cut into `window` segments, which are read side by side (round-robin). Every record
+    comes exactly once. A block is read once. Only the `window - 1` blocks at most that a bound of
+    segments cuts are read in two parts: the end of the block when an epoch begins, its beginning
+    when the epoch ends.
 
     Any `window` records in a row are of nearly as many blocks, at the end of an epoch too. All
-    lanes end together; with 16 lanes or more, a single lane may end early. There must be enough
-    blocks: with fewer than three for each lane, or blocks longer than a lane, some lanes read the
-    same block.
+    segments end together; with 16 segments or more, a single one may end early. There must be
+    enough blocks: with fewer than three for each segment, or blocks longer than a segment, some
+    segments read the same block.
 
     Args:
         shard_lengths: the records of each shard, int[shards]. An array that is mapped from a file,
@@ -41,7 +42,7 @@ class ShardShuffleSampler(Sampler):
             of 1 makes the order uniform.
         window: blocks that are open at once.
         sections: the blocks are divided into so many sections of as many records, each with a
-            shuffle of its own and its share of the window's lanes. A batch is a piece of each
+            shuffle of its own and its share of the window's segments. A batch is a piece of each
             section. Where world_size divides `sections`, no two ranks read the same block, except
             the `sections - 1` blocks at most that a section's bound cuts, and in a smaller last
             batch.
@@ -50,11 +51,11 @@ class ShardShuffleSampler(Sampler):
     Raises:
         ValueError: `sections` does not divide `window`, or there are fewer blocks than sections.
 
-    Shards of 6 and 4 records, blocks of 2, two lanes; the bound of the lanes cuts block 8 9::
+    Shards of 6 and 4 records, blocks of 2, two segments, whose bound cuts block 8 9::
 
         blocks    5 4 | 3 2 | 8 * 9 | 7 6 | 1 0
-        lane 0    5   4   3   2   8
-        lane 1      9   7   6   1   0
+        segment 0    5   4   3   2   8
+        segment 1      9   7   6   1   0
         stream    5 9 4 7 3 6 2 1 8 0
 
     >>> import numpy as np
@@ -81,7 +82,7 @@ class ShardShuffleSampler(Sampler):
     ) -> None:
         self._lengths = validate.counts("shard_lengths", shard_lengths, minimum=0)
         self.block = validate.integer("block", block, minimum=1)
-        self.window = validate.integer("window", window, minimum=1, below=MAX_LANES)
+        self.window = validate.integer("window", window, minimum=1, below=MAX_SEGMENTS)
         self._sections = validate.integer("sections", sections, minimum=1)
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
         self.seed = validate.seed(seed)
@@ -110,10 +111,10 @@ class ShardShuffleSampler(Sampler):
         self._batch_size = self._sections
         self._section_size = self.num_records // self._sections  # records of a section
         size = self._blocks.commonest_size
-        # A lane must be longer than a block. Otherwise it would enter a block that the next lane is
-        # still reading.
-        lanes = max(1, min(self.window // self._sections, self._section_size // (size + 2)))
-        self._bounds = desynchronized_bounds(self._section_size, lanes, size)
+        # A segment must be longer than a block. Otherwise it would enter a block that the next
+        # segment is still reading.
+        segments = max(1, min(self.window // self._sections, self._section_size // (size + 2)))
+        self._bounds = desynchronized_bounds(self._section_size, segments, size)
         self._cache: FifoCache[_EpochTable] = FifoCache(2)
 
     def __repr__(self) -> str:
@@ -155,80 +156,85 @@ class ShardShuffleSampler(Sampler):
 
     @property
     def by_group(self) -> tuple[int, Sampler]:
-        lanes = self._sections * (len(self._bounds) - 1)
-        return lanes, GroupSampler(self, lanes, self._lanes)
+        """The number of segments of all sections, and a sampler of the segment of each position."""
+        count = self._sections * (len(self._bounds) - 1)
+        return count, GroupSampler(self, count, self._segment_numbers)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the records at these positions of an epoch, int64[positions] both.
 
-        All blocks in a random order are one sequence of records. It is cut into segments (lanes),
-        which are read side by side. The records of a block are permuted within the block.
+        The blocks of all shards in random order are one sequence of records. It is cut into
+        segments, which are read side by side. The records of a block are permuted within the block.
         """
         table = self._table(epoch)
-        entry = self._entries(table.lanes, positions)  # the index in the sequence
-        block_start, block_record, size = table.order.locate(entry)
-        # If a bound cuts the block, its two parts are shuffled separately.
-        start, stop = _clip(block_start, block_start + size, table.cuts, entry)
-        first_record, offset = block_record + start - block_start, entry - start
+        entry = self._entries(table.round_robin, positions)
+        first_record, offset, size = table.locate(entry)
         if self._within == "random":
             keys = random_words(derive(self._key, epoch, 1), first_record)
-            offset = permute_rows(stop - start, keys, offset[:, None])[:, 0]
-        ids: Int64s = first_record + offset
-        return ids
+            offset = permute_rows(size, keys, offset[:, None])[:, 0]
+        return first_record + offset
 
-    def _entries(self, lanes: ConstantLanes, positions: Int64s) -> Int64s:
+    def _entries(self, round_robin: RoundRobin, positions: Int64s) -> Int64s:
         """Return the index of each position in the sequence of all blocks, one after the other.
 
-        The sequence is cut into sections, and a section into lanes, which are read side by side.
+        The sequence is cut into sections of equal size, and each section into segments, which are
+        read side by side.
         """
         if self._sections == 1:
-            return lanes.entries(0, positions)
+            return round_robin.entries(0, positions)
         section, section_position = self._section_positions(positions)
-        entries = section * self._section_size + lanes.entries(section, section_position)
+        entries = section * self._section_size + round_robin.entries(section, section_position)
         # The last positions are those of the records in no section, in the order of the sequence.
         return np.where(positions < self._sections * self._section_size, entries, positions)
 
     def _section_positions(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the section of each position, and the position in the order of this section.
+        """Return the section of each position of an epoch, and its position within the section.
 
-        Each batch has the next records of section 0, then those of section 1, and so on.
+        Each batch has the next records of section 0, then those of section 1, and so on. With two
+        sections and batches of 6, positions 6 to 11 are positions 3, 4 and 5 of section 0, then 3,
+        4 and 5 of section 1. The last batch has the rest of each section, then the records that are
+        in no section.
         """
         sections, size = self._sections, self._section_size
         count = self._batch_size // sections  # records of a section in a batch
         step, index = np.divmod(positions, self._batch_size)
-        # The last batch has the end of each section, then the records that are in no section.
         is_last = step == size // count
         section, offset = np.divmod(index, np.where(is_last, max(1, size % count), count))
         section_position = (step * count + offset).clip(max=size - 1)
         return np.minimum(section, sections - 1), section_position
 
-    def _lanes(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the lane of each position; the lanes are numbered section by section."""
+    def _segment_numbers(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the segment of each position of an epoch, numbered section by section."""
         section, section_position = self._section_positions(positions)
-        return section * (len(self._bounds) - 1) + self._table(epoch).lanes.slots(section_position)
+        slots = self._table(epoch).round_robin.slots(section_position)
+        return section * (len(self._bounds) - 1) + slots
 
     def _table(self, epoch: int) -> _EpochTable:
+        """Return the tables of an epoch, from the cache if they are there."""
         return self._cache.get(epoch, lambda: self._compute_table(derive(self._key, epoch)))
 
     def _compute_table(self, key: int) -> _EpochTable:
-        """Return the random order of blocks under a key, its lanes, and the blocks that they cut.
+        """Return the tables of the epoch with this key.
 
-        The sequence of blocks is cut into sections, and each section into lanes.
+        All blocks in random order are a sequence of records. It is cut into sections of equal size,
+        and each section into segments.
         """
         order = BlockOrder(self._blocks, derive(key, 0))
         section_starts = np.arange(self._sections)[:, None] * self._section_size
-        cuts = (section_starts + self._bounds[:-1]).reshape(-1)  # where lanes start
-        block_start, block_record, _ = order.locate(cuts)
-        in_block = block_start < cuts  # a bound between two blocks cuts none
-        cut_records = np.sort((block_record + cuts - block_start)[in_block])
+        segment_starts = (section_starts + self._bounds[:-1]).reshape(-1)
+        block_start, block_record, _ = order.locate(segment_starts)
+        cuts_block = block_start < segment_starts  # other segments start with a block
+        cut_records = np.sort((block_record + segment_starts - block_start)[cuts_block])
         keys = random_words(derive(key, 2), np.arange(self._sections))
-        return _EpochTable(order, cuts[in_block], cut_records, ConstantLanes(self._bounds, keys))
+        round_robin = RoundRobin(self._bounds, keys)
+        return _EpochTable(order, segment_starts[cuts_block], cut_records, round_robin)
 
 
 def _clip(starts: Int64s, stops: Int64s, cuts: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
     """Return each range clipped to the part between two cuts that contains its index.
 
-    The cuts are sorted. The ranges, from `starts` to `stops`, and their indices are int64[n].
+    The cuts are sorted. The ranges, from `starts` to `stops`, and their indices are int64[n]. With
+    cuts at 5 and 8, the range from 4 to 7 that contains index 6 is clipped to that from 5 to 7.
     """
     part = np.searchsorted(cuts, index, side="right")
     lowest, highest = np.append(-1, cuts)[part], np.append(cuts, validate.LIMIT)[part]
@@ -236,9 +242,21 @@ def _clip(starts: Int64s, stops: Int64s, cuts: Int64s, index: Int64s) -> tuple[I
 
 
 class _EpochTable(NamedTuple):
-    """The order of blocks of an epoch, its lanes, and where bounds of lanes cut blocks."""
+    """The tables of an epoch: its order of blocks, and the segments that cut some of the blocks."""
 
     order: BlockOrder
-    cuts: Int64s  # where bounds cut blocks, as indices into the sequence of blocks, sorted
-    cut_records: Int64s  # records of the cuts, sorted
-    lanes: ConstantLanes
+    cuts: Int64s  # where segments cut blocks, as indices into the sequence of blocks, sorted
+    cut_records: Int64s  # records at the cuts, sorted
+    round_robin: RoundRobin  # of the segments
+
+    def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return where each entry of the sequence of blocks lies, int64[n] each.
+
+        Returns:
+            The first record of the block, the offset of the entry from this record, and the number
+            of records of the block. Where a segment starts within the block, these are those of the
+            part before the segment's start, or of the part after it.
+        """
+        block_start, block_record, block_size = self.order.locate(entries)
+        start, stop = _clip(block_start, block_start + block_size, self.cuts, entries)
+        return block_record + start - block_start, entries - start, stop - start

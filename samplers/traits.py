@@ -96,7 +96,7 @@ class Samples:
     def by_group(self) -> tuple[int, Any] | None:
         """The number of groups, and the stream with group numbers in place of sample ids.
 
-        Groups are classes, data sets or lanes. None if samples have no groups.
+        Groups are classes, data sets or segments. None if samples have no groups.
         """
         return None
 

@@ -34,7 +34,7 @@ def choose(
     prefetch: int = 2,
     ledger: str | os.PathLike[str] | None = None,
 ) -> DatasetLoader[Any]:
-    """Let a sampler choose from datasets: one for each class, each set or each lane.
+    """Let a sampler choose from datasets: one for each class, each set or each segment.
 
     The datasets are your own, or `source_datasets(feed)`, which give the records of the sampler.
 

@@ -1,4 +1,4 @@
-"""Datasets of the samples of a feed: one for each class, set or lane of its sampler."""
+"""Datasets of the samples of a feed: one for each class, set or segment of its sampler."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _CACHED_CHUNKS = 64
 
 
 def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
-    """Make a dataset of each class, set or lane of a feed's sampler.
+    """Make a dataset of each class, set or segment of a feed's sampler.
 
     `choose(sampler, source_datasets(feed))` gives the batches of `TensorFlowLoader(feed)`, of any
     shards and rank. Passes of `choose` begin at its position, `replay` or not. A dataset that you
@@ -44,14 +44,14 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
     samples before the batches need them. Nothing is read by other threads.
 
     Args:
-        feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or shuffles by lanes
-            (`ShardShuffleSampler`).
+        feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or reads segments of a
+            shuffle side by side (`ShardShuffleSampler`).
 
     Returns:
         a sequence of datasets of samples, each a dict as a batch of the feed has it.
 
     Raises:
-        ValueError: a sampler without classes, sets and lanes, or with padding; a feed with a
+        ValueError: a sampler without classes, sets and segments, or with padding; a feed with a
             `batch_transform`, or with fields that are padded to the longest of a batch.
 
     >>> from tempfile import mkdtemp
@@ -69,7 +69,7 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
 
 
 class SourceDatasets(Sequence[tf.data.Dataset]):
-    """The datasets of the groups of a feed's sampler: of its classes, sets or lanes."""
+    """The datasets of the groups of a feed's sampler: of its classes, sets or segments."""
 
     def __init__(self, feed: Feed) -> None:
         sampler, by_group = feed.sampler, feed.sampler.by_group
@@ -77,7 +77,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         padded = any(mode_of(feed.collate, name) == "pad" for name in shaped)
         if by_group is None or padded or feed.batch_transform is not None:
             raise ValueError(
-                "source_datasets needs a sampler with classes, sets or lanes, a feed without "
+                "source_datasets needs a sampler with classes, sets or segments, a feed without "
                 "batch_transform, and no padding of records or batches, "
                 f"got {sampler!r}: take TensorFlowLoader(feed), which serves every feed"
             )

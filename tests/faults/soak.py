@@ -52,7 +52,7 @@ class Notes:
 
 
 def feed_of(index: Index, route: str) -> Feed:
-    """What a route is fed: datasets of a feed are lanes of a shard-aware shuffle."""
+    """What a route is fed: datasets of a feed are segments of a shard-aware shuffle."""
     order = shuffled(index, seed=1) if "choose" in route else RandomSampler(RECORDS, seed=1)
     return Feed(index, BatchSampler(order, batch_size=BATCH))
 

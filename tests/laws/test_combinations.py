@@ -98,7 +98,7 @@ REFUSED: dict[tuple[str, str, str], tuple[type[Exception], str]] = {
     ("torch, 4 workers", "", "reuse"): (ValueError, "num_workers=0"),
     ("Grain", "", "reuse"): (ValueError, "reuse"),
     ("JAX", "", "a rank"): (ValueError, "whole feed"),
-    **{(CHOOSE, "", name): (ValueError, "lanes") for name in SAMPLERS if name not in CHOSEN},
+    **{(CHOOSE, "", name): (ValueError, "segments") for name in SAMPLERS if name not in CHOSEN},
 }
 
 SLOW = ["torch, 2 workers", "TensorFlow", CHOOSE]

@@ -236,9 +236,9 @@ def test_choose_over_source_datasets_gives_what_a_plain_loop_gives(number: int, 
 
 def test_all_ranks_over_source_datasets_give_the_whole() -> None:
     index = packed(120, "tar")
-    lanes = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=8, sections=2)
+    segments = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=8, sections=2)
     for sampler in (
-        BatchSampler(lanes, batch_size=12),
+        BatchSampler(segments, batch_size=12),
         PKBatchSampler(index.labels, p=4, k=3, seed=1, coverage="once"),
     ):
         ranks = [list(chosen(Feed(index, sampler.shard(rank, 2)))) for rank in range(2)]
@@ -247,7 +247,7 @@ def test_all_ranks_over_source_datasets_give_the_whole() -> None:
             assert both.numpy().tolist() == whole["word"].numpy().tolist()
 
 
-def test_the_dataset_of_a_lane_reads_one_block_after_the_other() -> None:
+def test_the_dataset_of_a_segment_reads_one_block_after_the_other() -> None:
     index = packed(120)
     order = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=4)
     datasets = source_datasets(Feed(index, BatchSampler(order, batch_size=6)))
@@ -282,7 +282,7 @@ def test_source_datasets_serve_two_loaders_at_once() -> None:
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 def test_the_batches_before_a_bad_record_come_first(prefetch: int) -> None:
-    """Also where the record was read together with others of its lane."""
+    """Also where the record was read together with others of its segment."""
     index = packed(120)
     order = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=4)
     sampler = BatchSampler(order, batch_size=6)

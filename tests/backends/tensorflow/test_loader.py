@@ -551,7 +551,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (chosen(CLASSES_ALONE, 1, "a"), TypeError, "Invalid `datasets`"),
     (chosen(BLOCKS, 1, 2, source=SOURCE), ValueError, "by blocks .* source_datasets"),
     (lambda: source_datasets(packed(RECORDS)), TypeError, "feed must be Feed"),  # type: ignore[arg-type]
-    (of_sources(sampler()), ValueError, "classes, sets or lanes"),
+    (of_sources(sampler()), ValueError, "classes, sets or segments"),
     (of_sources(PADDED), ValueError, "no padding of records or batches.*take TensorFlowLoader"),
     (of_sources(PK, batch_transform=lambda batch, seed: batch), ValueError, "batch_transform"),
     (of_sources(PK, decode=numbers, collate="pad"), ValueError, "no padding"),

@@ -21,10 +21,10 @@ from twinfeed.samplers import (
     ViewSampler,
     WeightedSampler,
 )
-from twinfeed.samplers.drawing import lanes, weighted_order
+from twinfeed.samplers.drawing import round_robin, weighted_order
 from twinfeed.samplers.drawing.fair_subsets import FairSubsets
-from twinfeed.samplers.drawing.lanes import ConstantLanes, StaggeredLanes
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
+from twinfeed.samplers.drawing.round_robin import RoundRobin, ShuffledRoundRobin
 from twinfeed.samplers.drawing.weighted_order import log
 
 
@@ -76,7 +76,7 @@ def test_a_rank_visits_the_parts_of_its_slice_alone(monkeypatch: pytest.MonkeyPa
     order = ShardShuffleSampler([10**4] * 20, seed=0, block=100, window=64, sections=32)
     stream = BatchSampler(order, batch_size=320)
     visited = counting(
-        monkeypatch, ConstantLanes, "entries", lambda self, section, positions: positions.size
+        monkeypatch, RoundRobin, "entries", lambda self, section, positions: positions.size
     )
     stream.shard(3, 32).batch(0, 5)
     assert visited == [10]
@@ -128,12 +128,12 @@ def test_a_mixture_of_many_orders_draws_them_in_pieces(monkeypatch: pytest.Monke
     assert len(calls) <= 64
 
 
-def test_a_round_of_many_lanes_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_of_many_segments_is_sorted_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Reuse with many live records: a round serves many batches."""
     live = 50_000
     stream = BatchSampler(ReuseSampler(live * 2, reuse=4, live=live, seed=0), batch_size=100)
-    made = counting(monkeypatch, lanes, "random_words", lambda key, counter: np.size(counter))
-    tables = counting(monkeypatch, StaggeredLanes, "__init__", lambda *given: 1)
+    made = counting(monkeypatch, round_robin, "random_words", lambda key, counter: np.size(counter))
+    tables = counting(monkeypatch, ShuffledRoundRobin, "__init__", lambda *given: 1)
     for step in range(1000):
         stream.batch(0, step)
     assert sum(made) <= 2 * live + 2000

@@ -44,7 +44,7 @@ def test_a_jump_starts_afresh() -> None:
 
 
 def test_an_epoch_starts_afresh() -> None:
-    """An image that a lane boundary cuts has its first uses at an epoch's end; nothing stays."""
+    """An image that a segment boundary cuts has its first uses at an epoch's end; nothing stays."""
     cache = DecodedCache(2, decode)
     cache.get(asked((0, 0), [4], 0))
     cache.get(asked((1, 0), [9], 0))

@@ -130,7 +130,7 @@ def test_small_random_reads_of_large_data_are_warned_of(
     assert not plan(blocks).findings  # of so little data blocks cannot be long
     monkeypatch.setattr(planning, "_SMALL_DATA", 0)
     told = plan(blocks)
-    assert told.requests <= 2 * -(-5000 // 32)  # each block, in two parts if a lane ends in it
+    assert told.requests <= 2 * -(-5000 // 32)  # each block, in two parts if a segment ends in it
     assert "take blocks of about 4 MB, and shards of many blocks" in told.findings[0]
 
 

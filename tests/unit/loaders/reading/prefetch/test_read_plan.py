@@ -134,7 +134,7 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
 
 @pytest.mark.parametrize("limit", [1, 20 * RECORD, 10**12])
 def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
-    """For any bound; the few ranges that a lane boundary cuts may be requested twice."""
+    """For any bound; the few ranges that a segment boundary cuts may be requested twice."""
     order = ShardShuffleSampler(long.shard_lengths, seed=0, block=10, window=4)
     plan, reader = noting(long, BatchSampler(order, batch_size=4), limit=limit)
     for step in range(50):

@@ -171,7 +171,7 @@ def test_each_id_is_drawn_once_by_tensorflow(
 
 @pytest.mark.frameworks
 def test_each_id_is_drawn_once_for_source_datasets(index: Index, drawn: list[int]) -> None:
-    """And the number of its lane once."""
+    """And the number of its segment once."""
     from twinfeed.loaders.tensorflow import choose, source_datasets
 
     order = ShardShuffleSampler(index.shard_lengths, seed=0, block=50, window=5)

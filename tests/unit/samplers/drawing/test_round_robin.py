@@ -1,4 +1,4 @@
-"""Lanes, and the samplers that use them: the shard-aware shuffle and the reuse sampler."""
+"""Segments, and the samplers that use them: the shard-aware shuffle and the reuse sampler."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from support import sampler_definitions as slow
 
 from twinfeed.samplers import BatchSampler, ReuseSampler, ShardShuffleSampler, diagnose
 from twinfeed.samplers.drawing import blocks
-from twinfeed.samplers.drawing.lanes import (
-    ConstantLanes,
-    StaggeredLanes,
+from twinfeed.samplers.drawing.round_robin import (
+    RoundRobin,
+    ShuffledRoundRobin,
     desynchronized_bounds,
     equal_bounds,
 )
@@ -35,20 +35,20 @@ def _blocks_of(ids: np.ndarray, lengths: list[int], block: int) -> np.ndarray:
 
 @settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7), data=st.data())
-def test_lanes_emit_every_place_round_by_round(lengths: list[int], data: st.DataObject) -> None:
-    """A round has the next place of each lane that is not empty; nothing else, nothing twice."""
+def test_segments_emit_every_place_round_by_round(lengths: list[int], data: st.DataObject) -> None:
+    """A round has the next place of each segment that is not empty; nothing else, nothing twice."""
     starts = np.array([data.draw(st.integers(0, n - 1)) for n in lengths])
     bounds = np.concatenate([[0], np.cumsum(lengths)])
     positions = np.arange(sum(lengths))
-    constant, keys = ConstantLanes(bounds, np.array([8, 9], np.uint64)), np.ones_like(positions)
+    constant, keys = RoundRobin(bounds, np.array([8, 9], np.uint64)), np.ones_like(positions)
     for start, found in (
-        (starts, StaggeredLanes(bounds, starts, key=9).entries(positions).tolist()),
+        (starts, ShuffledRoundRobin(bounds, starts, key=9).entries(positions).tolist()),
         (np.zeros_like(starts), constant.entries(keys, positions).tolist()),
     ):
         for turn in range(max(lengths)):
             expected = {
-                bounds[lane] + (turn - start[lane]) % n
-                for lane, n in enumerate(lengths)
+                bounds[segment] + (turn - start[segment]) % n
+                for segment, n in enumerate(lengths)
                 if turn < n
             }
             assert set(found[: len(expected)]) == expected
@@ -57,30 +57,30 @@ def test_lanes_emit_every_place_round_by_round(lengths: list[int], data: st.Data
 
 @settings(max_examples=200)
 @given(
-    blocks=st.integers(1, 600), lanes=st.integers(1, 70), block=st.integers(1, 9), data=st.data()
+    blocks=st.integers(1, 600), segments=st.integers(1, 70), block=st.integers(1, 9), data=st.data()
 )
-def test_constant_lanes_end_together_and_change_blocks_one_by_one(
-    blocks: int, lanes: int, block: int, data: st.DataObject
+def test_constant_segments_end_together_and_change_blocks_one_by_one(
+    blocks: int, segments: int, block: int, data: st.DataObject
 ) -> None:
-    """Lengths differ by at most 1, or one of 16 lanes is shorter, and all begin elsewhere."""
+    """Lengths differ by at most 1, or one of 16 segments is shorter, and all begin elsewhere."""
     size = blocks * block - data.draw(st.integers(0, block - 1))
-    bounds = desynchronized_bounds(size, lanes, block)
+    bounds = desynchronized_bounds(size, segments, block)
     lengths = np.diff(bounds)
     assert bounds[0] == 0
     assert bounds[-1] == size
-    assert len(lengths) == lanes
-    assert np.ptp(lengths[:-1] if lanes > 1 else lengths) <= 1
+    assert len(lengths) == segments
+    assert np.ptp(lengths[:-1] if segments > 1 else lengths) <= 1
     if lengths.max() - lengths[-1] > 1:
-        assert lanes >= 16
+        assert segments >= 16
         assert 2 * lengths[-1] >= lengths.max() - 1
-        begun = np.sort(bounds[:-1] % block)  # the fewest lanes that can begin at the same place
-        assert np.diff(np.searchsorted(begun, np.arange(block + 1))).max() <= -(-lanes // block)
+        begun = np.sort(bounds[:-1] % block)  # the fewest segments that can begin at the same place
+        assert np.diff(np.searchsorted(begun, np.arange(block + 1))).max() <= -(-segments // block)
 
 
-@given(size=st.integers(0, 1000), lanes=st.integers(1, 40))
-def test_equal_bounds_differ_by_one_the_shorter_first(size: int, lanes: int) -> None:
+@given(size=st.integers(0, 1000), segments=st.integers(1, 40))
+def test_equal_bounds_differ_by_one_the_shorter_first(size: int, segments: int) -> None:
     """Lengths are within one, do not fall, and sum to the whole."""
-    lengths = np.diff(equal_bounds(size, lanes))
+    lengths = np.diff(equal_bounds(size, segments))
     assert lengths.sum() == size
     assert np.ptp(lengths) <= 1
     assert (np.diff(lengths) >= 0).all()
@@ -154,7 +154,7 @@ def test_shard_shuffle_has_no_seam_and_no_tail(
         least = 0.9 if blocks >= 3 * width * sections else 0.8
         for distinct in _in_rows(order, lengths, width):
             assert distinct.min() >= least * distinct.mean()
-            if order._bounds[1] >= BLOCK:  # no block is longer than a lane
+            if order._bounds[1] >= BLOCK:  # no block is longer than a segment
                 assert distinct.max() == width
 
 
@@ -173,7 +173,7 @@ def test_sorted_classes_are_as_mixed_in_the_last_batch_as_in_the_first() -> None
     assert found.worst["classes"].distinct.value >= 9
 
 
-def test_lanes_change_blocks_one_by_one() -> None:
+def test_segments_change_blocks_one_by_one() -> None:
     """With equal shards and blocks, blocks open one by one, every so many outputs."""
     for lengths, most in (([1000] * 64, 8), ([6400, 57_600], 5), ([640] * 100, 5)):
         order = ShardShuffleSampler(lengths, seed=1, block=80, window=16)
@@ -212,7 +212,7 @@ def test_records_of_a_block_are_shuffled_or_stay_in_stored_order() -> None:
         assert (steps == 1).all() == (within == "stored")
 
 
-def test_one_block_is_uniform_and_one_lane_is_sequential_by_block() -> None:
+def test_one_block_is_uniform_and_one_segment_is_sequential_by_block() -> None:
     """The two ends of the knob."""
     uniform = _whole(ShardShuffleSampler([5000], seed=1, block=1, window=64))
     assert np.abs(uniform - np.arange(5000)).mean() == pytest.approx(5000 / 3, rel=0.05)

@@ -1,0 +1,187 @@
+"""Round-robin reading of a sequence that is cut into W consecutive segments.
+
+A *round* reads the next entry of every segment that has entries left. A *slot* is the index of an
+output in its round. An *entry* is an index into the sequence. A sequence of 7 entries in 3
+segments, in constant order::
+
+    segments  0 1 2 | 3 4 | 5 6
+    rounds    0 3 5 | 1 4 6 | 2
+
+So the sequence is read at W entries at most at a time, as in an interleave of W files (tf.data's
+`cycle_length=W`), and any output is found by arithmetic over a table of W rows.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from math import gcd
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
+from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.types import Int64s, UInt64s
+
+_MAX_SORTED = 1 << 12  # random words that are sorted at once, for the orders of segments
+MAX_SEGMENTS = 1 << 24  # a segment's number is the lower bits of its word in the order of a round
+_MIN_SEGMENTS_FOR_SHORT_ONE = 16  # with fewer segments, one that ends early would be noticed
+
+
+class Rounds:
+    """The rounds that read W segments of these lengths, int64[W], side by side.
+
+    A round reads one entry of each segment that has entries left. Segments of 3, 2 and 2 entries
+    have rounds of 3, 3 and 1 entries.
+    """
+
+    def __init__(self, lengths: Int64s) -> None:
+        # All rounds are equally long until the first segment ends, and so on to the next end. So
+        # the rounds are in ranges of equally long rounds, one for each distinct length.
+        distinct_lengths, counts = np.unique(lengths, return_counts=True)
+        self._first_round = np.append(0, distinct_lengths)  # of each range
+        self._round_size = len(lengths) - np.append(0, np.cumsum(counts))  # segments not ended
+        outputs = np.cumsum(np.diff(self._first_round) * self._round_size[:-1])
+        self._first_output = np.append(0, outputs)
+
+    def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the round of each output, and its index in the round (slot): int64[n] both.
+
+        `positions` are indices into the outputs of all rounds, round after round. With rounds of 3,
+        3 and 1 outputs, output 4 has round 1 and slot 1.
+        """
+        range_number = np.searchsorted(self._first_output, positions, side="right") - 1
+        offset = positions - self._first_output[range_number]
+        round_, slot = np.divmod(offset, self._round_size[range_number])
+        return self._first_round[range_number] + round_, slot
+
+
+class RoundRobin:
+    """Round-robin over the segments of a sequence, in a constant order, longer segments first.
+
+    Each round reads the next entry of every segment that has entries left. Any W consecutive
+    outputs, the first and the last too, come from W different segments, or from W - 1 if one
+    segment is much shorter. `bounds` is int64[W + 1] from 0. There may be several sequences of this
+    length; each has an order of segments of its own, by its key in `keys`.
+    """
+
+    def __init__(self, bounds: Int64s, keys: UInt64s) -> None:
+        lengths = np.diff(bounds)
+        self._rounds = Rounds(lengths)
+        random = random_words(keys[:, None], np.arange(len(lengths)))
+        order = np.lexsort((random, np.broadcast_to(-lengths, random.shape)), axis=1)
+        self._starts = bounds[order]
+
+    def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
+        """Return the index into a sequence of each of these outputs of the round-robin, int64[n].
+
+        Output i comes from the next entry of a segment. In a constant order, the segment is that of
+        the output's index in its round.
+        """
+        round_, slot = self._rounds.locate(positions)
+        entries: Int64s = self._starts[sequence, slot] + round_
+        return entries
+
+    def slots(self, positions: Int64s) -> Int64s:
+        """Return the index in its round of each of these outputs: the number of its segment."""
+        return self._rounds.locate(positions)[1]
+
+
+class ShuffledRoundRobin:
+    """Round-robin over the segments of a sequence, in a new random order in every round.
+
+    Each round reads the next entry of every segment that has entries left. A segment is read
+    cyclically: its first entry comes in round `first_rounds[segment]` (int64[W]), and after its
+    last entry its first entry follows. So a segment starts somewhere in its middle.
+    """
+
+    def __init__(self, bounds: Int64s, first_rounds: Int64s, *, key: int) -> None:
+        self._starts, self._lengths = bounds[:-1], np.diff(bounds)
+        self._first_rounds, self._key = first_rounds, key
+        self._rounds = Rounds(self._lengths)
+        self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
+
+    def entries(self, positions: Int64s) -> Int64s:
+        """Return the index into the sequence of each of these outputs, int64[n].
+
+        Each round reads one entry of each segment of the sequence. A segment of 5 entries whose
+        entry 0 comes in round 2 has its entry 3 in round 0.
+        """
+        round_, slot = self._rounds.locate(positions)
+        segment = self._segment_at(round_, slot)
+        offset = (round_ - self._first_rounds[segment]) % self._lengths[segment]
+        return self._starts[segment] + offset
+
+    def _segment_at(self, round_: Int64s, slot: Int64s) -> Int64s:
+        """Return the segment that is read at index `slot[i]` of round `round_[i]`, int64[n].
+
+        A round reads one entry of each segment of a sequence, in an order of its own. The orders
+        are computed for as many rounds at once as there is memory for.
+        """
+        rounds, row = np.unique(round_, return_inverse=True)
+        rounds_at_once = max(1, _MAX_SORTED // len(self._lengths))
+        first_rows = np.arange(0, len(rounds), rounds_at_once)
+        # The outputs sorted by their rounds, and divided into those of each first row.
+        by_round = np.argsort(row, kind="stable")
+        parts = np.split(by_round, np.searchsorted(row[by_round], first_rows[1:]))
+        segment = np.empty(round_.shape, np.int64)
+        for first_row, outputs in zip(first_rows.tolist(), parts, strict=False):
+            compute = partial(self._orders, rounds[first_row : first_row + rounds_at_once])
+            # A long round has many batches: without a cache, each batch would sort it again.
+            is_long = rounds_at_once == 1
+            orders = self._cache.get(int(rounds[first_row]), compute) if is_long else compute()
+            segment[outputs] = orders[row[outputs] - first_row, slot[outputs]]
+        return segment
+
+    def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
+        """Return the random order in which each round reads the segments: int32[rounds, W].
+
+        Segments without entries left in the round come last. The order is the argsort of random
+        words. The lower bits of each word are replaced by the number of its segment, so that
+        sorting the words sorts the segments, and the highest bit is set where the segment has no
+        entries left.
+        """
+        segment = np.arange(len(self._lengths))
+        packed = random_words(random_words(self._key, rounds)[:, None], segment) >> np.uint64(1)
+        packed &= ~np.uint64(MAX_SEGMENTS - 1)
+        packed |= segment.astype(np.uint64)
+        packed[rounds[:, None] >= self._lengths] |= np.uint64(1 << 63)
+        packed.sort(axis=1)
+        packed &= np.uint64(MAX_SEGMENTS - 1)
+        return packed.astype(np.int32)
+
+
+def equal_bounds(size: int, count: int) -> Int64s:
+    """Return the bounds of `count` segments of `size` entries in all, int64[count + 1].
+
+    Their lengths differ by at most one, the shorter first. 7 entries in 3 segments: 0, 2, 4, 7.
+    """
+    length, num_longer = divmod(size, count)
+    number = np.arange(count + 1)
+    return number * length + np.maximum(number - (count - num_longer), 0)
+
+
+def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
+    """Return the bounds of segments that reach the ends of blocks at different times.
+
+    A sequence of `size` records, which are in blocks of `block` records, is cut into `count`
+    segments, which are read side by side. If all of them went on to their next block at once, the
+    order would be less random. So the length of a segment, in blocks, is a fraction with `count` as
+    its denominator, in lowest terms: no two segments start at the same offset within a block. Only
+    the last segment is shorter, by half at most. Where this is impossible, and for few segments,
+    lengths differ by at most one. 64 records in 3 segments and blocks of 16: 4 / 3 blocks each, so
+    the segments start at offsets 0, 5 and 10 of a block.
+
+    Returns:
+        int64[count + 1].
+    """
+    blocks = -(-size // block)
+    while gcd(blocks, count) > 1:
+        blocks += 1
+    total_length = blocks * block  # of all segments, before the last is shortened
+    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or 2 * count * (total_length - size) > size:
+        total_length = size
+    length, remainder = divmod(total_length, count)
+    number = np.arange(count + 1)
+    bounds: Int64s = np.minimum(number * length + number * remainder // count, size)
+    return bounds
