@@ -13,7 +13,7 @@ import numpy as np
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
 from twinfeed.samplers.batch_table import batch_table
-from twinfeed.samplers.cursor import Passes
+from twinfeed.samplers.cursor import SamplerCursor
 from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import num_processes, warn_unsharded
@@ -76,7 +76,7 @@ class BatchStream(Epochs, ABC):
         self._largest = batch_size  # the ids of the largest global batch
         self._augmentation_key = root_key(seed, "augmentation")
         self.batch_key = root_key(seed, "batch")  # what batch_seed derives the seeds from
-        self._passes: Passes | None = None
+        self._own_cursor: SamplerCursor | None = None
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
@@ -234,15 +234,15 @@ class BatchStream(Epochs, ABC):
 
     def __copy__(self: _Stream) -> _Stream:
         stream = object.__new__(type(self))
-        vars(stream).update(vars(self), _passes=copy.copy(self._passes))
+        vars(stream).update(vars(self), _own_cursor=copy.copy(self._own_cursor))
         return stream
 
     @property
-    def _cursor(self) -> Passes:
-        if self._passes is None:
+    def _cursor(self) -> SamplerCursor:
+        if self._own_cursor is None:
             # Of a copy: a cycle would keep large tables until the garbage collector runs.
-            self._passes = Passes(copy.copy(self))
-        return self._passes
+            self._own_cursor = SamplerCursor(copy.copy(self))
+        return self._own_cursor
 
     @property
     def epoch(self) -> int:

@@ -126,7 +126,7 @@ class Cursor:
         self._resuming, self._pass_counts = True, (0, 0)
 
 
-class Passes(Cursor):
+class SamplerCursor(Cursor):
     """The cursor of a sampler that is iterated itself: it advances as batches are drawn.
 
     Each pass starts at step 0, and only the latest pass moves the cursor.
@@ -134,11 +134,11 @@ class Passes(Cursor):
 
     def __init__(self, stream: Epochs, /) -> None:
         super().__init__(stream)
-        self._running: Cursor | None = None  # the position of the latest pass, until it ends
+        self._latest: Cursor | None = None  # the position of the latest pass, until it ends
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the running pass."""
-        return {**vars(self), "_running": None}
+        return {**vars(self), "_latest": None}
 
     def iterate(
         self, draw: Callable[[int, int], Iterator[Int64s]]
@@ -149,7 +149,7 @@ class Passes(Cursor):
         the first `next`.
         """
         epoch, step = self.start_pass(from_start=True)
-        running = self._running = Cursor(self.stream)
+        running = self._latest = Cursor(self.stream)
         running.seek(epoch, step)
         self.count_pass(epoch, "use a loader of twinfeed.loaders")
         try:
@@ -158,15 +158,15 @@ class Passes(Cursor):
                 # this generator.
                 running.advance()
                 # A later pass, `set_epoch` or a state may have set the position meanwhile.
-                if self._running is running:
+                if self._latest is running:
                     if self.epoch == epoch:
                         self.advance()
                     if not running.step:
-                        self._running = None
+                        self._latest = None
                 yield epoch, step, ids
         finally:
-            if self._running is running:
-                self._running = None
+            if self._latest is running:
+                self._latest = None
                 self.end()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
@@ -175,12 +175,12 @@ class Passes(Cursor):
         A pass is one iteration over the stream.
         """
         epoch = validate.as_int("epoch", epoch)
-        if self._running is not None and self._running.epoch == epoch:
-            self.seek(epoch, self._running.step)
+        if self._latest is not None and self._latest.epoch == epoch:
+            self.seek(epoch, self._latest.step)
         else:
             super().set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Begin the next pass at a state."""
         super().load_state_dict(state)
-        self._running = None
+        self._latest = None

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from twinfeed.samplers._epochs import Epochs, normalise
-from twinfeed.samplers.cursor import Cursor, Passes
+from twinfeed.samplers.cursor import Cursor, SamplerCursor
 from twinfeed.samplers.drawing.chunks import MAX_IDS
 from twinfeed.samplers.processes import warn_unsharded
 from twinfeed.samplers.traits import Samples, check_record_ids
@@ -40,7 +40,7 @@ class IdStream(Samples, ABC):
     #: Whether `shard` was called.
     sharded: bool = False
     _fixed_order: bool = False  # whether every epoch has the same order, as in an evaluation
-    _passes: IdPasses | None = None  # a default, for samplers that call no `super().__init__`
+    _own_cursor: IdSamplerCursor | None = None  # for samplers without `super().__init__()`
 
     @abstractmethod
     def __len__(self) -> int:
@@ -57,7 +57,7 @@ class IdStream(Samples, ABC):
 
     def __copy__(self: _Stream) -> _Stream:
         stream = object.__new__(type(self))
-        vars(stream).update(vars(self), _passes=copy.copy(self._passes))
+        vars(stream).update(vars(self), _own_cursor=copy.copy(self._own_cursor))
         return stream
 
     @property
@@ -70,13 +70,13 @@ class IdStream(Samples, ABC):
         return range(start, len(self))
 
     @property
-    def _cursor(self) -> IdPasses:
-        if self._passes is None:
+    def _cursor(self) -> IdSamplerCursor:
+        if self._own_cursor is None:
             # Of a copy: a cycle would keep large tables until the garbage collector runs. Set by
             # `vars`, as a sampler of one's own may be a frozen dataclass.
-            vars(self)["_passes"] = IdPasses(copy.copy(self._whole))
-        passes: IdPasses = vars(self)["_passes"]
-        return passes
+            vars(self)["_own_cursor"] = IdSamplerCursor(copy.copy(self._whole))
+        cursor: IdSamplerCursor = vars(self)["_own_cursor"]
+        return cursor
 
     def __iter__(self) -> Iterator[int]:
         """Yield the ids of a pass, as Python ints; nothing is drawn before the first `next`.
@@ -129,13 +129,13 @@ class Positions(Epochs):
         return dict(self._fingerprint)
 
 
-class IdPasses(Passes):
+class IdSamplerCursor(SamplerCursor):
     """The cursor of a sampler that is iterated itself: it moves as ids are drawn.
 
     The ids of a pass do not move it one by one: `sync` asks the latest iterator for its position.
     """
 
-    _running: IdIterator | None
+    _latest: IdIterator | None
 
     def __init__(self, sampler: IdStream) -> None:
         super().__init__(Positions(sampler))
@@ -146,13 +146,13 @@ class IdPasses(Passes):
 
     def sync(self) -> None:
         """Move to the position of the latest iterator, unless something else set the epoch."""
-        running = self._running
+        running = self._latest
         if running is not None:
             ended = running.sync()
             if self.epoch == running.pass_epoch:
                 self.epoch, self.step = running.epoch, running.step
             if ended:
-                self._running = None
+                self._latest = None
 
     def next_start(self) -> tuple[int, int]:
         """Return the (epoch, step) at which the next pass begins."""
@@ -165,7 +165,7 @@ class IdPasses(Passes):
         A pass is one iteration over the sampler; an `empty` pass has no ids.
         """
         epoch, _ = self.start_pass(from_start=True)
-        self._running = iterator
+        self._latest = iterator
         if not (empty or fixed_order):  # a stored order may be looked at again and again
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
         if not empty:
@@ -183,9 +183,9 @@ class IdPasses(Passes):
 class IdIterator(Cursor):
     """The ids of one pass of a sampler, as Python ints, drawn in chunks that grow."""
 
-    def __init__(self, sampler: IdStream, passes: IdPasses) -> None:
-        super().__init__(passes._stream)
-        self._sampler, self._passes = sampler, passes
+    def __init__(self, sampler: IdStream, cursor: IdSamplerCursor) -> None:
+        super().__init__(cursor.stream)
+        self._sampler, self._sampler_cursor = sampler, cursor
         self._clear()
 
     def _clear(self) -> None:
@@ -204,7 +204,7 @@ class IdIterator(Cursor):
         start = self._drawn
         chunk = positions[start : min(2 * start + 1, start + MAX_IDS)]
         if not chunk:
-            self._passes.sync()
+            self._sampler_cursor.sync()
             raise StopIteration
         ids = self._sampler._whole.ids(
             self.pass_epoch, np.arange(chunk.start, chunk.stop, chunk.step)
@@ -214,10 +214,10 @@ class IdIterator(Cursor):
 
     def _start_pass(self) -> range:
         """Start the pass, one iteration over the sampler, and return its positions."""
-        self.pass_epoch, self._start = self._passes.next_start()
+        self.pass_epoch, self._start = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start)
         fixed_order = self._sampler._whole._fixed_order
-        self._passes.start(self, empty=not self._positions, fixed_order=fixed_order)
+        self._sampler_cursor.start(self, empty=not self._positions, fixed_order=fixed_order)
         return self._positions
 
     def sync(self) -> bool:
@@ -225,18 +225,18 @@ class IdIterator(Cursor):
         assert self._positions is not None
         count = self._drawn - length_hint(self._ids)
         ended = count == len(self._positions)
-        step = len(self._stream) if ended else self._start + count * self._positions.step
-        self.epoch, self.step = normalise(self._stream, self.pass_epoch, step)
+        step = len(self.stream) if ended else self._start + count * self._positions.step
+        self.epoch, self.step = normalise(self.stream, self.pass_epoch, step)
         return ended
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last id returned, as a state of the sampler."""
         if self._positions is None:
-            return self._stream.state_at(*self._passes.next_start())
+            return self.stream.state_at(*self._sampler_cursor.next_start())
         self.sync()
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on at a state, and let the sampler's epoch be that of the state."""
-        self._passes.load_state_dict(state)
+        self._sampler_cursor.load_state_dict(state)
         self._clear()

@@ -277,7 +277,7 @@ class RequestSampler(TorchSampler):
 
     def __init__(self, feed: Feed, /) -> None:
         stream = copy.copy(check_feed(feed).sampler)
-        stream._passes = None  # a position of its own, whatever the feed's sampler has drawn
+        stream._own_cursor = None  # a position of its own, whatever the feed's sampler has drawn
         super().__init__(stream)
         self._seeded = feed.seeded
 
