@@ -12,8 +12,8 @@ The values are those of `tensorflow.train.Example`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -109,6 +109,30 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
         return _list_values(kind, bytes(data))
     except WireError as error:
         raise _corrupt(error, 0) from None
+
+
+def decode_lists(kind: str, lists: Sequence[bytes], /) -> Sequence[Values]:
+    """Return the values of each list message; float lists of one length become rows of an array.
+
+    The rows are cut from all messages at once. So the messages must be packed, which gives each the
+    same first bytes: a tag, and the number of bytes that follow.
+
+    Raises:
+        DataCorruptionError: a malformed message.
+
+    >>> decode_lists("float_list", [bytes.fromhex("0a040000803f"), bytes.fromhex("0a0400000040")])
+    array([[1.],
+           [2.]], dtype=float32)
+    """
+    if kind == "float_list" and len(set(map(len, lists))) == 1:
+        first = lists[0]
+        start = len(first) - 4 * len(decode_list(kind, first))
+        messages = np.frombuffer(b"".join(lists), np.uint8).reshape(len(lists), -1)
+        is_packed = first == length_delimited(0x0A, first[start:])
+        if is_packed and (messages[:, :start] == messages[0, :start]).all():
+            rows = messages[:, start:].copy().view("<f4").astype(np.float32, copy=False)
+            return cast(Sequence[Values], rows)
+    return [decode_list(kind, message) for message in lists]
 
 
 def encode(features: Mapping[str, Any], /) -> bytes:

@@ -18,7 +18,7 @@ from twinfeed.loaders.errors import (
     TruncatedShardError,
     check_bytes,
 )
-from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
@@ -111,11 +111,12 @@ class Reader(Closing):
             DataCorruptionError: bytes do not match their checksum.
         """
         names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
-        return self._values(checks.as_ids(ids), names, missing or {})
+        values = self._values(checks.as_ids(ids), names, missing or {})
+        return {name: list(field_values) for name, field_values in values.items()}
 
     def _values(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
-    ) -> dict[str, list[Value]]:
+    ) -> dict[str, Sequence[Value]]:
         """Return the values of each field, in the order of `ids`; `read` without its checks."""
         columns = self.index.columns
         stored = [name for name in names if name not in columns]
@@ -150,8 +151,8 @@ class Reader(Closing):
 
     def _read_fields(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]
-    ) -> list[list[Value]]:
-        """Return a list for each stored field: its values in the order of `ids`."""
+    ) -> list[Sequence[Value]]:
+        """Return for each stored field its values, in the order of `ids`."""
         if not names or not len(ids):
             return [[] for _ in names]
         unique, inverse = ids, None
@@ -163,11 +164,12 @@ class Reader(Closing):
         if repeated or (adjacent and should_coalesce(id_gaps == 1)):
             unique, inverse = np.unique(ids, return_inverse=True)
         data = self._fetch(unique, names, missing, inverse is not None or len(names) > 1)
-        out = []
+        out: list[Sequence[Value]] = []
         for field, name in enumerate(names):
             values = self._decode(name, data[field :: len(names)])
             if name in missing and name in self._fields_with_missing:
                 is_missing = self.index.rows([name], unique)["length"] == -1
+                values = [*values]
                 for position in np.flatnonzero(is_missing).tolist():
                     values[position] = missing[name]
             out.append(values if inverse is None else [values[n] for n in inverse.tolist()])
@@ -258,10 +260,10 @@ class Reader(Closing):
             found=f"{row['length']} bytes at offset {row['offset']}",
         )
 
-    def _decode(self, name: str, data: list[bytes]) -> list[Value]:
+    def _decode(self, name: str, data: list[bytes]) -> Sequence[Value]:
         """Return the values that the bytes of a field encode."""
         kind = self.index.fields[name].kind
-        return data if kind == "bytes" else [decode_list(kind, item) for item in data]
+        return data if kind == "bytes" else decode_lists(kind, data)
 
     def _missing_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
         """Return the error for a missing field; `row` counts the fields of all records."""

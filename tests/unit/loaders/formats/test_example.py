@@ -26,7 +26,13 @@ from twinfeed.loaders.formats._protobuf import (
     read_varints,
     varint,
 )
-from twinfeed.loaders.formats.example import decode_list, encode, locate, parse_sequence
+from twinfeed.loaders.formats.example import (
+    decode_list,
+    decode_lists,
+    encode,
+    locate,
+    parse_sequence,
+)
 from twinfeed.loaders.support.limits import LIMITS
 
 READ_BY_TENSORFLOW = re.compile(
@@ -308,6 +314,52 @@ def test_varint_without_an_end_is_refused(size: int) -> None:
     bad = length_delimited(0x0A, b"\x01" * size + b"\xff" * 10 + b"\x01")
     with pytest.raises(DataCorruptionError):
         decode_list("int64_list", bad)
+
+
+def packed(numbers: bytes) -> bytes:
+    """Serialize a float list as all writers do."""
+    return length_delimited(0x0A, numbers)
+
+
+def unpacked(numbers: bytes) -> bytes:
+    """Serialize a float list with a tag before each number."""
+    return b"".join(b"\x0d" + numbers[at : at + 4] for at in range(0, len(numbers), 4))
+
+
+@given(
+    lists=st.lists(st.binary(min_size=160, max_size=160), min_size=1, max_size=4),
+    size=st.sampled_from((0, 4, 8, 124, 128, 160)),
+    layout=st.sampled_from((packed, unpacked, lambda numbers: b"\x78\x00" + packed(numbers))),
+    flip=st.none() | st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 255)),
+)
+def test_float_lists_at_once_equal_float_lists_one_by_one(
+    lists: list[bytes],
+    size: int,
+    layout: Callable[[bytes], bytes],
+    flip: tuple[int, int, int] | None,
+) -> None:
+    """For canonical and odd messages, and with a byte of a header or number changed."""
+    messages = [bytearray(layout(numbers[:size])) for numbers in lists]
+    if flip is not None:
+        number, at, mask = flip
+        for item in messages[number : number + 1]:
+            item[at : at + 1] = bytes(byte ^ mask for byte in item[at : at + 1])
+
+    def outcome(decode: Callable[[list[bytes]], Any]) -> Any:
+        try:
+            return [array.tobytes() for array in decode(list(map(bytes, messages)))]
+        except DataCorruptionError as error:
+            return str(error)
+
+    one_by_one = outcome(lambda items: [decode_list("float_list", item) for item in items])
+    assert outcome(lambda items: list(decode_lists("float_list", items))) == one_by_one
+
+
+def test_float_lists_at_once_are_rows_of_one_writable_array() -> None:
+    rows = decode_lists("float_list", [packed(np.float32([n, 2]).tobytes()) for n in range(3)])
+    assert isinstance(rows, np.ndarray)
+    assert rows.tolist() == [[0, 2], [1, 2], [2, 2]]
+    assert rows.flags.writeable
 
 
 def test_packed_numbers_that_are_not_whole_are_found_by_locate() -> None:
