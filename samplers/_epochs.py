@@ -10,6 +10,8 @@ from twinfeed.samplers.state import (
     STATE_VERSION,
     StateMismatchError,
     compare_fingerprints,
+    fields_before,
+    flattened,
     json_value,
 )
 from twinfeed.samplers.traits import Samples
@@ -51,7 +53,7 @@ class Epochs(Samples):
             "version": STATE_VERSION,
             "epoch": epoch,
             "step": step,
-            "fingerprint": self.fingerprint,
+            "fingerprint": self._relevant_fingerprint(self.fingerprint, epoch * len(self) + step),
         }
 
     def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
@@ -87,9 +89,9 @@ class Epochs(Samples):
             raise StateMismatchError(f"the state is at step {step}, an epoch has {len(self)}")
         return epoch, step
 
-    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Return a fingerprint without the parts that change no batch before this global step."""
-        return fingerprint
+    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Return the fields of a fingerprint that some batch before this global step depends on."""
+        return fields_before(fingerprint, step)
 
     @property
     def fingerprint(self) -> dict[str, Any]:
@@ -98,13 +100,14 @@ class Epochs(Samples):
         Data are hashed once for a stream and all its copies.
         """
         if not self._fingerprint:
-            self._fingerprint |= {
+            fields = {
                 "sampler": type(self).__name__,
                 "stream_version": self.stream_version,
                 "steps": self._steps,
                 "seed": self.seed,
                 **json_value(self.parameters),
             }
+            self._fingerprint |= flattened(fields)
         return dict(self._fingerprint)
 
 

@@ -14,7 +14,7 @@ from twinfeed.samplers._coverage import CoverageBatches
 from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
-from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, largest_value, text_until
+from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, largest_k, largest_number
 from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import check_class_pairs, class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
@@ -114,8 +114,7 @@ class PKBatchSampler(BatchStream):
         self.parameters = {
             "labels": order.digest,
             "super_labels": None if super_classes is None else super_classes.digest,
-            "p": shape.p_text,
-            "k": shape.k_text,
+            **shape.parameters,
             "small": small,
             "min_class_size": self._min_size,
             "coverage": coverage,
@@ -304,14 +303,15 @@ class PKBatchSampler(BatchStream):
         stream._source.by_class = True
         return self.num_classes, stream
 
-    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> Mapping[str, Any]:
-        """Return the fingerprint without the changes of P and K at this global step or later."""
-        texts = {name: str(fingerprint.get(name, "")) for name in ("p", "k")}
-        relevant = {**fingerprint, **{name: text_until(text, step) for name, text in texts.items()}}
-        if self._small == "drop":
-            # A later k also decides which classes are left out, from the first step on.
-            min_size = str(relevant.pop("min_class_size", ""))
-            size = max(largest_value(min_size), largest_value(texts["k"]))
+    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
+        """Return the fields that batches before this step depend on, changes of P and K included.
+
+        With small="drop" a later k counts too: it decides which classes are left out from the first
+        step on. Their number replaces `min_class_size`.
+        """
+        relevant = super()._relevant_fingerprint(fingerprint, step)
+        if self._small == "drop" and "min_class_size" in relevant:
+            size = max(largest_number(relevant.pop("min_class_size")), largest_k(fingerprint))
             count = int(np.count_nonzero(np.asarray(self._class_sizes) >= size))
             name = "classes that small='drop' keeps (min_class_size fixes them for any k)"
             relevant[name] = count

@@ -11,6 +11,7 @@ import numpy as np
 
 from twinfeed.samplers.drawing.prefix_sums import Counts
 from twinfeed.samplers.mapped import slices
+from twinfeed.samplers.step_schedule import first_step
 
 STATE_VERSION = 1
 _ADVICE = (
@@ -51,6 +52,23 @@ def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -
         raise StateMismatchError("\n".join(["the state is of another stream:", *lines, _ADVICE]))
 
 
+def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
+    """Return the fields of a fingerprint that a batch before this training step depends on.
+
+    They are what a state has. Many changes of schedules become one hash, so that it stays small.
+
+    >>> fields_before({"k": 2, "k from step 7": 3, "k from step 9": 4}, step=9)
+    {'k': 2, 'k from step 7': 3}
+    """
+    fields = {f: v for f, v in flattened(fingerprint) if first_step(f) < max(step, 1)}
+    changes = {field: value for field, value in fields.items() if first_step(field)}
+    text = json.dumps(changes, sort_keys=True, default=str)
+    if len(text) < _MAX_TEXT:
+        return fields
+    unchanged = {field: value for field, value in fields.items() if field not in changes}
+    return {**unchanged, "changes so far": f"{len(changes)} changes {_text_hash(text)}"}
+
+
 def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield (path, value) of every field of nested mappings, with paths such as `orders.0.seed`."""
     for name, value in nested.items():
@@ -88,8 +106,12 @@ def json_value(parameter: Any, *, hashed: bool = True) -> Any:
     text = json.dumps(parameter, sort_keys=True)
     if not isinstance(parameter, (list, str)) or len(text) < _MAX_TEXT:
         return parameter
-    content = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
-    return f"{len(parameter)} {'values' if isinstance(parameter, list) else 'characters'} {content}"
+    unit = "values" if isinstance(parameter, list) else "characters"
+    return f"{len(parameter)} {unit} {_text_hash(text)}"
+
+
+def _text_hash(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 def digest(values: Counts) -> str:

@@ -179,6 +179,7 @@ class Ledger(Closing):
         """Return what the records of the steps depend on, as a line has it."""
         sampler, source = self._sampler, getattr(self._stream, "index", None)
         state = sampler.state_at(*divmod(step, len(sampler)))
+        state["fingerprint"] = sampler.fingerprint  # with all later changes, which states lack
         if source is not None:
             state["records"] = record_state(source)
         return {

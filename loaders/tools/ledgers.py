@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping
-from itertools import chain, pairwise, zip_longest
+from itertools import chain, pairwise
 from pathlib import Path
 from struct import error as struct_error
 from typing import Any, NamedTuple
@@ -33,8 +32,9 @@ from twinfeed.loaders.support.checks import check_bounds
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchStream, StateMismatchError, validate
-from twinfeed.samplers.drawing.batch_shape import largest_value
+from twinfeed.samplers.drawing.batch_shape import largest_k
 from twinfeed.samplers.state import flattened
+from twinfeed.samplers.step_schedule import first_step
 
 _DAMAGES = LookupError, AttributeError, TypeError, ValueError, RecursionError
 
@@ -294,21 +294,8 @@ def _difference(
     differing = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     if not differing:
         return None
-    step = min(_first_change(*pair) for pair in differing.values())
+    step = min(map(first_step, differing))
     if streams[0].get("small") == "drop":  # a later k also decides which classes are left out
-        largest_k = [largest_value(str(stream.get("k"))) for stream in streams]
-        step = step if largest_k[0] == largest_k[1] else 0
+        step = step if largest_k(streams[0]) == largest_k(streams[1]) else 0
     reason = ", ".join(f"{name} is {pair[0]!r} and {pair[1]!r}" for name, pair in differing.items())
     return LedgerDifference(max(start, step), reason)
-
-
-def _first_change(first: Any, second: Any) -> int:
-    """Return the first step at which two values differ; 0 unless they are texts of schedules.
-
-    >>> _first_change("2, 3 from step 7, 4 from step 9", "2, 3 from step 7")
-    9
-    """
-    changes = zip_longest(str(first).split(", "), str(second).split(", "), fillvalue="")
-    differing = next(pair for pair in changes if pair[0] != pair[1])
-    steps = [re.search(r" from step (\d{1,19})$", text) for text in differing if text]
-    return min(int(step[1]) if step else 0 for step in steps)

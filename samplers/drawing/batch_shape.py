@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from bisect import bisect_right
 from collections.abc import Mapping
-from itertools import pairwise
+from functools import partial
 from math import gcd
-from typing import NamedTuple, SupportsIndex
+from typing import Any, NamedTuple, SupportsIndex
 
 import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.random_words import random_words, root_key, uniform_below
+from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.types import Int64s
 
 PerStep = SupportsIndex | Mapping[int, SupportsIndex]
@@ -45,28 +45,28 @@ class BatchShape:
                     f"{name} must be a number, or a schedule by global step such as "
                     f"{name}={{0: 2, 1000: 3}}, got {value!r}"
                 )
-        p_values, k_values = (  # {first global step: value}
-            _schedule(name, value)
-            if isinstance(value, Mapping)
-            else {0: validate.integer(name, value, minimum=1)}
+        ps, ks = (
+            StepSchedule.parse(name, value, partial(validate.integer, name, minimum=1))
             for name, value in (("p", p), ("k", k))
         )
-        self._starts = sorted({*p_values, *k_values})
+        starts = sorted({*ps.starts, *ks.starts})
         self.phases = []
-        p_start = k_start = 0
-        for start in self._starts:
-            p_start = start if start in p_values else p_start
-            k_start = start if start in k_values else k_start
-            self.phases.append(Phase(start, p_values[p_start], k_values[k_start], p_start))
-        self.p_text = _schedule_text(p_values)
-        self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else _schedule_text(k_values)
-        self.fixed = len(self.phases) == 1 and not self.lowest_k
+        for start in starts:
+            (p_start, p_value), (_, k_value) = ps.at(start), ks.at(start)
+            self.phases.append(Phase(start, p_value, k_value, p_start))
+        self._by_step = StepSchedule(starts, self.phases)
+        self.p_text = str(ps)
+        self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else str(ks)
+        # What states compare.
+        k_parameters = {"k": self.k_text} if self.lowest_k else ks.parameters("k")
+        self.parameters = {**ps.parameters("p"), **k_parameters}
+        self.fixed = len(starts) == 1 and not self.lowest_k
         self._key = root_key(seed, "pk k")
         self.largest_batch = max(phase.p * phase.k for phase in self.phases)
         # A random K is any number of its range, and two consecutive numbers have no common divisor.
         fixed_k = self.lowest_k in (None, k)
         self.size_divisor = gcd(*(phase.p * (phase.k if fixed_k else 1) for phase in self.phases))
-        self.largest_p, self.largest_k = max(p_values.values()), max(k_values.values())
+        self.largest_p, self.largest_k = max(ps.values), max(ks.values)
 
     def sizes(self, steps: Int64s) -> Int64s:
         """Return the batch sizes P * K at consecutive global steps, int64[steps]."""
@@ -83,24 +83,7 @@ class BatchShape:
 
         A phase is a range of global steps with constant P and K.
         """
-        # How many phases have started at the first step, and at the last step.
-        num_first, num_last = (bisect_right(self._starts, int(step)) for step in steps[[0, -1]])
-        phases = self.phases[num_first - 1 : num_last]
-        bounds = np.searchsorted(steps, self._starts[num_first:num_last])
-        return list(zip(phases, np.split(steps, bounds), strict=True))
-
-
-def _schedule(name: str, changes: Mapping[int, SupportsIndex]) -> dict[int, int]:
-    """Return a schedule {first global step: value}, sorted, without steps that change nothing."""
-    values = {
-        validate.integer(f"a step of {name}", step, minimum=0): validate.integer(name, v, minimum=1)
-        for step, v in changes.items()
-    }
-    if 0 not in values:
-        raise ValueError(f"{name} as a schedule must say its value at step 0, got {changes!r}")
-    items = sorted(values.items())
-    real_changes = (item for previous, item in pairwise(items) if item[1] != previous[1])
-    return dict([items[0], *real_changes])
+        return [(self.phases[i], steps[mask]) for i, mask in self._by_step.split(steps)]
 
 
 def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
@@ -111,27 +94,16 @@ def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
     return bounds[0], bounds[1]
 
 
-def text_until(text: str, step: int) -> str:
-    """Return the text of a schedule without its changes at this global step and later.
+def largest_number(*values: object) -> int:
+    """Return the largest number in the texts of values, such as a K or a range of K; 0 of none.
 
-    >>> text_until("2, 3 from step 7, 4 from step 9", 9)
-    '2, 3 from step 7'
+    >>> largest_number(3, "2..5")
+    5
     """
-    change = r", \d+ from step (\d{1,19})"
-    return re.sub(change, lambda match: match[0] if int(match[1]) < step else "", text)
+    return max(map(int, re.findall(r"\d{1,18}", " ".join(map(str, values)))), default=0)
 
 
-def largest_value(text: str) -> int:
-    """Return the largest value in the text of a schedule or of a range; 0 of another text.
-
-    >>> largest_value("2, 3 from step 7"), largest_value("2..5")
-    (3, 5)
-    """
-    values = re.findall(r"(?:^|, |\.\.)(\d{1,18})(?=$|,| from|\.\.)", text)
-    return max(map(int, values), default=0)
-
-
-def _schedule_text(values: dict[int, int]) -> str:
-    """Return a schedule as text, for states and `repr`: "2, 3 from step 7"."""
-    first, *changes = values.items()
-    return ", ".join([str(first[1]), *(f"{value} from step {step}" for step, value in changes)])
+def largest_k(fingerprint: Mapping[str, Any]) -> int:
+    """Return the largest K in a fingerprint, at any step."""
+    ks = [value for field, value in fingerprint.items() if re.match("k( from |$)", field)]
+    return largest_number(*ks)

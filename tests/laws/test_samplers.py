@@ -41,7 +41,8 @@ COVERING = [
 
 def shards_of(sampler: BatchStream, world_size: int) -> list[BatchStream]:
     """Return the ranks of a world; none where it would divide classes, and only there."""
-    ps = [int(p.split()[0]) for p in sampler.fingerprint.get("p", "0").split(", ")]
+    fingerprint = sampler.fingerprint
+    ps = [p for field, p in fingerprint.items() if field == "p" or field.startswith("p from step")]
     if any(p % world_size for p in ps):
         with pytest.raises(ValueError, match="world_size must divide p"):
             sampler.shard(0, world_size)

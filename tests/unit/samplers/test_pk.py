@@ -129,11 +129,25 @@ def test_a_state_is_of_a_schedule_up_to_its_position(small: str) -> None:
     plain, later = made(4, 2), made({0: 4, 9: 2}, {0: 2, 7: 3, 12: 4})
     for one, other in ((plain, later), (later, plain)):
         assert other.position_of(json.loads(json.dumps(one.state_at(1, 2)))) == (1, 2)
-        for place, named in (((1, 3), "k"), ((2, 0), "p")):
+        for place, named in (((1, 3), "k from step 7"), ((2, 0), "p from step 9")):
             with pytest.raises(StateMismatchError, match=f"{named}: the state has"):
                 other.position_of(one.state_at(*place))
     assert np.array_equal(later.batches(0, 0, 5), plain.batches(0, 0, 5))
     assert np.array_equal(later.batches(1, 0, 2), plain.batches(1, 0, 2))
+
+
+def test_a_state_of_many_changes_is_small_and_of_those_before_it() -> None:
+    """Changes so far are a hash, which a longer schedule has too, and another one has not."""
+
+    def made(ks: dict[int, int]) -> PKBatchSampler:
+        return PKBatchSampler(LABELS, p=4, k=ks, seed=1, batches_per_epoch=30)
+
+    ks = {step: step % 2 + 1 for step in range(300)}
+    state = json.loads(json.dumps(made({**ks, 400: 1}).state_at(11, 0)))
+    assert len(json.dumps(state)) < 4096
+    assert made({**ks, 330: 1, 500: 2}).position_of(state) == (11, 0)
+    with pytest.raises(StateMismatchError, match="changes so far: the state has '299 changes"):
+        made({**ks, 7: 1}).position_of(state)
 
 
 def test_the_same_value_given_twice_is_no_change() -> None:

@@ -485,7 +485,7 @@ def test_a_state_of_other_parameters_names_every_field_with_both_values() -> Non
     fields = {line.split(":")[0].strip() for line in lines[1:-1]}
     assert lines[-1].startswith("  what to do: give the data, labels and sampler")
     assert fields == {"labels", "p", "seed", "steps"}
-    assert "  p: the state has '2', this sampler has '3'" in lines
+    assert "  p: the state has 2, this sampler has 3" in lines
 
 
 def test_a_state_of_another_sampler_is_refused_with_what_it_lacks() -> None:

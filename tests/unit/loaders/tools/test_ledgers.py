@@ -83,7 +83,7 @@ def test_a_feed_whose_schedule_changes_later_says_who_was_there_before(tmp_path:
     path = write(tmp_path / "ledger.jsonl", pk(), (0, 9))
     later = pk(k={0: 1, 7: 2})
     assert who(path, later, 6)[0].ids.tolist() == pk().batch(1, 1).tolist()
-    with pytest.raises(StateMismatchError, match="k: the state has '1', this sampler has '1, 2"):
+    with pytest.raises(StateMismatchError, match="k from step 7: the state has 'nothing'"):
         who(path, later, 7)
 
 

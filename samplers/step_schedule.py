@@ -1,0 +1,78 @@
+"""Values that change during the training: `{training step: value}`."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twinfeed.samplers import validate
+from twinfeed.samplers.types import Int64s
+
+T = TypeVar("T")
+
+
+class StepSchedule(Generic[T]):
+    """A value for each training step: `values[i]` from step `starts[i]` on; `starts[0]` is 0.
+
+    Training steps are counted over all epochs: `epoch * len + step`.
+
+    >>> schedule = StepSchedule([0, 7], [2, 3])
+    >>> schedule.at(6), schedule.at(7), str(schedule)
+    ((0, 2), (7, 3), '2, 3 from step 7')
+    """
+
+    def __init__(self, starts: list[int], values: list[T]) -> None:
+        self.starts, self.values = starts, values
+
+    @classmethod
+    def parse(cls, name: str, values: Any, check: Callable[[Any], T]) -> StepSchedule[T]:
+        """Return the schedule that a user gave: one value, or `{training step: value}`.
+
+        `check` returns a value as it is used. Steps that change nothing are left out.
+        """
+        by_step = {
+            validate.integer(f"a step of {name}", step, minimum=0): check(value)
+            for step, value in (values if isinstance(values, Mapping) else {0: values}).items()
+        }
+        if 0 not in by_step:
+            raise ValueError(f"{name} as a schedule must say its value at step 0, got {values!r}")
+        schedule = cls([0], [by_step.pop(0)])
+        for step, value in sorted(by_step.items()):
+            if not np.array_equal(np.asarray(value), np.asarray(schedule.values[-1])):
+                schedule.starts.append(step)
+                schedule.values.append(value)
+        return schedule
+
+    def at(self, step: int) -> tuple[int, T]:
+        """Return the value at a training step, after the step from which on it holds."""
+        index = bisect_right(self.starts, step) - 1
+        return self.starts[index], self.values[index]
+
+    def split(self, steps: Int64s) -> Iterator[tuple[int, NDArray[np.bool_]]]:
+        """Yield (i, mask) for each `values[i]` that some steps have; the mask selects the steps."""
+        index = np.searchsorted(self.starts, steps, side="right") - 1
+        for i in np.unique(index).tolist():
+            yield i, index == i
+
+    def parameters(self, name: str) -> dict[str, T]:
+        """Return the values as fields of a fingerprint, such as "k" and "k from step 7"."""
+        later = zip(self.starts[1:], self.values[1:], strict=True)
+        return {name: self.values[0], **{f"{name} from step {step}": v for step, v in later}}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{value}{name}" for name, value in self.parameters("").items())
+
+
+def first_step(field: str) -> int:
+    """Return the training step from which on a field of a fingerprint counts: 0 for most fields.
+
+    >>> first_step("order.weights from step 12000"), first_step("order.weights")
+    (12000, 0)
+    """
+    match = re.search(r" from step (\d{1,19})(?:\.|$)", field)
+    return int(match[1]) if match else 0
