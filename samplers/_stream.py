@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from abc import abstractmethod
+from collections.abc import Iterator
 from itertools import pairwise
-from typing import Any, NoReturn, SupportsIndex, TypeVar
+from typing import NoReturn, SupportsIndex, TypeVar
 
 import numpy as np
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs
 from twinfeed.samplers.batch_table import batch_table
-from twinfeed.samplers.cursor import SamplerCursor
+from twinfeed.samplers.cursor import IteratedSampler, SamplerCursor
 from twinfeed.samplers.drawing.chunks import growing_ranges, steps_per_draw
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.processes import num_processes, warn_unsharded
@@ -23,7 +23,7 @@ from twinfeed.samplers.types import Int64s, UInt64s
 _Stream = TypeVar("_Stream", bound="BatchStream")
 
 
-class BatchStream(Epochs, ABC):
+class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     """A stream of batches of sample ids, by (epoch, step) or by iteration, whole or for one rank.
 
     Every epoch has `len()` steps. `batch(epoch, step)` is pure. `shard(rank, world_size)` gives
@@ -76,7 +76,6 @@ class BatchStream(Epochs, ABC):
         self._largest = batch_size  # the ids of the largest global batch
         self._augmentation_key = root_key(seed, "augmentation")
         self.batch_key = root_key(seed, "batch")  # what batch_seed derives the seeds from
-        self._own_cursor: SamplerCursor | None = None
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
@@ -232,17 +231,8 @@ class BatchStream(Epochs, ABC):
         )
         return low, high
 
-    def __copy__(self: _Stream) -> _Stream:
-        stream = object.__new__(type(self))
-        vars(stream).update(vars(self), _own_cursor=copy.copy(self._own_cursor))
-        return stream
-
-    @property
-    def _cursor(self) -> SamplerCursor:
-        if self._own_cursor is None:
-            # Of a copy: a cycle would keep large tables until the garbage collector runs.
-            self._own_cursor = SamplerCursor(copy.copy(self))
-        return self._own_cursor
+    def _new_cursor(self) -> SamplerCursor:
+        return SamplerCursor(copy.copy(self))
 
     @property
     def epoch(self) -> int:
@@ -253,14 +243,6 @@ class BatchStream(Epochs, ABC):
     def step(self) -> int:
         """Step of the next batch that the running pass draws, in `[0, len(self))`."""
         return self._cursor.step
-
-    def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the epoch of the next pass; a trainer calls this before each epoch.
-
-        Between `load_state_dict` and the next batch, setting the epoch of the state keeps its step:
-        the next pass is the rest of that epoch.
-        """
-        self._cursor.set_epoch(epoch)
 
     def passes(self) -> Iterator[tuple[int, int, Int64s]]:
         """Iterate, and yield (epoch, step, ids) for each batch."""
@@ -288,25 +270,6 @@ class BatchStream(Epochs, ABC):
         """
         check_record_ids(self, "sampler.batch(epoch, step)")
         return (ids for _, _, ids in self.passes())
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the position of the next batch, and the fingerprint of the stream, for JSON.
-
-        The state counts drawn batches. Workers draw ahead of the training loop: with workers, save
-        the state of a loader of `twinfeed.loaders`.
-        """
-        return self._cursor.state_dict()
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next pass at the position of a state, of any rank and world size.
-
-        This takes constant time.
-
-        Raises:
-            StateMismatchError: a state of other data, parameters or version; every differing field
-                is named.
-        """
-        self._cursor.load_state_dict(state)
 
     def explain(
         self, *, num_steps: SupportsIndex = 4, world_size: SupportsIndex | None = None

@@ -1,14 +1,19 @@
-"""The position in a stream, and passes over a stream without a loader."""
+"""The position (epoch, step) in a stream, and the iteration over a sampler without a loader."""
 
 from __future__ import annotations
 
+import copy
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, SupportsIndex
+from typing import Any, Generic, SupportsIndex, TypeVar
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._epochs import Epochs, checked_position, normalise
 from twinfeed.samplers.types import Int64s
+
+_Sampler = TypeVar("_Sampler", bound="IteratedSampler[Any]")
+_Cursor = TypeVar("_Cursor", bound="SamplerCursor")
 
 
 class Cursor:
@@ -44,10 +49,10 @@ class Cursor:
         self._pass_counts = (0, 0)  # an epoch, and its consecutive passes
 
     def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
-        """Return the (epoch, step) at which a pass, one iteration over the stream, starts.
+        """Start a pass, which is one iteration over the stream; return its first (epoch, step).
 
-        It is the cursor's position. With `from_start`, and for an evaluation, it is step 0 of the
-        epoch, except for the first pass after `load_state_dict`.
+        A pass starts at the cursor's position. With `from_start`, and for an evaluation, it starts
+        at step 0 of the epoch, except for the first pass after `load_state_dict`.
         """
         if not self._resuming and (from_start or self.stream.evaluation):
             self.step = 0
@@ -55,9 +60,10 @@ class Cursor:
         return self.epoch, self.step
 
     def count_pass(self, epoch: int, advice: str) -> None:
-        """Count a pass that starts an epoch; warn at the third in a row of one training epoch.
+        """Count the passes (iterations over the stream) that start at the same epoch in a row.
 
-        A pass is one iteration over the stream. `advice` is what the warning says to use.
+        Warn at the third pass of a training epoch, and advise to use `advice`: such a loop has
+        probably forgotten `set_epoch`, and trains on the same batches again and again.
         """
         # The second time is no mistake: sanity checks and Keras draw a batch to inspect it.
         last_epoch, count = self._pass_counts
@@ -73,8 +79,8 @@ class Cursor:
     def advance(self) -> bool:
         """Move the position to the next batch; return whether the epoch has ended.
 
-        Warn if a state was loaded in mid-epoch, and then another epoch was set: the rest of the
-        loaded epoch will not come.
+        Warn if a state of the middle of an epoch was loaded, and then another epoch was set: the
+        rest of the loaded epoch is skipped.
         """
         if self._loaded is not None:
             epoch, step = self._loaded
@@ -90,12 +96,12 @@ class Cursor:
         return self.step == 0
 
     def end(self) -> None:
-        """End the pass, for whatever reason: an evaluation goes back to step 0 of its epoch."""
+        """End a pass, complete or not: an evaluation goes back to step 0 of its epoch."""
         if self.stream.evaluation:
             self.step = 0
 
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
-        """Set the position before this step; `len(stream)` is the end of the epoch."""
+        """Set the position to this step of an epoch; step `len(stream)` is the end of the epoch."""
         self.epoch, self.step = checked_position(self.stream, epoch, step)
         self._loaded, self._resuming, self._pass_counts = None, False, (0, 0)
 
@@ -112,7 +118,7 @@ class Cursor:
         self._pass_counts = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and of which stream it is: a small dict that JSON can hold."""
+        """Return the position and the fingerprint of the stream, as a small dict for JSON."""
         return self.stream.state_at(self.epoch, self.step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -127,9 +133,9 @@ class Cursor:
 
 
 class SamplerCursor(Cursor):
-    """The cursor of a sampler that is iterated itself: it advances as batches are drawn.
+    """The cursor of a sampler that is iterated without a loader: it advances as batches are drawn.
 
-    Each pass starts at step 0, and only the latest pass moves the cursor.
+    Each pass (iteration over the sampler) starts at step 0. Only the latest pass moves the cursor.
     """
 
     def __init__(self, stream: Epochs, /) -> None:
@@ -143,36 +149,36 @@ class SamplerCursor(Cursor):
     def iterate(
         self, draw: Callable[[int, int], Iterator[Int64s]]
     ) -> Iterator[tuple[int, int, Int64s]]:
-        """Yield (epoch, step, ids) for each batch of a pass, one iteration over the stream.
+        """Yield (epoch, step, ids) for each batch of one pass, and advance the cursor.
 
-        `draw(epoch, step)` yields the ids of the batches from this step on. Nothing is drawn before
-        the first `next`.
+        `draw(epoch, step)` yields the ids of the batches from this step to the end of the epoch.
+        Nothing is drawn before the first `next`.
         """
         epoch, step = self.start_pass(from_start=True)
-        running = self._latest = Cursor(self.stream)
-        running.seek(epoch, step)
+        position = self._latest = Cursor(self.stream)  # of this pass
+        position.seek(epoch, step)
         self.count_pass(epoch, "use a loader of twinfeed.loaders")
         try:
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
-                # Before the batch is yielded: a loop that takes exactly len() batches never resumes
-                # this generator.
-                running.advance()
-                # A later pass, `set_epoch` or a state may have set the position meanwhile.
-                if self._latest is running:
+                # Advance before the batch is yielded: a loop that takes exactly len() batches never
+                # resumes this generator.
+                position.advance()
+                # Do not move the cursor if a later pass, `set_epoch` or a state has set it.
+                if self._latest is position:
                     if self.epoch == epoch:
                         self.advance()
-                    if not running.step:
+                    if position.step == 0:
                         self._latest = None
                 yield epoch, step, ids
         finally:
-            if self._latest is running:
+            if self._latest is position:
                 self._latest = None
                 self.end()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the epoch of the next pass; to set the epoch of the running pass changes nothing.
+        """Set the epoch of the next pass, an iteration over the stream, to start at its step 0.
 
-        A pass is one iteration over the stream.
+        Setting the epoch of the running pass keeps the position of this pass.
         """
         epoch = validate.as_int("epoch", epoch)
         if self._latest is not None and self._latest.epoch == epoch:
@@ -181,6 +187,63 @@ class SamplerCursor(Cursor):
             super().set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Begin the next pass at a state."""
+        """Start the next pass at the position of a state; a running pass moves no cursor then."""
         super().load_state_dict(state)
         self._latest = None
+
+
+class IteratedSampler(ABC, Generic[_Cursor]):
+    """Base of samplers that can be iterated without a loader, with a state: each has a cursor."""
+
+    _own_cursor: Any = None  # created when it is first used: most samplers are never iterated
+
+    @abstractmethod
+    def _new_cursor(self) -> _Cursor:
+        """Return a cursor at the start of this sampler's stream.
+
+        It must have a copy of the sampler. A reference from the cursor back to the sampler would
+        keep large tables in memory until the garbage collector runs.
+        """
+
+    @property
+    def _cursor(self) -> _Cursor:
+        """The position of the iteration over this sampler."""
+        if self._own_cursor is None:
+            # By `vars`, since a sampler of a user may be a frozen dataclass.
+            vars(self)["_own_cursor"] = self._new_cursor()
+        cursor: _Cursor = self._own_cursor
+        return cursor
+
+    def __copy__(self: _Sampler) -> _Sampler:
+        """Return a copy that is at the same position, and moves on by itself."""
+        sampler = object.__new__(type(self))
+        vars(sampler).update(vars(self), _own_cursor=copy.copy(self._own_cursor))
+        return sampler
+
+    def set_epoch(self, epoch: SupportsIndex) -> None:
+        """Set the epoch of the next pass; a trainer calls this before each epoch.
+
+        Between `load_state_dict` and the next batch or id, setting the epoch of the state keeps its
+        position: the next pass is the rest of that epoch.
+        """
+        self._cursor.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position of the next batch or id, and the sampler's fingerprint, for JSON.
+
+        The step of the state counts the batches of an epoch that were drawn, or for a sampler of
+        ids the ids that all ranks have drawn. Workers draw ahead of the training loop. With
+        workers, save the state of a `StatefulDataLoader` or of a loader of `twinfeed.loaders`.
+        """
+        return self._cursor.state_dict()
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Start the next pass at the position of a state, of any rank and world size.
+
+        This takes constant time.
+
+        Raises:
+            StateMismatchError: a state of other data, parameters or version; every differing field
+                is named.
+        """
+        self._cursor.load_state_dict(state)
