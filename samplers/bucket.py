@@ -94,21 +94,26 @@ class BucketBatchSampler(BatchStream):
     def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
         """Return where batches start and stop in the order of costs, int64[batches + 1].
 
-        `costs` are sorted. In each epoch a record may come before records whose sum of the costs up
-        to them is lower by at most `window`. No batch may be above the budget even then. All sizes
-        but one are multiples of `multiple`.
+        `costs` are sorted. A batch costs its number of records times its largest cost, and is as
+        large as the budget allows. All sizes but one are multiples of `multiple`. With costs 1 to 6
+        and a budget of 12, the bounds are 0, 3, 5, 6.
+
+        In an epoch, a position may get a record of a larger cost: one for which the sum of all
+        costs up to the record is larger by at most `window`. No batch may be above the budget even
+        then.
         """
-        n, multiple = len(costs), self._multiple
-        # The last record that may come to each position has the largest cost there.
+        num_records, multiple = len(costs), self._multiple
+        # The largest cost that a record at each position may have, in any epoch.
         last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
         max_costs = costs[last]
-        bounds = [0, n % multiple] if n % multiple else [0]
-        while bounds[-1] < n:
+        remainder = num_records % multiple
+        bounds = [0, remainder] if remainder else [0]
+        while bounds[-1] < num_records:
             start = bounds[-1]
-            max_count = self._budget // int(max_costs[start])
-            counts = np.arange(multiple, min(n - start, max_count) + 1, multiple)
-            # The largest cost grows with the count, so the counts that fit come first.
-            fits = max_costs[start + counts - 1] <= self._budget // counts
+            max_size = min(num_records - start, self._budget // int(max_costs[start]))
+            sizes = np.arange(multiple, max_size + 1, multiple)
+            # The largest cost grows with the size, so the sizes that fit come first.
+            fits = max_costs[start + sizes - 1] <= self._budget // sizes
             bounds.append(start + multiple * int(fits.sum()))
         return np.array(bounds, np.int64)
 
@@ -119,7 +124,7 @@ class BucketBatchSampler(BatchStream):
         return f"BucketBatchSampler({records}, {batches}, {options})"
 
     def _batch_order(self, epoch: int) -> Int64s:
-        """Return a random order of an epoch's batches, which are numbered in the order of costs."""
+        """Return the random order of an epoch's batches, which are numbered by their costs."""
         key = derive(self._keys["batch"], epoch)
         return self._cache.get(epoch, lambda: permute(self._steps, key, np.arange(self._steps)))
 
@@ -135,19 +140,21 @@ class BucketBatchSampler(BatchStream):
         return np.concatenate([self._batch_records(epoch, n)[low:high] for n, low, high in slices])
 
     def _batch_records(self, epoch: int, number: int) -> Int64s:
-        """Return the records of a batch in random order, int64[n].
+        """Return the records of an epoch's batch in random order, int64[n].
 
-        `number` is the number of the batch in the order of costs. In an epoch, all records are
-        sorted by (sum of the costs up to the record) + (random number up to the window). So the
-        records of a batch are among those whose sums are within a window of the batch's sums, and
-        only these are sorted.
+        `number` is the number of the batch in the order of costs. In each epoch, all records are
+        sorted by a random key, and batch i has the records from `bounds[i]` to `bounds[i + 1] - 1`.
+        The key is the sum of all costs up to the record, plus a random number up to the window. So
+        the records of a batch are among those whose sums are within a window of the batch's own
+        sums, and only these are sorted.
         """
         sums, (start, stop) = self._cost_sums, self._bounds[number : number + 2]
-        low = int(np.searchsorted(sums, sums[start] - self._window))
-        high = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
-        ids = self._order[low:high]
-        random = random_words(derive(self._keys["record"], epoch), ids)
-        random_sums = sums[low:high] + uniform_below(random, self._window + 1)
-        ids = ids[np.argsort(random_sums, kind="stable")[start - low : stop - low]]
-        # A random order within the batch.
-        return ids[np.argsort(random_words(derive(self._keys["place"], epoch), ids), kind="stable")]
+        first = int(np.searchsorted(sums, sums[start] - self._window))
+        end = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
+        candidates = self._order[first:end]
+        random = random_words(derive(self._keys["record"], epoch), candidates)
+        sort_keys = sums[first:end] + uniform_below(random, self._window + 1)
+        by_key = candidates[np.argsort(sort_keys, kind="stable")]
+        records = by_key[start - first : stop - first]
+        random = random_words(derive(self._keys["place"], epoch), records)
+        return records[np.argsort(random, kind="stable")]

@@ -2,7 +2,12 @@
 
 An *interleave* is a sequence of stream numbers, as the order of the choices of tf.data's
 `choose_from_datasets`. It is a concatenation of *periods* of `sum(weights)` positions. A period is
-a random permutation in which stream i comes `weights[i]` times.
+a random permutation in which stream i comes `weights[i]` times. With weights 2 and 1::
+
+    streams  0 1 0 | 0 1 0 | 0 1 0 | ...
+    indices  0 0 1 | 2 1 3 | 4 2 5 | ...
+
+The *index* is that of the element in its stream: the number of earlier positions with this stream.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from twinfeed.samplers.drawing.permutation import SMALL, permute, sorted_rows
 from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
-_BUFFER = 1 << 20  # positions of the periods that are computed at once, if a period is shorter
+_BUFFER = 1 << 20  # positions that are computed at once, in whole periods
 
 
 class Interleave:
@@ -31,7 +36,7 @@ class Interleave:
 
     def __init__(self, weights: Int64s, key: int, *, renew: bool = False) -> None:
         self._weights, self._key, self._renew = weights, key, renew
-        self._length = int(weights.sum())
+        self._period_size = int(weights.sum())
         # A period before it is permuted: the stream of each element, and the element's index in it.
         streams, indices = groups_and_indices(weights)
         self._streams = streams.astype(np.min_scalar_type(len(weights)))
@@ -43,26 +48,28 @@ class Interleave:
         return partial(type(self), renew=self._renew), (self._weights, self._key)
 
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the element at each position: its stream, and its index in this stream.
+        """Return the stream at each position, and the index of the element in this stream.
 
-        The index is the number of earlier positions that have the same stream.
+        The index is the number of earlier positions with the same stream. Streams of weights 2 and
+        1 that are interleaved as 0 1 0, 0 1 0, ... have stream 0 and index 2 at position 3.
         """
         if len(self._weights) == 1:
             return np.zeros_like(positions), positions.copy()
-        period, offset = np.divmod(positions, self._length)
+        period, offset = np.divmod(positions, self._period_size)
         stream, index = np.empty_like(positions), np.empty_like(positions)
+        # All periods are the same unless they are renewed.
         periods, row = np.unique(period if self._renew else 0 * period, return_inverse=True)
-        chunk = max(1, _BUFFER // self._length)  # periods that are permuted at once
-        for first in range(0, len(periods), chunk):
-            in_chunk = (first <= row) & (row < first + chunk)
-            streams, indices = self._periods(periods[first : first + chunk])
-            stream[in_chunk] = streams[row[in_chunk] - first, offset[in_chunk]]
-            index[in_chunk] = indices[row[in_chunk] - first, offset[in_chunk]]
+        periods_at_once = max(1, _BUFFER // self._period_size)
+        for first in range(0, len(periods), periods_at_once):
+            streams, indices = self._periods(periods[first : first + periods_at_once])
+            is_here = (first <= row) & (row < first + periods_at_once)
+            cells = row[is_here] - first, offset[is_here]
+            stream[is_here], index[is_here] = streams[cells], indices[cells]
         return stream, period * self._weights[stream] + index
 
     def num_before(self, position: int) -> Int64s:
-        """Return the number of elements of each stream before this position, int64[streams]."""
-        period, offset = divmod(position, self._length)
+        """Return how often each stream comes before this position, int64[streams]."""
+        period, offset = divmod(position, self._period_size)
         counts = period * self._weights
         if offset:
             streams, _ = self._periods(np.array([period]))
@@ -70,17 +77,17 @@ class Interleave:
         return counts
 
     def position_of(self, stream: int, index: int) -> int:
-        """Return the position of element number `index` (from 0) of a stream."""
+        """Return the position at which a stream comes for the time number `index`, from 0."""
         period, offset = divmod(index, int(self._weights[stream]))
         streams, _ = self._periods(np.array([period]))
-        return period * self._length + int(np.flatnonzero(streams[0] == stream)[offset])
+        return period * self._period_size + int(np.flatnonzero(streams[0] == stream)[offset])
 
     def _periods(self, periods: Int64s) -> tuple[Unsigned, Unsigned]:
-        """Return the stream at each position of these periods, and the index of its element.
+        """Return the streams of these periods, and the indices of their elements.
 
         A period is a permutation of stream numbers in which stream i comes `weights[i]` times. The
-        index counts the elements of the stream from the start of the period. Both arrays have a row
-        for each period, and a column for each position.
+        index of an element is the number of earlier positions of the period with the same stream.
+        Both arrays have a row for each period, and a column for each position.
         """
         keys = random_words(self._key, periods) if self._renew else np.array([self._key], np.uint64)
         if len(keys) > 1:
@@ -89,17 +96,20 @@ class Interleave:
         return self._cache.get(int(keys[0]), lambda: self._permuted(keys))
 
     def _permuted(self, keys: UInt64s) -> tuple[Unsigned, Unsigned]:
-        """Return the stream at each position of a permuted period, and the index of its element.
+        """Return a random period for each key, and the indices of its elements.
 
-        Both arrays have a row for each key, and a column for each position of the period.
+        A period is a permutation of stream numbers in which stream i comes `weights[i]` times. The
+        index of an element is the number of earlier positions of the period with the same stream: a
+        period 0 1 0 has the indices 0 0 1. Both arrays have a row for each key.
         """
-        length = self._length
-        if length <= SMALL:
-            streams = self._streams[sorted_rows(keys, length)]
+        size = self._period_size
+        if size <= SMALL:
+            streams = self._streams[sorted_rows(keys, size)]
         else:
-            orders = (permute(length, key, np.arange(length)) for key in keys.tolist())
+            orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
             streams = np.stack([self._streams[order] for order in orders])
-        # A stable sort by stream has the elements in the order that `_indices` has.
+        # A stable argsort by stream lists the positions of stream 0, then those of stream 1, and so
+        # on: they get the indices 0, 1, 2 ... of each stream.
         indices = np.empty(streams.shape, self._indices.dtype)
         by_stream = np.argsort(streams, axis=1, kind="stable")
         np.put_along_axis(indices, by_stream, np.broadcast_to(self._indices, streams.shape), axis=1)
