@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from math import inf, prod
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
-from twinfeed.loaders.feed.collate import mode_of
+from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
@@ -217,11 +217,16 @@ def _pad_rows(part: Array, mask: npt.NDArray[np.bool_]) -> Array:
 
 
 def _bytes_per_record(feed: Feed) -> float:
-    """Return the mean size of a record in bytes; infinity if it is not known."""
-    index = feed.index
-    if not isinstance(index, Index):
-        return math.inf
-    return int(index.shards["bytes"].sum()) / max(1, len(index))
+    """Return the mean size of a record in bytes; infinity if it is not known.
+
+    It is known of an index, and of numbers in the memory of this process.
+    """
+    index, specs = feed.index, feed.spec.values()
+    if isinstance(index, Index):
+        return int(index.shards["bytes"].sum()) / max(1, len(index))
+    if not getattr(index, "in_memory", False) or any(is_string(spec.dtype) for spec in specs):
+        return inf
+    return sum(prod(smallest_shape(spec.shape)) * dtype_of(spec).itemsize for spec in specs)
 
 
 def _worth_threads(feed: Feed) -> bool:

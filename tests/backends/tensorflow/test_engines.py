@@ -21,6 +21,7 @@ from twinfeed.loaders import (
     Feed,
     FieldSpec,
     LoaderError,
+    NumpyLoader,
     build_index,
     pack,
 )
@@ -66,6 +67,21 @@ def test_it_gives_what_a_plain_loop_gives(name: str) -> None:
     assert [noted(batch) for batch in dataset.repeat(1 if many else 2)] == want
 
 
+def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return a list to which each call for several batches adds their number."""
+    given: list[int] = []
+    real = BatchSource.read_group
+
+    @wraps(real)
+    def noting(self: BatchSource, pass_state: Any, call: Any) -> Any:
+        arrays = real(self, pass_state, call)
+        given.append(len(arrays[0]))
+        return arrays
+
+    monkeypatch.setattr(BatchSource, "read_group", noting)
+    return given
+
+
 @pytest.mark.parametrize(
     ("options", "sizes"),
     [
@@ -78,16 +94,7 @@ def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
     options: Any, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First 1, so that the first batch is quick; and none ahead of a loader without prefetch."""
-    given: list[int] = []
-    real = BatchSource.read_group
-
-    @wraps(real)
-    def noting(self: BatchSource, pass_state: Any, call: Any) -> Any:
-        arrays = real(self, pass_state, call)
-        given.append(len(arrays[0]))
-        return arrays
-
-    monkeypatch.setattr(BatchSource, "read_group", noting)
+    given = batches_of_calls(monkeypatch)
     one = loader(packed(61), ExactOnceBatchSampler(61, batch_size=2), **options)
     assert [len(batch["id"]) for batch in one] == [2] * 30 + [1]
     assert given == sizes
@@ -95,6 +102,28 @@ def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
     one.load_state_dict(one.state_dict() | {"step": 27})
     assert len(list(one)) == 4
     assert given == ([1, 2, 1] if sizes else [])
+
+
+@pytest.mark.parametrize(
+    ("fields", "sizes"),
+    [
+        ({}, [1, 2, 4, 8, 16]),
+        ({"word": ["a word"] * 61}, []),
+        ({"image": np.zeros((61, 1 << 21), np.uint8)}, []),
+    ],
+)
+def test_a_call_gives_several_batches_of_numbers_in_memory(
+    fields: dict[str, Any], sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not where records have strings, whose size is not known, or are large."""
+    given = batches_of_calls(monkeypatch)
+    data = {"row": np.arange(183.0).reshape(61, 3), "label": np.arange(61) % 5, **fields}
+    feed = Feed(data, BatchSampler(RandomSampler(61, seed=2), batch_size=2))
+    for batch, plain in zip(TensorFlowLoader(feed), NumpyLoader(feed), strict=True):
+        assert batch.keys() == plain.keys()
+        assert batch["row"].numpy().tolist() == plain["row"].tolist()
+        assert batch["label"].numpy().tolist() == plain["label"].tolist()
+    assert given == sizes
 
 
 @pytest.mark.parametrize(
