@@ -33,7 +33,7 @@ class ExactOnceBatchSampler(BatchSampler):
         last_batch: what happens if `batch_size` does not divide n. `"smaller"`: the last batch is
             smaller, and a rank may get an empty batch, int64[0]. `"pad"`: the last batch is filled
             with -1, and loaders give a mask.
-        records: the ids of some of the n records (int64, in any order), such as one side of
+        records: the ids of some of the n records (int64, in any order), such as one part of
             `split`: then only these come.
         seed: for augmentation seeds alone.
 

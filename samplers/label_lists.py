@@ -20,10 +20,11 @@ _COLLECTIONS = (*_LISTS, set)  # sets are refused: their order differs from proc
 
 
 def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
-    """Return the number of labels of each record, and the labels of all, record after record.
+    """Return the number of labels of each record, and all labels, record after record.
 
     `labels` is the argument of `PKBatchSampler`: a list of labels for each record, or a tuple
-    (offsets, all labels). Return None if it is neither, but one label for each record.
+    (offsets, all labels). `[["a"], ["a", "b"]]` gives the counts [1, 2] and the labels a, a, b. The
+    result is None if there is one label for each record instead of a list.
     """
     if isinstance(labels, tuple) and [*map(type, labels)] == [np.ndarray] * 2:
         offsets, values = labels
@@ -44,14 +45,14 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
 def class_order_of_lists(
     counts: Int64s, labels: Array, record_ids: Int64s | None, /
 ) -> tuple[ClassOrder, Array]:
-    """Return the records with several labels, sorted by class, and the label of each class.
+    """Return records that may have several labels, sorted by class, and the label of each class.
 
     `counts` is the number of labels of each record, and `labels` are all labels, record after
-    record. With `record_ids`, only these records are in the class order.
+    record. A record is in each class that it has a label of. With `record_ids`, only these records
+    are in the class order.
     """
-    # A pair is a record with one of its labels.
-    records, _ = groups_and_indices(counts)
-    pairs = ClassOrder(labels)
+    records, _ = groups_and_indices(counts)  # the record of each label
+    pairs = ClassOrder(labels)  # the pairs (record, label), sorted by label
     content = f"{pairs.digest} of {digest(records)}"
     if record_ids is not None:
         pairs = pairs.subset(np.flatnonzero(np.isin(records, record_ids)))
@@ -101,25 +102,34 @@ def _overlapping_pairs(
     primitive operator for similarity joins in data cleaning", 2006). The work grows with the number
     of labels, not with the number of pairs of classes.
     """
-    _, member = groups_and_indices(sizes)
+    _, member = groups_and_indices(sizes)  # the index of each record in its class
     size = sizes[class_number]
     # How many of the first k + 1 records of a small class there are from each record on.
     remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0)
-    parts = 1 + len(class_number) * k // _CHUNK
-    for part in range(parts):
-        rows = np.flatnonzero((records % parts == part) & (remaining > 0))
-        # All pairs of these records of a class, by their distance (gap) in the class. If the class
-        # has k records, each record alone too, as the pair (r, r).
-        rows_by_gap = [rows[size[rows] == k]]
-        rows_by_gap += [rows[remaining[rows] > gap] for gap in range(1, k + 1)]
-        first = np.concatenate(rows_by_gap)
-        second = first + np.repeat(np.arange(k + 1), [*map(len, rows_by_gap)])
-        record_pair = records[first] * (int(records.max(initial=0)) + 1) + records[second]
-        order = np.argsort(record_pair, kind="stable")
-        record_pair, pair_class = record_pair[order], class_number[first[order]]
-        # Sorted by pair of records, all classes that have the same pair are next to each other.
-        for distance in range(1, len(record_pair)):
-            equal = np.flatnonzero(record_pair[distance:] == record_pair[:-distance])
-            if not len(equal):
-                break
-            yield pair_class[equal], pair_class[equal + distance]
+    width = int(records.max(initial=0)) + 1
+    num_parts = 1 + len(class_number) * k // _CHUNK
+    for part in range(num_parts):  # of the pairs of records, by their first record
+        rows = np.flatnonzero((records % num_parts == part) & (remaining > 0))
+        # All pairs of these records of a class, by their distance in the class. If the class has k
+        # records, each record alone too, as the pair (r, r).
+        rows_by_distance = [rows[size[rows] == k]]
+        rows_by_distance += [rows[remaining[rows] > distance] for distance in range(1, k + 1)]
+        first = np.concatenate(rows_by_distance)
+        second = first + np.repeat(np.arange(k + 1), [*map(len, rows_by_distance)])
+        pairs = records[first] * width + records[second]  # two records in one integer
+        yield from _pairs_with_equal_keys(pairs, class_number[first])
+
+
+def _pairs_with_equal_keys(keys: Int64s, classes: Int64s) -> Iterator[tuple[Int64s, Int64s]]:
+    """Yield arrays of all pairs (first, second) of classes that have an equal key.
+
+    The keys 7, 4, 7, 7 of classes 0, 1, 2, 3 give the pairs (0, 2), (2, 3) and (0, 3).
+    """
+    order = np.argsort(keys, kind="stable")
+    keys, classes = keys[order], classes[order]
+    # Equal keys are next to each other: compare each key with the next, then the one after it, ...
+    for distance in range(1, len(keys)):
+        equal = np.flatnonzero(keys[distance:] == keys[:-distance])
+        if not len(equal):
+            break
+        yield classes[equal], classes[equal + distance]

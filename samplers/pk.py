@@ -58,7 +58,7 @@ class PKBatchSampler(BatchStream):
             fair within each.
         order_within: `"stored"` takes the records of a class in stored order, cyclically, for
             sources that are read from front to back.
-        records: ids of the records to draw from (int64, in any order), such as one side of `split`.
+        records: ids of the records to draw from (int64, in any order), such as one part of `split`.
             Labels are given for all records. The other records are never drawn.
 
     Raises:

@@ -80,18 +80,18 @@ class SubsetSampler(InnerSampler):
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the range of records that is read around the time of each record: first and stop.
 
-        The table has the ids of the subset. The inner sampler gives a range of the table, which
-        becomes the range from its first record to its last. If less than half of these records are
-        in the table, the range is the record alone.
+        The table has the ids of the subset, sorted. The inner sampler says which entries of the
+        table are read together. The range is that from the first of these records to the last. If
+        less than half of the records of the range are in the table, it is the record alone.
         """
         single, single_stop = super().spans(records)
         if not self.traits.reads_blocks:
             return single, single_stop
         # With keys of another dtype, searchsorted would copy the table.
         index = np.searchsorted(self._table, single.astype(self._table.dtype))
-        low, high = self._order.spans(index, epoch)
-        first, stop = self._lookup(low), self._lookup(high - 1) + 1
-        is_dense = stop - first <= 2 * (high - low)
+        first_index, stop_index = self._order.spans(index, epoch)
+        first, stop = self._lookup(first_index), self._lookup(stop_index - 1) + 1
+        is_dense = stop - first <= 2 * (stop_index - first_index)
         return np.where(is_dense, first, single), np.where(is_dense, stop, single_stop)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -113,31 +113,31 @@ def split(
 ) -> tuple[Int64s, ...]:
     """Divide records into training and validation by a hash of each, stable as data grows.
 
-    A record given by number stays on its side if others are added after the last. A record given by
+    A record given by number stays in its part if others are added after the last. A record given by
     key stays wherever others are added. Each record falls into validation with probability
     `fraction`, so the sizes are near the fraction, not equal to it.
 
     Args:
         records: their number, or a dataset, an index or a source, of which only the length counts.
             Or one key each, such as `index.keys()`.
-        fraction: of the records for validation, in [0, 1]. Or the fractions of several sides, which
+        fraction: of the records for validation, in [0, 1]. Or the fractions of several parts, which
             sum to 1, such as `[0.8, 0.1, 0.1]`: `[0.8, 0.2]` is `0.2`. If later fractions change
-            and their sum stays, the sides before them keep their records. Without `by`, so do the
-            sides after fractions that change.
+            and their sum stays, the parts before them keep their records. Without `by`, so do the
+            parts after fractions that change.
         seed: the only source of chance.
         by: the label of each record, or a `ClassOrder`. Validation then has the fraction of each
             class, and of all records, to within one record: the records with the lowest hashes. So
-            a record may change its side when its class grows.
+            a record may change its part when its class grows.
         groups: the group of each record, int or str, such as its video or its patient. The hash is
-            of the group, so a group is on one side, and stays there. Each group is drawn by itself,
-            whatever its size: with few groups, the sides are far from the fraction.
+            of the group, so a group is in one part, and stays there. Each group is drawn by itself,
+            whatever its size: with few groups, the parts are far from the fraction.
 
     Returns:
-        (training, validation), or the sides in the order of their fractions: sorted int64 arrays of
+        (training, validation), or the parts in the order of their fractions: sorted int64 arrays of
         ids.
 
     Raises:
-        ValueError: `by` and `groups` are given together, or no group falls on a side.
+        ValueError: `by` and `groups` are given together, or no group falls into a part.
 
     Records that are added at the end move no earlier record:
 
@@ -149,7 +149,7 @@ def split(
 
     Training, validation and test:
 
-    >>> [side.tolist() for side in split(10, fraction=[0.7, 0.2, 0.1], seed=0)]
+    >>> [part.tolist() for part in split(10, fraction=[0.7, 0.2, 0.1], seed=0)]
     [[0, 2, 3, 4, 5, 8, 9], [1, 7], [6]]
 
     Half of each class, and one video of three:
@@ -159,36 +159,37 @@ def split(
     >>> split(6, fraction=0.5, seed=0, groups=["a", "a", "b", "b", "c", "c"])[1].tolist()
     [2, 3]
     """
-    seed, tails = validate.seed(seed), _tails(fraction)
+    seed, later_fractions = validate.seed(seed), _later_fractions(fraction)
     numbers = _numbers_of_records(records)
     if groups is not None:
         if by is not None:
             raise ValueError("by= and groups= exclude each other: a group may have several labels")
         numbers = _numbers_of_groups(groups, len(numbers))
-    hashes = random_words(root_key(seed, "split"), numbers) >> np.uint64(11)
-    side = np.zeros(len(hashes), np.min_scalar_type(len(tails)))
+    hashes = random_words(root_key(seed, "split"), numbers) >> np.uint64(11)  # below 2^53
+    part_of = np.zeros(len(hashes), np.min_scalar_type(len(later_fractions)))  # of each record
     if by is None:
-        for tail in tails:
-            side += hashes < np.uint64(int(tail * 2.0**53))
+        for later_fraction in later_fractions:
+            part_of += hashes < np.uint64(int(later_fraction * 2.0**53))
     else:
         order = by if isinstance(by, ClassOrder) else ClassOrder(by)
         _check_count("by", len(order.records), len(hashes))
-        _stratify(side, order, hashes, tails, root_key(seed, "split by"))
-    sides = tuple(np.flatnonzero(side == number) for number in range(len(tails) + 1))
-    if groups is not None and len(side):
-        for number, (tail, next_tail) in enumerate(pairwise([1.0, *tails, 0.0])):
-            if tail > next_tail and not len(sides[number]):
+        _stratify(part_of, order, hashes, later_fractions, root_key(seed, "split by"))
+    parts = tuple(np.flatnonzero(part_of == number) for number in range(len(later_fractions) + 1))
+    if groups is not None and len(hashes):
+        fractions = -np.diff([1.0, *later_fractions, 0.0])
+        for number, part in enumerate(parts):
+            if fractions[number] > 0 and not len(part):
                 count = validate.counted(len(np.unique(numbers)), "group")
                 raise ValueError(
-                    f"of {count} none fell on side {number}: take another seed= or fraction="
+                    f"of {count} none fell into part {number}: take another seed= or fraction="
                 )
-    return sides
+    return parts
 
 
-def _tails(fraction: float | Sequence[float]) -> list[float]:
-    """Return for each side but the first the fraction of the records on this or a later side.
+def _later_fractions(fraction: float | Sequence[float]) -> list[float]:
+    """Return for each part of a split but the first the fraction of it and all later parts.
 
-    >>> _tails([0.7, 0.2, 0.1])
+    >>> _later_fractions([0.7, 0.2, 0.1])
     [0.3, 0.1]
     """
     if not isinstance(fraction, (str, bytes)) and hasattr(fraction, "__len__"):
@@ -198,37 +199,45 @@ def _tails(fraction: float | Sequence[float]) -> list[float]:
         return [min(float(sum(decimals[number:])), 1.0) for number in range(1, len(decimals))]
     if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
         raise TypeError(f"fraction must be a number or a sequence of numbers, got {fraction!r}")
-    tail = float(fraction)
-    if not 0 <= tail <= 1:
+    number = float(fraction)
+    if not 0 <= number <= 1:
         raise ValueError(f"fraction must be in [0, 1], got {fraction!r}")
-    return [tail]
+    return [number]
 
 
 def _stratify(
-    side: Integers, order: ClassOrder, hashes: UInt64s, tails: list[float], key: int
+    part_of: Integers, order: ClassOrder, hashes: UInt64s, later_fractions: list[float], key: int
 ) -> None:
-    """Write to `side` the side number of each record, with the same fractions of each class.
+    """Write to `part_of` the part of each record, so that all classes are split in proportion.
 
-    `tails[i]` is the fraction of the records on side i + 1 or later. The records of a class with
-    the lowest hashes are on the last side.
+    `later_fractions[i]` is the fraction of the records in part i + 1 or later. The records of a
+    class with the lowest hashes are in the last part.
     """
-    if not len(side):
+    if not len(part_of):
         return
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
     class_number, rank = groups_and_indices(order.sizes)
     # Within each class, the records in the order of their hashes.
     records = records[np.lexsort((hashes[records], class_number))]
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
-    counts = order.sizes.copy()  # of each class, the records on this or a later side
-    for side_number, (previous_tail, tail) in enumerate(pairwise([1.0, *tails]), 1):
-        # Multiply the prefix sums of the counts by a fraction, threshold / 2^53, and round them at
-        # random. Rounding the sums, not the counts, keeps the number of all records within 1 too.
-        threshold = int(tail / (previous_tail or 1.0) * 2.0**53)
-        offset = derive(key, side_number) >> 11
-        sums = np.cumsum(counts[classes]).tolist()
-        scaled_sums = [(total * threshold + offset) >> 53 for total in sums]
-        counts[classes] = np.diff(np.array(scaled_sums, np.int64), prepend=0)
-        side[records[rank < counts[class_number]]] = side_number
+    counts = order.sizes.copy()  # of each class, its records in this or a later part
+    for part, (previous, fraction) in enumerate(pairwise([1.0, *later_fractions]), 1):
+        scaled = _scaled_counts(counts[classes], fraction / (previous or 1.0), derive(key, part))
+        counts[classes] = scaled
+        part_of[records[rank < counts[class_number]]] = part
+
+
+def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
+    """Return counts multiplied by a fraction and rounded at random, with a rounded sum.
+
+    The prefix sums of the counts are multiplied and rounded, so that each count and the sum of all
+    are within 1 of their exact value: [3, 1, 2] times 0.5 has the prefix sums 1.5, 2 and 3, and
+    becomes [1, 1, 1] or [2, 0, 1].
+    """
+    numerator, random_offset = int(fraction * 2.0**53), random_word >> 11  # both of 53 bits
+    prefix_sums = np.cumsum(counts).tolist()  # Python's integers, as products exceed 64 bits
+    scaled_sums = [(total * numerator + random_offset) >> 53 for total in prefix_sums]
+    return np.diff(np.array(scaled_sums, np.int64), prepend=0)
 
 
 def _check_count(name: str, count: int, records: int) -> None:

@@ -43,7 +43,7 @@ def shuffled(
     Args:
         index: where the records lie.
         seed: as of `ShardShuffleSampler`.
-        records: shuffle these records alone, such as one side of `split`. A block is then of these
+        records: shuffle these records alone, such as one part of `split`. A block is then of these
             records. If they are less than half of the records in their range, each is read by
             itself.
         memory: in bytes. The default, 512 MiB, is a tenth of a machine of 5 GiB.
