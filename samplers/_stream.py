@@ -1,4 +1,4 @@
-"""The base of batch samplers: batches as a pure function of (epoch, step), ranks and passes."""
+"""The base of batch samplers: batches as a pure function of (epoch, step), and slices of ranks."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     the same stream as one rank sees it: a contiguous slice of every global batch.
 
     Iterating is for a plain `DataLoader(batch_sampler=…)`. A sampler does not know what a training
-    loop received, so a pass is an epoch from its first step:
+    loop received, so a pass (one iteration) is an epoch from its first step:
 
-    - The last batch moves on to the next epoch. An evaluation stays in its epoch.
+    - After its last batch, the next pass is the next epoch. An evaluation stays in its epoch.
     - A pass that was broken off begins the same epoch again.
     - The first pass after `load_state_dict` is the rest of the loaded epoch.
     - `set_epoch` says where the next pass begins. A running pass never changes.
@@ -79,14 +79,14 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return `batch[lows[i]:highs[i]]` of each global batch `start + i`, concatenated."""
+        """Return the ids `lows[i]` to `highs[i] - 1` of the batch of each step `start + i`."""
 
     @abstractmethod
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
-        """Return the sizes of the global batches of these steps."""
+        """Return the sizes of the global batches of steps `start` to `stop - 1` of an epoch."""
 
     def _samples_before(self, epoch: int, step: int) -> int:
-        """Return the number of ids in all steps before this one; 0 if ranks divide every batch."""
+        """Return the number of ids in all earlier steps; 0 if the ranks divide every batch."""
         return 0
 
     def _check_world(self, world_size: int) -> None:
@@ -100,18 +100,20 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     @property
     def drop_last(self) -> bool:
-        """True: every batch is full. Accelerate and Lightning read it before they shard a sampler.
+        """True: no batch is smaller than the others.
+
+        Accelerate and Lightning read it before they distribute the batches among processes.
 
         Raises:
             TypeError: a trainer would lose or repeat records of this stream: it is one rank's
                 stream, an evaluation, has batches of several sizes, or a number of batches that the
                 processes do not divide.
         """
-        self._check_sharing(num_processes())
+        self._check_distributable(num_processes())
         return True
 
-    def _check_sharing(self, processes: int, /) -> None:
-        """Raise TypeError if a trainer cannot give each process some of the batches, as a whole."""
+    def _check_distributable(self, processes: int, /) -> None:
+        """Raise TypeError unless a trainer can distribute whole batches evenly among processes."""
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
@@ -164,11 +166,12 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         return self._batches(epoch, start, stop) if start < stop else []
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Int64s]:
-        """Return the batches of steps `start` to `stop`, at least one, without checks."""
+        """Return the batches of steps `start` to `stop - 1`, at least one, without checks."""
         lows, highs = self.rank_slices(epoch, start, stop)
         ids = self._draw(epoch, start, lows, highs)
+        bounds = [0, *np.cumsum(highs - lows).tolist()]  # of the batches, in `ids`
         # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
-        return [ids[a:b].copy() for a, b in pairwise([0, *np.cumsum(highs - lows).tolist()])]
+        return [ids[low:high].copy() for low, high in pairwise(bounds)]
 
     def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64s:
         """Return one augmentation seed for each id of `batch(epoch, step)`, uint64[batch].
@@ -221,15 +224,15 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         sizes, world = self._sizes(epoch, start, stop), self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
-        # As many ids as if all ids of the stream were dealt to the ranks round-robin: so the longer
-        # slices rotate. `before` is the number of ids before each batch, up to multiples of `world`
-        # at the start.
-        before = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
-        low, high = (
-            np.diff(before // world * rank + np.minimum(before % world, rank))
-            for rank in (self.rank, self.rank + 1)
+        # A slice has as many ids of the batch as if all ids of the stream were dealt to the ranks
+        # round-robin, so that the longer slices rotate. After n ids of the stream, the first r
+        # ranks have n // world * r + min(n % world, r) of them.
+        num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
+        start_in_batch, stop_in_batch = (
+            np.diff(num_ids // world * num_ranks + np.minimum(num_ids % world, num_ranks))
+            for num_ranks in (self.rank, self.rank + 1)
         )
-        return low, high
+        return start_in_batch, stop_in_batch
 
     def _new_cursor(self) -> SamplerCursor:
         return SamplerCursor(copy.copy(self))
@@ -245,14 +248,15 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         return self._cursor.step
 
     def passes(self) -> Iterator[tuple[int, int, Int64s]]:
-        """Iterate, and yield (epoch, step, ids) for each batch."""
+        """Yield (epoch, step, ids) for each batch of one iteration, as `iter(self)` would."""
         warn_unsharded(self)
         return self._cursor.iterate(self._batches_from)
 
     def _batches_from(self, epoch: int, step: int) -> Iterator[Int64s]:
-        """Yield the batches of an epoch from a step on.
+        """Yield the batches of an epoch from this step on.
 
-        They are drawn in chunks that grow: the first batch comes soon, and later batches cost less.
+        They are drawn in chunks of more and more steps: the first batch comes soon, and later
+        batches cost less.
         """
         for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest)):
             yield from self._batches(epoch, start, stop)
@@ -262,7 +266,7 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         raise TypeError(f"sampler.batch(epoch, step) is a batch, got sampler[{step!r}]")
 
     def __iter__(self) -> Iterator[Int64s]:
-        """Yield the batches of a pass; nothing is drawn before the first `next`.
+        """Yield the batches of an epoch; nothing is drawn before the first `next`.
 
         Raises:
             TypeError: ids are no record ids, because of padding, views or uses of a record: a data
@@ -297,5 +301,5 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     @property
     def sampler(self: _Stream) -> _Stream:
-        """This stream: trainers look for `batch_sampler.sampler` when they set the epoch."""
+        """This sampler, since trainers call `batch_sampler.sampler.set_epoch`."""
         return self

@@ -37,20 +37,21 @@ class Blocks:
         return len(self._lengths)
 
     def short_blocks(self) -> tuple[Int64s, Int64s]:
-        """Return the numbers of the short blocks, and how many records fewer each has: int64 both.
+        """Return the numbers of the short blocks, and how many records each has too few.
 
-        Only the last block of a shard may have fewer records than the others.
+        Only the last block of a shard may have fewer records than the others. Shards of 5 and 4
+        records in blocks of 4 have the blocks 4, 1 and 4: block 1 is short, by 3 records.
         """
         shards = np.arange(self.num_shards)
         last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full
         short = np.flatnonzero(last_size)
-        stops = np.cumsum(_num_blocks(self._lengths, self.block, shards))  # blocks up to each shard
-        return stops[short] - 1, self.block - last_size[short]
+        block_stops = np.cumsum(_num_blocks(self._lengths, self.block, shards))  # of each shard
+        return block_stops[short] - 1, self.block - last_size[short]
 
     @property
     def commonest_size(self) -> int:
-        """The size that most blocks have; of several such sizes, the largest."""
-        counts: Counter[int] = Counter()  # blocks of each size
+        """The size (in records) that most blocks have; of several such sizes, the largest."""
+        counts: Counter[int] = Counter()  # how many blocks have each size
         for chunk in slices(self.num_shards):
             lengths = np.asarray(self._lengths[chunk]).astype(np.int64)
             last_sizes, num_shards = np.unique(lengths % self.block, return_counts=True)
@@ -62,21 +63,27 @@ class Blocks:
         return size if count else 1
 
     def bounds_around(self, records: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first record and the stop of the block that contains each record."""
+        """Return the first record and the stop of the block that contains each record, int64[n].
+
+        In shards of 5 and 4 records and blocks of 4, the block of record 6 is from 5 to 9.
+        """
         shard, shard_start = self._record_sums.locate(records)
         first = records - (records - shard_start) % self.block
         stop: Int64s = np.minimum(first + self.block, shard_start + self._lengths_of(shard))
         return first, stop
 
     def first_and_size(self, numbers: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first record and the size of these blocks."""
+        """Return the first record and the size of blocks of these numbers, int64[n] each."""
         shard, offset, sizes = self.locate_in_shards(numbers)
         return self._record_sums.before(shard) + offset, sizes
 
     def locate_in_shards(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the shard of these blocks, the offset of each in its shard, and their sizes."""
-        shard, num_before = self._block_sums.locate(numbers)  # blocks before the shard
-        offset = (numbers - num_before) * self.block
+        """Return the shard of blocks of these numbers, their offsets in it, and their sizes.
+
+        Offsets and sizes are in records, int64[n] each.
+        """
+        shard, blocks_before = self._block_sums.locate(numbers)  # before the shard
+        offset = (numbers - blocks_before) * self.block
         return shard, offset, np.minimum(self._lengths_of(shard) - offset, self.block)
 
     def _lengths_of(self, shards: Int64s) -> Int64s:
@@ -112,7 +119,8 @@ class BlockOrder:
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the start, the first record and the size of the block that has each entry.
 
-        Entries are indices into the sequence of all records, and so is the start of a block.
+        An entry is an index into the sequence of all blocks' records, block after block in random
+        order. So is the start of a block. int64[n] each.
         """
         ranks, start = self._sums.locate(entries)
         return start, *self._blocks.first_and_size(self._block_at(ranks))
@@ -130,8 +138,10 @@ def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], ranks: Int64
 class _ShortBlockTable:
     """The search for the block of an entry, by a table of the short blocks alone.
 
-    All blocks between two short blocks are full, so their ranks follow by division. The table has
-    at most one entry a shard, and does not grow with the number of blocks.
+    An entry is an index into the records of all blocks, block after block in a random order, and
+    the rank of a block is its position in this order. All blocks between two short blocks are full,
+    so their ranks follow by division. The table has at most one row a shard, and does not grow with
+    the number of blocks.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
@@ -144,7 +154,11 @@ class _ShortBlockTable:
         self._starts = self._ranks * self._block - np.append(0, np.cumsum(num_missing[order]))
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the rank of the block of each entry, and the block's first entry."""
+        """Return the rank of the block of each entry, and the block's first entry, int64[n].
+
+        An entry is an index into the records of all blocks, which are in a random order. The rank
+        of a block is its position in this order.
+        """
         # The last short block before each entry, and the number of full blocks in between.
         row = np.searchsorted(self._starts, entries, side="right") - 1
         num_full = (entries - self._starts[row]) // self._block

@@ -42,16 +42,17 @@ class ComputedCounts:
 class PrefixSums:
     """Prefix sums of `counts`, and the search for the entry that contains a position.
 
-    With counts 2, 0, 3, positions 0 and 1 are in entry 0, and positions 2 to 4 in entry 2.
+    Entry i has `counts[i]` positions, after those of the entries before it. With counts 2, 0, 3,
+    entry 0 has positions 0 and 1, and entry 2 has positions 2 to 4.
 
-    The table has the sum before each *group* of consecutive counts. All groups are equally long:
-    one count, or as many that there are at most `max_entries` groups. The counts within a group are
-    summed when they are needed.
+    The counts are laid out in rows of `_row_size` consecutive counts, at most `max_entries` rows,
+    and the table has the sum of all counts before each row. The counts within a row are summed when
+    they are needed.
     """
 
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
         self._counts, self._max_entries = counts, max_entries
-        self._group_size = max(1, -(-len(counts) // max_entries))  # counts of a group
+        self._row_size = max(1, -(-len(counts) // max_entries))
         self._table: Int64s | None = None
 
     def __reduce__(self) -> tuple[type[PrefixSums], tuple[Counts, int]]:
@@ -59,36 +60,37 @@ class PrefixSums:
         return type(self), (self._counts, self._max_entries)
 
     @property
-    def _group_bounds(self) -> Int64s:
-        """The sum of the counts before each group, and of all counts: int64[groups + 1].
+    def _sums_before_rows(self) -> Int64s:
+        """The sum of all counts before each row, and of all counts: int64[rows + 1].
 
-        A group is `_group_size` consecutive counts; the last may have fewer.
+        A row is `_row_size` consecutive counts; the last may have fewer.
         """
         if self._table is None:
-            size, count = self._group_size, len(self._counts)
+            size, count = self._row_size, len(self._counts)
             table = np.zeros(-(-count // size) + 1, np.int64)
             for chunk in slices(count, max(1, _CHUNK // size) * size):
-                sums = self._counts_at(chunk)
+                row_sums = self._counts_at(chunk)
                 if size > 1:
-                    sums = np.add.reduceat(sums, np.arange(0, len(sums), size))
-                table[chunk.start // size + 1 :][: len(sums)] = sums
+                    row_sums = np.add.reduceat(row_sums, np.arange(0, len(row_sums), size))
+                table[chunk.start // size + 1 :][: len(row_sums)] = row_sums
             self._table = np.cumsum(table, out=table)
         return self._table
 
     @property
     def total(self) -> int:
         """The sum of all counts."""
-        return int(self._group_bounds[-1])
+        return int(self._sums_before_rows[-1])
 
     def before(self, entries: Int64s) -> Int64s:
         """Return the sum of the counts before each entry (an index into the counts), int64[n].
 
-        The table has the sum before each group of consecutive counts, and the rest is summed here.
+        With counts 2, 0, 3, the sums before entries 0, 1, 2 are 0, 2, 2. The table has the sum
+        before each row of consecutive counts. Within a row, the counts are summed here.
         """
-        group, offset = np.divmod(entries, self._group_size)
-        sums: Int64s = self._group_bounds[group]
-        for queries, row, sums_in_groups, _ in self._sums_in_groups(group):
-            sums[queries] = sums_in_groups[row, offset[queries]]
+        row, column = np.divmod(entries, self._row_size)
+        sums: Int64s = self._sums_before_rows[row]
+        for queries, rows, sums_in_rows in self._sums_in_rows(row):
+            sums[queries] = sums_in_rows[np.searchsorted(rows, row[queries]), column[queries]]
         return sums
 
     def find(self, positions: Int64s) -> Int64s:
@@ -98,39 +100,44 @@ class PrefixSums:
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the entry that contains each position, and the sum of the counts before it.
 
-        Entry i contains `counts[i]` positions, after those of the entries before it. The table has
-        the sum before each group of consecutive counts. Within a group, the search is done here.
+        Entry i contains `counts[i]` positions, after those of the entries before it: with counts 2,
+        0, 3, position 4 is in entry 2, and the sum before it is 2. The table has the sum before
+        each row of consecutive counts. Within a row, the search is done here.
         """
-        group = np.searchsorted(self._group_bounds, positions, side="right") - 1
-        entry: Int64s = group * self._group_size
-        sums: Int64s = self._group_bounds[group]
-        for queries, _, sums_in_groups, groups in self._sums_in_groups(group):
-            # The sums rise along a row and from row to row: one search over all rows.
-            flat = sums_in_groups.reshape(-1)
+        row = np.searchsorted(self._sums_before_rows, positions, side="right") - 1
+        entry: Int64s = row * self._row_size
+        sums: Int64s = self._sums_before_rows[row]
+        for queries, rows, sums_in_rows in self._sums_in_rows(row):
+            # The sums rise along a row and from row to row: one binary search over all rows.
+            flat = sums_in_rows.reshape(-1)
             index = np.searchsorted(flat, positions[queries], side="right") - 1
-            row, offset = np.divmod(index, self._group_size)
-            entry[queries], sums[queries] = groups[row] * self._group_size + offset, flat[index]
+            found_row, column = np.divmod(index, self._row_size)
+            entry[queries] = rows[found_row] * self._row_size + column
+            sums[queries] = flat[index]
         return entry, sums
 
-    def _sums_in_groups(self, group: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s, Int64s]]:
-        """Yield the sum of the counts before each count of these groups, for some at a time.
+    def _sums_in_rows(self, row: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+        """Yield the sum before each count of the rows that are queried, for a few rows at a time.
 
-        `group` is the group of counts of each query. Yields (indices of the queries of some groups,
-        the row of each query, the sums int64[rows, group size], the group of each row). Yields
-        nothing if each group is one count.
+        A row is `_row_size` consecutive counts, and `row[i]` is the row that query i needs.
+
+        Yields:
+            The indices i of the queries of a few rows, the numbers of these rows in ascending
+            order, and the sum of all counts before each of their counts, int64[rows, row size].
+            Nothing if a row is one count, whose sum is in the table.
         """
-        if self._group_size == 1:
+        if self._row_size == 1:
             return
-        groups, row = np.unique(group, return_inverse=True)
-        for chunk in slices(len(groups), max(1, _CHUNK // self._group_size)):
-            queries = np.flatnonzero((chunk.start <= row) & (row < chunk.stop))
-            counts = self._counts_of_groups(groups[chunk])
-            sums = self._group_bounds[groups[chunk], None] + np.cumsum(counts, axis=1) - counts
-            yield queries, row[queries] - chunk.start, sums, groups[chunk]
+        rows, index = np.unique(row, return_inverse=True)
+        for chunk in slices(len(rows), max(1, _CHUNK // self._row_size)):
+            queries = np.flatnonzero((chunk.start <= index) & (index < chunk.stop))
+            counts = self._counts_of_rows(rows[chunk])
+            sums_before = self._sums_before_rows[rows[chunk], None]
+            yield queries, rows[chunk], sums_before + np.cumsum(counts, axis=1) - counts
 
-    def _counts_of_groups(self, groups: Int64s) -> Int64s:
-        """Return the counts of groups, int64[groups, group size]; zeros after the last count."""
-        index = groups[:, None] * self._group_size + np.arange(self._group_size)
+    def _counts_of_rows(self, rows: Int64s) -> Int64s:
+        """Return the counts of rows, int64[rows, row size]; zeros after the last count."""
+        index = rows[:, None] * self._row_size + np.arange(self._row_size)
         last = len(self._counts) - 1
         return np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
 

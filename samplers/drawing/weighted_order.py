@@ -42,7 +42,10 @@ class WeightedPermutation:
         self._sorted: FifoCache[Int64s] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
-        """Divide records into buckets by their keys, up to 1.25 times this fraction of them all."""
+        """Divide the first records into buckets by their keys, if they are not divided yet.
+
+        How many: `fraction` of all records, times 1.25, so that the work is done in good time.
+        """
         goal = min(len(self._blocks), int(len(self._blocks) * fraction * _HEAD_START))
         for number in range(self._blocks_done, goal):
             block = self._blocks[number]
@@ -51,36 +54,42 @@ class WeightedPermutation:
             self._blocks_done = number + 1
 
     def records(self, positions: Int64s) -> Int64s:
-        """Return the records at these positions of the order, int64 as `positions`.
+        """Return the records at these positions of the weighted random order, int64[positions].
 
-        Bucket i has the keys below those of bucket i + 1, and is sorted when it is needed.
+        The order is that of the records' keys. Bucket i has the keys below those of bucket i + 1,
+        and is sorted when it is needed.
         """
-        starts = self._starts
-        if starts is None:
-            self.prepare(1)
-            size = len(self._quantiles) + 1
-            counts = sum(np.bincount(self._bucket_of[b], minlength=size) for b in self._blocks)
-            starts = self._starts = np.append(0, np.cumsum(counts))
-        bucket = np.searchsorted(starts, positions, side="right") - 1
+        bucket_starts = self._bucket_starts()
+        bucket = np.searchsorted(bucket_starts, positions, side="right") - 1
         out = np.empty(positions.shape, np.int64)
         for number in np.unique(bucket).tolist():
             in_bucket = bucket == number
             members = self._sorted.get(number, lambda: self._sort_bucket(number))  # noqa: B023
-            out[in_bucket] = members[positions[in_bucket] - starts[number]]
+            out[in_bucket] = members[positions[in_bucket] - bucket_starts[number]]
         return out
 
+    def _bucket_starts(self) -> Int64s:
+        """Return the position at which each bucket of keys starts in the sorted order."""
+        if self._starts is None:
+            self.prepare(1)
+            size = len(self._quantiles) + 1
+            counts = sum(np.bincount(self._bucket_of[b], minlength=size) for b in self._blocks)
+            self._starts = np.append(0, np.cumsum(counts))
+        return self._starts
+
     def _sort_bucket(self, number: int) -> Int64s:
-        """Return the records of a bucket sorted by key; equal keys stay in stored order."""
+        """Return the records of a bucket, sorted by their keys; equal keys stay in stored order."""
         records = np.flatnonzero(self._bucket_of == number)
         return records[np.argsort(self._waiting_times(records), kind="stable")]
 
     def _waiting_times(self, records: Int64s) -> Float64s:
         """Return the keys by which records are sorted, float64[records].
 
-        A key is an exponential variate with the weight as its rate, and infinite for weight 0.
+        A key is an exponential variate with the weight as its rate, `-log(uniform) / weight`, and
+        infinite for weight 0. So heavy records are likelier to come first.
         """
         bits = random_words(self._key, records) >> np.uint64(11)
-        uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53
+        uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
         weights: Int64s = np.asarray(self._weights[records])
         times = -log(uniform) / np.maximum(weights, 1)
         times[weights == 0] = np.inf
@@ -90,16 +99,17 @@ class WeightedPermutation:
 def log(x: Float64s) -> Float64s:
     """Return natural logarithms by correctly rounded operations alone.
 
-    `np.log` differs in its last bit between CPUs. Here x = m * 2^e with m near 1, and
-    log m is the series of 2 atanh((m - 1) / (m + 1)).
+    `np.log` differs in its last bit between CPUs. Here x = m * 2^e with m from sqrt(1/2) to
+    sqrt(2), and log x = e log 2 + log m. With s = (m - 1) / (m + 1), log m = 2 artanh(s), which is
+    the series 2 (s + s^3 / 3 + s^5 / 5 + ...).
     """
-    mantissa, exponent = np.frexp(x)
-    low = mantissa < 0.7071067811865476
-    mantissa = np.where(low, mantissa * 2, mantissa)
-    exponent = exponent - low
+    mantissa, exponent = np.frexp(x)  # mantissas from 1/2 to 1
+    is_small = mantissa < 0.7071067811865476  # sqrt(1/2)
+    mantissa = np.where(is_small, mantissa * 2, mantissa)
+    exponent = exponent - is_small
     s = (mantissa - 1) / (mantissa + 1)
     square = s * s
-    series = np.zeros_like(s)
+    series = np.zeros_like(s)  # of artanh(s) / s, by Horner's rule
     for odd in range(21, 0, -2):
         series = series * square
         series = series + 1 / odd
