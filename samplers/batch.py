@@ -27,8 +27,8 @@ class BatchSampler(BatchStream):
             out, and its records are not visited in that epoch.
         batches_per_epoch: cuts the endless stream of these batches into epochs of another length:
             epoch k is batches `k * n` to `(k + 1) * n`. The sampler is repeated endlessly, so an
-            epoch may end in the middle of a round, which is one epoch of the sampler. By default
-            an epoch is a round.
+            epoch of batches may end in the middle of an epoch of the sampler. By default both end
+            together.
 
     Raises:
         ValueError: the sampler cannot be cut so: `sections` of a shuffle that do not divide
@@ -78,11 +78,11 @@ class BatchSampler(BatchStream):
         self.traits = replace(order.traits, padded=last_batch == "pad")
         remainder = len(order) % batch_size
         added = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -remainder}
-        self._round_ids = len(order) + added[last_batch]
-        largest = min(batch_size, self._round_ids) or batch_size
-        steps, size = -(-self._round_ids // largest), self._round_ids
-        self._round_steps = steps
-        self._size_divisor = 1 if self._round_ids % largest else largest
+        self._inner_size = len(order) + added[last_batch]
+        largest = min(batch_size, self._inner_size) or batch_size
+        steps, size = -(-self._inner_size // largest), self._inner_size
+        self._inner_steps = steps
+        self._size_divisor = 1 if self._inner_size % largest else largest
         self.parameters = {"batch_size": largest, "final": last_batch, "order": order}
         if batches_per_epoch is not None and steps:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
@@ -100,8 +100,8 @@ class BatchSampler(BatchStream):
         return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        # Otherwise an epoch may have parts of several rounds, whose blocks are cut differently.
-        return self._order.spans(records, epoch if self._round_steps == self._steps else None)
+        # Otherwise an epoch is parts of several epochs of the sampler, whose blocks are cut apart.
+        return self._order.spans(records, epoch if self._inner_steps == self._steps else None)
 
     def records(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
@@ -124,41 +124,48 @@ class BatchSampler(BatchStream):
         num_groups, group_stream._order = groups
         return num_groups, group_stream
 
+    def _inner_position(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the epoch of the inner sampler in which a step is, and its step in this epoch."""
+        return divmod(epoch * self._steps + step, max(1, self._inner_steps))
+
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
-        steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._round_steps)
-        return np.minimum(self._round_ids - steps * self._largest, self._largest)
+        steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._inner_steps)
+        return np.minimum(self._inner_size - steps * self._largest, self._largest)
 
     def _samples_before(self, epoch: int, step: int) -> int:
-        round_, step = divmod(epoch * self._steps + step, max(1, self._round_steps))
-        return round_ * self._round_ids + step * self._largest
+        inner_epoch, inner_step = self._inner_position(epoch, step)
+        return inner_epoch * self._inner_size + inner_step * self._largest
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return `batch[lows[i]:highs[i]]` of each global batch `start + i`, concatenated.
+        """Return the ids `lows[i]` to `highs[i] - 1` of the batch of each step `start + i`.
 
-        A round is one epoch of the inner sampler; the steps may be of several rounds.
+        The steps are of one epoch of this stream, and may be of several epochs of the inner
+        sampler.
         """
-        round_, start = divmod(epoch * self._steps + start, max(1, self._round_steps))
+        inner_epoch, inner_step = self._inner_position(epoch, start)
         parts = []
         while len(lows):
-            steps_left = self._round_steps - start
-            parts.append(self._draw_in_round(round_, start, lows[:steps_left], highs[:steps_left]))
-            round_, start, lows, highs = round_ + 1, 0, lows[steps_left:], highs[steps_left:]
+            count = self._inner_steps - inner_step  # steps that the epoch of the sampler still has
+            parts.append(self._draw_inner(inner_epoch, inner_step, lows[:count], highs[:count]))
+            lows, highs = lows[count:], highs[count:]
+            inner_epoch, inner_step = inner_epoch + 1, 0
         return np.concatenate(parts)
 
-    def _draw_in_round(self, round_: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return `batch[lows[i]:highs[i]]` of each global batch `start + i`, concatenated.
+    def _draw_inner(self, inner_epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
+        """Return the ids `lows[i]` to `highs[i] - 1` of batch number `start + i`, concatenated.
 
-        The steps are of one round, which is an epoch of the inner sampler. Positions after its end
-        are padding, id -1.
+        The batches are those of one epoch of the inner sampler. Positions after its end are
+        padding, which has the id -1.
         """
         batch_starts = (start + np.arange(len(lows))) * self._largest
         positions = ranges(batch_starts + lows, batch_starts + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = checked_draw(self._order, round_, real, self._step_text)
+        ids[: len(real)] = checked_draw(self._order, inner_epoch, real, self._step_text)
         return ids
 
-    def _step_text(self, round_: int, position: int) -> str:
-        """Return the epoch and step of a position of a round as text, for errors."""
-        epoch, step = divmod(round_ * self._round_steps + position // self._largest, self._steps)
+    def _step_text(self, inner_epoch: int, position: int) -> str:
+        """Return as text the epoch and step that have a position of an epoch of the sampler."""
+        global_step = inner_epoch * self._inner_steps + position // self._largest
+        epoch, step = divmod(global_step, self._steps)
         return f"epoch {epoch}, step {step}"
