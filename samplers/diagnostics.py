@@ -51,7 +51,7 @@ class Measure:
 
 
 class Stretch(NamedTuple):
-    """As many consecutive samples as a batch has: their distinct groups, and where they start.
+    """As many consecutive samples as a batch has: where they start, and how mixed they are.
 
     >>> Stretch(Measure(3.0, 10.0, 1.0), 640).position
     640
@@ -59,7 +59,7 @@ class Stretch(NamedTuple):
 
     #: Distinct classes, shards or blocks of the samples.
     distinct: Measure
-    #: Place of the first sample in the stream.
+    #: Position of the first sample in the stream.
     position: int
 
 
@@ -78,9 +78,9 @@ class Diagnosis:
             shuffle near 0.
         head_distinct: the classes, shards or blocks in the first tenth.
         distinct: the mean number of distinct classes, shards or blocks in a full batch.
-        worst: the stretch of as many samples, anywhere in the stream, that holds the fewest
-            classes, shards or blocks: how many, and the position of its first sample. It finds a
-            tail.
+        worst: as many consecutive samples, anywhere in the stream, that have the fewest classes,
+            shards or blocks: how many, and the position of the first sample. It finds an end of an
+            epoch that is mixed badly.
         order: the record ids in the order of the stream, without padding, int64 [samples].
 
     >>> import numpy as np
@@ -108,30 +108,29 @@ class Diagnosis:
     @property
     def findings(self) -> list[str]:
         """The differences from a uniform shuffle, as phrases; empty for a good stream."""
-        displacement, correlation = self.displacement, self.rank_correlation
-        missing = validate.counted(self.records - self.covered, "record")
         uniform = "in a uniform shuffle"
-        findings = {
-            f"records move {displacement.ratio:.0%} as far as {uniform}": displacement.low,
-            f"position and record number correlate by {correlation:.2f}": (
-                abs(correlation) > max(_FLAGGED_RATIO, _MAX_DEVIATIONS / self.samples**0.5)
-            ),
-        }
+        largest_by_chance = _MAX_DEVIATIONS / self.samples**0.5  # correlation
+        is_correlated = abs(self.rank_correlation) > max(_FLAGGED_RATIO, largest_by_chance)
+        findings = []  # pairs (whether it is present, text)
+        displacement = f"records move {self.displacement.ratio:.0%} as far as {uniform}"
+        findings.append((self.displacement.low, displacement))
+        correlation = f"position and record number correlate by {self.rank_correlation:.2f}"
+        findings.append((is_correlated, correlation))
         for name, measure in self.head_distinct.items():
-            findings[
+            text = (
                 f"the first tenth has {measure.value:.0f} {name}, {measure.uniform:.0f} {uniform}"
-            ] = measure.low
+            )
+            findings.append((measure.low, text))
         for name, measure in self.distinct.items():
-            findings[
-                f"a batch holds {measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
-            ] = measure.low
+            text = f"a batch holds {measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
+            findings.append((measure.low, text))
         for name, (measure, position) in self.worst.items():
-            where = f"{self.batch_size:,} samples from position {position:,} on"
-            findings[
-                f"{where} hold {measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
-            ] = measure.low
-        findings[f"not in the stream: {missing}"] = self.covered < self.records
-        return [finding for finding, is_present in findings.items() if is_present]
+            samples = f"{self.batch_size:,} samples from position {position:,} on"
+            text = f"{samples} hold {measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
+            findings.append((measure.low, text))
+        missing = validate.counted(self.records - self.covered, "record")
+        findings.append((self.covered < self.records, f"not in the stream: {missing}"))
+        return [text for is_present, text in findings if is_present]
 
     def __str__(self) -> str:
         """Return the numbers as lines, then the findings."""
@@ -229,9 +228,8 @@ def _samples_of(
 ) -> tuple[Int64s, Int64s, int]:
     """Return the record id and the batch number of each sample, and the number of records.
 
-    Padding is left out.
-
-    The arguments are those of `diagnose`.
+    The samples are those of an epoch of a batch sampler or a sampler, or `stream` has the record
+    ids themselves. Padding is left out. The arguments are those of `diagnose`.
     """
     if isinstance(stream, Sampler):
         stream = BatchSampler(stream, batch_size=_required_size(batch_size))
@@ -269,17 +267,17 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     blocks of the records: the group number of each record, int64[records], by name.
     """
     samples = len(ids)
-    head = -(-samples // 10)  # samples in the first tenth
+    first_tenth = ids[: -(-samples // 10)]
     position = np.arange(samples)
     stored_position = ids * samples // records
     counts = np.bincount(ids, minlength=records)
-    sizes = np.bincount(batch)
-    size = int(sizes.max())
+    batch_sizes = np.bincount(batch)
+    size = int(batch_sizes.max())
     head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
-        in_head = np.array([len(np.unique(group[ids[:head]]))])
-        head_distinct[name] = _distinct_measure(in_head, group, head)
-        in_full_batches = _distinct_in_batches(batch, group[ids])[sizes == size]
+        in_first_tenth = np.array([len(np.unique(group[first_tenth]))])
+        head_distinct[name] = _distinct_measure(in_first_tenth, group, len(first_tenth))
+        in_full_batches = _distinct_in_batches(batch, group[ids])[batch_sizes == size]
         distinct[name] = _distinct_measure(in_full_batches, group, size)
         in_windows = _distinct_in_windows(group[ids], size)
         start = int(in_windows.argmin())  # of the window with the fewest groups
@@ -292,6 +290,7 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         most_repeats=int(counts.max()),
         displacement=Measure(
             float(np.abs(position - stored_position).mean()),
+            # The mean and the deviation of the displacement in random permutations.
             (samples**2 - 1) / (3 * samples),
             sqrt((samples + 1) * (2 * samples**2 + 7) / 45) / samples,
         ),
@@ -306,7 +305,8 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
 def _distinct_in_batches(batch: Int64s, group: Int64s) -> Int64s:
     """Return the number of distinct groups in each batch, int64[batches].
 
-    `batch` and `group` are the batch and the group of each sample, int64[samples].
+    `batch` and `group` are the batch and the group of each sample, int64[samples]: the batches 0 0
+    1 1 with the groups 5 7 7 7 have 2 and 1 distinct groups.
     """
     num_groups = int(group.max()) + 1
     pairs = np.sort(batch * num_groups + group)  # np.unique takes many times as long
@@ -318,21 +318,21 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     """Return the number of distinct groups in each window of `size` consecutive samples.
 
     `group` is the group of each sample, int64[samples]. Entry i of the result is the window that
-    starts at sample i, int64[samples - size + 1].
+    starts at sample i: the groups 5 7 7 7 in windows of 2 samples give [2, 1, 1].
     """
     samples = np.arange(len(group))
+    # The last earlier sample with the same group, or -1. A stable sort by group has it just before.
     by_group = np.argsort(group, kind="stable")
-    previous = np.full(len(group), -1)  # the last sample before this one that has the same group
-    repeated = np.flatnonzero(np.diff(group[by_group]) == 0)
-    previous[by_group[repeated + 1]] = by_group[repeated]
+    previous = np.full(len(group), -1)
+    has_previous = np.flatnonzero(np.diff(group[by_group]) == 0) + 1
+    previous[by_group[has_previous]] = by_group[has_previous - 1]
     # Count each group of a window once, at its first sample in the window. Sample i is this sample
-    # in the windows that start after `previous[i]`, and at i at the latest. A difference array adds
-    # up these ranges of windows.
-    first_window = np.maximum(previous, samples - size) + 1
-    starts, stops = (
-        np.bincount(windows, minlength=len(group) + 1) for windows in (first_window, samples + 1)
-    )
-    return np.cumsum(starts - stops)[: len(group) - size + 1]
+    # in the windows that start after `previous[i]` and contain i: those that start from
+    # `first_start[i]` to i. Add up these ranges: +1 where a range starts, -1 after its end.
+    first_start = np.maximum(previous, samples - size) + 1
+    changes = np.bincount(first_start, minlength=len(group) + 1)
+    changes -= np.bincount(samples + 1, minlength=len(group) + 1)
+    return np.cumsum(changes)[: len(group) - size + 1]
 
 
 def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
@@ -345,21 +345,21 @@ def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
     group_sizes, num_groups = np.unique(np.bincount(group), return_counts=True)
     # The probability that a batch has no record of a group, for each size of a group.
     missing = np.array([_probability_missing(n, count, size) for count in group_sizes.tolist()])
-    # The variance of independent groups, an upper bound: groups exclude each other.
+    expected = float((num_groups * (1 - missing)).sum())
+    # An upper bound: the variance if groups were independent, and not in each other's way.
     variance = (num_groups * missing * (1 - missing)).sum() / len(counts)
-    uniform = float((num_groups * (1 - missing)).sum())
-    return Measure(float(counts.mean()), uniform, float(np.sqrt(variance)))
+    return Measure(float(counts.mean()), expected, float(np.sqrt(variance)))
 
 
-def _probability_missing(n: int, group: int, batch: int) -> float:
-    """Return the probability that a random batch has no record of a group.
+def _probability_missing(n: int, group_size: int, batch_size: int) -> float:
+    """Return the probability that a random batch of n records has no record of a group.
 
-    It is C(n - group, batch) / C(n, batch), where n, `group` and `batch` are numbers of records.
+    It is C(n - group_size, batch_size) / C(n, batch_size), here by logarithms of factorials.
     """
-    if group + batch > n:
+    if group_size + batch_size > n:
         return 0.0
-    log_ratio = lgamma(n - group + 1) - lgamma(n - group - batch + 1)
-    return exp(log_ratio - lgamma(n + 1) + lgamma(n - batch + 1))
+    log_ratio = lgamma(n - group_size + 1) - lgamma(n - group_size - batch_size + 1)
+    return exp(log_ratio - lgamma(n + 1) + lgamma(n - batch_size + 1))
 
 
 def _correlation(position: Int64s, ids: Int64s) -> float:
@@ -395,8 +395,8 @@ def simulate_shuffle_buffer(
     buffer = list(range(capacity))
     num_buffered = np.minimum(capacity, total - np.arange(total))  # at each step
     key = root_key(validate.seed(seed), "shuffle buffer")
-    out = np.empty(total, np.int64)
     choices = uniform_below(random_words(key, np.arange(total)), num_buffered).tolist()
+    out = np.empty(total, np.int64)
     for position, index in enumerate(choices):
         out[position] = buffer[index]
         next_record = position + capacity

@@ -102,18 +102,18 @@ class IdSequence(Sequence[int]):
         return self._draw(_as_array(self._range)).astype(dtype or np.int64, copy=False)
 
     def _id(self, index: int) -> int:
-        """Return one id, from a chunk that may have been drawn before."""
+        """Return one id, from a chunk of ids that may have been drawn before."""
         chunk, offset = divmod(self._range[index], _CHUNK)
         return self._chunks.get(chunk, lambda: self._draw_chunk(chunk))[offset]
 
     def _draw_chunk(self, chunk: int) -> list[int]:
-        """Return the ids of a chunk of all epochs."""
+        """Return the ids of chunk number `chunk` of the ids of all epochs."""
         stop = min((chunk + 1) * _CHUNK, self._epochs * len(self._sampler))
         ids: list[int] = self._draw(np.arange(chunk * _CHUNK, stop)).tolist()
         return ids
 
     def _draw(self, numbers: Int64s) -> Int64s:
-        """Return the ids at these indices into all epochs."""
+        """Return the ids at these indices into the ids of all epochs, one epoch after the other."""
         epochs, positions = np.divmod(numbers, max(1, len(self._sampler)))
         ids = np.empty_like(numbers)
         for epoch in np.unique(epochs).tolist():
@@ -123,4 +123,5 @@ class IdSequence(Sequence[int]):
 
 
 def _as_array(numbers: range) -> Int64s:
+    """Return the numbers of a range as an array."""
     return np.arange(numbers.start, numbers.stop, numbers.step)

@@ -13,7 +13,7 @@ from twinfeed.samplers.types import Array
 
 
 def labels_of(data: Any) -> Any:
-    """Return the labels that an index or a source has, or other data as they are."""
+    """Return the labels of an index or a source; any other data are labels themselves."""
     if not hasattr(data, "digests"):  # which an index and a source have
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
@@ -50,7 +50,7 @@ def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] |
 
 
 def _strings_or_integers(name: str, values: list[Any]) -> Array:
-    """Return labels that are all strings or all integers as an array."""
+    """Return a list of labels as an array, after checking that all are str, or all integers."""
     if not any(isinstance(value, str) for value in values):
         check_types(name, "integers or strings", values, (int, np.integer))
         return np.array(values)

@@ -65,11 +65,15 @@ def is_increasing(array: Array) -> bool:
 
 
 def _path_and_offset(array: Array) -> tuple[str, int] | None:
-    """Return the path and the byte offset of a mapped array; None for an array in memory."""
+    """Return the path and the byte offset of a mapped array; None for an array in memory.
+
+    An array is mapped if it is a view of an `np.memmap`, however many views are in between.
+    """
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
-    # The `offset` of a slice is that of the whole memmap. Its address gives its own offset.
+    # A memmap that is a slice has the `offset` of the whole memmap. So go on to the whole one, and
+    # take the offset of the array from the difference of their addresses.
     while isinstance(base, np.memmap) and isinstance(base.base, np.memmap):
         base = base.base
     if not isinstance(base, np.memmap) or not base.filename or base.mode == "c":
@@ -97,16 +101,20 @@ def _is_deleted(address: int) -> bool:
 
 
 def _check_unchanged(path: str, file: str | int, identity: tuple[int, ...]) -> None:
-    """Raise OSError unless the file has this identity, which it had when an array mapped it.
+    """Raise OSError if a file was written or replaced after an array mapped it.
 
-    `file` is its path or descriptor; `path` is for the error.
+    `identity` is what `_identity_of` returned then. `file` is the file's path or descriptor, and
+    `path` is for the error.
     """
     if not identity or _identity_of(file) != identity:
         raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)
 
 
 def _map(location: tuple[str, int], identity: tuple[int, ...], *array: Any) -> Array:
-    """Return a pickled array, mapped again from its file: `array` is its dtype, shape and order."""
+    """Map an array again that was pickled as its location in a file.
+
+    `array` is its dtype, shape and order ("C" or "F").
+    """
     path, offset = location
     dtype, shape, order = array
     with open(path, "rb") as file:

@@ -22,8 +22,9 @@ def add_probe(probe: Callable[[], int], /) -> None:
 def num_processes() -> int:
     """Return the number of processes that train together.
 
-    It is the largest of the environment variable `WORLD_SIZE`, which launchers such as torchrun
-    set, and what the probes return, the functions with which backends ask their frameworks.
+    It is the largest of two kinds of numbers: the environment variable `WORLD_SIZE`, which
+    launchers such as torchrun set, and what the functions return that backends have added with
+    `add_probe`, which ask their frameworks.
 
     >>> num_processes()
     1

@@ -86,7 +86,7 @@ class ViewSampler(InnerSampler):
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the range of records that is read around the time of each record: first and stop.
 
-        The inner sampler gives a range of records, or of (record, view) pairs.
+        The inner sampler says it, of records or of (record, view) pairs.
         """
         if self._per_epoch == "one":
             return self._order.spans(records, epoch)
@@ -102,10 +102,11 @@ class ViewSampler(InnerSampler):
         inner_ids = checked_draw(self._order, epoch, positions)
         if self._per_epoch == "all":  # the inner sampler is over pairs
             return inner_ids
-        # Each V epochs show the V views of a record in a new random order.
+        # The views of a record of V views are permuted anew every V epochs, and each epoch has the
+        # next view of the permutation.
         num_views = np.asarray(self._counts)[inner_ids].astype(np.int64)
-        cycle, index = np.divmod(epoch, num_views)
-        keys = random_words(random_words(self._key, inner_ids), cycle)
+        permutation, index = np.divmod(epoch, num_views)
+        keys = random_words(random_words(self._key, inner_ids), permutation)
         view = permute_rows(num_views, keys, index[:, None])[:, 0]
         return self._sums.before(inner_ids) + view
 

@@ -8,7 +8,7 @@ from twinfeed.samplers.types import Array, Int64s
 
 
 def groups_and_indices(sizes: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the group of each member of groups of these sizes, and its index in the group.
+    """Return for each member of groups of these sizes its group, and its index in the group.
 
     Both are int64[sum(sizes)], group after group.
 
@@ -21,7 +21,11 @@ def groups_and_indices(sizes: Int64s) -> tuple[Int64s, Int64s]:
 
 
 def ranges(starts: Int64s, stops: Int64s) -> Int64s:
-    """Return `[*range(starts[0], stops[0]), *range(starts[1], stops[1]), …]`."""
+    """Return the numbers of several ranges, one range after the other.
+
+    >>> ranges(np.array([2, 8]), np.array([5, 10])).tolist()
+    [2, 3, 4, 8, 9]
+    """
     if len(starts) and (starts[1:] == stops[:-1]).all():
         return np.arange(starts[0], stops[-1])
     range_number, index = groups_and_indices(stops - starts)

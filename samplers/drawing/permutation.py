@@ -90,14 +90,15 @@ def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
 def _sorted_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return the entries at `positions` of a permutation for each row, int64[rows, m].
 
-    The permutations have at most 64 items. Each is a sorted table, shared by all of its rows.
+    Row i has the permutation of `range(n[i])` under `keys[i]`, and n is at most 64. Each distinct
+    permutation is computed once, as a table, by `sorted_rows`.
     """
     if not len(n):
         return np.empty(positions.shape, np.int64)
     first, table_of_row = distinct_pairs(keys, n)
-    n, keys = n[first], keys[first]
-    # Tables are sorted together if their rounded sizes are equal. Rounded up by a quarter at most:
-    # four sizes between two powers of 2.
+    n, keys = n[first], keys[first]  # of each table
+    # Tables are sorted together if they have the same width: their size, rounded up by a quarter at
+    # most, to one of four sizes between two powers of 2.
     rounding = np.left_shift(1, np.maximum(np.frexp(n.astype(np.float64))[1] - 3, 0))
     widths = -(-n // rounding) * rounding
     starts = np.cumsum(widths) - widths  # of the tables, one after the other
@@ -115,8 +116,8 @@ def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray
     """Return a permutation of `range(n)` for each key, uint16[keys, n].
 
     With `lengths`, row i begins with a permutation of `range(lengths[i])`. A permutation is the
-    argsort of random words. Each word keeps its upper 48 bits and carries its index below them, so
-    that a plain sort is a stable argsort.
+    argsort of n random words. The lower 16 bits of each word are replaced by its index. So a plain
+    sort, which is faster, is a stable argsort: after it, the lower bits are the permutation.
     """
     index = np.arange(n, dtype=np.uint64)
     packed = random_words(keys[:, None], index[None, :])
@@ -131,7 +132,8 @@ def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray
 def _narrow_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return the entries at `positions` of a permutation for each row, int64[rows, m].
 
-    The permutations have at most 2^15 items: Feistel networks of 32 bits.
+    Row i has the permutation of `range(n[i])` under `keys[i]`, and n is at most 2^15. It is
+    computed by a Feistel network of 32 bits. A random word has the keys of two of its rounds.
     """
     words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
     rounds = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)  # the keys of all rounds
@@ -149,7 +151,10 @@ def _wide_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
 
 
 def feistel(n: int | Int64s, key: int | UInt64s, positions: Int64s) -> Int64s:
-    """Return the entries at `positions` of permutations of n > 2^15 items, all broadcast."""
+    """Return the entries at `positions` of the permutations of `range(n)` under `key`.
+
+    The permutations are Feistel networks of 64 bits, for n above 2^15. All arguments are broadcast.
+    """
     # Arrays, also of one number: numpy 1 adds a scalar of 64 bits to a Python int as floats.
     sizes, keys = np.atleast_1d(np.asarray(n, np.uint64)), np.atleast_1d(np.asarray(key, np.uint64))
     rounds = random_words(keys[None], np.arange(_ROUNDS).reshape(-1, *[1] * keys.ndim))
@@ -175,10 +180,11 @@ def _cycle_walk(
     rounds: Unsigned,
     x: Unsigned,
 ) -> Unsigned:
-    """Return `encrypt(n, rounds, x)` for numbers x below n, encrypted until each is below n.
+    """Return numbers x below n encrypted, again and again until each is below n again.
 
-    `encrypt` permutes a range that is a little larger than n, so repeating it ("cycle walking")
-    permutes `range(n)`. `rounds` are the keys of its rounds. All arrays are broadcast.
+    `encrypt(n, rounds, x)` permutes a range that is a little larger than n. Repeating it for the
+    results that are not below n ("cycle walking") permutes `range(n)`. `rounds` are the keys of the
+    rounds of its Feistel network. All arrays are broadcast.
     """
     x = encrypt(n, rounds, x)
     outside = np.nonzero(x >= n)  # rare: fewer than 1 number in sqrt(n)
@@ -191,7 +197,10 @@ def _cycle_walk(
 
 
 def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
-    """Return the halves `x % a` and `x // a` of numbers below n, and the sizes of both halves."""
+    """Return numbers below n as two digits to the base a: `x % a`, `x // a`, and their ranges.
+
+    The base is the square root of n, rounded up: 9 for n = 81, where 30 has the digits 3 and 3.
+    """
     a = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
     right = x // a
     return x - right * a, right, a, (n + a - 1) // a
@@ -200,8 +209,8 @@ def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Uns
 def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
     """Return numbers x encrypted once by a Feistel network with these round keys.
 
-    x is two halves, as a number of two digits. Each round adds a hash of the right half to the left
-    half, modulo its size, and swaps them.
+    The two halves of x are its digits as a number of two digits. Each round adds a hash of the
+    right half to the left half, modulo its range, and swaps the halves.
     """
     left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
@@ -216,7 +225,10 @@ def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
 
 
 def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
-    """Return numbers x decrypted once: the inverse of `_encrypt`, with the last round key first."""
+    """Return numbers x decrypted once: the inverse of `_encrypt`.
+
+    Each round undoes one of its rounds. So `rounds` are its round keys, the last first.
+    """
     left, right, left_size, right_size = _halves(n, x)
     for key in rounds:
         left, right, left_size, right_size = right, left, right_size, left_size
@@ -227,9 +239,10 @@ def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
 
 
 def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
-    """Return a hash of each x in `[0, size)`: the round function of the Feistel network.
+    """Return a hash of each x under a key, in `[0, size)`: the round function of the network.
 
-    It is a multiply-xorshift hash, scaled to the size by the upper half of a product.
+    It is a multiply-xorshift hash, scaled to the size by the upper half of a product (multiply-
+    high) in place of a slow modulo.
     """
     multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]
     h = x + key

@@ -46,8 +46,8 @@ def root_key(seed: int, purpose: str) -> int:
 def derive(key: int, *path: int) -> int:
     """Return the key of a substream, such as `derive(key, epoch, step)`: a hash of key and path.
 
-    Each number n of the path replaces the key by `random_words(key, n)`, which is splitmix64, here
-    in plain integers: numpy takes ten times as long for a single word.
+    Each number n of the path replaces the key by `random_words(key, n)`. This is splitmix64 as
+    there, but over plain integers: numpy takes ten times as long for a single word.
     """
     for number in path:
         x = (key + (int(number) + 1) * int(_GOLDEN)) & _MASK
