@@ -148,12 +148,18 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
 class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
     """The samples of a feed."""
 
+    def _changed_feed(self, sampler: BatchStream) -> Feed:
+        raise ValueError(
+            "workers of a pipeline draw by themselves: make samples of the changed feed, which "
+            "load the state"
+        )
+
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
         _, _, worker, workers = pytorch_worker_info()
         pipeline = Samples(compile_feed(feed), self.reader)
-        coming = requests(self.schedules[feed.sampler], epoch, start, seeds=feed.seeded)
+        coming = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
         for request in islice(coming, worker, None, workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]
             members: dict[str, Iterable[Any]] = {

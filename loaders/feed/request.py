@@ -100,13 +100,17 @@ def requests(
     sampler = schedule.sampler
     sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
     for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
-        batches = schedule.batches(epoch, first_step, stop_step)
-        all_ids = np.concatenate(batches)
-        records, views = sampler.records(all_ids), sampler.views(all_ids)
-        end = 0
-        for step, batch in enumerate(batches, first_step):
-            part = slice(end, end + len(batch))
-            end += len(batch)
+        drawn_by = None
+        for step in range(first_step, stop_step):
+            sampler = schedule.commit(epoch, step)
+            if sampler is not drawn_by:  # in the first step, and after a change of the sampler
+                drawn_by = sampler
+                batches = schedule.batches(epoch, step, stop_step)
+                all_ids = np.concatenate(batches)
+                records, views = sampler.records(all_ids), sampler.views(all_ids)
+                ends = np.cumsum([len(ids) for ids in batches]).tolist()
+                parts = map(slice, [0, *ends], ends)
+            part = next(parts)
             ids = all_ids[part].copy()  # the user may write to the ids of a batch
             sample_seeds = sampler.seeds(epoch, step) if seeds else None
             yield Request(epoch, step, ids, records[part], views[part], sample_seeds)

@@ -17,6 +17,7 @@ from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
+from twinfeed.samplers import BatchStream
 
 
 class JaxLoader(MakingLoader[B]):
@@ -91,6 +92,11 @@ class JaxLoader(MakingLoader[B]):
             readahead=readahead,
             ledger=ledger,
         )
+
+    def _changed_feed(self, sampler: BatchStream) -> Feed:
+        feed = super()._changed_feed(sampler)
+        _part_of_process(self.sharding, feed)  # raises ValueError
+        return feed
 
     def _start_pass(
         self, epoch: int, start: int

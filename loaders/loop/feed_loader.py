@@ -6,22 +6,22 @@ import os
 import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import closing
-from typing import Any, TypeVar
+from typing import Any, SupportsIndex, TypeVar
 from weakref import WeakKeyDictionary, ref
 
 from twinfeed.loaders.feed.collate import Empty, aligned
-from twinfeed.loaders.feed.config import Batch
+from twinfeed.loaders.feed.config import Batch, check_batches
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.concurrency import resolve_prefetch
+from twinfeed.loaders.making.concurrency import MAX_DEFAULT_THREADS, resolve_prefetch
 from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
-from twinfeed.loaders.reading.prefetch.schedule import Schedules
+from twinfeed.loaders.reading.prefetch.schedule import Schedules, sharded_as
 from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
-from twinfeed.samplers import validate
+from twinfeed.samplers import BatchStream, StateMismatchError, validate
 
 T = TypeVar("T")
 
@@ -34,6 +34,14 @@ class FeedLoader(Loader[B]):
     """Iterate over the batches of a feed."""
 
     _shared = ("_sampler", "feed", "feed.index")
+
+    @property
+    def lookahead(self) -> int | None:
+        """The most batches that are drawn before the loop receives them, as the options allow.
+
+        It is the same on all ranks. None where a framework draws the batches.
+        """
+        return None
 
     def __init__(
         self,
@@ -76,9 +84,76 @@ class FeedLoader(Loader[B]):
         ranks = {"ranks": self.feed.sampler.world_size} if self.feed.batch_transform else {}
         return {**super().state_dict(), "records": records, **ranks}
 
+    def change(self, sampler: BatchStream, /, *, at: SupportsIndex | None = None) -> int:
+        """Draw by another sampler from a later step on, and return this step.
+
+        The sampler is that of the loader with a longer schedule: all that differs comes at this
+        step or later. From then on, batches and states are those of a run that had the sampler
+        from its first step on. Every rank calls this after the same batch, with the same sampler,
+        of all ranks.
+
+        Args:
+            sampler: as the loader's, but for changes from this step on.
+            at: the step, over all epochs. Default: `global_step + lookahead`. It must be given
+                where a framework draws the batches: where `lookahead` is None.
+
+        Raises:
+            StateMismatchError: the sampler has other batches before this step.
+            ValueError: the step is not ahead of all that may be drawn already, an evaluation, and
+                a sampler that does not fit the loader.
+
+        >>> import numpy as np
+        >>> from twinfeed import Feed, NumpyLoader, PKBatchSampler
+        >>> data = {"label": np.array([0, 0, 1, 1, 2, 2])}
+        >>> options = {"p": 2, "seed": 0, "batches_per_epoch": 8}
+        >>> loader = NumpyLoader(Feed(data, PKBatchSampler(data["label"], k=1, **options)))
+        >>> sizes = []
+        >>> for batch in loader:
+        ...     sizes.append(len(batch["label"]))
+        ...     if loader.step == 3:
+        ...         k = {0: 1, loader.global_step + loader.lookahead: 2}
+        ...         first = loader.change(PKBatchSampler(data["label"], k=k, **options))
+        >>> sizes, first
+        ([2, 2, 2, 2, 4, 4, 4, 4], 4)
+        """
+        check_batches(sampler)
+        if self._sampler.evaluation:
+            raise ValueError("an evaluation has no changes: only a training has a schedule")
+        step = self.global_step + (self.lookahead or 0)
+        if at is not None:
+            step = validate.integer("at", at, minimum=step)
+        elif self.lookahead is None:
+            raise ValueError(
+                "at= must be given, as a framework draws the batches: a step that it has not drawn"
+            )
+        feed = self._changed_feed(sharded_as(sampler, self._sampler))
+        try:
+            feed.sampler.position_of(self._sampler.state_at(*divmod(step, len(self))))
+        except StateMismatchError as error:
+            error.add_note(
+                f"the sampler of a change must be the same as the loader's before step {step}, "
+                f"from which the change acts"
+            )
+            raise
+        self.schedules.change(sampler, step)
+        self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler
+        if self._ledger is not None:
+            self._ledger.changed(feed, step)
+        return step
+
+    def _changed_feed(self, sampler: BatchStream) -> Feed:
+        """Return the feed with another sampler; raise ValueError if the loader cannot serve it."""
+        return self.feed.with_sampler(sampler)
+
+    def _stop(self) -> None:
+        super()._stop()
+        for schedule in self.schedules.values():
+            schedule.committed = 0  # the next pass may begin before the steps of the last one
+
     def close(self) -> None:
         super().close()
-        self.schedules.clear()
+        for schedule in self.schedules.values():
+            schedule.clear()
         self.reader.close()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
@@ -118,6 +193,11 @@ class MakingLoader(FeedLoader[B]):
         super().__init__(feed, checksums=checksums, readahead=readahead, ledger=ledger)
         self.prefetch, self.threads = resolve_prefetch(feed, prefetch, threads)
 
+    @property
+    def lookahead(self) -> int:
+        # The default number of threads differs between machines, the bound must not.
+        return self.prefetch + 1 + (max(MAX_DEFAULT_THREADS, self.threads) if self.threads else 0)
+
     def _batches(
         self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Empty = aligned
     ) -> Generator[T, None, None]:
@@ -127,7 +207,7 @@ class MakingLoader(FeedLoader[B]):
         needs the batches in order, single samples of a batch.
         """
         feed, reader, meter = self.feed, self.reader, self.meter
-        schedule = self.schedules[feed.sampler]
+        schedule = self.schedules.of(feed.sampler)
         cached = feed.sampler.traits.max_cached is not None
         decode_threads, batch_threads = (self.threads, 0) if cached else (0, self.threads)
         compiled = compile_feed(feed)

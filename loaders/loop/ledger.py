@@ -153,6 +153,17 @@ class Ledger(Closing):
         except OSError as error:
             self._disable(error)
 
+    def changed(self, stream: Feed | BatchStream, global_step: int, /) -> None:
+        """Note that another stream, with the same batches before, is drawn from this step on."""
+        self._stream, self._sampler = stream, sampler_of(stream)
+        if not self._enabled:
+            return
+        try:
+            self._write("change", global_step, **self._identity(global_step))
+            self._identified = True
+        except OSError as error:
+            self._disable(error)
+
     def close(self) -> None:
         """End the range of steps, and close the files; a later batch opens them again."""
         try:

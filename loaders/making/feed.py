@@ -203,9 +203,28 @@ class Feed(FeedConfig):
 
     def shard(self, rank: int, world_size: int) -> Feed:
         """Return a copy of the feed for one rank, with `sampler.shard(rank, world_size)`."""
-        sharded = copy.copy(self)
-        object.__setattr__(sharded, "sampler", self.sampler.shard(rank, world_size))
-        return sharded
+        return self.with_sampler(self.sampler.shard(rank, world_size))
+
+    def with_sampler(self, sampler: BatchStream, /) -> Feed:
+        """Return a copy of the feed with another sampler of the same records.
+
+        Raises:
+            ValueError: the sampler does not fit the records or the side tables.
+
+        >>> import numpy as np
+        >>> from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, SequentialSampler
+        >>> feed = Feed({"x": np.arange(4)}, BatchSampler(SequentialSampler(4), batch_size=2))
+        >>> feed.with_sampler(ExactOnceBatchSampler(4, batch_size=3))[0, 0]["x"]
+        array([0, 1, 2])
+        """
+        check_fit(self.index, sampler)
+        feed = copy.copy(self)
+        object.__setattr__(feed, "sampler", sampler)
+        feed.__post_init__()
+        if feed.shares_arrays != self.shares_arrays:  # functions may get other arrays: try again
+            vars(feed).pop("_spec", None)
+            vars(feed).pop("_function", None)
+        return feed
 
 
 def compile_feed(feed: Feed, /) -> CompiledFeed:

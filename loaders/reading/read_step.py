@@ -22,11 +22,11 @@ def start_pass(
     """
     if not isinstance(reader, Reader):
         return None
-    previous = reader._plans.get(schedule.sampler)
+    previous = reader._plans.get(schedule)
     if previous is not None and previous.continues_at(start):
         return previous
     plan = ReadPlan(reader.index, fields, schedule, start, limit=readahead if fields else 0)
-    reader._plans[schedule.sampler] = plan
+    reader._plans[schedule] = plan
     files = reader._files
     if isinstance(files, RemoteFiles):
         overlaps = previous is not None and previous.start <= start <= previous.next

@@ -23,6 +23,7 @@ from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, outside
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.loaders.support import checks, system
 from twinfeed.loaders.support.array_types import Ids, Int64s
@@ -30,7 +31,7 @@ from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.display import call_repr
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.samplers import BatchStream, validate
+from twinfeed.samplers import validate
 
 Value = Any
 _CHECKED_BYTES = 1 << 26
@@ -142,7 +143,7 @@ class Reader(Closing):
         """Start without open files, buffered ranges and plans, in this process."""
         self._pid = os.getpid()
         system.keep_freed_memory()
-        self._plans: dict[BatchStream, ReadPlan] = {}  # by stream, the plan of its last pass
+        self._plans: dict[Schedule, ReadPlan] = {}  # by stream, the plan of its last pass
         self._own_files: RemoteFiles | LocalFiles
         if self.index.remote:
             self._own_files = RemoteFiles(self.index, self.checksums)

@@ -57,7 +57,7 @@ class BatchSource(GraphSource):
         super().__init__(loader, feeds[0].sampler, ranks=len(feeds), by_rank=by_rank)
         self.prefetch, self._readahead = prefetch, loader.readahead
         self.feed, self.feeds, self.reader = feeds[0], feeds, loader.reader
-        self.schedules = [loader.schedules[feed.sampler] for feed in feeds]
+        self.schedules = [loader.schedules.of(feed.sampler) for feed in feeds]
         sizes = {feed.sampler.fixed_size for feed in feeds}
         self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, self.reader)
         # A cache of decoded images takes batches in their order. So threads share each batch.
@@ -143,9 +143,9 @@ class BatchSource(GraphSource):
         """Return the arrays of the batch of a slot, in the order of the layout."""
         state, (step, rank) = PassState.of(pass_state), divmod(int(slot), self.ranks)
         schedule, batcher = self.schedules[rank], self._passes[state.number].batchers[rank]
+        sampler = schedule.commit(state.epoch, step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
-        seeds = self.feed.seeded
-        request = Request.of(schedule.sampler, state.epoch, step, ids, seeds=seeds)
+        request = Request.of(sampler, state.epoch, step, ids, seeds=self.feed.seeded)
         return self.layout.flatten(batcher(request))
 
     def groups(self, start: int) -> list[tuple[int, int]]:
@@ -164,6 +164,7 @@ class BatchSource(GraphSource):
         """
         state = PassState.of(pass_state)
         first, stop = self._passes[state.number].groups[int(group)]
+        self.schedules[0].commit(state.epoch, stop - 1)
         batches = self.schedules[0].batches(state.epoch, first, stop)
         slots = np.arange(first, stop)
         try:

@@ -16,6 +16,7 @@ from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._pipeline import dataset_of
 from twinfeed.loaders.tensorflow._serve import BatchSource
 from twinfeed.loaders.tensorflow.device import chosen_device
+from twinfeed.samplers import BatchStream
 
 
 class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
@@ -87,6 +88,16 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.prefetch, resolved = resolve_prefetch(feed, prefetch, threads)
         # None stays None: where nothing is decoded, `BatchSource` decides whether threads help.
         self.threads = None if threads is None and not feed.sets_global_state else resolved
+
+    def _changed_feed(self, sampler: BatchStream) -> Feed:
+        size = self._sampler.fixed_size
+        if sampler.fixed_size != size:
+            raise ValueError(
+                f"the datasets are declared to have batches of {size or 'several sizes'}, the "
+                f"sampler has {sampler.fixed_size or 'several sizes'}: make another loader, which "
+                f"loads the state"
+            )
+        return super()._changed_feed(sampler)
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
         """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.

@@ -211,11 +211,13 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
         try:
             entry = _parse_line(line)
             step = validate.integer("step", entry["step"], minimum=0)
+            run = entry if "state" in entry else run
             if entry["event"] == "begin":
-                run = entry if "state" in entry else run
                 run["state"]  # KeyError: no line before says what was run
                 running = StepRange(step, step, run, ended=False)
                 range_offset = offset
+            elif entry["event"] == "change" and running is not None:
+                running = running._replace(run=run)  # a longer schedule, with the same steps before
             elif entry["event"] == "end" and running is not None:
                 ranges.append(running._replace(stop=step, ended="killed" not in entry))
                 running = None

@@ -133,7 +133,7 @@ class PassRequests:
     def __iter__(self) -> Iterator[Request | PrefetchedRequest]:
         # The workers share the page cache: this process advises the kernel of what they will read.
         feed, (epoch, step) = self._feed, self.start
-        schedule, epoch_start = self._schedules[feed.sampler], epoch * len(feed.sampler)
+        schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
         fields = stored_fields(feed)
         plan = start_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
         for request in requests(schedule, epoch, step, seeds=feed.seeded):

@@ -158,13 +158,21 @@ class TorchLoader(MakingLoader[B]):
             detach_workers(getattr(owner, "_iterator", None))
         super()._forked()
 
+    @property
+    def _in_flight(self) -> int:
+        """The most batches that the workers make at once."""
+        return self.num_workers * (self._worker_options["prefetch_factor"] or 2)
+
+    @property
+    def lookahead(self) -> int:
+        return super().lookahead + self._in_flight
+
     @cached_property
     def _workers(self) -> DataLoader[Any]:
         """The DataLoader whose workers make the batches."""
         socket_folder()
         check_semaphores()
-        in_flight = self.num_workers * (self._worker_options["prefetch_factor"] or 2)
-        check_descriptors(self.feed, in_flight + self.prefetch + 2)
+        check_descriptors(self.feed, self._in_flight + self.prefetch + 2)
         return DataLoader(
             ErrorAsValueDataset(self, threads=self.threads),
             sampler=PassRequests(self),

@@ -25,6 +25,8 @@ class Schedule:
     This is no queue: passes of frameworks coexist, run out of order and start again. So any step
     may be requested, by several threads at once. A step that is not cached is drawn again.
 
+    The sampler may be replaced from a step on: `change`.
+
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
     >>> [ids.tolist() for ids in schedule.batches(0, 1, 3)]
@@ -38,6 +40,7 @@ class Schedule:
         self._num_ids = 0  # of all cached chunks
         self._all_ranks: Schedule | None = None
         self._lock = PerProcess(Lock)
+        self.committed = 0  # no change may concern a step before this one, over all epochs
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
         """Pickle without the cached batches."""
@@ -53,6 +56,42 @@ class Schedule:
             stream.rank, stream.world_size = 0, 1
             self._all_ranks = Schedule(stream)
         return self._all_ranks
+
+    def commit(self, epoch: int, step: int, /) -> BatchStream:
+        """Return the sampler that draws a step, which no later change may concern."""
+        with self._lock():
+            self.committed = max(self.committed, epoch * len(self.sampler) + step + 1)
+            return self.sampler
+
+    def change(self, sampler: BatchStream, step: int, /) -> None:
+        """Let `sampler`, a stream of all ranks, draw from a step on, which counts over all epochs.
+
+        Before that step it must draw the same batches.
+
+        Raises:
+            ValueError: a batch from that step on is committed.
+        """
+        with self._lock():
+            if self.committed > step:
+                raise ValueError(
+                    f"a change from step {step} on comes too late, as the batches before step "
+                    f"{self.committed} are drawn: give all ranks a later step by at="
+                )
+            self.sampler = sharded_as(sampler, self.sampler)
+            self._drop_chunks()
+            if self._all_ranks is not None:
+                self._all_ranks.change(sampler, step)
+
+    def clear(self) -> None:
+        """Drop the cached batches."""
+        with self._lock():
+            self._drop_chunks()
+            if self._all_ranks is not None:
+                self._all_ranks.clear()
+
+    def _drop_chunks(self) -> None:
+        self._chunks.clear()
+        self._num_ids = 0
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
         """Return the batches of ids of the steps [start, stop), as `sampler.batches` does.
@@ -111,12 +150,26 @@ class Schedule:
         return [batch[part] for batch, part in zip(global_batches, slices, strict=True)]
 
 
-class Schedules(dict[BatchStream, Schedule]):
-    """The schedule of each sampler of a loader, made at the first access."""
+class Schedules(dict[tuple[int, int], Schedule]):
+    """The schedules of a loader's stream, by rank and world size."""
 
-    def __missing__(self, sampler: BatchStream) -> Schedule:
-        return self.setdefault(sampler, Schedule(sampler))
+    def of(self, sampler: BatchStream, /) -> Schedule:
+        """Return the schedule of this rank of the stream, made at the first call."""
+        rank = sampler.rank, sampler.world_size
+        return self.get(rank) or self.setdefault(rank, Schedule(sampler))
+
+    def change(self, sampler: BatchStream, step: int, /) -> None:
+        """Let each rank of `sampler`, a stream of all ranks, draw from a step on."""
+        for schedule in list(self.values()):
+            schedule.change(sampler, step)
 
     def __reduce__(self) -> tuple[type[Schedules], tuple[()]]:
         """Pickle without the schedules."""
         return Schedules, ()
+
+
+def sharded_as(sampler: BatchStream, rank: BatchStream, /) -> BatchStream:
+    """Return one rank of `sampler`, a stream of all ranks: that of the stream `rank`."""
+    stream = sampler.shard(rank.rank, rank.world_size)
+    stream.sharded = rank.sharded
+    return stream

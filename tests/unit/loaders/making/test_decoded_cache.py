@@ -14,6 +14,7 @@ from support.threads import started_threads
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, pack
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making._decoded_cache import Decoded, DecodedCache
+from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.samplers import BatchSampler, ReuseSampler
 
 N = 21
@@ -91,8 +92,8 @@ def test_few_more_images_are_held_than_live(
         return decode(records)
 
     plain, cache = DecodedCache(reuse, decode), DecodedCache(reuse, noted)
-    cache.look_ahead(requests(sampler, 1, start), threads=threads)
-    for request in requests(sampler, 1, start):
+    cache.look_ahead(requests(Schedule(sampler), 1, start), threads=threads)
+    for request in requests(Schedule(sampler), 1, start):
         assert cache.get(request) == plain.get(request)
         assert len(decoded) - cache.decodes <= threads - 1 + sampler.batch_size
     cache.close()
@@ -104,10 +105,11 @@ def test_few_more_images_are_held_than_live(
 def test_a_single_image_more_is_held_for_each_thread_where_images_come_one_by_one() -> None:
     cache = DecodedCache(12, decode)
     sampler = reusing(12, 4)
-    new = [len(set(b.records) - set(a.records)) for a, b in pairwise(requests(sampler, 0))]
+    coming = requests(Schedule(sampler), 0)
+    new = [len(set(b.records) - set(a.records)) for a, b in pairwise(coming)]
     assert max(new) == 1
-    cache.look_ahead(requests(sampler, 0), threads=2)
-    for request in requests(sampler, 0):
+    cache.look_ahead(requests(Schedule(sampler), 0), threads=2)
+    for request in requests(Schedule(sampler), 0):
         cache.get(request)
     cache.close()
     assert cache.peak <= 4 + 2

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +60,27 @@ def test_it_keeps_no_more_than_its_window() -> None:
         for step in range(0, len(stream), 50):
             schedule.batches(epoch, step, step + 1)
             assert sum(len(ids) for chunk in schedule._chunks.values() for ids in chunk) < 2 << 20
+
+
+def test_a_change_acts_from_its_step_on_and_not_on_what_is_committed() -> None:
+    """Of each rank, whose batches are also cut from the global ones; what is cached is dropped."""
+    labels = np.arange(24) // 2
+    old = PKBatchSampler(labels, p=4, k=1, seed=0, batches_per_epoch=50)
+    new = PKBatchSampler(labels, p=4, k={0: 1, 60: 2}, seed=0, batches_per_epoch=50)
+    schedule, whole = Schedule(old.shard(1, 2)), Schedule(old)
+    for cached in (schedule.all_ranks, schedule, whole):
+        cached.batches(1, 0, 50)
+    assert schedule.commit(1, 9) is schedule.sampler
+    for cached in (schedule, whole):
+        cached.change(new, 60)
+    for cached, sampler in ((schedule, new.shard(1, 2)), (schedule.all_ranks, new), (whole, new)):
+        found = [ids.tolist() for ids in cached.batches(1, 0, 50)]
+        assert found == [ids.tolist() for ids in sampler.batches(1, 0, 50)]
+    schedule.commit(1, 10)
+    sampler = schedule.sampler
+    with pytest.raises(ValueError, match=r"from step 60 on comes too late.*before step 61 are"):
+        schedule.change(old, 60)
+    assert schedule.sampler is sampler
 
 
 def test_batches_of_a_training_belong_to_it(index: Index) -> None:

@@ -1,0 +1,215 @@
+"""After changes, the batches are those of the final schedule from step 0, on every route."""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from twinfeed import (
+    DatasetSource,
+    Feed,
+    JaxLoader,
+    NumpyLoader,
+    PKBatchSampler,
+    ResumeCallback,
+    TensorFlowLoader,
+    TorchLoader,
+    diff,
+    when,
+    who,
+)
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+    pytest.mark.filterwarnings("ignore:the state and the source share no digest"),
+    pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
+]
+
+RECORDS, STEPS, TOTAL = 48, 24, 60
+LABELS = np.arange(RECORDS) // 4
+SOURCE = DatasetSource({"x": np.arange(RECORDS, dtype=np.float32)})
+Changes = dict[int, int]
+Ids = list[list[int]]
+
+
+def pk(changes: Changes) -> PKBatchSampler:
+    """A stream whose P changes, and whose batches have 8 records all the same."""
+    k = {step: 8 // p for step, p in changes.items()}
+    return PKBatchSampler(LABELS, p=changes, k=k, seed=3, batches_per_epoch=STEPS)
+
+
+def feed(changes: Changes, **options: Any) -> Feed:
+    return Feed(SOURCE, pk(changes), **options)
+
+
+def drawn(changes: Changes, rank: int = 0, world: int = 1) -> Ids:
+    """The ids of a run that had the final schedule from its first step on."""
+    sampler = pk(changes).shard(rank, world)
+    return [sampler.batch(*divmod(step, STEPS)).tolist() for step in range(TOTAL)]
+
+
+def train(loader: Any, changes: Changes, calls: dict[int, int]) -> Iterator[list[int]]:
+    """Yield the ids that a loop receives up to step `TOTAL`.
+
+    `calls` has the P of a change for each step after which `change` is called. The steps from which
+    they act are added to `changes`.
+    """
+    while loader.global_step < TOTAL:
+        for batch in loader:
+            if loader.global_step in calls:
+                ahead = 2 * STEPS if loader.lookahead is None else loader.lookahead
+                at = loader.global_step + ahead
+                changes[at] = calls[loader.global_step]
+                asked = {"at": at} if loader.lookahead is None else {}
+                assert loader.change(pk(changes), **asked) == at
+            yield np.asarray(batch["id"]).tolist()
+            if loader.global_step == TOTAL:
+                return
+
+
+LOADERS: dict[str, Callable[..., Any]] = {
+    "numpy": NumpyLoader,
+    "numpy, prefetch": lambda fed, **o: NumpyLoader(fed, prefetch=3, threads=3, **o),
+    "torch": lambda fed, **o: TorchLoader(fed, device="cpu", prefetch=2, **o),
+    "torch, workers": lambda fed, **o: TorchLoader(
+        fed, device="cpu", num_workers=4, persistent_workers=True, **o
+    ),
+    "jax": JaxLoader,
+    "tensorflow": TensorFlowLoader,
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_loop_receives_the_final_schedule(name: str, tmp_path: Path) -> None:
+    """Of two changes; and `who`, `when` and `diff` say so."""
+    changes, path = {0: 2}, tmp_path / "ledger.jsonl"
+    with LOADERS[name](feed(changes), ledger=path) as loader:
+        received = list(train(loader, changes, {4: 4, 9: 8}))
+        assert loader.state_dict()["fingerprint"] == pk(changes).fingerprint
+    assert len(changes) == 3
+    assert received == drawn(changes)
+    assert received != drawn({0: 2})
+    for step in range(TOTAL):
+        (request,) = who(path, feed(changes), step)
+        assert request.ids.tolist() == received[step]
+    ran = [step for step, ids in enumerate(received) if 5 in ids]
+    assert when(path, feed(changes), 5) == ran
+    with NumpyLoader(feed(changes), ledger=tmp_path / "whole.jsonl") as loader:
+        assert list(train(loader, changes, {})) == received
+    assert diff(path, tmp_path / "whole.jsonl") is None
+
+
+CASES = [
+    (call, call + more, world, workers)
+    for workers in (0, 4)
+    for world in (1, 2, 4)
+    for call in range(1, 30, 1 + 2 * workers)  # workers take long to start
+    for more in (1, 5, 20)
+]
+SHORT = [(1, 6, 2, 0), (22, 42, 1, 0), (24, 25, 4, 0)]
+
+
+@pytest.mark.parametrize(
+    ("call", "stop", "world", "workers"),
+    [*SHORT, *[pytest.param(*case, marks=pytest.mark.long) for case in CASES]],
+)
+def test_a_stopped_run_goes_on_by_the_final_schedule(
+    call: int, stop: int, world: int, workers: int
+) -> None:
+    """Each rank is stopped after its change and resumed from a state before or after it."""
+    for rank in range(world):
+        changes = {0: 4}
+        options = {"device": "cpu", "num_workers": workers, "prefetch": 1 + call % 3}
+        states, received = [], []
+        with TorchLoader(feed(changes).shard(rank, world), **options) as loader:
+            for ids in train(loader, changes, {call: 8}):
+                received.append(ids)
+                states.append(loader.state_dict())
+                if len(received) == stop:
+                    break
+        for saved in {call - 1, stop - 1}:
+            with TorchLoader(feed(changes).shard(rank, world), device="cpu") as loader:
+                loader.load_state_dict(states[saved])
+                rest = list(train(loader, changes, {}))
+            assert received[: saved + 1] + rest == drawn(changes, rank, world)
+
+
+def test_a_killed_run_goes_on_by_the_final_schedule(tmp_path: Path) -> None:
+    """The ledger of the run that was killed after its change, and of its resumption."""
+    path, changes = tmp_path / "ledger.jsonl", {0: 2}
+    child = os.fork()
+    if not child:
+        warnings.simplefilter("ignore")
+        for number, _ in enumerate(train(NumpyLoader(feed(changes), ledger=path), changes, {5: 4})):
+            if number == 12:
+                os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    changes[6] = 4  # the look-ahead is 1
+    with NumpyLoader(feed(changes), ledger=path) as loader:
+        loader.load_state_dict(loader.state_at(0, 4))
+        rest = list(train(loader, changes, {}))
+    assert rest == drawn(changes)[4:]
+    for step in range(TOTAL):
+        times = [request.ids.tolist() for request in who(path, feed(changes), step)]
+        assert times == [drawn(changes)[step]] * (2 if 4 <= step <= 12 else 1)
+
+
+def test_seeds_of_augmentation_do_not_change() -> None:
+    changes = {0: 2}
+
+    def seed(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"drawn": np.uint64(sample["seed"])}
+
+    with NumpyLoader(feed(changes, transform=seed)) as loader:
+        seeds = []
+        for batch in loader:
+            seeds.append(batch["drawn"].tolist())
+            if loader.step == 2:
+                changes[2 + loader.lookahead] = 4
+                loader.change(pk(changes))
+    assert seeds == [pk(changes).seeds(0, step).tolist() for step in range(STEPS)]
+
+
+def test_a_fit_of_keras_trains_by_the_final_schedule() -> None:
+    received, changes = [], {0: 2}
+
+    class Model(keras.Model):
+        def train_step(self, data: Any) -> dict[str, Any]:
+            received.append(data[0].numpy()[:, 0].astype(int).tolist())
+            return {"loss": tf.constant(0.0)}
+
+    class Change(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if resume.loader.global_step == 3:
+                changes[STEPS + 5] = 4
+                assert resume.loader.change(pk(changes), at=STEPS + 5) == STEPS + 5
+
+        def get_state(self) -> dict[str, Any]:
+            return {}
+
+        def set_state(self, state: dict[str, Any]) -> None:
+            pass
+
+    inputs = keras.Input([1])
+    model = Model(inputs, keras.layers.Dense(1)(inputs))
+    model.compile("sgd", run_eagerly=True)
+    resume = ResumeCallback(TensorFlowLoader(feed(changes)), mkdtemp())
+    with resume.loader:
+        resume.fit(
+            model,
+            lambda batch: (tf.expand_dims(batch["x"], 1), batch["x"]),
+            epochs=2,
+            callbacks=Change(),
+            verbose=0,
+        )
+    assert received == drawn(changes)[: 2 * STEPS]
