@@ -68,20 +68,20 @@ class BatchSampler(BatchStream):
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._last_batch = validate.choice("last_batch", last_batch, ("smaller", "pad", "drop"))
-        order = self._order = check_order(order).for_batches(batch_size)
-        if order.traits.max_cached is not None and last_batch == "drop":
+        if check_order(order).traits.max_cached is not None and last_batch == "drop":
             raise ValueError(
                 "last_batch must be 'smaller' or 'pad' for a sampler that reuses records, so that "
                 "each record has all its uses, got 'drop'"
             )
-        self.num_records = order.num_records
-        self.traits = replace(order.traits, padded=last_batch == "pad")
         remainder = len(order) % batch_size
         added = {"smaller": 0, "pad": -len(order) % batch_size, "drop": -remainder}
         self._inner_size = len(order) + added[last_batch]
         largest = min(batch_size, self._inner_size) or batch_size
         steps, size = -(-self._inner_size // largest), self._inner_size
         self._inner_steps = steps
+        order = self._order = order.for_batches(batch_size, steps)
+        self.num_records = order.num_records
+        self.traits = replace(order.traits, padded=last_batch == "pad", needs_steps=False)
         self._size_divisor = 1 if self._inner_size % largest else largest
         self.parameters = {"batch_size": largest, "final": last_batch, "order": order}
         if batches_per_epoch is not None and steps:

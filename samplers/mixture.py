@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from math import gcd, lcm
-from typing import SupportsIndex
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -14,9 +15,10 @@ from numpy.typing import ArrayLike, NDArray
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import distinct_pairs
-from twinfeed.samplers.drawing.interleave import Interleave
-from twinfeed.samplers.drawing.random_words import root_key
+from twinfeed.samplers.drawing.interleave_schedule import InterleaveSchedule
+from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.orders import GroupSampler, Sampler, check_order, checked_draw
+from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 
@@ -34,6 +36,11 @@ class MixtureSampler(Sampler):
     the samplers at other places: no rank gets the same sampler in all batches. The divided weights
     sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes each.
 
+    Weights may change: `{0: [3, 1], 12_000: [1, 1]}` is 3 to 1, and 1 to 1 from training step
+    12,000 on (`epoch * len + step` of the batch sampler). Each sampler goes on where it was, and
+    the periods begin anew. A sampler that joins later has weight 0 before, and comes last: the ids
+    of the others, and states that were saved before it joins, stay valid.
+
     Each sampler goes through epochs of its own, one after the other. An epoch of the mixture has
     `num_samples`, and the next epoch goes on after them. Ids are numbered sampler by sampler, like
     the records of a joined index: the ids of the second sampler begin after those of the first.
@@ -44,12 +51,13 @@ class MixtureSampler(Sampler):
 
     Args:
         orders: what is mixed. The ids are numbered in this order.
-        weights: the weight of each sampler, int or float.
+        weights: the weight of each sampler, int or float, or `{training step: weights}`.
         num_samples: samples of an epoch of the mixture.
         seed: the only source of chance.
 
     Raises:
-        ValueError: an empty sampler, and a sampler that reuses records.
+        ValueError: an empty sampler, one that is never drawn, one that reuses records, and one
+            that itself changes with the training step.
 
     Weights 2 and 1, three records (0 1 2) and two (3 4), nine samples an epoch. Two of
     three samples are of the first sampler, which begins again after three of its own::
@@ -57,11 +65,18 @@ class MixtureSampler(Sampler):
         stream    3 0 2  4 1 1  4 2 0
 
     >>> import numpy as np
-    >>> from twinfeed.samplers import RandomSampler
+    >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> first, second = RandomSampler(3, seed=0), RandomSampler(2, seed=1)
     >>> order = MixtureSampler([first, second], weights=[2, 1], num_samples=9, seed=0)
     >>> order.ids(0, np.arange(9)).tolist()
     [3, 0, 2, 4, 1, 1, 4, 2, 0]
+
+    With weights 1 and 1 from step 2 on, in batches of three:
+
+    >>> weights = {0: [2, 1], 2: [1, 1]}
+    >>> order = MixtureSampler([first, second], weights=weights, num_samples=9, seed=0)
+    >>> [ids.tolist() for ids in BatchSampler(order, batch_size=3)]
+    [[3, 0, 2], [4, 1, 1], [2, 4, 3]]
     """
 
     def __init__(
@@ -69,37 +84,30 @@ class MixtureSampler(Sampler):
         orders: Sequence[Sampler],
         /,
         *,
-        weights: ArrayLike,
+        weights: ArrayLike | Mapping[int, ArrayLike],
         num_samples: SupportsIndex,
         seed: SupportsIndex,
     ) -> None:
-        self._samplers = [check_order(order, name="each of orders") for order in orders]
-        empty = [order for order in self._samplers if not len(order)]
-        if not self._samplers or empty:
-            raise ValueError(f"orders must hold one at least, none of them empty, got {orders!r}")
-        reusing = [order for order in self._samplers if order.traits.max_cached is not None]
-        if reusing:
+        self._samplers = [_checked(order) for order in orders]
+        if not self._samplers:
+            raise ValueError(f"orders must hold one at least, got {orders!r}")
+        self._weights = StepSchedule.parse("weights", weights, self._check_weights)
+        never = np.flatnonzero(np.max(self._weights.values, axis=0) == 0)
+        if len(never):
             raise ValueError(
-                f"orders must not reuse records, as other samples come between the uses, "
-                f"got {reusing[0]!r}"
-            )
-        self._weights = _smallest_integers(weights)
-        if len(self._weights) != len(self._samplers):
-            raise ValueError(
-                f"weights must be as many as orders, {len(self._samplers)}, "
-                f"got {len(self._weights)}"
+                f"weights must be above 0 for each sampler at some step, got 0 for {never[0]}"
             )
         self._samples = validate.integer("num_samples", num_samples, minimum=1)
         self.seed = validate.seed(seed)
         self.parameters = {
             "num_samples": self._samples,
-            "weights": self._weights.tolist(),
-            "orders": self._samplers,
+            **_weights_and_samplers(self._weights, self._samplers),
         }
-        self._interleave = Interleave(self._weights, root_key(self.seed, "mixture"), renew=True)
+        self._key = root_key(self.seed, "mixture")
+        first_weights = StepSchedule([0], self._weights.values[:1])
+        self._interleave = InterleaveSchedule(first_weights, [self._key])
         self._lengths = np.array([len(order) for order in self._samplers])
-        self._max_in_batch = np.zeros_like(self._lengths)  # see `for_batches`
-        self._batch_size = 1
+        self._max_in_batch = np.zeros((1, len(self._lengths)), np.int64)  # see `for_batches`
         self._cache: list[FifoCache[Int64s]] = [FifoCache(1) for _ in self._samplers]  # chunks
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
         self._record_bounds = _bounds([order.num_records for order in self._samplers])
@@ -110,16 +118,29 @@ class MixtureSampler(Sampler):
             repeats=True,
             reads_blocks=any(order.traits.reads_blocks for order in self._samplers),
             num_groups=len(self._samplers),
+            needs_steps=len(self._weights.starts) > 1,
         )
 
     def __len__(self) -> int:
         return self._samples
 
+    def _check_weights(self, weights: ArrayLike) -> Int64s:
+        """Return the smallest integers in proportion to weights, one for each sampler."""
+        integers = _smallest_integers(weights)
+        if len(integers) != len(self._samplers):
+            raise ValueError(
+                f"weights must be as many as orders, {len(self._samplers)}, got {len(integers)}"
+            )
+        return integers
+
     def __repr__(self) -> str:
-        pairs = zip(self._weights[:_MAX_SHOWN].tolist(), self._samplers, strict=False)
+        first, *later = self._weights.values
+        pairs = zip(first[:_MAX_SHOWN].tolist(), self._samplers, strict=False)
         mixed = ", ".join(f"{weight} x {order!r}" for weight, order in pairs)
         if len(self._samplers) > _MAX_SHOWN:
             mixed += f", … {validate.counted(len(self._samplers), 'sampler')}"
+        if later:
+            mixed += f", {validate.counted(len(later), 'change')} of weights"
         return f"MixtureSampler({mixed}, {validate.counted(self._samples, 'sample')})"
 
     def records(self, ids: Int64s) -> Int64s:
@@ -157,28 +178,29 @@ class MixtureSampler(Sampler):
         """Return the sampler of each sample id, by its number."""
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
-    def for_batches(self, batch_size: int) -> MixtureSampler:
-        """Return this mixture without a record twice in a batch of this size, where possible.
+    def for_batches(self, batch_size: int, num_steps: int) -> MixtureSampler:
+        """Return this mixture with all its weights, by the positions at which they change.
 
-        `_max_in_batch` is the most samples of each sampler in a batch. Only so many samples at the
-        start of a sampler's epoch are reordered. It is 0 for samplers that stay as they are.
+        No record comes twice in a batch of this size, where possible: `_max_in_batch` is the most
+        samples of each sampler in a batch, after each change of the weights. Only so many samples
+        at the start of a sampler's epoch are reordered. It is 0 for samplers that stay as they are.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
-        weights, period = self._weights, int(self._weights.sum())
-        # The most samples of each sampler in a batch: of complete periods, and of a part of a
-        # period at either end.
-        complete = max(0, batch_size // period - 1)
-        max_counts = np.maximum(
-            complete * weights + np.minimum(batch_size - complete * period, 2 * weights),
-            batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
-        )
+        starts, values = self._weights.starts, self._weights.values
+        epochs = [divmod(step, max(1, num_steps)) for step in starts]
+        positions = [epoch * self._samples + step * batch_size for epoch, step in epochs]
+        changes_key = root_key(self.seed, "mixture changes")
+        keys = [self._key, *(derive(changes_key, step) for step in starts[1:])]
+        mixture._interleave = InterleaveSchedule(StepSchedule(positions, values), keys)
+        max_counts = np.array([_max_in_batch(weights, batch_size) for weights in values])
         # A mixture in a mixture starts its next epoch as a whole, like any other sampler.
         is_mixture = [isinstance(order, MixtureSampler) for order in self._samplers]
         repeats_records = np.array([order.traits.repeats for order in self._samplers])
         is_long = self._lengths >= 2 * max_counts - 1  # enough records to move duplicates back
-        mixture._max_in_batch = np.where((~repeats_records | is_mixture) & is_long, max_counts, 0)
-        repeats = bool(repeats_records.any() or not mixture._max_in_batch.all())
+        reorders = (~repeats_records | is_mixture) & is_long
+        mixture._max_in_batch = np.where(reorders, max_counts, 0)
+        repeats = bool(repeats_records.any() or not reorders.all())
         mixture.traits = replace(self.traits, repeats=repeats)
         return mixture
 
@@ -209,7 +231,8 @@ class MixtureSampler(Sampler):
         epochs of its sampler, and is changed in place.
         """
         epoch, position = np.divmod(index, self._lengths[sampler])
-        in_head = np.flatnonzero((epoch > 0) & (position < self._max_in_batch[sampler]))
+        longest_head = self._max_in_batch.max(axis=0)
+        in_head = np.flatnonzero((epoch > 0) & (position < longest_head[sampler]))
         if not len(in_head):
             return
         first, row = distinct_pairs(sampler[in_head], epoch[in_head])
@@ -224,7 +247,8 @@ class MixtureSampler(Sampler):
 
         The batch in which the epoch starts may already have some of their records, from the end of
         the previous epoch. These samples move back, after the next samples. As each epoch is longer
-        than two batches, its end never changes. Empty if the batch starts with the epoch.
+        than two batches, its end never changes. Empty if the batch starts with the epoch, or if the
+        epoch may be shorter with the weights at its start.
         """
         order, length = self._samplers[sampler], int(self._lengths[sampler])
         position = self._interleave.position_of(sampler, epoch * length)
@@ -234,7 +258,7 @@ class MixtureSampler(Sampler):
         stop = min(start + self._batch_size, position - offset + self._samples)
         before, after = (int(self._interleave.num_before(p)[sampler]) for p in (start, stop))
         num_old, num_in_batch = epoch * length - before, after - before
-        if not num_old:
+        if not num_old or not self._max_in_batch[self._interleave.num_changes(position), sampler]:
             return np.empty(0, np.int64)
         old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
         new = order.records(checked_draw(order, epoch, np.arange(num_in_batch)))
@@ -242,6 +266,20 @@ class MixtureSampler(Sampler):
         # The first free samples fill the batch. All others follow, in their order.
         stays = is_free & (np.cumsum(is_free) <= num_in_batch - num_old)
         return np.argsort(~stays, kind="stable")
+
+
+def _checked(order: Sampler) -> Sampler:
+    """Return a sampler; ValueError if it cannot be mixed with others."""
+    reasons = {
+        "be empty": not len(check_order(order, name="each of orders")),
+        "reuse records, as other samples come between the uses": order.traits.max_cached
+        is not None,
+        "change at training steps, as a mixture draws it at others": order.traits.needs_steps,
+    }
+    for reason, applies in reasons.items():
+        if applies:
+            raise ValueError(f"each of orders must not {reason}, got {order!r}")
+    return order
 
 
 def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
@@ -264,13 +302,44 @@ def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
     return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
 
 
+def _weights_and_samplers(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
+    """Return weights and samplers as parameters, each sampler from the step on that it joins.
+
+    A state of before that step then is one of a mixture without the sampler.
+    """
+    stops = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
+    shown = [values[:stop].tolist() for values, stop in zip(weights.values, stops, strict=True)]
+    parameters = StepSchedule(weights.starts, shown).parameters("weights")
+    joined = np.maximum.accumulate(stops).tolist()
+    parameters["orders"] = samplers[: joined[0]]
+    for start, (first, stop) in zip(weights.starts[1:], pairwise(joined), strict=True):
+        if first < stop:
+            parameters[f"orders from step {start}"] = samplers[first:stop]
+    return parameters
+
+
+def _max_in_batch(weights: Int64s, batch_size: int) -> Int64s:
+    """Return the most samples of each sampler in a batch: int64[samplers].
+
+    They are of complete periods, and of a part of a period at either end.
+    """
+    period = int(weights.sum())
+    complete = max(0, batch_size // period - 1)
+    return np.maximum(
+        complete * weights + np.minimum(batch_size - complete * period, 2 * weights),
+        batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
+    )
+
+
 def _smallest_integers(weights: ArrayLike) -> Int64s:
     """Return the smallest integers in proportion to weights; ValueError if their sum is large."""
     if np.asarray(weights).dtype.kind != "f":
-        weights = validate.counts("weights", weights, minimum=1)
+        weights = validate.counts("weights", weights, minimum=0)
     decimals = validate.decimals("weights", weights)
-    if min(decimals, default=1) <= 0:
-        raise ValueError(f"weights must be above 0, got {weights!r}")
+    if min(decimals, default=0) < 0 or not sum(decimals):
+        raise ValueError(
+            f"weights must be at least 0, and not all 0, got {np.asarray(weights).tolist()}"
+        )
     scale = lcm(*(decimal.denominator for decimal in decimals))
     integers = [int(decimal * scale) for decimal in decimals]
     divisor = gcd(*integers)

@@ -16,6 +16,7 @@ from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_t
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.iteration import IdStream
 from twinfeed.samplers.state import json_value
+from twinfeed.samplers.traits import check_without_steps
 from twinfeed.samplers.types import Int64s
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
@@ -44,6 +45,9 @@ class Sampler(IdStream):
 
     #: What the ids depend on beside the seed: numbers, strings, arrays, samplers, lists and dicts.
     parameters: Mapping[str, Any]
+    # How `BatchSampler` cuts this sampler: the size of a batch, and the batches of an epoch.
+    _batch_size: int = 1
+    _num_steps: int = 0
 
     def __len__(self) -> int:
         """Return the number of samples of an epoch. By default each sample id comes once."""
@@ -87,9 +91,10 @@ class Sampler(IdStream):
         """Return the sample ids at these positions of an epoch, int64 as `positions`.
 
         Raises:
-            TypeError: positions that are not integers.
+            TypeError: positions that are not integers, or ids that depend on the training step.
             IndexError: a position outside `[0, len(self))`.
         """
+        check_without_steps(self)
         limit = validate.LIMIT // max(1, len(self))
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         index = validate.unmasked("positions", positions)
@@ -116,9 +121,20 @@ class Sampler(IdStream):
             **json_value({"seed": self.seed, **self.parameters}),
         }
 
-    def for_batches(self, batch_size: int) -> Sampler:
-        """Return this sampler's variant for batches of this size; ValueError if there is none."""
-        return self
+    def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
+        """Return this sampler's variant for batches of this size; ValueError if there is none.
+
+        An epoch of the sampler has `num_steps` batches.
+        """
+        if not self.traits.needs_steps:
+            return self
+        sampler = copy.copy(self)
+        sampler._batch_size, sampler._num_steps = batch_size, num_steps
+        return sampler
+
+    def _steps_at(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the training step at which each position of an epoch is drawn."""
+        return epoch * self._num_steps + positions // self._batch_size
 
 
 def checked_draw(
@@ -232,10 +248,10 @@ class InnerSampler(Sampler):
     def __len__(self) -> int:
         return len(self._order)
 
-    def for_batches(self: _Inner, batch_size: int) -> _Inner:
+    def for_batches(self: _Inner, batch_size: int, num_steps: int) -> _Inner:
         """Return this sampler over the inner sampler's variant for batches of this size."""
         sampler = copy.copy(self)
-        sampler._order = self._order.for_batches(batch_size)
+        sampler._order = self._order.for_batches(batch_size, num_steps)
         return sampler
 
 

@@ -79,7 +79,7 @@ class ReuseSampler(Sampler):
             f"{validate.counted(self._uses, 'use')}, {self._live:,} live, seed={self.seed})"
         )
 
-    def for_batches(self, batch_size: int) -> Sampler:
+    def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
         """Return this sampler; ValueError if a batch could hold a record twice.
 
         `live` is the number of records in the cache. Each round of `live` samples uses each of them

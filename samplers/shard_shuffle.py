@@ -140,7 +140,7 @@ class ShardShuffleSampler(Sampler):
             first, stop = _clip(first, stop, self._table(epoch).cut_records, records)
         return first, stop
 
-    def for_batches(self, batch_size: int) -> ShardShuffleSampler:
+    def for_batches(self, batch_size: int, num_steps: int) -> ShardShuffleSampler:
         """Return a copy of this sampler for batches of this size.
 
         A batch has `batch_size // sections` records of each section.

@@ -22,8 +22,8 @@ class StepSchedule(Generic[T]):
     Training steps are counted over all epochs: `epoch * len + step`.
 
     >>> schedule = StepSchedule([0, 7], [2, 3])
-    >>> schedule.at(6), schedule.at(7), str(schedule)
-    ((0, 2), (7, 3), '2, 3 from step 7')
+    >>> schedule.index_at(6), schedule.index_at(7), str(schedule)
+    (0, 1, '2, 3 from step 7')
     """
 
     def __init__(self, starts: list[int], values: list[T]) -> None:
@@ -48,10 +48,9 @@ class StepSchedule(Generic[T]):
                 schedule.values.append(value)
         return schedule
 
-    def at(self, step: int) -> tuple[int, T]:
-        """Return the value at a training step, after the step from which on it holds."""
-        index = bisect_right(self.starts, step) - 1
-        return self.starts[index], self.values[index]
+    def index_at(self, step: int) -> int:
+        """Return the index i of the value at a training step: of `starts[i]` and `values[i]`."""
+        return bisect_right(self.starts, step) - 1
 
     def split(self, steps: Int64s) -> Iterator[tuple[int, NDArray[np.bool_]]]:
         """Yield (i, mask) for each `values[i]` that some steps have; the mask selects the steps."""

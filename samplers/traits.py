@@ -41,6 +41,9 @@ class SamplerTraits:
     num_groups: int | None = None
     #: What else needs the record of a sample, and not its group alone.
     needs_records: str | None = None
+    #: Whether ids depend on the training step: only a batch sampler knows it, so ids cannot be
+    #: drawn by position.
+    needs_steps: bool = False
 
     @property
     def why_records_matter(self) -> str:
@@ -107,9 +110,19 @@ def check_record_ids(samples: Samples, source: str) -> None:
     A dataset that is indexed by such an id would return another record. `source` is the call that
     returns the ids, for the error.
     """
+    check_without_steps(samples)
     if samples.traits.padded or samples.traits.num_ids is not None:
         raise TypeError(
             f"ids of {samples!r} are no record ids, but padding (-1), views or uses:\n"
             f"iterate over a loader, as TorchLoader(feed), give a DataLoader "
             f"batch_sampler=RequestSampler(feed), or take sampler.records(ids) of {source}"
+        )
+
+
+def check_without_steps(samples: Samples) -> None:
+    """Raise TypeError if ids depend on the training step, as a position says nothing of it."""
+    if samples.traits.needs_steps:
+        raise TypeError(
+            f"{samples!r} changes at training steps, which only a batch sampler knows: take "
+            f"BatchSampler(sampler, batch_size=…)"
         )

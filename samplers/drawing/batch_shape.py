@@ -52,8 +52,8 @@ class BatchShape:
         starts = sorted({*ps.starts, *ks.starts})
         self.phases = []
         for start in starts:
-            (p_start, p_value), (_, k_value) = ps.at(start), ks.at(start)
-            self.phases.append(Phase(start, p_value, k_value, p_start))
+            i, j = ps.index_at(start), ks.index_at(start)
+            self.phases.append(Phase(start, ps.values[i], ks.values[j], ps.starts[i]))
         self._by_step = StepSchedule(starts, self.phases)
         self.p_text = str(ps)
         self.k_text = f"{self.lowest_k}..{k}" if self.lowest_k else str(ks)

@@ -27,8 +27,12 @@ from twinfeed.samplers import (
     ViewSampler,
 )
 
-# The samplers that batches are cut from, one of each case.
-SAMPLERS = {name: make for name, make in CASES if name.split("-")[0] not in ("pk", "bucket")}
+# The samplers that batches are cut from, one of each case that needs no training steps.
+SAMPLERS = {
+    name: make
+    for name, make in CASES
+    if name.split("-")[0] not in ("pk", "bucket") and not name.endswith(("-schedule", "-exclude"))
+}
 PLAIN = [
     name
     for name in SAMPLERS

@@ -24,6 +24,7 @@ from twinfeed.samplers import (
     PKBatchSampler,
     RandomSampler,
     Sampler,
+    SequentialSampler,
     ShardShuffleSampler,
     StateMismatchError,
     SubsetSampler,
@@ -201,6 +202,14 @@ MANY: dict[str, Callable[[], BatchStream]] = {
         k={step: step % 3 + 1 for step in range(500)},
         seed=0,
         batches_per_epoch=9,
+    ),
+    "changes of weights": lambda: batches(
+        MixtureSampler(
+            [SequentialSampler(9), SequentialSampler(5)],
+            weights={step: [1, step % 5 + 1] for step in range(500)},
+            num_samples=1000,
+            seed=0,
+        )
     ),
     "shards": lambda: batches(ShardShuffleSampler(np.full(5000, 9), block=1024, window=64, seed=0)),
     "views": lambda: batches(

@@ -115,6 +115,18 @@ CASES: list[Case] = [
         ),
     ),
     ("mixture", _plain(_mixture, batch_size=7)),
+    (
+        "mix-schedule",
+        _plain(
+            lambda: MixtureSampler(
+                [RandomSampler(15, seed=0), RandomSampler(9, seed=1), SequentialSampler(12)],
+                weights={0: [3, 1, 0], 4: [1, 0, 2], 19: [0.5, 0.25, 0.25]},
+                num_samples=61,
+                seed=4,
+            ),
+            batch_size=7,
+        ),
+    ),
     ("exact-once", lambda: ExactOnceBatchSampler(83, batch_size=8)),
     ("exact-once-pad", lambda: ExactOnceBatchSampler(83, batch_size=8, last_batch="pad")),
     ("exact-once-few", lambda: ExactOnceBatchSampler(3, batch_size=8)),

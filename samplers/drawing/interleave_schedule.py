@@ -1,0 +1,64 @@
+"""An interleave whose weights change at some positions."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
+from twinfeed.samplers.drawing.interleave import Interleave
+from twinfeed.samplers.step_schedule import StepSchedule
+from twinfeed.samplers.types import Int64s
+
+
+class InterleaveSchedule:
+    """Interleaves one after the other, such as of weights [3, 1], and of [1, 1] from position 100.
+
+    `weights` has the weights of the streams, int64[streams], by the position from which on they
+    hold. Each has a key. The elements of a stream are counted from position 0: a stream goes on
+    where the weights change, from the number of elements that it had before.
+    """
+
+    def __init__(self, weights: StepSchedule[Int64s], keys: list[int]) -> None:
+        self._weights, self._keys = weights, keys
+        self._cache: FifoCache[Interleave] = FifoCache(4)
+        counts = [np.zeros_like(weights.values[0])]
+        for number, (start, stop) in enumerate(pairwise(weights.starts)):
+            counts.append(counts[-1] + self._interleave(number).num_before(stop - start))
+        self._counts: Int64s = np.array(
+            counts
+        )  # elements of each stream before each change of the weights
+
+    def _interleave(self, number: int) -> Interleave:
+        """Return the interleave after so many changes of the weights."""
+        weights, key = self._weights.values[number], self._keys[number]
+        return self._cache.get(number, lambda: Interleave(weights, key, renew=True))
+
+    def num_changes(self, position: int) -> int:
+        """Return how many changes of the weights there are up to this position."""
+        return self._weights.index_at(position)
+
+    def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the stream of the element at each position, and the element's index in it."""
+        stream, index = np.empty_like(positions), np.empty_like(positions)
+        for number, mask in self._weights.split(positions):
+            own_positions = positions[mask] - self._weights.starts[number]
+            stream[mask], own_index = self._interleave(number).elements_at(own_positions)
+            index[mask] = self._counts[number, stream[mask]] + own_index
+        return stream, index
+
+    def num_before(self, position: int) -> Int64s:
+        """Return the number of elements of each stream before this position, int64[streams]."""
+        number = self.num_changes(position)
+        own_position = position - self._weights.starts[number]
+        counts: Int64s = self._counts[number]
+        return counts + self._interleave(number).num_before(own_position)
+
+    def position_of(self, stream: int, index: int) -> int:
+        """Return the position of element number `index` (from 0) of a stream."""
+        number = int(np.searchsorted(self._counts[:, stream], index, side="right")) - 1
+        own_index = index - int(self._counts[number, stream])
+        return self._weights.starts[number] + self._interleave(number).position_of(
+            stream, own_index
+        )

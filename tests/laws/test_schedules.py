@@ -1,0 +1,181 @@
+"""The laws of schedules: what changes at a training step leaves all before it as it was."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from twinfeed.samplers import (
+    BatchSampler,
+    BatchStream,
+    IdSequence,
+    MixtureSampler,
+    PKBatchSampler,
+    RandomSampler,
+    Sampler,
+    StateMismatchError,
+    SubsetSampler,
+)
+
+STEPS = 60  # that are drawn, over several epochs
+LENGTHS = [11, 4, 7]
+LABELS = np.arange(99) % 9
+
+
+class Case(NamedTuple):
+    """A batch sampler of a schedule, and its changes by training step; the first is at step 0."""
+
+    make: Callable[[Any], BatchStream]
+    changes: dict[int, Any]
+
+
+def mixture(weights: Any, lengths: list[int] = LENGTHS, num_samples: int = 45) -> Sampler:
+    """Return a mixture of random orders of these lengths."""
+    orders = [RandomSampler(n, seed=seed) for seed, n in enumerate(lengths)]
+    return MixtureSampler(orders, weights=weights, num_samples=num_samples, seed=4)
+
+
+def cut(make: Callable[[Any], Sampler], **options: Any) -> Callable[[Any], BatchStream]:
+    """Return a factory of batches of a sampler."""
+    return lambda changes: BatchSampler(make(changes), **{"batch_size": 4, **options})
+
+
+WEIGHTS = {0: [3, 1, 1], 5: [0, 2, 1], 6: [1, 0, 0], 29: [0.5, 0.25, 0.25], 47: [1, 1, 1]}
+CASES: dict[str, Case] = {
+    "mixture": Case(cut(mixture), WEIGHTS),
+    "mixture-drop": Case(cut(mixture, last_batch="drop"), WEIGHTS),
+    "mixture-pad": Case(cut(mixture, last_batch="pad"), WEIGHTS),
+    "mixture-short-epochs": Case(cut(mixture, batches_per_epoch=5), WEIGHTS),
+    "mixture-large-batches": Case(cut(mixture, batch_size=100, batches_per_epoch=7), WEIGHTS),
+    "p": Case(
+        lambda p: PKBatchSampler(LABELS, p=p, k=2, seed=0, batches_per_epoch=8),
+        {0: 4, 9: 2, 33: 3},
+    ),
+    "k": Case(
+        lambda k: PKBatchSampler(LABELS, p=4, k=k, seed=0, batches_per_epoch=8),
+        {0: 2, 9: 1, 33: 3},
+    ),
+}
+
+
+def drawn(stream: BatchStream, stop: int = STEPS) -> list[list[int]]:
+    """Return the batches of the first training steps."""
+    return [stream.batch(*divmod(step, len(stream))).tolist() for step in range(stop)]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_changes_later_changes_no_step_before_it(name: str) -> None:
+    """The ids of a run that is changed are those of the final schedule, from step 0 on."""
+    make, changes = CASES[name]
+    final = make(changes)
+    batches = drawn(final)
+    *steps, last = changes
+    for step, next_step in zip(steps, [*steps[1:], last], strict=True):
+        part = make({change: value for change, value in changes.items() if change <= step})
+        assert drawn(part, next_step) == batches[:next_step]
+        assert drawn(part)[next_step:] != batches[next_step:]
+        for saved, loaded in ((part, final), (final, part)):
+            for at in (0, step, next_step):
+                state = json.loads(json.dumps(saved.state_at(*divmod(at, len(saved)))))
+                assert loaded.position_of(state) == divmod(at, len(saved))
+            state = saved.state_at(*divmod(next_step + 1, len(saved)))
+            with pytest.raises(StateMismatchError, match=f"from step {next_step}: the state has"):
+                loaded.position_of(state)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_any_draw_of_any_ranks_is_that_of_the_steps(name: str) -> None:
+    """Steps across changes at once, one by one, over ranks and resumed at each."""
+    make, changes = CASES[name]
+    stream = make(changes)
+    batches, size = drawn(stream), len(stream)
+    for epoch in range(STEPS // size):
+        expected = batches[epoch * size : (epoch + 1) * size]
+        assert [ids.tolist() for ids in stream.batches(epoch, 0, size)] == expected
+        for step in range(size):
+            resumed = make(changes)
+            resumed.load_state_dict(stream.state_at(epoch, step))
+            assert [ids.tolist() for _, _, ids in resumed.passes()] == expected[step:]
+    if name != "p":
+        ranks = [stream.shard(rank, 2) for rank in range(2)]
+        parts = zip(*(drawn(rank) for rank in ranks), strict=True)
+        assert [[*first, *second] for first, second in parts] == batches
+
+
+def samplers() -> dict[str, Sampler]:
+    """Return a sampler for each kind of schedule."""
+    return {
+        "mixture": mixture(WEIGHTS),
+        "subset": SubsetSampler(range(22), of=22, order=mixture(WEIGHTS)),
+    }
+
+
+@pytest.mark.parametrize("name", samplers())
+def test_a_sampler_that_changes_needs_steps(name: str) -> None:
+    """A position says nothing of the training step: no id is drawn without one."""
+    sampler = samplers()[name]
+    for call in (
+        iter,
+        lambda sampler: iter(sampler.shard(0, 1)),
+        lambda sampler: IdSequence(sampler, epochs=2),
+        lambda sampler: sampler.ids(0, [0]),
+        lambda sampler: copy.copy(sampler).ids(0, [0]),
+    ):
+        with pytest.raises(TypeError, match=r"changes at training steps, .*: take BatchSampler"):
+            call(sampler)
+    with pytest.raises(ValueError, match="each of orders must not change at training steps"):
+        MixtureSampler([sampler], weights=[1], num_samples=9, seed=0)
+
+
+def counts(batches: list[list[int]], lengths: list[int]) -> np.ndarray:
+    """Return how many ids of each sampler of a mixture come in some batches."""
+    ids = np.array([id_ for batch in batches for id_ in batch], np.int64)
+    bounds = np.cumsum(lengths)
+    return np.bincount(np.searchsorted(bounds, ids, side="right"), minlength=len(lengths))
+
+
+def test_a_mixture_is_fair_between_changes_and_its_samplers_go_on() -> None:
+    """Counts are the sums of exact counts, and each sampler gives its records lap after lap."""
+    weights = {0: [3, 1, 0], 7: [1, 1, 2], 20: [0, 1, 0], 31: [5, 2, 1]}
+    stream = BatchSampler(mixture(weights, num_samples=4000), batch_size=8)
+    batches = drawn(stream)
+    for (step, parts), next_step in zip(weights.items(), [7, 20, 31, STEPS], strict=True):
+        periods = (next_step - step) * 8 // sum(parts)
+        whole = [id_ for batch in batches[step:next_step] for id_ in batch][: periods * sum(parts)]
+        assert counts([whole], LENGTHS).tolist() == [periods * part for part in parts]
+    bounds = [0, *np.cumsum(LENGTHS).tolist()]
+    for low, high in pairwise(bounds):
+        own = [id_ for batch in batches for id_ in batch if low <= id_ < high]
+        for first in range(0, len(own) - (high - low), high - low):
+            assert sorted(own[first : first + high - low]) == list(range(low, high))
+
+
+def test_a_sampler_that_joins_a_mixture_keeps_ids_and_states() -> None:
+    """Whoever did not know of it drew the same, and saved states that load."""
+    before = BatchSampler(mixture({0: [3, 1], 5: [1, 1]}, LENGTHS[:2]), batch_size=4)
+    joined = {0: [3, 1, 0], 5: [1, 1, 0], 20: [1, 1, 2]}
+    after = BatchSampler(mixture(joined), batch_size=4)
+    assert drawn(before, 20) == drawn(after, 20)
+    for step in (0, 5, 20):
+        position = divmod(step, len(before))
+        assert after.position_of(before.state_at(*position)) == position
+        assert before.position_of(after.state_at(*position)) == position
+    with pytest.raises(StateMismatchError, match=r"orders from step 20\.0\.seed: the state has"):
+        after.position_of(before.state_at(1, 10))
+
+
+def test_a_mixture_of_many_changes_stays_small() -> None:
+    """A state does not grow with the changes; a table is made for the weights in use alone."""
+    changes = {step: [step % 7 + 1, 1000, 1] for step in range(0, 5000, 5)}
+    stream = BatchSampler(mixture(changes, num_samples=4000), batch_size=4)
+    assert len(json.dumps(stream.state_at(4, 500))) < 4096
+    later = BatchSampler(mixture({**changes, 9000: [1, 1, 1]}, num_samples=4000), batch_size=4)
+    assert later.position_of(stream.state_at(4, 500)) == (4, 500)
+    tables = stream._order._interleave._cache._results
+    assert len(tables) <= 4
