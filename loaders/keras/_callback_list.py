@@ -8,12 +8,12 @@ from typing import Any
 import keras
 
 from twinfeed.loaders.keras import _callback_states, _model
-from twinfeed.loaders.keras._saves import Save
+from twinfeed.loaders.keras._checkpoints import Checkpoint
 from twinfeed.loaders.support.array_types import Array
 
 
 class ResumedCallbackList(keras.callbacks.CallbackList):
-    """The user's callbacks, then History, then the ResumeCallback, which saves their states.
+    """The user's callbacks, then History, then the ResumeCallback, which checkpoints their states.
 
     - Before the first epoch of a resumed `fit`, the states of the callbacks are restored: after
       their `on_train_begin`, which in some callbacks resets everything.
@@ -42,43 +42,57 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         )
 
     def state(self, step: int) -> dict[str, Any]:
-        """Return the states of the callbacks and of the metrics, for a save at this step."""
-        metrics = _model.to_numpy(self.model.metrics_variables) if step else []
+        """Return the values of callbacks, learning rates and metrics, for a checkpoint.
+
+        `step` is the step of the epoch. At step 0, metrics start anew and need not be saved.
+        """
         return {
             "callbacks": _callback_states.get_states(self.user_callbacks),
             "rates": self._epoch_rates,
-            "metrics": metrics,
+            "metrics": _model.to_numpy(self.model.metrics_variables) if step else [],
         }
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start an epoch. Before the first of a resumed `fit`, restore the states of the save."""
+        """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states.
+
+        In a resume within an epoch, callbacks see the learning rates as they were when the epoch
+        started, from which schedulers compute new ones. Then the saved rates are set again.
+        """
         rates = _model.learning_rates(self.model.optimizer)
-        save = self._resume._take_restored()
+        checkpoint = self._resume._pop_restored()
         saved_rates = _model.to_numpy(rates)
-        if save is not None:
-            self._restore_states(save, rates)
+        if checkpoint is not None:
+            self._restore_states(checkpoint, rates)
         self._epoch_rates = _model.to_numpy(rates)
         super().on_epoch_begin(epoch, logs)
-        if save is not None and save.state["loader"]["step"]:
+        if checkpoint is not None and checkpoint.state["loader"]["step"]:
             _model.assign(rates, saved_rates)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_begin(batch + self._resume._start, logs)
+        super().on_train_batch_begin(batch + self._resume._first_step, logs)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        super().on_train_batch_end(batch + self._resume._start, logs)
+        super().on_train_batch_end(batch + self._resume._first_step, logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """End a run. If it was killed after its last epoch, restore the callbacks before."""
-        save = self._resume._take_restored(continues=False)
-        if save is not None:
-            _callback_states.restore(self.user_callbacks, save.state["callbacks"])
+        """Call the callbacks' `on_train_end`.
+
+        If the run was killed after its last epoch, no `on_epoch_begin` has restored the callbacks'
+        states, so they are restored here.
+        """
+        checkpoint = self._resume._pop_restored(continues=False)
+        if checkpoint is not None:
+            _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
         super().on_train_end(logs)
 
-    def _restore_states(self, save: Save, rates: Sequence[keras.Variable]) -> None:
-        """Restore callbacks, and in mid-epoch the metrics and the rates when the epoch started."""
-        _callback_states.restore(self.user_callbacks, save.state["callbacks"])
+    def _restore_states(self, checkpoint: Checkpoint, rates: Sequence[keras.Variable]) -> None:
+        """Restore the callbacks' states from a checkpoint.
+
+        If it was made within an epoch, restore also the metrics, and the learning rates that the
+        epoch started with.
+        """
+        _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
         _callback_states.clear_early_stop(self.user_callbacks)
-        if save.state["loader"]["step"]:
-            _model.assign(self.model.metrics_variables, save.state["metrics"])
-            _model.assign(rates, save.state["rates"])
+        if checkpoint.state["loader"]["step"]:
+            _model.assign(self.model.metrics_variables, checkpoint.state["metrics"])
+            _model.assign(rates, checkpoint.state["rates"])

@@ -1,4 +1,4 @@
-"""The states of callbacks: the values that a save has, and a resumed `fit` restores."""
+"""The states of callbacks: the values that a checkpoint has, and a resumed `fit` restores."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import keras
 
-from twinfeed.loaders.keras._saves import to_json
+from twinfeed.loaders.keras._checkpoints import to_json
 from twinfeed.loaders.support.array_types import Array
 
 # Of Keras's own callbacks: the attributes that change in a run. Options stay as scripts have them.
@@ -35,7 +35,7 @@ _ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return by name the state of each callback: its attributes, and what `get_state` returns.
+    """Return by name the state to save of each callback: see `_state_of`.
 
     Raises:
         TypeError: a value cannot be saved; the error names the callback.
@@ -66,14 +66,14 @@ def restore(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> None:
 
 
 def clear_early_stop(callbacks: Iterable[Any]) -> None:
-    """Reset the epoch in which EarlyStopping has stopped an earlier `fit`: it would report it."""
+    """Reset `stopped_epoch` of each EarlyStopping, or it would report that it stopped this fit."""
     for callback in callbacks:
         if isinstance(callback, keras.callbacks.EarlyStopping):
             callback.stopped_epoch = 0
 
 
 def without_states(callbacks: Iterable[Any]) -> list[str]:
-    """Return the names of the callbacks that cannot be restored."""
+    """Return the names of the callbacks whose state cannot be saved and restored."""
     return [
         name
         for name, callback in _by_name(callbacks).items()
@@ -82,7 +82,10 @@ def without_states(callbacks: Iterable[Any]) -> list[str]:
 
 
 def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
-    """Return whether EarlyStopping has ended the saved run, and its patience is not larger now."""
+    """Return whether an EarlyStopping callback ended the saved run, and would end it again.
+
+    It would not if its `patience` has been raised since. `saved` has the states by name.
+    """
     for name, callback in _by_name(callbacks).items():
         state = saved.get(name, {}).get("attributes", {})
         if state.get("stopped_epoch") and state["wait"] >= callback.patience:
@@ -91,7 +94,10 @@ def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
 
 
 def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return callbacks by name: the class and what it monitors; equal names are numbered."""
+    """Return callbacks by a unique name: the class and what it monitors, numbered if repeated.
+
+    For example "EarlyStopping(val_loss)", "MyCallback" and "MyCallback 2".
+    """
     counts: Counter[str] = Counter()
     named: dict[str, Any] = {}
     for callback in callbacks:
@@ -103,10 +109,13 @@ def _by_name(callbacks: Iterable[Any]) -> dict[str, Any]:
 
 
 def _state_of(callback: Any) -> dict[str, Any]:
-    """Return the saved attributes of a callback of Keras, and what its `get_state` returns."""
+    """Return the state to save of a callback.
+
+    "attributes" has the values that change in a callback of Keras, "own" what its `get_state`
+    returns. A callback without either has an empty state.
+    """
     state: dict[str, Any] = {}
-    names = _saved_attributes(callback) or ()
-    if names:
+    if names := _saved_attributes(callback):
         state["attributes"] = {name: getattr(callback, name, None) for name in names}
     if _has_state_methods(callback):
         state["own"] = callback.get_state()
@@ -114,7 +123,10 @@ def _state_of(callback: Any) -> dict[str, Any]:
 
 
 def _saved_attributes(callback: Any) -> tuple[str, ...] | None:
-    """Return the attributes of one of Keras's callbacks, or of a class derived from it."""
+    """Return the names of the attributes to save of a callback of Keras, or of a subclass.
+
+    Returns None for a callback that is not derived from one of Keras's.
+    """
     for base in type(callback).__mro__:
         if _is_of_keras(base) and base.__name__ in _ATTRIBUTES:
             return _ATTRIBUTES[base.__name__]
@@ -122,9 +134,9 @@ def _saved_attributes(callback: Any) -> tuple[str, ...] | None:
 
 
 def _is_plain_keras(callback: Any) -> bool:
-    """Return whether a callback is one of Keras's, with nothing added to it.
+    """Return whether a callback's class is one of Keras's own that can be resumed.
 
-    CSVLogger empties its file when `fit` begins, unless it appends.
+    CSVLogger(append=False) cannot: it empties its file when `fit` begins.
     """
     appends = bool(getattr(callback, "append", True))
     return appends and _is_of_keras(type(callback)) and _saved_attributes(callback) is not None

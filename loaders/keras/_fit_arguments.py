@@ -24,7 +24,7 @@ _OPTIONS = {
     "sample_weight": "arrange may return (inputs, targets, weights)",
     "batch_size": "the feed's sampler has it, as in BatchSampler(order, batch_size=32)",
     "steps_per_epoch": "give the feed's sampler batches_per_epoch=",
-    "initial_epoch": "the last save says where the training begins: leave it out",
+    "initial_epoch": "the last checkpoint says where the training begins: leave it out",
     "shuffle": "the feed's sampler shuffles, as in BatchSampler(RandomSampler(n, seed=0), …)",
     "validation_split": "divide the records by split(…), and give validation_data=",
 }
@@ -39,7 +39,7 @@ def check_loader(loader: Any) -> None:
 
 
 def as_arrange(arrange: Any) -> Any:
-    """Return the `arrange` argument of `fit`; names of fields become a function of a batch.
+    """Check the `arrange` argument of `fit`, and turn names of fields into a function of a batch.
 
     Raises:
         TypeError: it is neither names, nor a function, nor a dataset.
@@ -58,13 +58,13 @@ def as_arrange(arrange: Any) -> Any:
 
 
 def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any) -> None:
-    """Raise an error for an option of `model.fit` that the loader, its sampler or a save decides.
+    """Refuse options of `model.fit` that the loader, its sampler or the checkpoint decides.
 
     Warns if training and validation number the classes differently.
 
     Raises:
         ValueError: such an option.
-        TypeError: a feed as `validation_data`, or a loader whose batches no function arranges.
+        TypeError: `validation_data` is a feed, or a loader while `arrange` is a dataset.
     """
     for name, where in _OPTIONS.items():
         if options.get(name) is not None and options[name] is not False:
@@ -80,7 +80,10 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
 
 
 def _check_classes(loader: Loader[Any], validation: Any) -> None:
-    """Warn if a number is another class in the index of the validation than of the training."""
+    """Warn if a class number has another class name in the validation than in the training.
+
+    Classes are compared if both have an `Index`. Only the first difference is reported.
+    """
     test_feed = getattr(validation, "feed", None) or adapter_of(loader).feed_of(validation)
     feeds = getattr(loader, "feed", None), test_feed
     train, test = (getattr(feed, "index", None) for feed in feeds)
@@ -99,10 +102,12 @@ def _check_classes(loader: Loader[Any], validation: Any) -> None:
 
 
 def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
-    """Check the element specs of the datasets of `fit` for data that no model takes.
+    """Refuse datasets of `fit` whose elements no model takes.
+
+    `data` and `validation` are the training and the validation data.
 
     Raises:
-        TypeError: whole batches as `validation_data`, and images that are not decoded.
+        TypeError: `validation` has whole batches (dicts), or images are not decoded.
     """
     spec, validation_spec = (
         getattr(dataset, "element_spec", None) for dataset in (data, validation)
@@ -127,17 +132,19 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
 
 
 def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) -> None:
-    """Check that the model has an output for each label, if `arrange` keeps the labels as they are.
+    """Check that a classifier has an output for each label in the rest of the epoch.
 
-    On a CPU, Keras's own error names no record. On a GPU the loss is NaN from there on.
+    Only checked for sparse categorical crossentropy, and if the targets of the first batch are the
+    labels of the index. Otherwise Keras's own error would name no record on a CPU, and on a GPU the
+    loss would become NaN.
 
     Args:
         loader: of the training.
         model: of the training.
-        targets: gives those of the epoch's first batch.
+        targets: a function that returns the targets of the epoch's first batch.
 
     Raises:
-        ValueError: a record of the epoch has such a label.
+        ValueError: a record has a label that is too large.
     """
     feed: Any = getattr(loader, "feed", None)
     index, shape = getattr(feed, "index", None), getattr(model, "output_shape", None)
@@ -162,7 +169,13 @@ def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) ->
 
 
 def check_callbacks(callbacks: Any, resume: keras.callbacks.Callback) -> list[Any]:
-    """Return the user's callbacks, without `resume`; warn of those that cannot be restored."""
+    """Return the user's callbacks as a list without `resume`.
+
+    Warns of callbacks whose states cannot be restored.
+
+    Raises:
+        ValueError: one of them is Keras's `BackupAndRestore`.
+    """
     user_callbacks = [] if callbacks is None else keras.tree.flatten(callbacks)
     user_callbacks = [callback for callback in user_callbacks if callback is not resume]
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in user_callbacks):

@@ -1,4 +1,4 @@
-"""Read and restore the state of a model, and compare a model with a save."""
+"""Read and restore the state of a model, and compare a model with a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from twinfeed.loaders.support.array_types import Array
 
 
 def optimizer_of(model: keras.Model) -> Any:
-    """Return the built optimizer of a model.
+    """Return the optimizer of a model, after building its variables if they are not built yet.
 
     Raises:
         ValueError: a model that is not compiled.
@@ -28,14 +28,15 @@ def optimizer_of(model: keras.Model) -> Any:
     if not optimizer.built:
         strategy = getattr(model, "_distribute_strategy", None)
         with nullcontext() if strategy is None else strategy.scope():
-            optimizer.build(model.trainable_variables)  # without it, Keras loads no variables
+            optimizer.build(model.trainable_variables)  # Keras only loads variables that exist
     return optimizer
 
 
 def describe_optimizer(optimizer: Any) -> str:
-    """Return the class of an optimizer and the number of its variables, as text.
+    """Return the class of an optimizer and the number of its variables, as in "Adam(6 variables)".
 
-    A save is compared by this text: Keras only warns if another optimizer's variables are loaded.
+    Checkpoints are compared by this text, since Keras only warns if the variables of another
+    optimizer are loaded. An optimizer that contains others is described with them.
     """
     inner = getattr(optimizer, "inner_optimizer", None)
     parts = getattr(optimizer, "optimizers", ()) if inner is None else (inner,)
@@ -49,9 +50,10 @@ def weight_shapes(model: keras.Model) -> list[list[Any]]:
 
 
 def describe_difference(model: keras.Model, saved: Sequence[Any]) -> str:
-    """Return, as text, how the weights of a model differ from saved `weight_shapes`; "" if equal.
+    """Describe how the shapes of a model's weights differ from saved `weight_shapes`.
 
-    Paths are not compared: in a second model of one process, Keras gives layers other names.
+    Returns "" if all shapes are equal. Paths are not compared: in a second model of one process,
+    Keras gives layers other names.
     """
     current = weight_shapes(model)
     for weight, saved_weight in zip_longest(current, saved, fillvalue=("nothing", None)):
@@ -64,24 +66,28 @@ def describe_difference(model: keras.Model, saved: Sequence[Any]) -> str:
 
 
 def _describe_weight(path: str, shape: Sequence[int] | None) -> str:
+    """Return the path of a weight with its shape, if it has one, as text."""
     return path if shape is None else f"{path} {tuple(shape)}"
 
 
 def learning_rates(optimizer: Any) -> list[keras.Variable]:
-    """Return the learning rates that callbacks may change. A schedule is a function of the step."""
+    """Return the learning rates of an optimizer, or of those it contains, that callbacks may set.
+
+    A schedule is left out: it computes the rate from the step.
+    """
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     rates = [part.learning_rate for part in getattr(optimizer, "optimizers", (optimizer,))]
     return [rate for rate in rates if isinstance(rate, keras.Variable)]
 
 
 def random_states(model: keras.Model) -> list[keras.Variable]:
-    """Return the states of the random layers, such as Dropout, which are no weights."""
+    """Return the random states of layers such as Dropout: all variables that are not weights."""
     weights = {id(variable) for variable in model.weights}
     return [variable for variable in model.variables if id(variable) not in weights]
 
 
 def to_numpy(variables: Iterable[Any]) -> list[Array]:
-    """Return the values of variables."""
+    """Return the values of variables as numpy arrays."""
     return [np.array(keras.ops.convert_to_numpy(variable)) for variable in variables]
 
 
@@ -95,7 +101,7 @@ def assign(variables: Sequence[keras.Variable], saved: Sequence[Any]) -> bool:
 
 
 def is_finite(model: keras.Model, logs: dict[str, Any] | None) -> bool:
-    """Return whether the loss and the trained weights are finite.
+    """Return whether the loss in `logs` and all trainable weights are finite numbers.
 
     A step with a finite loss may already have made a weight infinite or NaN.
     """

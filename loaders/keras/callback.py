@@ -12,8 +12,14 @@ import keras
 
 from twinfeed.loaders.keras import _callback_states, _fit_arguments, _model
 from twinfeed.loaders.keras._callback_list import ResumedCallbackList
-from twinfeed.loaders.keras._pass_adapter import PassAdapter
-from twinfeed.loaders.keras._saves import VERSION, Save, Saves, check_weights, readable
+from twinfeed.loaders.keras._checkpoints import (
+    VERSION,
+    Checkpoint,
+    Checkpoints,
+    check_weights,
+    readable,
+)
+from twinfeed.loaders.keras._data_adapter import LoaderDataAdapter
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import Loader
@@ -24,19 +30,19 @@ _REST_TRAINED = "the rest of the epoch was trained on"
 
 
 class ResumeCallback(keras.callbacks.Callback):
-    """Save a run of `fit`, and resume the run at the batch after the last save.
+    """Save a run of `fit`, and resume the run at the batch after the last checkpoint.
 
-    `fit` trains from the last save on, and prints its position, unless `verbose` is 0. Run the same
-    script again after an interrupt::
+    `fit` trains from the last checkpoint on, and prints its position, unless `verbose` is 0. Run
+    the same script again after an interrupt::
 
         resume = ResumeCallback(loader, folder, save_freq=100)
         resume.fit(model, ("image", "label"), epochs=10, validation_data=evaluation_loader)
 
-    A save is made at the end of each epoch, after every `save_freq` batches if given, and when
-    `fit` has ended. A save has the weights, the optimizer, the states of random layers, the
-    metrics of the epoch so far, the values of the other callbacks, and the position of `loader`.
-    Batches are counted when they are trained on, however far the dataset has run ahead. A save is
-    whole or not there. The last two saves stay.
+    A checkpoint is written at the end of each epoch, after every `save_freq` batches if given, and
+    when `fit` has ended. A checkpoint has the weights, the optimizer, the states of random layers,
+    the metrics of the epoch so far, the values of the other callbacks, and the position of
+    `loader`. Batches are counted when they are trained on, however far the dataset has run ahead. A
+    checkpoint is whole or not there. The last two checkpoints stay.
 
     Nothing is saved while the loss or a trained weight is not a finite number.
 
@@ -56,12 +62,12 @@ class ResumeCallback(keras.callbacks.Callback):
 
     Args:
         loader: what gives the batches.
-        folder: the folder of the saves.
-        save_freq: a save is also made after every so many batches.
+        folder: the folder of the checkpoints.
+        save_freq: a checkpoint is also made after every so many batches.
         order: `"unchecked"` says that each element is the next batch of the loader, if the callback
             cannot know.
-        restart: start a new run beside the saves. Otherwise a folder that has a save is refused
-            unless the save is restored.
+        restart: start a new run beside the checkpoints. Otherwise a folder that has a checkpoint is
+            refused unless the checkpoint is restored.
 
     Raises:
         TypeError: `loader` is no loader, but a feed for example.
@@ -102,13 +108,13 @@ class ResumeCallback(keras.callbacks.Callback):
             None if save_freq is None else validate.integer("save_freq", save_freq, minimum=1)
         )
         self.restart = validate.flag("restart", restart)
-        self._saves = Saves(self.folder)
-        self._last: Save | None = None  # the last save that was made or restored
-        self._restored: Save | None = None  # until the training continues from the save
-        self._trained = False  # whether a batch was trained since the last save
+        self._checkpoints = Checkpoints(self.folder)
+        self._last_checkpoint: Checkpoint | None = None  # written or restored
+        self._restored_checkpoint: Checkpoint | None = None  # until the training continues from it
+        self._has_unsaved_batches = False  # whether batches were trained on since the checkpoint
         self._warned_not_finite = False
         self._callbacks: ResumedCallbackList | None = None  # within `fit` of this object
-        self._epoch = self._start = self._step = 0
+        self._epoch = self._first_step = self._step = 0
         self._sync_position()
 
     def fit(
@@ -122,7 +128,7 @@ class ResumeCallback(keras.callbacks.Callback):
         verbose: str | int = "auto",
         **options: Any,
     ) -> Any:
-        """Train `model` (compiled) to the end of epoch `epochs`, from the last save on.
+        """Train `model` (compiled) to the end of epoch `epochs`, from the last checkpoint on.
 
         The same call begins a run, resumes it, and returns at once if the run has ended. Then the
         model is as the ended run left it.
@@ -151,8 +157,8 @@ class ResumeCallback(keras.callbacks.Callback):
             Keras's `History`, with the epochs before the resume.
 
         Raises:
-            StateMismatchError: a save of other data or another sampler.
-            ValueError: the model or the optimizer differs from the save, or the loader or its
+            StateMismatchError: a checkpoint of other data or another sampler.
+            ValueError: the model or the optimizer differs from the checkpoint, or the loader or its
                 sampler has the option.
             TypeError: an `arrange` that is neither names nor a function nor a dataset, a feed or
                 whole batches as `validation_data`, and images that nothing decodes.
@@ -168,11 +174,11 @@ class ResumeCallback(keras.callbacks.Callback):
         if self.order is None:
             self._adapter.check_position(data)
         self._restore_into(model, arrange)
-        saved = self._last.state if self._last is not None else {}
+        saved = self._last_checkpoint.state if self._last_checkpoint is not None else {}
         callback_states = saved.get("callbacks", {})
         stopped = _callback_states.stopped_early(callbacks, callback_states)
         ended = self.loader.epoch >= epochs or stopped
-        if verbose and self._restored is not None:
+        if verbose and self._restored_checkpoint is not None:
             self._print_position(epochs, ended=ended)
         if ended and saved.get("final"):
             self.loader.external_passes.stop_tracking()
@@ -198,69 +204,81 @@ class ResumeCallback(keras.callbacks.Callback):
             self.loader.external_passes.stop_tracking()
 
     def restore(self, model: keras.Model, /) -> bool:
-        """Load the last save into `model` (compiled, built) and the loader; False without a save.
+        """Load the last checkpoint into `model` (compiled, built) and the loader.
+
+        Returns:
+            False if there is no checkpoint.
 
         Raises:
-            StateMismatchError: a save of other data or another sampler.
-            ValueError: the model is not compiled, the model or its optimizer differs from the save,
-                or the save is of another version.
+            StateMismatchError: a checkpoint of other data or another sampler.
+            ValueError: the model is not compiled, the model or its optimizer differs from the
+                checkpoint, or the checkpoint is of another version.
         """
-        save = self._saves.last()
-        if save is None:
+        checkpoint = self._checkpoints.last()
+        if checkpoint is None:
             return False
-        optimizer, state = _model.optimizer_of(model), save.state
+        optimizer, state = _model.optimizer_of(model), checkpoint.state
         try:
             self._adapter.check_state(state["loader"])
         except (TypeError, ValueError) as error:  # StateMismatchError is a ValueError
             raise StateMismatchError(
-                f"{error}\nthe save is {save.folder}: start a new run with restart=True of "
-                "ResumeCallback"
+                f"{error}\nthe checkpoint is {checkpoint.folder}: start a new run with "
+                f"restart=True of ResumeCallback"
             ) from None
         if difference := _model.describe_difference(model, state["weights"]):
             raise ValueError(
-                f"{save.folder} is of another model: {difference}: start a new run with "
+                f"{checkpoint.folder} is of another model: {difference}: start a new run with "
                 f"restart=True"
             )
         if (optimizer_name := _model.describe_optimizer(optimizer)) != state["optimizer"]:
             raise ValueError(
-                f"{save.folder} is of the optimizer {state['optimizer']}, the model has "
+                f"{checkpoint.folder} is of the optimizer {state['optimizer']}, the model has "
                 f"{optimizer_name}: start a new run with restart=True"
             )
-        if not _load(model, save):
+        if not _load(model, checkpoint):
             warnings.warn(
-                f"{save.folder} is of a model with {len(state['random'])} states of random "
+                f"{checkpoint.folder} is of a model with {len(state['random'])} states of random "
                 f"layers, this model has another number: its random layers begin anew",
                 stacklevel=2,
             )
         self.loader.load_state_dict(state["loader"])
-        self._last = self._restored = save
-        self._trained = False
+        self._last_checkpoint = self._restored_checkpoint = checkpoint
+        self._has_unsaved_batches = False
         self._sync_position()
         return True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raise ValueError if a save was not restored, or the order of the batches is not known."""
+        """Raise ValueError if a checkpoint was not restored, or the order of batches is unknown."""
         if self._callbacks is None and self.order is None:
             raise ValueError(
                 "ResumeCallback does not see the dataset of model.fit: train by "
                 "resume.fit(model, dataset), or say order='unchecked'"
             )
-        unrestored = None if self._last is not None or self.restart else self._saves.last()
+        unrestored = (
+            None if self._last_checkpoint is not None or self.restart else self._checkpoints.last()
+        )
         if unrestored is not None:
             raise ValueError(
-                f"{unrestored.folder} is a save that was not restored: call restore(model) before "
-                f"fit, or start a new run with restart=True"
+                f"{unrestored.folder} is a checkpoint that was not restored: call restore(model) "
+                f"before fit, or start a new run with restart=True"
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Let a validation on the same loader have the whole epoch, and not change the position."""
+        """Before a validation, which may use the same loader: let it have a whole epoch.
+
+        The position of the training does not change until `on_test_end`.
+        """
         self.loader.external_passes.peeking = True
 
     def on_test_end(self, logs: Any = None) -> None:
         self.loader.external_passes.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Start an epoch at the loader's position; raise ValueError if that is another epoch."""
+        """Synchronise the counters with the loader's position when an epoch starts.
+
+        Raises:
+            ValueError: `fit` starts another epoch than the loader, or has another number of steps.
+        """
         if epoch != self.loader.epoch:
             raise ValueError(
                 f"fit begins epoch {epoch}, the loader is at epoch {self.loader.epoch}: give fit "
@@ -272,42 +290,44 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"an epoch of fit must be one of the loader, got {steps} steps and {expected}: "
                 f"leave steps_per_epoch out"
             )
-        self._take_restored()
+        self._pop_restored()
         self._sync_position()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count a batch that was trained on, and save after every `save_freq` batches."""
-        is_first = self._step == self._start  # later, another pass may have been started
-        if is_first and not self.loader.external_passes.started_at(self._epoch, self._start):
+        passes, start = self.loader.external_passes, self._first_step
+        if self._step == start and not passes.started_at(self._epoch, start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
                 f"dataset.cache() out, and give fit the dataset of this loader"
             )
         # In `fit` of this object, batches are numbered within the whole epoch. With
         # steps_per_execution, Keras counts to the end of the last execution.
-        trained = batch + 1 if self._callbacks is not None else self._start + batch + 1
+        trained = batch + 1 if self._callbacks is not None else start + batch + 1
         previous, self._step = self._step, min(trained, len(self.loader))
-        self._trained = True
-        self.loader.external_passes.advance_to(self._epoch, self._step)
+        self._has_unsaved_batches = True
+        passes.advance_to(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves, with the logs of the epoch
             is_due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
             # If `fit` stops here, save before the callbacks get the logs of a part of an epoch.
             if is_due or getattr(self._model, "stop_training", False):
                 self._save(logs)
-        elif self._start:
+        elif start:
             # The epoch was resumed, and Keras would request as many batches as a whole epoch has. A
-            # step without a batch warns, and advances the optimizer's counters.
+            # step without a batch warns, and advances the optimizer's counters. So stop `fit` here;
+            # `on_epoch_end` lets it continue.
             self.model.stop_training = self.model.stop_training or _REST_TRAINED
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Save, and continue `fit` if only the rest of an epoch has ended."""
+        """Save. If this callback itself stopped `fit` at the end of a resumed epoch, continue."""
         if self.model.stop_training is _REST_TRAINED:
             self.model.stop_training = False
         self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Save the model as `fit` leaves it, and stop tracking the loader's position."""
-        if self._last is not None and not self._last.final and not self._trained:
+        last = self._last_checkpoint
+        if last is not None and not last.final and not self._has_unsaved_batches:
             self._save(logs, final=True)
         self.loader.external_passes.stop_tracking()
 
@@ -316,21 +336,21 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(None)
 
     def _sync_position(self) -> None:
-        """Set the counters to the loader's position.
+        """Set the counters of epoch and step to the loader's position, and track it from there on.
 
-        This is called before `fit` too: under a strategy, `fit` draws batches to infer their
-        shapes, which must not change the position.
+        Tracking starts before `fit`: under a strategy, `fit` draws batches to infer their shapes,
+        which must not change the position.
         """
-        self._epoch, self._start = self.loader.epoch, self.loader.step
-        self._step = self._start
-        self.loader.external_passes.track_from(self._epoch, self._start)
+        self._epoch, self._first_step = self.loader.epoch, self.loader.step
+        self._step = self._first_step
+        self.loader.external_passes.track_from(self._epoch, self._first_step)
 
     def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
-        """Write a save, if something was trained since the last one or the run has ended (`final`).
+        """Write a checkpoint if batches were trained on since the last one, or if it is `final`.
 
-        Nothing is saved if the loss or a weight is not finite.
+        Nothing is saved if the loss or a weight is not finite; a warning says so.
         """
-        if not (self._trained or final):
+        if not (self._has_unsaved_batches or final):
             return
         if not _model.is_finite(self.model, logs):
             self._warn_not_finite()
@@ -347,50 +367,51 @@ class ResumeCallback(keras.callbacks.Callback):
             "random": _model.to_numpy(_model.random_states(self.model)),
             **(no_callbacks if own_fit is None else own_fit.state(position["step"])),
         }
-        self._last = self._saves.write(state, self.model.save_weights)
-        self._trained = self._warned_not_finite = False
+        self._last_checkpoint = self._checkpoints.write(state, self.model.save_weights)
+        self._has_unsaved_batches = self._warned_not_finite = False
 
     def _warn_not_finite(self) -> None:
-        """Warn, once until the next save, that nothing is saved."""
+        """Warn that nothing is saved. No second warning comes before the next checkpoint."""
         if self._warned_not_finite:
             return
         self._warned_not_finite = True
-        last = "there is none" if self._last is None else f"it is {self._last.folder}"
+        checkpoint = self._last_checkpoint
+        last = "there is none" if checkpoint is None else f"it is {checkpoint.folder}"
         warnings.warn(
             f"the loss or a weight is not finite at epoch {self._epoch}, step {self._step}, so "
-            f"nothing is saved; the last save stays: {last}",
+            f"nothing is saved; the last checkpoint stays: {last}",
             RuntimeWarning,
             stacklevel=2,
         )
 
-    def _take_restored(self, *, continues: bool = True) -> Save | None:
-        """Return the restored save to the first caller, and None to later callers.
+    def _pop_restored(self, *, continues: bool = True) -> Checkpoint | None:
+        """Return the restored checkpoint to the first caller, and None to later callers.
 
-        If the training continues from a final save, the save before it is loaded and returned: it
-        has the model before callbacks changed it at the end of `fit`.
+        A final checkpoint has the model as callbacks changed it at the end of `fit`. If the
+        training `continues` from there, the checkpoint before it is loaded and returned instead.
         """
-        save, self._restored = self._restored, None
-        if save is None or not (save.final and continues):
-            return save
-        previous = self._saves.previous(save)
+        checkpoint, self._restored_checkpoint = self._restored_checkpoint, None
+        if checkpoint is None or not (checkpoint.final and continues):
+            return checkpoint
+        previous = self._checkpoints.previous(checkpoint)
         if previous is None:
-            return save
+            return checkpoint
         _load(self.model, previous)
         return previous
 
     def _restore_into(self, model: keras.Model, arrange: Any) -> None:
-        """Restore the last save into a model, if there is one, unless `restart` was given.
+        """Restore the last checkpoint into a model, unless there is none or `restart` was given.
 
-        The model and its metrics are built before, by an evaluation of one batch.
+        If the model or its metrics are not built yet, one batch is evaluated first to build them.
         """
-        if self.restart and self._last is None:
+        if self.restart and self._last_checkpoint is None:
             return
-        save = self._saves.last()
-        if save is None:
+        checkpoint = self._checkpoints.last()
+        if checkpoint is None:
             return
         # Keras builds the model and its metrics in the first step, which is after the restore.
         # Under a strategy, it builds the metrics earlier.
-        metrics_built = len(model.metrics_variables) >= len(save.state["metrics"])
+        metrics_built = len(model.metrics_variables) >= len(checkpoint.state["metrics"])
         if not model.built or not (metrics_built or _distributed(model)):
             data = _data(self.loader, arrange, None)
             with self.loader.external_passes.peek():
@@ -407,15 +428,19 @@ class ResumeCallback(keras.callbacks.Callback):
 
 
 def _data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
-    """Return what Keras's `fit` takes for the batches of a loader: a dataset or a data adapter."""
+    """Return the batches of a loader as Keras's `fit` takes them: a dataset or a data adapter.
+
+    `arrange` makes the inputs and targets of a batch, or is a dataset made of the loader's;
+    `weights` are the class weights.
+    """
     dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
     if dataset is not None:
         return dataset
-    return PassAdapter(loader, arrange, weights) if callable(arrange) else arrange
+    return LoaderDataAdapter(loader, arrange, weights) if callable(arrange) else arrange
 
 
 def _restored_history(model: keras.Model, callback_states: dict[str, Any]) -> Any:
-    """Return the `History` of a run that has ended, restored from the saved callback states."""
+    """Return the `History` of a run that has ended, restored from the saved callbacks' states."""
     history = keras.callbacks.History()
     history.set_model(model)
     _callback_states.restore([history], callback_states)
@@ -428,16 +453,24 @@ def _distributed(model: keras.Model) -> bool:
     return getattr(model, "_distribute_strategy", None) is not None
 
 
-def _load(model: keras.Model, save: Save) -> bool:
-    """Load weights, optimizer and random states; return False if their numbers differ."""
+def _load(model: keras.Model, checkpoint: Checkpoint) -> bool:
+    """Load the weights, the optimizer and the random states of a checkpoint into a model.
+
+    Returns:
+        False if the model has another number of random states; then they stay as they are.
+
+    Raises:
+        ValueError: the checkpoint is of another model.
+        OSError: the checkpoint is damaged.
+    """
     try:
-        check_weights(save.weights)
-        with readable(save.folder):
-            model.load_weights(save.weights)
-            return _model.assign(_model.random_states(model), save.state["random"])
+        check_weights(checkpoint.weights)
+        with readable(checkpoint.folder):
+            model.load_weights(checkpoint.weights)
+            return _model.assign(_model.random_states(model), checkpoint.state["random"])
     except OSError:
         raise
     except Exception as error:  # Keras and its backends raise errors of many types
         raise ValueError(
-            f"{save.folder} is of another model: start a new run with restart=True: {error}"
+            f"{checkpoint.folder} is of another model: start a new run with restart=True: {error}"
         ) from error

@@ -14,7 +14,7 @@ import tensorflow as tf
 from twinfeed.loaders.loop.external_passes import PassStart
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.tensorflow._processes import check_cut
+from twinfeed.loaders.tensorflow._processes import check_divisible
 from twinfeed.samplers import BatchStream
 
 _PASS_NUMBERS = count()
@@ -70,7 +70,7 @@ class GraphSource(ABC):
         This ends the pass.
         """
         if not self._by_rank and self.external_passes.reshardable:
-            check_cut(self.sampler)
+            check_divisible(self.sampler)
         self.meter.start_external()
         epoch, start, generation = self.external_passes.start()
         number = next(_PASS_NUMBERS)

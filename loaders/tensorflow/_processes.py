@@ -12,7 +12,7 @@ from twinfeed.samplers.processes import add_probe
 _WHOLE = "use strategy.distribute_datasets_from_function(loader.dataset_for) with the whole feed"
 
 
-def workers() -> int:
+def num_workers() -> int:
     """Return the number of workers and chiefs in `TF_CONFIG`; 1 without a cluster."""
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
     return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
@@ -24,7 +24,7 @@ def policy_for(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
     return policy.OFF if sampler.sharded else policy.DATA
 
 
-def check_cut(sampler: BatchStream, /) -> None:
+def check_divisible(sampler: BatchStream, /) -> None:
     """Check that a strategy may divide the batches of a sampler for the processes of its cluster.
 
     Warns of an evaluation, and of a stream that the caller has declared to be sharded.
@@ -32,7 +32,7 @@ def check_cut(sampler: BatchStream, /) -> None:
     Raises:
         ValueError: the strategy would cut one rank's part again, or the classes of a P×K batch.
     """
-    number = workers()
+    number = num_workers()
     if number == 1:
         return
     if sampler.world_size > 1:
@@ -48,4 +48,4 @@ def check_cut(sampler: BatchStream, /) -> None:
         raise ValueError(f"a strategy would cut the classes of {sampler!r}: {_WHOLE}")
 
 
-add_probe(workers)
+add_probe(num_workers)

@@ -203,7 +203,7 @@ REFUSED: Refused = [
     (
         restored(model, seed=2),
         StateMismatchError,
-        r"(?s)seed: the state has 1, .*the save is",
+        r"(?s)seed: the state has 1, .*the checkpoint is",
     ),
     (restored(lambda: layers(keras.layers.Dense(7))), ValueError, "compiled before restore"),
     (

@@ -13,14 +13,14 @@ from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 
 
-class PassAdapter(PyDatasetAdapter):
-    """Keras's data adapter over the passes of a loader (a pass is an epoch, or the rest of one).
+class LoaderDataAdapter(PyDatasetAdapter):
+    """Give Keras the batches of a loader, an epoch or the rest of an epoch at a time.
 
-    A `PyDataset` would not do: Keras requests its batches by number, and always a whole epoch.
+    A plain `PyDataset` would not do: Keras always requests the batches of a whole epoch from it.
     """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
-        super().__init__(_PeekDataset(loader, arrange), weights)
+        super().__init__(_BatchesByNumber(loader, arrange), weights)
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:
@@ -29,11 +29,13 @@ class PassAdapter(PyDatasetAdapter):
     _get_iterator = __iter__
 
     def on_epoch_begin(self) -> None:
-        """Do nothing: after the rest of an epoch, Keras calls this without `on_epoch_end`."""
+        """Do nothing. The base class would fail after a resume within an epoch, where Keras calls
+        this without `on_epoch_end`.
+        """
 
 
-class _PeekDataset(keras.utils.PyDataset):
-    """Batches by number, from which TensorFlow infers their shapes."""
+class _BatchesByNumber(keras.utils.PyDataset):
+    """Random access to the batches of an epoch, from which TensorFlow infers their shapes."""
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any]) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The saves of a run: folders that are written atomically; all but the last two are deleted."""
+"""The checkpoints of a run: folders, written atomically; all but the last two are deleted."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from twinfeed.loaders.support.regular import open_file, read_file
 
 VERSION = 3
 
-_NUM_SAVES = 2
+_NUM_CHECKPOINTS = 2
 _NAME = re.compile(r"(\d+)-epoch\d+-step\d+(-end)?")
 _ARRAY = "twinfeed.array"
 _FILES = "state.json", "arrays.npz", "model.weights.h5"
@@ -36,12 +36,15 @@ _TYPES = {
     dict: ("loader", "callbacks"),
     list: ("weights", "random", "metrics", "rates"),
 }
-"""The values of a state, by type."""
+"""The names of the values of a state, by their type."""
 _UNREADABLE = OSError, EOFError, KeyError, TypeError, RuntimeError, UnicodeDecodeError
 
 
-class Save(NamedTuple):
-    """A save. `final`: the model is as `fit` left it, after the callbacks' `on_train_end`."""
+class Checkpoint(NamedTuple):
+    """A checkpoint: its folder, and the values of its state.json.
+
+    It is `final` if the model is as `fit` left it, after the callbacks' `on_train_end`.
+    """
 
     folder: Path
     state: dict[str, Any]
@@ -55,88 +58,98 @@ class Save(NamedTuple):
         return self.folder / "model.weights.h5"
 
 
-class Saves:
-    """The saves in a folder.
+class Checkpoints:
+    """The checkpoints in a folder.
 
-    Each save is a folder: weights, arrays, a state in JSON, and their checksums. It is written
-    under a hidden name, and renamed when all its bytes are on the disk. A folder that is not marked
-    as deletable is no save, whatever its name: it is never read or deleted.
+    Each checkpoint is a folder: weights, arrays, a state in JSON, and their checksums. It is
+    written under a hidden name, and renamed when all its bytes are on the disk. A folder without
+    the marker file of this library is no checkpoint, whatever its name: it is never read or
+    deleted.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def last(self) -> Save | None:
-        """Return the last save, or None if there is no save."""
+    def last(self) -> Checkpoint | None:
+        """Read and return the last checkpoint, or None if there is none."""
         folders = self._folders()
         return _read(folders[-1]) if folders else None
 
-    def previous(self, save: Save) -> Save | None:
-        """Return the save before `save`, or None unless both have the same position."""
-        older = [folder for folder in self._folders() if _number(folder) < _number(save.folder)]
+    def previous(self, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Return the checkpoint before `checkpoint`; None if its position is not the same."""
+        number = _number(checkpoint.folder)
+        older = [folder for folder in self._folders() if _number(folder) < number]
         previous = _read(older[-1]) if older else None
-        if previous is None or previous.state["loader"] != save.state["loader"]:
+        if previous is None or previous.state["loader"] != checkpoint.state["loader"]:
             return None
         return previous
 
-    def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Save:
-        """Write a save, delete all but the last two, and return the new one."""
+    def write(self, state: dict[str, Any], save_weights: Callable[[Path], object]) -> Checkpoint:
+        """Write a checkpoint atomically, delete all but the last two, and return the new one.
+
+        `save_weights(path)` writes the weights of the model. The returned checkpoint has no arrays.
+        """
         self.folder.mkdir(parents=True, exist_ok=True)
         number = max(map(_number, self._named_folders()), default=0) + 1
         epoch, step = state["loader"]["epoch"], state["loader"]["step"]
         name = f"{number:06}-epoch{epoch}-step{step}{'-end' if state['final'] else ''}"
-        save = Save(self.folder / name, state)
-        work = temporary_name(save.folder)
+        checkpoint = Checkpoint(self.folder / name, state)
+        work = temporary_name(checkpoint.folder)
         try:
             work.mkdir()
-            mark_deletable(work)
-            save_weights(work / save.weights.name)
+            mark_deletable(work)  # so that a later run deletes it if this process is killed
+            save_weights(work / checkpoint.weights.name)
             _write(work, state)
             (work / _CHECKSUMS).write_text(json.dumps(checksums(work)))
             for file in work.iterdir():
                 fsync_path(file)
             fsync_path(work)
-            work.rename(save.folder)
+            work.rename(checkpoint.folder)
         except BaseException:
             shutil.rmtree(work, ignore_errors=True)
             raise
         fsync_path(self.folder)
         self._delete_old()
-        return save._replace(state={"final": state["final"]})  # the arrays would stay in memory
+        return Checkpoint(checkpoint.folder, {"final": state["final"]})  # the arrays take memory
 
     def _folders(self) -> list[Path]:
-        """Return the folders of the saves, the last save at the end."""
+        """Return the folders of the checkpoints, from the oldest to the newest."""
         return sorted(filter(is_deletable, self._named_folders()), key=_number)
 
     def _named_folders(self) -> list[Path]:
-        """Return the folders with the name of a save."""
+        """Return the folders with the name of a checkpoint, such as 000001-epoch0-step100."""
         entries = self.folder.iterdir() if self.folder.is_dir() else ()
         return [folder for folder in entries if _NAME.fullmatch(folder.name)]
 
     def _delete_old(self) -> None:
-        """Delete old saves, and the hidden folders of killed processes."""
-        for old in self._folders()[:-_NUM_SAVES]:
-            old.rename(temporary_name(old))  # so that a half-deleted folder is not taken for a save
+        """Delete all but the last two checkpoints, and the hidden folders of killed processes."""
+        for old in self._folders()[:-_NUM_CHECKPOINTS]:
+            old.rename(temporary_name(old))  # a half-deleted folder must not look like a checkpoint
         for hidden in filter(is_deletable, self.folder.glob(".*-epoch*-step*-*")):
             delete_folder(hidden)
 
 
 def _number(folder: Path) -> int:
-    """Return the number of a save, from the name of its folder."""
+    """Return the number of a checkpoint: 7 for a folder named 000007-epoch1-step0."""
     return int(folder.name.partition("-")[0])
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    """Write a state to a folder: its arrays to one file, and all else to JSON."""
+    """Write the arrays of a state to arrays.npz in a folder, and all else to state.json."""
     arrays: list[Array] = []
     (folder / "state.json").write_bytes(json.dumps(to_json(state, arrays)).encode())
-    named: dict[str, Any] = {str(n): array for n, array in enumerate(arrays)}
+    named: dict[str, Any] = {str(number): array for number, array in enumerate(arrays)}
     with (folder / "arrays.npz").open("xb") as file:
         np.savez(file, **named)
 
 
-def _read(folder: Path) -> Save:
-    """Read the state of a save; raise OSError if it is damaged, ValueError for another version."""
+def _read(folder: Path) -> Checkpoint:
+    """Read a checkpoint, without its weights.
+
+    Raises:
+        OSError: the checkpoint is damaged.
+        ValueError: another version of twinfeed wrote the checkpoint.
+    """
     with readable(folder):
         text = read_file(folder / "state.json", LIMITS.manifest_bytes)
         state = json.loads(text)
@@ -144,8 +157,8 @@ def _read(folder: Path) -> Save:
             raise TypeError("its state is no dict")
         if state["version"] != VERSION:
             raise ValueError(
-                f"{folder}: this save is of version {state['version']}, and this twinfeed reads "
-                f"version {VERSION}: start a new run with restart=True"
+                f"{folder}: this checkpoint is of version {state['version']}, and this twinfeed "
+                f"reads version {VERSION}: start a new run with restart=True"
             )
         if checksums(folder) != json.loads(read_file(folder / _CHECKSUMS, LIMITS.manifest_bytes)):
             raise OSError("its bytes are not those that were saved")
@@ -154,16 +167,16 @@ def _read(folder: Path) -> Save:
             _check_arrays(file)
             with np.load(file, allow_pickle=False) as arrays:
                 insert_array = partial(_insert_array, arrays=arrays)
-                return Save(folder, json.loads(text, object_hook=insert_array))
+                return Checkpoint(folder, json.loads(text, object_hook=insert_array))
 
 
 def _insert_array(value: dict[str, Any], *, arrays: Mapping[str, Array]) -> Any:
-    """Return the array that a dict of `to_json` stands for; any other dict as it is."""
+    """Replace a dict {"twinfeed.array": n} of a JSON file by array n; return other dicts as is."""
     return arrays[str(value[_ARRAY])] if value.keys() == {_ARRAY} else value
 
 
 def _check_types(state: dict[str, Any]) -> None:
-    """Raise TypeError if a value of a state has another type than in a save."""
+    """Raise TypeError if a value of a state read from a file has an unexpected type."""
     for kind, names in _TYPES.items():
         for name in names:
             if not isinstance(state[name], kind):
@@ -173,18 +186,20 @@ def _check_types(state: dict[str, Any]) -> None:
 
 
 def checksums(folder: Path) -> dict[str, int]:
-    """Return the CRC-32C of each file of a save."""
-    checksum_of = {}
+    """Return by name the CRC-32C of each file of a checkpoint."""
+    checksum_of_file = dict.fromkeys(_FILES, 0)
     for name in _FILES:
-        checksum_of[name] = 0
         with open_file(folder / name) as file:
             while chunk := file.read(1 << 20):
-                checksum_of[name] = crc32c(chunk, checksum_of[name])
-    return checksum_of
+                checksum_of_file[name] = crc32c(chunk, checksum_of_file[name])
+    return checksum_of_file
 
 
 def _check_arrays(file: Any) -> None:
-    """Raise OSError if the arrays in a file would take more memory than the file has bytes."""
+    """Raise OSError if the arrays of an .npz file would take more memory than it has bytes.
+
+    Only the header of each array is read: a damaged header could claim terabytes.
+    """
     with zipfile.ZipFile(file) as members:
         for member in members.infolist():
             with members.open(member) as array:
@@ -197,7 +212,7 @@ def _check_arrays(file: Any) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Raise OSError if the weights in a file would take more memory than the file has bytes."""
+    """Raise OSError if the weights of an HDF5 file would take more memory than it has bytes."""
     sizes: list[int] = []
 
     def add_size(_: str, item: Any) -> None:
@@ -213,20 +228,20 @@ def check_weights(path: Path) -> None:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn the errors that a damaged save causes in the `with` block into an OSError."""
+    """Turn the errors that reading a damaged checkpoint raises in the block into an OSError."""
     try:
         yield
     except (*_UNREADABLE, json.JSONDecodeError, zipfile.BadZipFile) as error:
         raise OSError(
-            f"{folder}: this save cannot be read: {error}: delete the folder, and the save before "
-            f"it is restored, if there is one"
+            f"{folder}: this checkpoint cannot be read: {error}: delete the folder, and the "
+            f"checkpoint before it is restored, if there is one"
         ) from error
 
 
 def to_json(value: Any, arrays: list[Array]) -> Any:
-    """Return a value as JSON can hold it, with its arrays appended to `arrays`.
+    """Return a value that JSON can hold: each array becomes {"twinfeed.array": its index}.
 
-    Each array is replaced by a dict with its index in `arrays`.
+    The arrays are appended to the list `arrays`.
 
     Raises:
         TypeError: a value cannot be saved.
@@ -236,7 +251,8 @@ def to_json(value: Any, arrays: list[Array]) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
             raise TypeError("an array of objects cannot be saved")
-        # NumPy's files lack the small floats of other libraries; float32 has all their values.
+        # A .npy file cannot hold bfloat16 and other types that NumPy lacks (kind "V" is for them).
+        # float32 has all their values.
         arrays.append(value.astype(np.float32) if value.dtype.kind == "V" else value)
         return {_ARRAY: len(arrays) - 1}
     if isinstance(value, Mapping):
