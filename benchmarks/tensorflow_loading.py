@@ -164,8 +164,8 @@ def stages(options: argparse.Namespace, folder: Path) -> None:
         source = dataset(index, sampler).twinfeed_source
         with closing(source.passes()) as passes:
             for way, (make, size) in staged(source, next(passes)).items():
-                groups = min(len(sampler) - 2 * size, options.batches) // size
-                rates = [rate(make, groups, size) for _ in range(options.pairs)]
+                chunks = min(len(sampler) - 2 * size, options.batches) // size
+                rates = [rate(make, chunks, size) for _ in range(options.pairs)]
                 clock = statistics.median(1e6 / one.clock for one in rates)
                 used = statistics.median(1e6 / one.processor for one in rates)
                 print(f"  {way:<44} {clock:9.0f} ({used:.0f})", flush=True)
@@ -175,14 +175,14 @@ def staged(source: Any, pass_state: Any) -> dict[str, tuple[Make, int]]:
     """Return each stage of a pass, and how many batches an element of the stage has."""
     index, sampler = source.feed.index, source.feed.sampler
     # The first groups have fewer batches, and the last one may.
-    groups = range(int(source.group_size).bit_length(), int(pass_state[-1]) - 1)
+    chunks = range(int(source.batches_per_call).bit_length(), int(pass_state[-1]) - 1)
     types = [tf.int64] * 3 + [spec.dtype for spec in source.layout.flat]
     shapes = [(5,), (), (), *(spec.shape for spec in source.layout.flat)]
 
     def tensors() -> tf.data.Dataset:
-        numbers = tf.data.Dataset.range(groups.start, groups.stop)
+        numbers = tf.data.Dataset.range(chunks.start, chunks.stop)
         return numbers.map(
-            lambda group: numpy_function_of(source.read_group, [pass_state, group], types)
+            lambda chunk: numpy_function_of(source.read_chunk, [pass_state, chunk], types)
         )
 
     def shaped(*parts: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -193,10 +193,10 @@ def staged(source: Any, pass_state: Any) -> dict[str, tuple[Make, int]]:
     return {
         "sequential": (lambda: sequential(index), 1),
         "reading by id and checks, in Python": (
-            lambda: (source.read_group(pass_state, np.int64(group)) for group in groups),
-            source.group_size,
+            lambda: (source.read_chunk(pass_state, np.int64(chunk)) for chunk in chunks),
+            source.batches_per_call,
         ),
-        "and its tensors, in TensorFlow": (tensors, source.group_size),
+        "and its tensors, in TensorFlow": (tensors, source.batches_per_call),
         "and rows of them, a call ahead": (lambda: tensors().map(shaped).prefetch(1).unbatch(), 1),
         "the dataset": (lambda: dataset(index, sampler), 1),
     }

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset, numpy_function_of
-from twinfeed.loaders.tensorflow._passes import GraphSource, PassState
+from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._processes import policy_for
-from twinfeed.loaders.tensorflow._serve import BatchSource
 
 Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
 """A function of (pass_state, slot, batch) that returns the batch."""
@@ -27,20 +27,21 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
 
     A slot is the number of a batch in its epoch, over all ranks: step * ranks + rank.
     """
-    last = source.slots - 1
+    last = source.num_batches - 1
 
-    def deliver(pass_state: tf.Tensor, slot: tf.Tensor, batch: Any) -> Any:
+    def deliver(pass_state: tf.Tensor, batch_number: tf.Tensor, batch: Any) -> Any:
         tf.cond(
-            tf.equal(slot, last) | (slot < 0),  # in a graph of TF1, == compares objects
-            lambda: numpy_function_of(source.delivered, [pass_state, slot], tf.bool),
+            tf.equal(batch_number, last)
+            | (batch_number < 0),  # in a graph of TF1, == compares objects
+            lambda: numpy_function_of(source.delivered, [pass_state, batch_number], tf.bool),
             lambda: False,
         )
         return batch
 
-    if isinstance(source, BatchSource) and source.group_size > 1:
-        batches = _by_group(source, prefetch, deliver)
+    if isinstance(source, BatchSource) and source.batches_per_call > 1:
+        batches = _by_chunk(source, prefetch, deliver)
     else:
-        batches = _by_step(source, prefetch, deliver)
+        batches = _by_batch(source, prefetch, deliver)
     options = tf.data.Options()
     options.deterministic = True
     # A prefetch after the last step would deliver batches that were not requested.
@@ -56,7 +57,7 @@ def _passes_of(source: GraphSource) -> tf.data.Dataset:
     return generator_dataset(source.passes, tf.TensorSpec([5], tf.int64))
 
 
-def _by_step(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
+def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
     """Return a dataset of batches, each made by a call into Python.
 
     Each batch is wrapped into a scalar variant. The batches of a step, one for each rank, are the
@@ -85,39 +86,42 @@ def _by_step(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Da
     return rows.map(lambda row: deliver(*unwrap(row, spec)))
 
 
-def _by_group(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
+def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
     """Return a dataset of batches, of which each call into Python makes a group.
 
     A call costs as much as many short records. The batches of a group are the rows of its tensors,
     which are declared to have the same number of rows for every group. Groups without rows follow
     up to the length of an epoch, so that the cardinality is right if a pass starts in the middle.
     """
-    layout, num_groups = source.layout, len(source.groups(0))
-    rows_per_group = -(-source.steps // num_groups)
+    layout, num_chunks = source.layout, len(source.chunks(0))
+    rows_per_chunk = -(-source.steps // num_chunks)
     specs = [tf.TensorSpec([5], tf.int64), *[tf.TensorSpec([], tf.int64)] * 2]
     specs += [tf.TensorSpec([layout.batch, *spec.shape[1:]], spec.dtype) for spec in layout.flat]
     types = [spec.dtype for spec in specs]
 
-    def declare(group: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        for part, spec in zip(group, specs, strict=True):
+    def declare(chunk: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        for part, spec in zip(chunk, specs, strict=True):
             part.set_shape([None, *spec.shape])
-        return tuple(_with_row_count(rows_per_group, part) for part in group)
+        return tuple(_with_row_count(rows_per_chunk, part) for part in chunk)
 
-    def groups_of(pass_state: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.range(PassState.of(pass_state).num_groups).map(
-            lambda group: declare(numpy_function_of(source.read_group, [pass_state, group], types)),
+    def chunks_of(pass_state: tf.Tensor) -> tf.data.Dataset:
+        return tf.data.Dataset.range(PassState.of(pass_state).num_chunks).map(
+            lambda chunk: declare(numpy_function_of(source.read_chunk, [pass_state, chunk], types)),
             **source.map_options,
         )
 
-    def restore(pass_state: tf.Tensor, slot: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor) -> Any:
+    def restore(
+        pass_state: tf.Tensor, number: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor
+    ) -> Any:
         if layout.batch is None:
             parts = tuple(part[:size] for part in parts)
-        return deliver(pass_state, slot, layout.restore(parts))
+        return deliver(pass_state, number, layout.restore(parts))
 
     empty = [tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype) for spec in specs]
-    filler = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *group: declare(group)).repeat()
-    groups = _passes_of(source).flat_map(groups_of).prefetch(-(-prefetch // source.group_size))
-    return _unbatch(groups.concatenate(filler).take(num_groups)).take(source.steps).map(restore)
+    filler = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *chunk: declare(chunk)).repeat()
+    chunks_ahead = -(-prefetch // source.batches_per_call)
+    chunks = _passes_of(source).flat_map(chunks_of).prefetch(chunks_ahead)
+    return _unbatch(chunks.concatenate(filler).take(num_chunks)).take(source.steps).map(restore)
 
 
 def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:

@@ -14,7 +14,7 @@ from twinfeed.loaders.loop.selector import Choices, Selector, SourceOf
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
-from twinfeed.loaders.tensorflow._passes import GraphSource, PassState
+from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._pipeline import dataset_of, unwrap, wrap
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.loaders.tensorflow.feed_datasets import SourceDatasets

@@ -20,9 +20,9 @@ from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import check_process
+from twinfeed.loaders.tensorflow._graph_source import PassState
 from twinfeed.loaders.tensorflow._iterators import guarded
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.loaders.tensorflow._passes import PassState
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import growing_ranges
 

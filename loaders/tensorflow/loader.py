@@ -12,9 +12,9 @@ from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.concurrency import resolve_prefetch
 from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
+from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process
 from twinfeed.loaders.tensorflow._pipeline import dataset_of
-from twinfeed.loaders.tensorflow._serve import BatchSource
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import BatchStream
 

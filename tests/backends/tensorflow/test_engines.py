@@ -28,7 +28,7 @@ from twinfeed.loaders import (
 from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.tensorflow import TensorFlowLoader, choose, source_datasets
-from twinfeed.loaders.tensorflow._serve import BatchSource
+from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow.device import chosen_device
 from twinfeed.samplers import (
     BatchSampler,
@@ -70,7 +70,7 @@ def test_it_gives_what_a_plain_loop_gives(name: str) -> None:
 def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return a list to which each call for several batches adds their number."""
     given: list[int] = []
-    real = BatchSource.read_group
+    real = BatchSource.read_chunk
 
     @wraps(real)
     def noting(self: BatchSource, pass_state: Any, call: Any) -> Any:
@@ -78,7 +78,7 @@ def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         given.append(len(arrays[0]))
         return arrays
 
-    monkeypatch.setattr(BatchSource, "read_group", noting)
+    monkeypatch.setattr(BatchSource, "read_chunk", noting)
     return given
 
 

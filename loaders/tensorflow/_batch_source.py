@@ -21,12 +21,12 @@ from twinfeed.loaders.making.feed import Feed, compile_feed
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
+from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._layout import Layout
-from twinfeed.loaders.tensorflow._passes import GraphSource, PassState
 from twinfeed.samplers.drawing.chunks import growing_ranges
 
 # The most batches of one call, a power of two, and about the most bytes of one call.
-_MAX_GROUP, _MAX_GROUP_BYTES = 16, 6 << 20
+_MAX_BATCHES, _MAX_CALL_BYTES = 16, 6 << 20
 
 # From this number of bytes per record on, two calls at once read faster than one call.
 _LONG_RECORD = 1 << 15
@@ -36,7 +36,7 @@ class _OpenPass(NamedTuple):
     """What a pass has open: a batcher for each rank, and the first and last step of each group."""
 
     batchers: list[Batcher]
-    groups: list[tuple[int, int]]
+    chunks: list[tuple[int, int]]
 
 
 class BatchSource(GraphSource):
@@ -68,11 +68,11 @@ class BatchSource(GraphSource):
         self.map_options: dict[str, Any] = {}
         if resolved > 1 and not one_by_one:
             self.map_options = {"num_parallel_calls": resolved, "deterministic": True}
-        self.group_size = self._max_group_size()
+        self.batches_per_call = self._max_batches_per_call()
         self._passes: dict[int, _OpenPass] = {}  # by number
         self._errors: dict[int, dict[int, Exception]] = {}  # by pass and step
 
-    def _max_group_size(self) -> int:
+    def _max_batches_per_call(self) -> int:
         """Return the most batches that one call into Python reads, a power of two.
 
         It is above 1 if records are short, nothing is decoded, and all fields are stacked: then the
@@ -86,18 +86,18 @@ class BatchSource(GraphSource):
         if self.ranks > 1 or not all_stacked or any(0 in spec.shape for spec in self.layout.flat):
             return 1
         batch_bytes = max(1, _bytes_per_record(feed) * feed.sampler.batch_size)
-        limit = int(_MAX_GROUP_BYTES / batch_bytes)
-        return 1 << max(1, min(_MAX_GROUP, limit)).bit_length() - 1
+        limit = int(_MAX_CALL_BYTES / batch_bytes)
+        return 1 << max(1, min(_MAX_BATCHES, limit)).bit_length() - 1
 
-    def delivered(self, pass_state: Int64s, slot: np.int64) -> bool:
+    def delivered(self, pass_state: Int64s, batch_number: np.int64) -> bool:
         """Set the position after the last batch of a pass; for a negative slot, raise its error.
 
         The slot of a sentinel row is -1 - step, where the batch of this step could not be read.
         """
-        if slot < 0:
+        if batch_number < 0:
             # Removed, since an error keeps the loop's variables, and with them the pass, alive.
-            raise self._errors[PassState.of(pass_state).number].pop(-1 - int(slot))
-        return super().delivered(pass_state, slot)
+            raise self._errors[PassState.of(pass_state).number].pop(-1 - int(batch_number))
+        return super().delivered(pass_state, batch_number)
 
     @contextmanager
     def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
@@ -113,13 +113,13 @@ class BatchSource(GraphSource):
             )
             for feed in self.feeds
         ]
-        groups = self.groups(start)
-        self._passes[number] = _OpenPass(batchers, groups)
+        chunks = self.chunks(start)
+        self._passes[number] = _OpenPass(batchers, chunks)
         try:
             for schedule, batcher in zip(self.schedules, batchers, strict=True):
                 batcher.start_pass(schedule, epoch, start, readahead=self._readahead)
             system.keep_freed_memory()
-            yield len(groups)
+            yield len(chunks)
         except GeneratorExit:  # the iterator was destroyed: the errors will not be raised
             self._errors.pop(number, None)
             raise
@@ -130,43 +130,46 @@ class BatchSource(GraphSource):
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the dataset of (slot, batch) of a pass."""
-        slots = tf.data.Dataset.range(PassState.of(pass_state).start * self.ranks, self.slots)
+        first = PassState.of(pass_state).start * self.ranks
+        batch_numbers = tf.data.Dataset.range(first, self.num_batches)
         types = [spec.dtype for spec in self.layout.flat]
 
-        def fetch(slot: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            flat = numpy_function_of(self.read, [pass_state, slot], types)
-            return slot, self.layout.restore(flat)
+        def fetch(batch_number: tf.Tensor) -> tuple[tf.Tensor, Any]:
+            flat = numpy_function_of(self.read, [pass_state, batch_number], types)
+            return batch_number, self.layout.restore(flat)
 
-        return slots.map(fetch, **self.map_options)
+        return batch_numbers.map(fetch, **self.map_options)
 
-    def read(self, pass_state: Int64s, slot: np.int64) -> list[Array]:
+    def read(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
         """Return the arrays of the batch of a slot, in the order of the layout."""
-        state, (step, rank) = PassState.of(pass_state), divmod(int(slot), self.ranks)
+        state, (step, rank) = PassState.of(pass_state), divmod(int(batch_number), self.ranks)
         schedule, batcher = self.schedules[rank], self._passes[state.number].batchers[rank]
         sampler = schedule.commit(state.epoch, step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
         request = Request.of(sampler, state.epoch, step, ids, seeds=self.feed.seeded)
         return self.layout.flatten(batcher(request))
 
-    def groups(self, start: int) -> list[tuple[int, int]]:
+    def chunks(self, start: int) -> list[tuple[int, int]]:
         """Return (first step, stop step) of each group of a pass that starts at a step.
 
-        The groups have 1, 2, 4, … and then `group_size` batches. The list is empty if batches are
-        not grouped.
+        The groups have 1, 2, 4, … and then `batches_per_call` batches. The list is empty if batches
+        are not grouped.
         """
-        return [*growing_ranges(start, self.steps, self.group_size)] if self.group_size > 1 else []
+        if self.batches_per_call == 1:
+            return []
+        return [*growing_ranges(start, self.steps, self.batches_per_call)]
 
-    def read_group(self, pass_state: Int64s, group: np.int64) -> list[Array]:
+    def read_chunk(self, pass_state: Int64s, chunk: np.int64) -> list[Array]:
         """Return the batches of a group: for each, `pass_state`, slot, size and arrays as a row.
 
         Each array is [batches, …]. If batch n cannot be read, the n batches before it are returned,
         and a sentinel row whose slot is -1 - step: for it, `delivered` raises the error.
         """
         state = PassState.of(pass_state)
-        first, stop = self._passes[state.number].groups[int(group)]
+        first, stop = self._passes[state.number].chunks[int(chunk)]
         self.schedules[0].commit(state.epoch, stop - 1)
         batches = self.schedules[0].batches(state.epoch, first, stop)
-        slots = np.arange(first, stop)
+        batch_numbers = np.arange(first, stop)
         try:
             arrays = self._read_rows(state, first, batches)
         except Exception:
@@ -174,10 +177,10 @@ class BatchSource(GraphSource):
             if readable == len(batches):
                 raise
             batches = [*batches[:readable], batches[0]]
-            slots = np.append(slots[:readable], -1 - first - readable)
+            batch_numbers = np.append(batch_numbers[:readable], -1 - first - readable)
             arrays = self._read_rows(state, first, batches)  # raises if the first cannot be read
         sizes = np.array([len(ids) for ids in batches])
-        return [np.tile(pass_state, (len(slots), 1)), slots, sizes, *arrays]
+        return [np.tile(pass_state, (len(batch_numbers), 1)), batch_numbers, sizes, *arrays]
 
     def _read_rows(self, state: PassState, first: int, batches: list[Int64s]) -> list[Array]:
         """Return the arrays of batches of ids, [batches, samples, …], read by a single request.

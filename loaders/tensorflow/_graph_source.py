@@ -23,7 +23,7 @@ _PASS_NUMBERS = count()
 class PassState(NamedTuple):
     """What the graph knows of a pass: an int64[5] tensor there, and this tuple here.
 
-    `start` is the first step, `generation` that of `PassStart`, and `num_groups` the number of
+    `start` is the first step, `generation` that of `PassStart`, and `num_chunks` the number of
     calls that read several batches each.
     """
 
@@ -31,7 +31,7 @@ class PassState(NamedTuple):
     epoch: int
     start: int
     generation: int
-    num_groups: int
+    num_chunks: int
 
     @classmethod
     def of(cls, tensor: Any) -> PassState:
@@ -56,7 +56,7 @@ class GraphSource(ABC):
         self.sampler, self.ranks = sampler, ranks
         self.external_passes, self.meter = loader.external_passes, loader.meter
         self.steps = len(sampler)
-        self.slots = self.steps * ranks
+        self.num_batches = self.steps * ranks
         self._by_rank = by_rank  # whether each replica of a strategy gets the batches of its rank
 
     @abstractmethod
@@ -74,15 +74,15 @@ class GraphSource(ABC):
         self.meter.start_external()
         epoch, start, generation = self.external_passes.start()
         number = next(_PASS_NUMBERS)
-        with self._open_pass(number, epoch, start) as num_groups:
-            yield np.array(PassState(number, epoch, start, generation, num_groups))
+        with self._open_pass(number, epoch, start) as num_chunks:
+            yield np.array(PassState(number, epoch, start, generation, num_chunks))
 
     @contextmanager
     def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
         """Open what a pass needs, and yield the number of its groups of batches."""
         yield 0
 
-    def delivered(self, pass_state: Int64s, slot: np.int64) -> bool:
+    def delivered(self, pass_state: Int64s, batch_number: np.int64) -> bool:
         """Move the position to the next epoch: the last batch of a pass has left the pipeline."""
         _, epoch, start, generation, _ = PassState.of(pass_state)
         self.external_passes.finished(PassStart(epoch, start, generation))
