@@ -25,7 +25,7 @@ from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers.drawing.chunks import growing_ranges
 
-# The most batches of one call, a power of two, and about the most bytes of one call.
+# One call of Python reads at most so many batches, a power of two, and about so many bytes.
 _MAX_BATCHES, _MAX_CALL_BYTES = 16, 6 << 20
 
 # From this number of bytes per record on, two calls at once read faster than one call.
@@ -33,7 +33,7 @@ _LONG_RECORD = 1 << 15
 
 
 class _OpenPass(NamedTuple):
-    """What a pass has open: a batcher for each rank, and the first and last step of each group."""
+    """A running pass: a batcher for each rank, and (first step, stop step) of each chunk."""
 
     batchers: list[Batcher]
     chunks: list[tuple[int, int]]
@@ -73,10 +73,10 @@ class BatchSource(GraphSource):
         self._errors: dict[int, dict[int, Exception]] = {}  # by pass and step
 
     def _max_batches_per_call(self) -> int:
-        """Return the most batches that one call into Python reads, a power of two.
+        """Return the largest number of batches that one call of Python reads, a power of two.
 
         It is above 1 if records are short, nothing is decoded, and all fields are stacked: then the
-        batches of a group can be rows of one array for each field.
+        batches of a chunk can be rows of one array for each field.
         """
         feed = self.feed
         if not self.prefetch or feed.has_functions or self._decode_threads:
@@ -86,13 +86,13 @@ class BatchSource(GraphSource):
         if self.ranks > 1 or not all_stacked or any(0 in spec.shape for spec in self.layout.flat):
             return 1
         batch_bytes = max(1, _bytes_per_record(feed) * feed.sampler.batch_size)
-        limit = int(_MAX_CALL_BYTES / batch_bytes)
-        return 1 << max(1, min(_MAX_BATCHES, limit)).bit_length() - 1
+        limit = max(1, min(_MAX_BATCHES, int(_MAX_CALL_BYTES / batch_bytes)))
+        return 1 << limit.bit_length() - 1  # the largest power of two up to the limit
 
     def delivered(self, pass_state: Int64s, batch_number: np.int64) -> bool:
-        """Set the position after the last batch of a pass; for a negative slot, raise its error.
+        """Set the position after the last batch of a pass, or raise the error of a failed batch.
 
-        The slot of a sentinel row is -1 - step, where the batch of this step could not be read.
+        A batch that could not be read has the number -1 - step: see `read_chunk`.
         """
         if batch_number < 0:
             # Removed, since an error keeps the loop's variables, and with them the pass, alive.
@@ -101,7 +101,7 @@ class BatchSource(GraphSource):
 
     @contextmanager
     def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
-        """Open the batchers of a pass for the `with` block; yield the number of its groups."""
+        """Open the batchers of a pass for the `with` block, and yield its number of chunks."""
         for ended_pass in self._errors.keys() - self._passes.keys():
             del self._errors[ended_pass]
         batchers = [
@@ -129,7 +129,7 @@ class BatchSource(GraphSource):
                 batcher.close()
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (slot, batch) of a pass."""
+        """Return the dataset of (batch number, batch) of a pass, one call of Python for each."""
         first = PassState.of(pass_state).start * self.ranks
         batch_numbers = tf.data.Dataset.range(first, self.num_batches)
         types = [spec.dtype for spec in self.layout.flat]
@@ -141,7 +141,7 @@ class BatchSource(GraphSource):
         return batch_numbers.map(fetch, **self.map_options)
 
     def read(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
-        """Return the arrays of the batch of a slot, in the order of the layout."""
+        """Return the arrays of the batch with this number, in the order of `Layout.flatten`."""
         state, (step, rank) = PassState.of(pass_state), divmod(int(batch_number), self.ranks)
         schedule, batcher = self.schedules[rank], self._passes[state.number].batchers[rank]
         sampler = schedule.commit(state.epoch, step)
@@ -150,20 +150,21 @@ class BatchSource(GraphSource):
         return self.layout.flatten(batcher(request))
 
     def chunks(self, start: int) -> list[tuple[int, int]]:
-        """Return (first step, stop step) of each group of a pass that starts at a step.
+        """Return (first step, stop step) of each chunk of a pass that starts at step `start`.
 
-        The groups have 1, 2, 4, … and then `batches_per_call` batches. The list is empty if batches
-        are not grouped.
+        The chunks have 1, 2, 4, … and then `batches_per_call` batches. The list is empty if each
+        call reads a single batch.
         """
         if self.batches_per_call == 1:
             return []
         return [*growing_ranges(start, self.steps, self.batches_per_call)]
 
     def read_chunk(self, pass_state: Int64s, chunk: np.int64) -> list[Array]:
-        """Return the batches of a group: for each, `pass_state`, slot, size and arrays as a row.
+        """Return the batches of a chunk as arrays [batches, …], of which each batch is a row.
 
-        Each array is [batches, …]. If batch n cannot be read, the n batches before it are returned,
-        and a sentinel row whose slot is -1 - step: for it, `delivered` raises the error.
+        The arrays are: `pass_state`, the number and the size of each batch, and those of the
+        layout. If batch n cannot be read, the n batches before it are returned, and a sentinel row
+        with the number -1 - step. When the graph delivers this row, `delivered` raises the error.
         """
         state = PassState.of(pass_state)
         first, stop = self._passes[state.number].chunks[int(chunk)]
@@ -183,9 +184,10 @@ class BatchSource(GraphSource):
         return [np.tile(pass_state, (len(batch_numbers), 1)), batch_numbers, sizes, *arrays]
 
     def _read_rows(self, state: PassState, first: int, batches: list[Int64s]) -> list[Array]:
-        """Return the arrays of batches of ids, [batches, samples, …], read by a single request.
+        """Read several batches of ids by a single request; return arrays [batches, samples, …].
 
-        If batches differ in size, the shorter ones are padded.
+        `first` is the step of the first batch. If batches differ in size, the shorter ones are
+        padded.
         """
         sampler, ids = self.feed.sampler, np.concatenate(batches)
         records, views = sampler.records(ids), sampler.views(ids)
@@ -199,7 +201,10 @@ class BatchSource(GraphSource):
         return [_pad_rows(part, np.arange(width) < sizes[:, None]) for part in flat]
 
     def _count_readable(self, state: PassState, first: int, batches: list[Int64s]) -> int:
-        """Return the number of batches before the first that cannot be read; store its error."""
+        """Return the number of batches before the first that cannot be read; store its error.
+
+        `first` is the step of the first batch.
+        """
         for number, ids in enumerate(batches):
             try:
                 self._read_rows(state, first + number, [ids])
@@ -210,9 +215,9 @@ class BatchSource(GraphSource):
 
 
 def _pad_rows(part: Array, mask: npt.NDArray[np.bool_]) -> Array:
-    """Return an array with the entries of `part` where the mask, bool[batches, samples], is True.
+    """Return an array [batches, samples, …] that has the entries of `part` where the mask is True.
 
-    Elsewhere it has zeros, or empty strings.
+    Elsewhere it has zeros, or empty strings. The mask is bool[batches, samples].
     """
     empty = b"" if part.dtype == object else 0
     out = np.full((*mask.shape, *part.shape[1:]), empty, part.dtype)
@@ -234,7 +239,7 @@ def _bytes_per_record(feed: Feed) -> float:
 
 
 def _worth_threads(feed: Feed) -> bool:
-    """Return whether threads make batches faster: with functions, loose files or long records."""
+    """Return whether threads speed up the batches of a feed: decoding, files, long records."""
     if feed.has_functions:
         return True
     index = feed.index

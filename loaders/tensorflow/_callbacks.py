@@ -19,9 +19,9 @@ import tensorflow as tf
 
 from twinfeed.loaders.support.fork import PerProcess
 
-# TensorFlow passes on only the text of an error. So an object keeps the errors of its last calls,
-# to be found by their text: several, since threads work ahead. Here are weak references to the
-# objects that raised last, which must not live on for an error that nobody looks up.
+# TensorFlow passes on only the text of an exception. So the object of a failed method keeps its
+# last exceptions as `raised`, to be found by their text. These are weak references to the objects
+# whose methods failed last.
 FAILED_OWNERS: deque[weakref.ref[Any]] = deque(maxlen=8)
 
 # At exit, the interpreter waits until TensorFlow has made no call for _IDLE seconds, and at most
@@ -38,11 +38,10 @@ _KEYS = count()
 
 
 class _RunningCalls:
-    """Count the calls of TensorFlow's threads into Python: each call is a `with` block of this.
+    """Count the running calls of TensorFlow's threads into Python; refuse calls at exit.
 
-    While the interpreter exits, a running call would wait for the interpreter, and the interpreter
-    would wait for TensorFlow, for ever. So no call starts after the program has ended, and the
-    program waits for the calls that run.
+    Each call is a `with` block of this object. Without it, the exit of the program can hang: a
+    running call waits for the interpreter lock, and the interpreter waits for TensorFlow.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class _RunningCalls:
             self._last_time = time.monotonic()
 
     def wait_at_exit(self) -> None:
-        """Refuse new calls, and wait until no call is running."""
+        """Refuse new calls, and wait until none has run for `_IDLE` seconds, or for a timeout."""
         with self._lock:
             self._exiting = True
         deadline = time.monotonic() + _EXIT_TIMEOUT
@@ -80,13 +79,13 @@ atexit.register(lambda: _CALLS().wait_at_exit())
 
 
 def release_in_thread(references: list[Any], /) -> None:
-    """Destroy an iterator of TensorFlow in a new thread: the only item of `references`.
+    """Destroy a TensorFlow iterator, the only item of the list `references`, in a new thread.
 
-    To destroy an iterator is to wait for the threads of its pass. The garbage collector may do so
-    in any thread, which may have a lock that these threads need. So a new thread clears the list,
+    Destroying an iterator blocks until its pipeline's threads have ended. The garbage collector may
+    run in a thread that holds a lock which these threads need, so a new thread clears the list:
     once nothing else refers to the iterator, or after `_EXIT_TIMEOUT` seconds.
 
-    The caller waits for a short time, so that a pass has usually ended when this returns.
+    The caller waits for up to a second, so that the pipeline has usually ended when this returns.
     """
     released, is_last = threading.Event(), not _has_other_references(references)
 
@@ -110,8 +109,9 @@ def _has_other_references(references: list[Any]) -> bool:
 
 
 def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
-    """Return a tensor that calls a method, by `tf.numpy_function`, when the graph runs.
+    """Return tensors of what a method returns, called by `tf.numpy_function` when the graph runs.
 
+    `inputs` are tensors, which the method gets as arrays; `types` are the dtypes of its results.
     The graph does not keep the method's object alive.
     """
     key, name = _register(method)
@@ -126,17 +126,17 @@ def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: 
 def generator_dataset(
     method: Callable[..., Iterator[Any]], spec: Any, inputs: Sequence[Any] = ()
 ) -> tf.data.Dataset:
-    """Make a dataset of the items of a generator method.
+    """Make a dataset of the items that a generator method yields, called with `inputs`.
 
-    The generator is closed when the iterator ends or is destroyed. The object is kept alive while
-    the generator runs.
+    The generator is closed when the dataset's iterator ends or is destroyed. The graph keeps the
+    method's object alive only while the generator runs.
     """
     generate = partial(_generate, *_register(method))
     return tf.data.Dataset.from_generator(generate, args=tuple(inputs), output_signature=spec)
 
 
 def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
-    """Yield the items of a generator method of a registered object."""
+    """Yield the items of the generator method `name` of the object registered as `key`."""
     with _owner(key) as owner, closing(getattr(owner, name)(*inputs)) as items:
         while True:
             with _CALLS():
@@ -147,9 +147,10 @@ def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
 
 
 def _register(method: Callable[..., Any]) -> tuple[int, str]:
-    """Register the object of a method, and return its key and the name of the method.
+    """Store a weak reference to the object of a bound method.
 
-    The registry has weak references. `_owner` returns the object of a key.
+    Returns:
+        The key by which `_owner` finds the object, and the name of the method.
     """
     owner: Any = method.__self__  # type: ignore[attr-defined]
     key = next(_KEYS)
@@ -159,7 +160,13 @@ def _register(method: Callable[..., Any]) -> tuple[int, str]:
 
 @contextmanager
 def _owner(key: int) -> Iterator[Any]:
-    """Yield the registered object of a key; keep errors of the block for `original_errors`."""
+    """Yield the object registered as `key`, and store an exception of the `with` block in it.
+
+    `original_errors` finds the exception there.
+
+    Raises:
+        RuntimeError: the object was destroyed.
+    """
     owner = _OWNERS.get(key)
     if owner is None:
         raise RuntimeError(

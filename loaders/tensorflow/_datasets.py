@@ -26,9 +26,17 @@ class _Adapter(Adapter):
     """Adapt a loader to Keras on TensorFlow, which trains on its dataset."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return the loader's dataset, mapped by the function `arrange`; or `arrange`, a dataset.
+        """Return the dataset that `fit` trains on.
 
-        If the model has a strategy of several replicas, each gets the batches of its rank.
+        Args:
+            backend: Keras's backend.
+            arrange: a function of a batch, which the loader's dataset is mapped by; or a dataset
+                made of the loader's, which is returned as it is.
+            model: under a `tf.distribute` strategy with several replicas, each replica gets the
+                batches of its rank.
+
+        Raises:
+            ValueError: `arrange` is a dataset of another length than an epoch.
         """
         loader = self.loader
         if callable(arrange):
@@ -96,7 +104,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Make the dataset of the batches of all passes."""
 
     def track(self, dataset: Iterable[Any], /, *, order: Order | None = None) -> Iterator[Any]:
-        """Iterate over what was made of `dataset`, and count what the loop receives.
+        """Iterate over a dataset that was made of `self.dataset`, and count what the loop receives.
 
         The rules are the same as for iterating over the loader itself.
 
@@ -125,11 +133,11 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         yield from self._deliver(running, self._received, divided=divided)
 
     def serialize(self) -> str:
-        """Give the state to `tf.train.Checkpoint`."""
+        """Return the state as text, for `tf.train.Checkpoint`."""
         return json.dumps(self.state_dict())
 
     def deserialize(self, state: str | bytes, /) -> None:
-        """Take the state from `tf.train.Checkpoint`."""
+        """Load a state that `tf.train.Checkpoint` has restored."""
         self.load_state_dict(json.loads(state))
 
     def _start_pass(self, epoch: int, start: int) -> _Pass:
@@ -138,11 +146,11 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
     @cached_property
     def _on_device(self) -> tf.data.Dataset:
-        """The dataset that the loader itself iterates over."""
+        """The dataset that a loop over the loader reads: its batches are on the device."""
         return self._to_device(self.dataset)
 
     def _to_device(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
-        """Copy the batches of a dataset to the device, ahead of the step."""
+        """Prefetch the batches of a dataset to the loader's device, unless this is the CPU."""
         device = chosen_device(self.device)
         if device == "/CPU:0":
             return dataset
@@ -151,12 +159,12 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
 @cache
 def _process() -> int:
-    """Return the process that used TensorFlow first, as far as this module knows."""
+    """Return the id of the process in which this function was called first."""
     return os.getpid()
 
 
 def check_process() -> None:
-    """Raise if TensorFlow would wait for threads that a forked child does not have."""
+    """Raise RuntimeError in a forked child, where TensorFlow waits for the parent's threads."""
     if _process() != os.getpid():
         raise RuntimeError(
             "TensorFlow does not work in a forked child of a process that has used it: start the "
@@ -165,7 +173,7 @@ def check_process() -> None:
 
 
 class _Pass(Iterator[Any]):
-    """A pass over a dataset, which raises original errors."""
+    """An iterator over a dataset that raises the original errors, and can be closed."""
 
     def __init__(self, loader: DatasetLoader[Any], dataset: Iterable[Any]) -> None:
         self._loader = loader
@@ -179,6 +187,6 @@ class _Pass(Iterator[Any]):
             return next(self._batches)
 
     def close(self) -> None:
-        """Drop the iterator with the batches that it has prefetched, and stop tracking."""
+        """Drop the iterator with its prefetched batches, and stop tracking the position."""
         self._loader.external_passes.stop_tracking()
         self._dataset, self._batches = (), iter(())

@@ -1,4 +1,4 @@
-"""Passes of a dataset: what the graph knows of a pass, and the base class of their batches."""
+"""`GraphSource`: the batches that a graph reads from Python; `PassState` is known to both."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _PASS_NUMBERS = count()
 
 
 class PassState(NamedTuple):
-    """What the graph knows of a pass: an int64[5] tensor there, and this tuple here.
+    """What the graph knows of a pass (one iteration of a dataset), as int64[5].
 
-    `start` is the first step, `generation` that of `PassStart`, and `num_chunks` the number of
-    calls that read several batches each.
+    `start` is the first step of `epoch` that is read, `generation` is that of `PassStart`, and
+    `num_chunks` the number of calls of Python that read several batches each.
     """
 
     number: int
@@ -35,14 +35,16 @@ class PassState(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any) -> PassState:
-        """Return the named values of a tensor, or of the array that a Python function gets."""
-        return cls(*(tensor.tolist() if isinstance(tensor, np.ndarray) else tf.unstack(tensor, 5)))
+        """Return the five values of an int64[5] tensor, or array, by name."""
+        values = tensor.tolist() if isinstance(tensor, np.ndarray) else tf.unstack(tensor, 5)
+        return cls(*values)
 
 
 class GraphSource(ABC):
-    """The batches of a stream for the graph, pass by pass, of one rank or several ranks in turn.
+    """The batches of a stream that a graph reads from Python, of one rank or of several in turn.
 
-    A *slot* is the number of a batch in its epoch: `step * ranks + rank`. Each pass has a number.
+    The number of a batch in its epoch is `step * ranks + rank`. A pass is one iteration of the
+    dataset, from the loader's position to the end of the epoch.
     """
 
     def __init__(
@@ -61,12 +63,12 @@ class GraphSource(ABC):
 
     @abstractmethod
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Make the dataset of (slot, batch) of a pass; `pass_state`: see `passes`."""
+        """Return the dataset of (batch number, batch) of a pass; `pass_state` is a `PassState`."""
 
     def passes(self) -> Iterator[Int64s]:
-        """Start a pass, and yield its `PassState` as int64[5].
+        """Start a pass, and yield its `PassState` as int64[5], the only item.
 
-        TensorFlow closes the generator when the iterator of the pass has ended or is destroyed.
+        TensorFlow closes this generator when the iterator of the pass has ended or is destroyed.
         This ends the pass.
         """
         if not self._by_rank and self.external_passes.reshardable:
@@ -79,11 +81,17 @@ class GraphSource(ABC):
 
     @contextmanager
     def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
-        """Open what a pass needs, and yield the number of its groups of batches."""
+        """Open what a pass reads from, for the `with` block, and yield its number of chunks.
+
+        A subclass may read chunks of several batches; here there are none.
+        """
         yield 0
 
     def delivered(self, pass_state: Int64s, batch_number: np.int64) -> bool:
-        """Move the position to the next epoch: the last batch of a pass has left the pipeline."""
+        """Set the loader's position to the next epoch.
+
+        The graph calls this when the last batch of a pass has left the pipeline.
+        """
         _, epoch, start, generation, _ = PassState.of(pass_state)
         self.external_passes.finished(PassStart(epoch, start, generation))
         return True

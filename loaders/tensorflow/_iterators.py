@@ -16,10 +16,10 @@ atexit.register(setattr, _OwnedIterator, "__del__", lambda _: None)
 
 
 def guarded(dataset: Any, /) -> Any:
-    """Return a dataset whose iterators are destroyed in another thread: see `release_in_thread`.
+    """Return the same dataset, marked so that its iterators are destroyed in another thread.
 
-    This holds for datasets made of it too, which it does not know. So the class of all iterators
-    gets a new destructor, which treats those specially that read a guarded dataset.
+    See `release_in_thread` for the reason. The mark counts for all datasets that are made of this
+    one too. So TensorFlow's iterator class gets a destructor that looks for the mark upstream.
     """
     if isinstance(dataset, tf.data.Dataset):
         dataset._is_guarded = True
@@ -28,7 +28,7 @@ def guarded(dataset: Any, /) -> Any:
 
 
 def _destroy(iterator: Any) -> None:
-    """Release an iterator in another thread, if it reads a guarded dataset (see `guarded`)."""
+    """Destructor of TensorFlow's iterators: one that reads a `guarded` dataset ends in a thread."""
     attributes = vars(iterator)
     is_eager = isinstance(attributes.get("_iterator_resource"), tf.__internal__.EagerTensor)
     if is_eager and _reads_guarded(attributes.get("_dataset")):
@@ -36,7 +36,7 @@ def _destroy(iterator: Any) -> None:
 
 
 def _reads_guarded(dataset: Any) -> bool:
-    """Return whether a dataset is guarded, or is made of one that is."""
+    """Return whether a dataset, or a dataset that it is made of, is marked by `guarded`."""
     stack, seen = [dataset], {id(None)}
     while stack:
         upstream = stack.pop()

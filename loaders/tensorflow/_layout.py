@@ -46,11 +46,11 @@ class Layout:
         return [spec for specs in self.specs.values() for spec in specs]
 
     def flatten(self, batch: Batch) -> list[Array]:
-        """Return all arrays of a batch as a list; see `restore`."""
+        """Return the arrays of all values of a batch as a flat list; `restore` is the inverse."""
         return [part for name in self.specs for part in _parts(batch[name])]
 
     def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """Return the batch of tensors for a list in the order of `flatten`."""
+        """Return a batch by field name, made of tensors in the order of `flatten`."""
         parts = iter(flat)
         return {
             name: _join([next(parts) for _ in specs], specs) for name, specs in self.specs.items()
@@ -58,12 +58,16 @@ class Layout:
 
 
 def _tensor_spec(part: Array, batch: int | None, shape: Sequence[int | None]) -> tf.TensorSpec:
+    """Return the spec of a tensor of `part`: of `batch` samples (or any number) of a shape."""
     dtype = tf.string if part.dtype == object else tf.as_dtype(part.dtype)
     return tf.TensorSpec([batch, *shape], dtype)
 
 
 def _sample_shape(compiled: CompiledFeed, name: str, part: Array) -> Sequence[int | None]:
-    """Return the static shape of a sample in `part`, an array of the value `name` of a batch."""
+    """Return the static shape of a sample in `part`, an array of field `name` of a batch.
+
+    Sizes that differ between batches, as of padded fields, are None.
+    """
     spec, collate = compiled.shapes
     if mode_of(collate, name) == "pad":
         return [None] * (part.ndim - 1)
@@ -73,7 +77,10 @@ def _sample_shape(compiled: CompiledFeed, name: str, part: Array) -> Sequence[in
 
 
 def _parts(value: Any) -> list[Array]:
-    """Return a value of a batch as arrays: values and lengths of a `Ragged`, else one array."""
+    """Return a value of a batch as a list of arrays: [values, lengths] of a `Ragged`, else one.
+
+    A list of strings becomes an array of objects.
+    """
     if isinstance(value, Ragged):
         return [value.values, value.lengths]
     if not isinstance(value, list):
@@ -84,7 +91,10 @@ def _parts(value: Any) -> list[Array]:
 
 
 def _join(parts: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Return a tensor with its static shape; of two parts, values and lengths, a ragged tensor."""
+    """Return the tensor of a field from its `parts`, after setting their static shapes.
+
+    Two parts are the values and the row lengths of a ragged tensor.
+    """
     for part, spec in zip(parts, specs, strict=True):
         part.set_shape(spec.shape)
     return tf.RaggedTensor.from_row_lengths(*parts) if len(parts) == 2 else parts[0]

@@ -19,7 +19,10 @@ _ADVICE = (
 
 
 def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
-    """Raise ValueError if the position after the elements of a dataset is not known."""
+    """Raise ValueError unless element n of a dataset is batch n of the loader with these passes.
+
+    Only such operators are allowed after the loader's dataset that keep the batches in order.
+    """
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     sources = [source for source in map(_source, datasets) if source is not None]
     if {source.external_passes for source in sources} != {loader}:
@@ -36,13 +39,13 @@ def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
 
 
 def feed_of(dataset: Any) -> Any:
-    """Return the feed whose batches a dataset is made of, or None if it is not known."""
+    """Return the feed whose batches a dataset is made of, or None for other datasets."""
     sources = map(_source, _upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else ()
     return next((getattr(source, "feed", None) for source in sources if source is not None), None)
 
 
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yield a dataset and the datasets that it is made of, back to those of loaders."""
+    """Yield a dataset and all datasets that it is made of, back to the datasets of loaders."""
     yield dataset
     if _source(dataset) is None:
         for upstream in dataset._inputs():
@@ -50,10 +53,10 @@ def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
 
 
 def _source(dataset: tf.data.Dataset) -> Any:
-    """Return the `GraphSource` of a loader's own dataset, else None."""
+    """Return the `GraphSource` that a loader's own dataset reads; None for other datasets."""
     return getattr(dataset, "twinfeed_source", None)
 
 
 def _operator(dataset: tf.data.Dataset) -> str:
-    """Return the name of a dataset's operator, such as "Map"."""
+    """Return the name of a dataset's operator: "Map" for a `_ParallelMapDataset`."""
     return type(dataset).__name__.strip("_").removesuffix("Dataset").removeprefix("Parallel")

@@ -13,26 +13,26 @@ from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._processes import policy_for
 
 Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
-"""A function of (pass_state, slot, batch) that returns the batch."""
+"""A function of (pass_state, batch number, batch) that returns the batch."""
 
 
 # No function branches on a tensor.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
-    """Return a dataset of the batches of `source`. Each iteration (pass) runs to an epoch's end.
+    """Return the dataset of the batches of `source`, of which each iteration ends with the epoch.
 
     The cardinality, which Keras takes for the length, is always the number of steps of a whole
-    epoch. But a pass may start in the middle of an epoch, and a step may have a batch for each of
-    several ranks. `unbatch` allows both, since it relies on the static number of rows.
-
-    A slot is the number of a batch in its epoch, over all ranks: step * ranks + rank.
+    epoch. But an iteration (a pass) may start in the middle of an epoch, and a step may have a
+    batch for each of several ranks. `unbatch` makes this possible: the cardinality of its output is
+    computed from the static number of rows of its input, whatever the real number is.
     """
     last = source.num_batches - 1
 
     def deliver(pass_state: tf.Tensor, batch_number: tf.Tensor, batch: Any) -> Any:
+        is_last = tf.equal(batch_number, last)  # in a graph of TF1, == compares objects
+        has_error = batch_number < 0
         tf.cond(
-            tf.equal(batch_number, last)
-            | (batch_number < 0),  # in a graph of TF1, == compares objects
+            is_last | has_error,
             lambda: numpy_function_of(source.delivered, [pass_state, batch_number], tf.bool),
             lambda: False,
         )
@@ -53,16 +53,16 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
 
 
 def _passes_of(source: GraphSource) -> tf.data.Dataset:
-    """Return a dataset of one element, the `PassState` of a pass, which starts when it is drawn."""
+    """Return a dataset of one element, the `PassState` of a pass, which starts when it is read."""
     return generator_dataset(source.passes, tf.TensorSpec([5], tf.int64))
 
 
 def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
-    """Return a dataset of batches, each made by a call into Python.
+    """Return the dataset of batches where each call of Python makes a single batch.
 
-    Each batch is wrapped into a scalar variant. The batches of a step, one for each rank, are the
-    rows of a tensor that is declared to have one row. Steps without rows follow up to the length of
-    an epoch, so that the cardinality is right if a pass starts in the middle.
+    The batches of a step, one for each rank, are wrapped into the rows of a variant tensor, which
+    is declared to have one row. If the pass starts in the middle of the epoch, empty tensors are
+    appended up to the number of steps of an epoch. Then all are unbatched (see `dataset_of`).
     """
     spec: Any = None
 
@@ -87,11 +87,12 @@ def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.D
 
 
 def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
-    """Return a dataset of batches, of which each call into Python makes a group.
+    """Return the dataset of batches where each call of Python makes a chunk of several batches.
 
-    A call costs as much as many short records. The batches of a group are the rows of its tensors,
-    which are declared to have the same number of rows for every group. Groups without rows follow
-    up to the length of an epoch, so that the cardinality is right if a pass starts in the middle.
+    A call costs as much time as many short records. The batches of a chunk are the rows of its
+    tensors, which are declared to have the same number of rows for every chunk. If the pass starts
+    in the middle of the epoch, empty chunks are appended. Then all are unbatched (see
+    `dataset_of`).
     """
     layout, num_chunks = source.layout, len(source.chunks(0))
     rows_per_chunk = -(-source.steps // num_chunks)
@@ -125,7 +126,7 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
 
 
 def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the rows of batches, as `Dataset.unbatch`, but without its additional map."""
+    """Return the dataset of the rows of batches, as `Dataset.unbatch` does, but without its map."""
     spec = tf.nest.map_structure(
         lambda batch: tf.TensorSpec(batch.shape[1:], batch.dtype), batches.element_spec
     )
@@ -139,7 +140,7 @@ def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _with_row_count(count: int, rows: tf.Tensor) -> tf.Tensor:
-    """Return `rows` with a static number of rows of `count`, whatever the real number is."""
+    """Declare that the tensor `rows` has `count` rows, whatever its number is at run time."""
     row_shape = rows.shape[1:]
     rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *row_shape])
     rows.set_shape([count, *row_shape])
@@ -147,13 +148,13 @@ def _with_row_count(count: int, rows: tf.Tensor) -> tf.Tensor:
 
 
 def wrap(value: Any) -> tf.Tensor:
-    """Wrap tensors of any structure and shape into a scalar."""
+    """Wrap tensors of any structure and shape into a scalar variant tensor."""
     parts = tf.nest.flatten(value, expand_composites=True)
     return tf.raw_ops.OptionalFromValue(components=parts)
 
 
 def unwrap(scalar: tf.Tensor, spec: Any) -> Any:
-    """Return the value that was wrapped; `spec` is its element spec."""
+    """Return the tensors of a scalar made by `wrap`; `spec` is the spec of each, as a structure."""
     flat = tf.nest.flatten(spec, expand_composites=True)
     parts = tf.raw_ops.OptionalGetValue(
         optional=scalar,

@@ -13,24 +13,29 @@ _WHOLE = "use strategy.distribute_datasets_from_function(loader.dataset_for) wit
 
 
 def num_workers() -> int:
-    """Return the number of workers and chiefs in `TF_CONFIG`; 1 without a cluster."""
+    """Return the number of training processes, the workers and chiefs of `TF_CONFIG`, or 1."""
     cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec().as_dict()
     return max(1, sum(len(cluster.get(job, ())) for job in ("chief", "worker")))
 
 
 def policy_for(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
-    """Return how a strategy divides batches: by records, or not at all if they are sharded."""
+    """Return how a `tf.distribute` strategy shall divide the batches of a sampler's dataset.
+
+    Each process gets a part of the records of each batch, or, if the sampler is declared to be
+    sharded, all batches as they are.
+    """
     policy = tf.data.experimental.AutoShardPolicy
     return policy.OFF if sampler.sharded else policy.DATA
 
 
 def check_divisible(sampler: BatchStream, /) -> None:
-    """Check that a strategy may divide the batches of a sampler for the processes of its cluster.
+    """Check that a `tf.distribute` strategy may divide a sampler's batches among its processes.
 
-    Warns of an evaluation, and of a stream that the caller has declared to be sharded.
+    Warns if the processes' sums would not be exact: in an evaluation, and if the caller has
+    declared the sampler to be sharded.
 
     Raises:
-        ValueError: the strategy would cut one rank's part again, or the classes of a P×K batch.
+        ValueError: the batches are of one rank already, or their classes (P×K) would be divided.
     """
     number = num_workers()
     if number == 1:

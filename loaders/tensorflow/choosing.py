@@ -133,7 +133,7 @@ class _Chosen(DatasetLoader[Any]):
 
 
 class NumberSource(GraphSource):
-    """For the graph, the numbers of the datasets that a sampler chooses, batch by batch."""
+    """Let a graph read the numbers of the datasets that a sampler chooses from, batch by batch."""
 
     def __init__(self, loader: Loader[Any], choices: Choices) -> None:
         super().__init__(loader, choices.sampler)
@@ -141,18 +141,18 @@ class NumberSource(GraphSource):
         self._steps_per_call = steps_per_draw(self.sampler.batch_size)
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (step, dataset numbers of its batch) of a pass."""
+        """Return the dataset of (step, dataset number of each sample of its batch) of a pass."""
         numbers = self._batch(self._numbers_dataset(pass_state), self._sizes_of(pass_state))
         return tf.data.Dataset.zip((self._steps_of(pass_state), numbers))
 
     def sizes(self, pass_state: Int64s) -> Int64s:
-        """Return the size of each batch of a pass, int64[steps]."""
+        """Return the number of samples of each batch of a pass, int64[steps]."""
         state = PassState.of(pass_state)
         starts, stops = self.sampler.rank_slices(state.epoch, state.start, self.steps)
         return stops - starts
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
-        """Return the dataset number of each sample of `_steps_per_call` steps, int64[samples]."""
+        """Return the dataset number of each sample of the next `_steps_per_call` steps."""
         epoch, start = PassState.of(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
         batches = self.choices.numbers(epoch, start, stop)
@@ -161,27 +161,27 @@ class NumberSource(GraphSource):
         return np.concatenate(batches)
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
-        """Raise ValueError if the elements of a batch cannot be stacked; a subclass checks this."""
+        """Do nothing. A subclass raises ValueError if elements of a batch cannot be stacked."""
 
     def _steps_of(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
-        """Return the dataset of the steps of a pass, or of every `by`-th of them."""
+        """Return the dataset of the steps of a pass, or of every `by`-th step."""
         return tf.data.Dataset.range(PassState.of(pass_state).start, self.steps, by)
 
     def _sizes_of(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return `sizes` of a pass as a tensor."""
+        """Return the number of samples of each batch of a pass as a tensor."""
         sizes = numpy_function_of(self.sizes, [pass_state], tf.int64)
         sizes.set_shape([None])
         return sizes
 
     def _batch(self, elements: tf.data.Dataset, sizes: tf.Tensor) -> tf.data.Dataset:
-        """Return elements in batches of these sizes; if they end early, the last one is smaller."""
+        """Stack elements to batches of these sizes; the last is smaller if elements run out."""
         if self.sampler.fixed_size is not None:
             return elements.batch(self.sampler.fixed_size)
         # In batches of 1, no element is drawn before the batch that needs it: it could fail.
         return elements.batch(1).rebatch(sizes)
 
     def _numbers_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of the dataset number of each sample of a pass, int64 scalars."""
+        """Return a dataset of int64 scalars: the dataset number of each sample of a pass."""
 
         def draw(step: tf.Tensor) -> tf.Tensor:
             numbers = numpy_function_of(self.numbers, [pass_state, step], tf.int64)
@@ -192,7 +192,7 @@ class NumberSource(GraphSource):
 
 
 class ChosenSource(NumberSource):
-    """For the graph, batches of the elements that a sampler chooses from datasets."""
+    """Let a graph read batches of elements that a sampler chooses from several datasets."""
 
     def __init__(
         self,
@@ -215,11 +215,12 @@ class ChosenSource(NumberSource):
             self._variants = tf.stack(variants) if own else None
 
     def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (step, batch) of a pass.
+        """Return the dataset of (step, batch) of a pass, or of (step, (batch, labels)).
 
         If one of the datasets has no more elements, `choose_from_datasets` ends without an error.
         So the length of each batch is compared with its size. For a batch that is too short,
-        `raise_ended` raises an error that names the dataset.
+        `raise_ended` raises an error that names the dataset. Empty batches are appended, as a
+        dataset may have ended at the end of a batch.
         """
         variants = tf.unstack(self._variants_of(pass_state), len(self._datasets))
         elements = tf.data.Dataset.choose_from_datasets(
@@ -256,8 +257,9 @@ class ChosenSource(NumberSource):
         return tf.data.Dataset.zip(tuple(parts)).map(check_length)
 
     def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return the datasets of a pass as a variant tensor [datasets]; replayed, with elements
-        skipped.
+        """Return the datasets that a pass reads, as a variant tensor [datasets].
+
+        With `replay`, the elements that were drawn before the position of the pass are skipped.
         """
         if isinstance(self._datasets, SourceDatasets):
             return self._datasets.variants(pass_state)
@@ -277,7 +279,10 @@ class ChosenSource(NumberSource):
         )
 
     def check(self, numbers: Int64s, epoch: int, step: int) -> None:
-        """Raise ValueError for a batch from datasets whose static shapes are not compatible."""
+        """Raise ValueError if a batch has elements whose static shapes are not compatible.
+
+        `numbers` are the numbers of the datasets that the elements of the batch come from.
+        """
         merged: dict[int, tuple[int, tf.TensorShape]] = {}  # by component: a dataset, and the shape
         for number in dict.fromkeys(numbers.tolist()) if self._shapes_differ else ():
             for component, shape in enumerate(self._shapes[number]):
@@ -296,7 +301,10 @@ class ChosenSource(NumberSource):
         return self.choices.drawn(state.epoch, state.start)
 
     def raise_ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
-        """Raise ValueError with the dataset that has ended: a batch has only `length` elements."""
+        """Raise ValueError that names the dataset that ran out of elements.
+
+        The batch of this step has only `length` elements, so the next one was missing.
+        """
         epoch = PassState.of(pass_state).epoch
         (numbers,) = self.choices.numbers(epoch, int(step), int(step) + 1)
         raise ValueError(
@@ -307,7 +315,7 @@ class ChosenSource(NumberSource):
 
 
 def _length(batch: Any) -> tf.Tensor:
-    """Return the number of elements of a batch."""
+    """Return the number of elements of a batch of any structure, as an int64 scalar tensor."""
     first = tf.nest.flatten(batch)[0]
     if isinstance(first, tf.RaggedTensor):
         return tf.cast(first.nrows(), tf.int64)
@@ -317,7 +325,7 @@ def _length(batch: Any) -> tf.Tensor:
 
 
 def _set_batch_size(batch: Any, size: int | None) -> Any:
-    """Make the size of a batch static, if it is fixed."""
+    """Set the static first dimension of the tensors of a batch to `size`; None is any size."""
     for part in tf.nest.flatten(batch):
         if isinstance(part, tf.Tensor) and part.shape.rank is not None:
             part.set_shape([size, *part.shape[1:]])

@@ -26,10 +26,11 @@ from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import growing_ranges
 
-# Batches whose samples a dataset reads at once, and samples that all datasets read ahead.
+# The number of batches whose samples a dataset reads at once, and the number of samples that all
+# datasets together read ahead.
 _BATCHES_AT_ONCE, _READAHEAD = 4, 1 << 10
 
-# Chunks of a stream whose requests are cached, since a group that is drawn rarely needs them later.
+# Chunks of a stream whose requests are cached, since a rarely drawn class needs them later.
 _CACHED_CHUNKS = 64
 
 
@@ -92,10 +93,11 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return SourceDatasets, (self._feed,)
 
     def groups_of(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Return the schedule of the group of each sample.
+        """Return a schedule that has, in place of each sample id, its group: class, set or lane.
 
         Raises:
-            ValueError: `sampler` draws other samples than the feed's sampler.
+            ValueError: `sampler` draws other samples than the feed's sampler, or the caller has a
+                `source` function of its own.
         """
         own = self._feed.sampler
         streams = {
@@ -127,11 +129,15 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         )
 
     def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
+        """Return the dataset of the samples of a group (a class, set or lane) in a pass."""
         samples = generator_dataset(self.samples, tuple(self._layout.flat), (pass_state, group))
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
-        """Yield the samples of a group in a pass, as arrays of the samples of several batches."""
+        """Yield the samples of a group (a class, set or lane) from the start of a pass on.
+
+        Each item has the group's samples in up to `_BATCHES_AT_ONCE` batches, as stacked arrays.
+        """
         sampler, (_, epoch, start, *_) = self._feed.sampler, PassState.of(pass_state)
         steps = max(1, _READAHEAD // max(1, sampler.batch_size))
         for first, stop in growing_ranges(start, len(sampler), steps):
@@ -146,8 +152,9 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
                     yield arrays
 
     def _read(self, *parts: Request) -> tuple[Array, ...]:
-        """Return the arrays of the samples of several requests, read by a single request."""
-        columns: Any = map(np.concatenate, list(zip(*parts, strict=True))[2:])  # after the step
+        """Read the samples of several requests at once, and return their arrays."""
+        # The first two fields of a request are its epoch and step, and the others are arrays.
+        columns: Any = map(np.concatenate, list(zip(*parts, strict=True))[2:])
         batch = self._batcher(Request(parts[0].epoch, parts[0].step, *columns))
         return tuple(self._layout.flatten(batch))
 
@@ -155,7 +162,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 def _requests_by_group(
     ids: Schedule, groups: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
-    """Return by group the requests for its samples in the steps [first, stop).
+    """Return by group (class, set or lane) the requests for its samples in steps [first, stop).
 
     `ids` and `groups` are the schedules of the sample ids and of the group of each sample.
     """

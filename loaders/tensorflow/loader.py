@@ -126,6 +126,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         return self._dataset_of([self.feed])
 
     def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
+        """Return the dataset of the batches of feeds, one for each rank, in turn."""
         check_process()
         options: Any = {"prefetch": self.prefetch, "threads": self.threads, "by_rank": by_rank}
         return dataset_of(BatchSource(self, feeds, **options), self.prefetch)

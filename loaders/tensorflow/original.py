@@ -1,4 +1,4 @@
-"""The original errors in place of TensorFlow's."""
+"""Raise the original exceptions in place of the errors that TensorFlow wraps them in."""
 
 from __future__ import annotations
 
@@ -50,7 +50,10 @@ class OriginalErrors(AbstractContextManager[None]):
 
 
 def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
-    """Raise the exception whose text is in an error of TensorFlow, if it was stored."""
+    """Raise the original exception of an error of TensorFlow, found by its text, if it was stored.
+
+    With `external_passes`, only exceptions of the loader that has these passes are looked at.
+    """
     for reference in reversed(FAILED_OWNERS):
         owner = reference()
         passes_of_owner = getattr(owner, "external_passes", external_passes)
