@@ -11,7 +11,7 @@ from twinfeed.loaders.loop.loader import Loader, explain_key_error
 
 
 class Adapter:
-    """Serve the passes of a loader to a framework that does not say what it received.
+    """Serve the batches of a loader to a framework that does not say which it has received.
 
     A loader whose framework has datasets of its own names a subclass as `_adapter`.
     """
@@ -20,7 +20,7 @@ class Adapter:
         self.loader = loader
 
     def batches(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
-        """Yield `arrange(batch)` for each batch of a pass.
+        """Yield `arrange(batch)` for each batch from the loader's position to the epoch's end.
 
         After the last batch, the position of the loader becomes the next epoch.
         """
@@ -32,21 +32,27 @@ class Adapter:
         running, num_batches = loader._start_pass(epoch, step), len(loader) - step
         numbers = count(1)
 
-        def received() -> bool:
+        def count_received() -> bool:
+            """Count a batch, and return whether it is the last of the epoch."""
             is_last: bool = next(numbers) == num_batches
             if is_last:
                 loader.external_passes.finished(pass_start)
             return is_last
 
-        for batch in loader._deliver(running, received, batches=num_batches):
+        for batch in loader._deliver(running, count_received, batches=num_batches):
             with explain_key_error(batch):
                 arranged = arrange(batch)
             yield arranged
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return a dataset of the framework for `fit`, or None if the backend needs none.
+        """Return the dataset that Keras's `fit` trains on; None if it takes the loader's batches.
 
-        `arrange` is a function of a batch, or the user's own dataset; `model` is to be trained.
+        A subclass makes a dataset of the framework. Here there is none.
+
+        Args:
+            backend: the name of Keras's backend.
+            arrange: a function of a batch, or a dataset that the user made of the loader's.
+            model: the model to train.
         """
         return None
 
@@ -55,14 +61,17 @@ class Adapter:
         self.loader._check_state(state)
 
     def check_position(self, batches: Any) -> None:
-        """Raise ValueError if it is not known which batches of the loader are in `batches`."""
+        """Raise ValueError unless element n of `batches`, a dataset, is batch n of the loader.
+
+        A subclass that knows the datasets of its framework checks this. Here nothing is checked.
+        """
 
     def feed_of(self, batches: Any) -> Any:
-        """Return the feed that a framework's batches were made of, or None if it is not known."""
+        """Return the feed that a dataset's batches were made of; None if this is not known."""
         return None
 
     def original_errors(self) -> AbstractContextManager[None]:
-        """Return a context in which the original errors are raised, without the framework's."""
+        """Return a context manager that raises original errors in place of the framework's."""
         return nullcontext()
 
 

@@ -1,4 +1,4 @@
-"""The start and the end of passes that a framework runs, of which batches cannot be counted."""
+"""The start and the end of passes that a framework runs, whose batches cannot be counted."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ _PEEKING = -1  # the generation of passes that move no position
 
 
 class PassStart(NamedTuple):
-    """Where a pass starts, and the generation of counted passes that it belongs to."""
+    """Where a pass starts, and the generation in which it was started.
+
+    The generation is a number that changes whenever somebody starts or stops counting the batches.
+    """
 
     epoch: int
     step: int
@@ -59,16 +62,16 @@ class ExternalPasses:
     def __init__(self, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None) -> None:
         self._cursor, self._advice = cursor, advice
         self._ledger = ledger
-        self._next: tuple[int, int] | None = (
-            None  # where the next pass starts, if there is a counter
-        )
-        self._latest: tuple[int, int] | None = None  # where the latest pass started
+        # Positions (epoch, step): where the next pass starts, if there is a counter; and where the
+        # latest pass started.
+        self._next: tuple[int, int] | None = None
+        self._latest: tuple[int, int] | None = None
         self._generation = 0  # changes when a counter starts or stops
         self.peeking = False
         self.reshardable = True
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Copy and pickle without the state of tracking, which is of this object's passes."""
+        """Copy and pickle the cursor, but not the tracking of running passes."""
         return partial(ExternalPasses, advice=self._advice), (self._cursor,)
 
     def start(self) -> PassStart:
@@ -91,25 +94,33 @@ class ExternalPasses:
             return PassStart(*self._latest, self._generation)
 
     def finished(self, pass_start: PassStart, /) -> None:
-        """Set the position after the last batch of a pass."""
+        """Set the position after the last batch of a pass.
+
+        If a counter sets the loader's position, only the start of the next pass is set here. Else
+        the loader's position becomes the next epoch; an evaluation starts again.
+        """
+        epoch, step, generation = pass_start
         evaluation = self._cursor.stream.evaluation
         with _LOCK:
-            if pass_start.generation != self._generation:
+            if generation != self._generation:
                 return  # an abandoned pass may still prefetch; its end would skip an epoch
-            steps = len(self._cursor.stream)
-            if self._ledger is not None and self._next is None:
-                first_step = pass_start.epoch * steps + pass_start.step
-                self._ledger.delivered(first_step, steps - pass_start.step)
             if self._next is not None:
-                if self._next[0] == pass_start.epoch:
-                    self._next = (pass_start.epoch if evaluation else pass_start.epoch + 1), 0
-            elif evaluation:
+                if self._next[0] == epoch:
+                    self._next = (epoch if evaluation else epoch + 1), 0
+                return
+            steps = len(self._cursor.stream)
+            if self._ledger is not None:
+                self._ledger.delivered(epoch * steps + step, steps - step)
+            if evaluation:
                 self._cursor.end()
-            elif self._cursor.epoch == pass_start.epoch:
-                self._cursor.seek(pass_start.epoch, steps)
+            elif self._cursor.epoch == epoch:
+                self._cursor.seek(epoch, steps)
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
-        """Start the next pass at this position. A counter calls `advance_to` from now on."""
+        """Let the next pass start at this position. A counter calls `advance_to` from now on.
+
+        `reshardable` says whether a `tf.distribute` strategy may divide the batches.
+        """
         with _LOCK:
             self._generation += self._next is None
             self._next = epoch, step
@@ -129,15 +140,18 @@ class ExternalPasses:
         return self._latest == (epoch, step)
 
     def advance_to(self, epoch: int, step: int, /) -> None:
-        """Set the loader's position to that of the training."""
+        """Set the loader's position: all batches before this step were trained on.
+
+        The ledger notes the steps since the position before.
+        """
         if self._ledger is not None:
             steps = len(self._cursor.stream)
-            trained = self._cursor.epoch * steps + self._cursor.step
-            self._ledger.delivered(trained, epoch * steps + step - trained)
+            previous = self._cursor.epoch * steps + self._cursor.step
+            self._ledger.delivered(previous, epoch * steps + step - previous)
         self._cursor.seek(epoch, step)
 
     def stop_tracking(self) -> None:
-        """Let the end of each pass set the position again; the counter has stopped."""
+        """Let the end of each pass set the position again: nobody counts the batches any more."""
         with _LOCK:
             self._generation += self._next is not None
             self._next = self._latest = None

@@ -26,7 +26,8 @@ from twinfeed.samplers import BatchStream, StateMismatchError, validate
 T = TypeVar("T")
 
 
-# By feed and class, the last loader that received epoch 0 and no more.
+# By feed and class, the last loader whose loop has received epoch 0 and nothing else: to warn if
+# a script makes a new loader for each epoch.
 _ONE_EPOCH: WeakKeyDictionary[Feed, dict[type, ref[Any]]] = WeakKeyDictionary()
 
 
@@ -61,9 +62,13 @@ class FeedLoader(Loader[B]):
         self.schedules = Schedules()
 
     def __iter__(self) -> Iterator[B]:
-        last = _ONE_EPOCH.get(self.feed, {}).pop(type(self), None)
-        deleted = last is not None and last() is None  # two loaders that live may be compared
-        if deleted and not (self._epochs or self._positioned):
+        """Iterate over the batches, from the position to the end of the epoch.
+
+        Warns if a new loader is made for each epoch, which would get epoch 0 again.
+        """
+        previous = _ONE_EPOCH.get(self.feed, {}).pop(type(self), None)
+        was_deleted = previous is not None and previous() is None  # live loaders may be compared
+        if was_deleted and not (self._epochs or self._positioned):
             name = type(self).__name__
             warnings.warn(
                 f"a new {name} of the same feed begins epoch 0 again, and the same batches come: "
@@ -73,10 +78,11 @@ class FeedLoader(Loader[B]):
         return super().__iter__()
 
     def _received(self) -> bool:
-        ended = super()._received()
-        if ended and self._epochs == {0} and not self._sampler.evaluation:
+        """Count a batch that the loop has received; return whether it is the last of its epoch."""
+        is_last = super()._received()
+        if is_last and self._epochs == {0} and not self._sampler.evaluation:
             _ONE_EPOCH.setdefault(self.feed, {})[type(self)] = ref(self)
-        return ended
+        return is_last
 
     def state_dict(self) -> dict[str, Any]:
         records = record_state(self.feed.index)
@@ -157,6 +163,11 @@ class FeedLoader(Loader[B]):
         self.reader.close()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
+        """Raise StateMismatchError for a state of another sampler or of other records.
+
+        Warns if the records cannot be compared, and if `batch_transform` sees other batches since
+        the number of ranks has changed.
+        """
         # The sampler comes first: if the numbers of records differ, its error names the difference.
         super()._check_state(state)
         index = self.feed.index
@@ -166,7 +177,7 @@ class FeedLoader(Loader[B]):
                 stacklevel=3,
             )
         ranks = self.feed.sampler.world_size
-        state_ranks = state.get("ranks", ranks)  # of a loader with batch_transform
+        state_ranks = state.get("ranks", ranks)  # only in states of loaders with batch_transform
         if self.feed.batch_transform is not None and state_ranks != ranks:
             warnings.warn(
                 f"the state is of {state_ranks} ranks, the loader of {ranks}: batch_transform sees "
@@ -203,16 +214,19 @@ class MakingLoader(FeedLoader[B]):
     ) -> Generator[T, None, None]:
         """Yield `convert(batch)` for each batch of an epoch, in order, from step `start` on.
 
-        The batches are made on threads: whole batches, or, if decoded images are cached, which
-        needs the batches in order, single samples of a batch.
+        Each thread makes a whole batch. But if the sampler reuses decoded images, batches are made
+        one after another, and the threads share the samples of each. `empty` allocates the arrays.
         """
-        feed, reader, meter = self.feed, self.reader, self.meter
+        feed = self.feed
         schedule = self.schedules.of(feed.sampler)
-        cached = feed.sampler.traits.max_cached is not None
-        decode_threads, batch_threads = (self.threads, 0) if cached else (0, self.threads)
-        compiled = compile_feed(feed)
+        reuses_images = feed.sampler.traits.max_cached is not None
+        decode_threads, batch_threads = (self.threads, 0) if reuses_images else (0, self.threads)
         with Batcher(
-            compiled, reader=reader, threads=decode_threads, meter=meter, empty=empty
+            compile_feed(feed),
+            reader=self.reader,
+            threads=decode_threads,
+            meter=self.meter,
+            empty=empty,
         ) as batcher:
             batcher.start_pass(schedule, epoch, start, readahead=self.readahead)
             epoch_requests = requests(schedule, epoch, start, seeds=feed.seeded)
@@ -225,5 +239,5 @@ class MakingLoader(FeedLoader[B]):
     def _prefetched(
         self, batches: Generator[T, None, None]
     ) -> Prefetcher[T] | Generator[T, None, None]:
-        """Return the batches, made ahead of the loop on a thread if the loader prefetches."""
+        """Return the batches; if the loader prefetches, they are made ahead on a thread."""
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches

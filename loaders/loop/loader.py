@@ -1,4 +1,4 @@
-"""The base class of loaders: it has the position, and runs one pass at a time."""
+"""`Loader`, the base class of loaders: it has the position, and runs one pass at a time."""
 
 from __future__ import annotations
 
@@ -42,6 +42,7 @@ _LOADERS: WeakSet[Loader[Any]] = WeakSet()  # loaders to call after a fork and a
 
 
 def _after_fork() -> None:
+    """In a forked child, drop the running passes of all loaders."""
     for loader in list(_LOADERS):
         loader._forked()
 
@@ -79,7 +80,7 @@ def explain_key_error(batch: Any) -> Iterator[None]:
 
 
 class Pass(Protocol):
-    """Give the batches of one pass. `close` stops the threads or workers that run ahead."""
+    """An iterator over the batches of a pass; `close` stops its threads or workers."""
 
     def __iter__(self) -> Iterator[Any]: ...
     def __next__(self) -> Any: ...
@@ -141,7 +142,7 @@ class Loader(Closing, Generic[B]):
         return {name: value for name, value in vars(self).items() if name not in self._not_copied}
 
     def __copy__(self) -> Self:
-        """Return a copy that shares immutable attributes, but not the position or a pass."""
+        """Return a copy with a position of its own, which shares the sampler and the feed."""
         shared = [attrgetter(name)(self) for name in self._shared]
         return deepcopy(self, {id(value): value for value in shared})
 
@@ -151,7 +152,10 @@ class Loader(Closing, Generic[B]):
         self._start_next_pass_here()
 
     def _start_next_pass_here(self) -> None:
-        """Make the next pass start at the current position, even in an evaluation."""
+        """Make the next pass start at the current step, also in an evaluation.
+
+        Without this, each pass of an evaluation starts at step 0.
+        """
         if self._cursor.step:
             self._cursor.load_state_dict(self._cursor.state_dict())
 
@@ -179,18 +183,19 @@ class Loader(Closing, Generic[B]):
         return len(self._sampler)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        """Raise TypeError. Keras takes an object with this method for an array, and asks for more.
+        """Raise TypeError that says how to train with Keras, which takes the loader for an array.
 
-        Without it, Keras's error would say that the type is not recognized, and no way on.
+        Without this method, Keras would only say that the type is not recognized.
         """
         raise TypeError(_NO_ARRAY.format(type(self).__name__))
 
     @property
     def shape(self) -> NoReturn:
-        """Raise AttributeError, in Keras's `fit`, `evaluate` and `predict` of a loader."""
+        """Raise AttributeError that says how to train with Keras, whose `fit` asks for a shape."""
         raise AttributeError(_NO_ARRAY.format(type(self).__name__))
 
     def __iter__(self) -> Iterator[B]:
+        """Iterate over the batches, from the position to the end of the epoch."""
         self._stop()
         epoch, start = self._cursor.start_pass()
         self.meter.start(start)
@@ -205,10 +210,14 @@ class Loader(Closing, Generic[B]):
         batches: int | None = None,
         divided: bool = False,
     ) -> Iterator[Any]:
-        """Yield the batches of a pass, after `received()` has counted each.
+        """Yield the batches of a pass, and end the pass after the last one.
 
-        `received` returns whether a batch is the last one of its epoch. `divided` says that
-        something else gives each process its part of the batches.
+        Args:
+            running: the pass. It is `self._running` until something else ends it.
+            received: is called before each batch is yielded, to count it. It returns whether the
+                batch is the last one of its epoch.
+            batches: the number of batches, if it is known.
+            divided: whether something else gives each process its part of the batches.
 
         Raises:
             RuntimeError: something else has ended the pass, such as another pass.
@@ -231,6 +240,8 @@ class Loader(Closing, Generic[B]):
     def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
         """Yield the batches of a pass, and measure how long the loop waits for each.
 
+        `batches` is their number, or None if the iterator decides when the pass ends.
+
         Raises:
             RuntimeError: something else has ended the pass, or it has fewer than `batches`.
         """
@@ -238,12 +249,12 @@ class Loader(Closing, Generic[B]):
             requested = perf_counter_ns()
             try:
                 batch = next(running, _END)
-                ended = batch is _END and batches is not None
+                was_ended = batch is _END and batches is not None
             except Exception:
                 if self._running is running:
                     raise
-                ended = True
-            if ended or self._running is not running:  # another thread has ended the pass
+                was_ended = True  # the error follows from the end of the pass
+            if was_ended or self._running is not running:  # another thread has ended the pass
                 running.close()
                 raise RuntimeError(OTHER_PASS)
             if batch is _END:
@@ -299,7 +310,10 @@ class Loader(Closing, Generic[B]):
             self._warn_of_jump(previous_epoch, step)
 
     def _warn_of_jump(self, previous_epoch: int, step: int) -> None:
-        """Warn, once, if `set_epoch` repeats an epoch, or skips the rest of the previous epoch."""
+        """Warn, once, if `set_epoch` has repeated an epoch, or skipped the rest of an epoch.
+
+        `previous_epoch` and `step` are the position before `set_epoch`.
+        """
         problem = ""
         if self.epoch in self._epochs and self.step == 0:
             problem = (
@@ -352,7 +366,7 @@ class Loader(Closing, Generic[B]):
             self._ledger.loaded(self.global_step)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
-        """Raise StateMismatchError for a state of another stream."""
+        """Raise StateMismatchError for a state of another sampler."""
         self._sampler.position_of(state)
 
     def close(self) -> None:
@@ -367,7 +381,7 @@ class Loader(Closing, Generic[B]):
         self.external_passes.stop_tracking()
 
     def _end(self) -> None:
-        """End the running pass."""
+        """End the running pass, if there is one; see `_stop`, which also ends the tracking."""
         if self._running is not None:
             running, self._running = self._running, None
             self._cursor.end()

@@ -22,10 +22,18 @@ def record_state(source: Source, /) -> dict[str, Any]:
 
 
 def check_records(saved: object, current: Mapping[str, Any], where: object, /) -> bool:
-    """Compare the records of a saved state with those of another; return if they share a digest.
+    """Compare the digests of the records of a saved state with the current ones.
+
+    Args:
+        saved: the `record_state` of a saved state, or anything else that a user loads.
+        current: the `record_state` of the loader's source.
+        where: the source, for the message.
+
+    Returns:
+        Whether any field or column has a digest in both, so that something was compared.
 
     Raises:
-        StateMismatchError: a digest of both differs. The message names `where` the records lie.
+        StateMismatchError: the digests of a field or column differ.
     """
     compared = False
     for kind in ("fields", "columns"):

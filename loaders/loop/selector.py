@@ -21,7 +21,7 @@ SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 
 
 class Choices:
-    """The number of the source of each sample in the batches of a sampler."""
+    """For each sample of the batches of a sampler, the number of the source that it comes from."""
 
     def __init__(
         self,
@@ -38,17 +38,23 @@ class Choices:
         self._counted = (0, 0), np.zeros(sources, np.int64)
 
     def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
-        """Return an array int64[batch] for each of the steps [start, stop): the source numbers."""
+        """Return for each of the steps [start, stop) the source number of each sample.
+
+        A list of arrays, int64[batch].
+        """
         batches = self._schedule.batches(epoch, start, stop)
         return np.split(self._numbers(batches), np.cumsum([len(ids) for ids in batches])[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
-        """Yield `numbers` of chunks of the steps [start, stop), short ones first."""
+        """Yield `numbers` for chunks of the steps [start, stop): of 1, 2, 4, … steps each."""
         for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
             yield self.numbers(epoch, first, last)
 
     def drawn(self, epoch: int, step: int) -> Int64s:
-        """Return how often each source was drawn before a position, int64[sources]."""
+        """Return how often each source was drawn before a position, int64[sources].
+
+        The count goes on from the last call's position, if that is earlier, or else from the start.
+        """
         (first_epoch, first_step), counts = self._counted
         counts = counts.copy()
         if (first_epoch, first_step) > (epoch, step):
@@ -63,7 +69,11 @@ class Choices:
         return counts.copy()
 
     def _numbers(self, batches: list[Int64s]) -> Int64s:
-        """Return the source number of each id of the batches, int64[ids], after checking them."""
+        """Return the source number of each id of batches, as int64[ids].
+
+        Raises:
+            ValueError: the user's function does not return a valid number for each id.
+        """
         ids = np.concatenate(batches)
         numbers = np.asarray(self._source(ids))
         if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":

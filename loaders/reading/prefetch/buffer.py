@@ -33,7 +33,7 @@ _MAX_CANDIDATES = 8
 
 
 class BufferedRange:
-    """A range of a file: the requests for its parts, and then its bytes."""
+    """A range of a remote file that is buffered: the requests for its parts, and then its bytes."""
 
     def __init__(self, number: int, file: int, start: int, stop: int, step: int) -> None:
         self.number = number
@@ -45,7 +45,10 @@ class BufferedRange:
         self.failed = False  # whether a part could not be read
 
     def request(self, read: Read, *, urgent: bool) -> None:
-        """Request the range in parts of `part_bytes`, which are copied to one buffer."""
+        """Submit requests for the range, in parts of `part_bytes`, to the request pool.
+
+        Several parts are copied to one buffer. `urgent` requests come before all that prefetch.
+        """
         size = retries.NETWORK.part_bytes
         has_several_parts = self.stop - self.start > size
         buffer = np.empty(self.stop - self.start, np.uint8) if has_several_parts else None
@@ -58,7 +61,12 @@ class BufferedRange:
     def _read_part(
         self, read: Read, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
     ) -> memoryview:
-        """Read a part; return the buffer of the whole range if there is one, else the part."""
+        """Read the bytes [start, stop) of the file.
+
+        Returns:
+            The bytes; or, if the range has several parts, the buffer of the whole range, to which
+            they were copied.
+        """
         try:
             data = read(self.file, start, stop, self.step)
         except BaseException:
@@ -71,7 +79,7 @@ class BufferedRange:
         return buffer.data
 
     def cancel(self) -> None:
-        """Cancel the requests that have not started."""
+        """Cancel those requests for the range that have not started."""
         for part in self.parts:
             part.cancel()
 
@@ -126,10 +134,11 @@ class RangeBuffer:
         self._by_last_step: defaultdict[int, list[BufferedRange]] = defaultdict(list)
 
     def start_plan(self, step: int, previous_end: int | None, /) -> None:
-        """Start a plan at this step, where the previous plan has prefetched up to `previous_end`.
+        """Prepare the buffer for a new `ReadPlan` that starts at this step.
 
-        The ranges of the previous plan are kept until that step. They are dropped if `previous_end`
-        is None, or if they take more than `buffer_bytes`.
+        The ranges that the previous plan has prefetched, up to its step `previous_end`, are kept
+        until that step. They are dropped if `previous_end` is None, or if they take more memory
+        than `buffer_bytes`.
         """
         with self._lock:
             if previous_end is None or self._bytes > retries.NETWORK.buffer_bytes:
@@ -137,7 +146,10 @@ class RangeBuffer:
             self._close((span, previous_end or step) for span in list(self._by_open_span))
 
     def apply(self, event: Fetch | Release, /) -> None:
-        """Request the ranges of a `Fetch`, or store the last step of each span of a `Release`."""
+        """Do what an event of the plan says.
+
+        `Fetch`: request its ranges. `Release`: store the last step that uses each of its spans.
+        """
         with self._lock:
             if isinstance(event, Release):
                 self._close(event.last_steps)
@@ -146,7 +158,11 @@ class RangeBuffer:
                     self._submit(*extent)
 
     def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
-        """Request a range unless it is buffered, and store which span or step uses it last."""
+        """Request the bytes [start, stop) of a file, unless they are buffered.
+
+        They are kept until the span (a block of records) is closed; or, without a span, until
+        after `step`.
+        """
         entry = self._ranges.get((file, start, stop))
         if entry is None:
             self._count += 1
@@ -163,14 +179,17 @@ class RangeBuffer:
             self._by_open_span[span].append(entry)
 
     def _close(self, last_steps: Iterable[tuple[int, int]]) -> None:
-        """Store the last step of spans, given as (span, last step); see `release_before`."""
+        """Store the last step that uses each span; `last_steps` are pairs (span, last step).
+
+        `release_before` drops the ranges of a span after its last step.
+        """
         for span, last in last_steps:
             for entry in self._by_open_span.pop(span, ()):
                 entry.last = last
                 self._by_last_step[last].append(entry)
 
     def release_before(self, step: int, /) -> None:
-        """Drop the ranges that are not used at this step or later."""
+        """Drop the ranges whose last use is before this step."""
         with self._lock:
             for last in [last for last in self._by_last_step if last < step]:
                 for entry in self._by_last_step.pop(last):
@@ -178,16 +197,17 @@ class RangeBuffer:
                         self._drop(entry)
 
     def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
-        """Return the range that each row lies in. A range that is not buffered is requested now.
+        """Return for each row of the index the range that its bytes lie in.
 
-        A range whose prefetch has failed is requested again.
+        A range that is not buffered, or whose prefetch has failed, is requested now. Requests that
+        have not started are moved to the front of the queue.
         """
         with self._lock:
             found = [
                 self._find(file, offset, offset + length) if length else _EMPTY
                 for offset, length, file, _ in rows.tolist()
             ]
-            buffered = [entry for entry in dict.fromkeys(found) if entry]
+            buffered = [entry for entry in dict.fromkeys(found) if entry]  # without duplicates
             for entry in buffered:
                 if entry.failed:
                     entry.request(self._read, urgent=True)
@@ -198,9 +218,10 @@ class RangeBuffer:
         return [entry or next(requested) for entry in found]
 
     def _request_now(self, rows: Rows) -> list[BufferedRange]:
-        """Request the rows of a batch that were not prefetched; return the range of each row.
+        """Request rows that were not prefetched, and return the range that each row lies in.
 
-        Rows near each other share a range. The ranges are not kept in the buffer.
+        Rows near each other share a range. The ranges are not kept in the buffer: only the batch
+        that is read now uses them.
         """
         if not len(rows):
             return []
@@ -218,9 +239,9 @@ class RangeBuffer:
         return range_of_rows
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
-        """Return a buffered range that contains [start, stop) of a file, or None.
+        """Return the buffered range that contains the bytes [start, stop) of a file, or None.
 
-        If several ranges contain it, this is the one requested first.
+        If several ranges contain them, return the one that was requested first.
         """
         end = bisect_right(self._sorted_keys, (file, start, NO_STEP))
         candidates = self._sorted_keys[max(0, end - _MAX_CANDIDATES) : end]
@@ -228,7 +249,7 @@ class RangeBuffer:
         return min(found, key=_NUMBER, default=None)
 
     def drop(self, ranges: Iterable[BufferedRange], /) -> None:
-        """Drop ranges, so that they are requested again."""
+        """Drop ranges (whose bytes turned out to be wrong), so that they are requested again."""
         with self._lock:
             for entry in ranges:
                 self._drop(entry)

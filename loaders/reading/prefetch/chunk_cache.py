@@ -63,7 +63,10 @@ class ChunkCache:
         self._uses_key: tuple[Schedule, tuple[str, ...], bool] | None = None  # what `_uses` is of
 
     def advance(self, plan: ReadPlan, step: int, /) -> None:
-        """Tell the eviction which step of a plan is read now, for the next use of each chunk."""
+        """Set the step of the plan that is read now.
+
+        From it follows the next use of each chunk, by which chunks are evicted.
+        """
         uses_key = plan.schedule, tuple(plan.fields), plan.limit > 0
         if self._uses is None or self._uses_key != uses_key:
             self._uses_key = schedule, fields, prefetched = uses_key
@@ -72,7 +75,7 @@ class ChunkCache:
         self._eviction.advance(self._uses, step, self._cached)
 
     def _cached(self) -> Iterator[int]:
-        """Yield the number of each chunk of this index that is in the cache."""
+        """Yield the numbers of the chunks that are in the cache, for shards of this index."""
         first_chunk = dict(zip(self._digests, self.starts.tolist(), strict=False))  # of each shard
         for name, _ in self._disk.entries():
             digest, number = name.split("-")
@@ -80,9 +83,10 @@ class ChunkCache:
                 yield first_chunk[digest] + int(number)
 
     def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return for each nonempty field of `records` its first chunk, last chunk and position.
+        """Return which chunks contain the nonempty fields of records.
 
-        Three arrays int64[nonempty fields]. The position is that of its record in `records`.
+        Three arrays, int64[nonempty fields]: the first chunk of each field, its last chunk, and the
+        position of its record in `records`.
         """
         rows = self._index.rows(fields, records)
         nonempty = rows["length"] > 0
@@ -92,10 +96,11 @@ class ChunkCache:
         return starts + rows["offset"] // self.size, starts + last_byte // self.size, positions
 
     def read(self, shard: int, start: int, stop: int, step: int, /) -> memoryview:
-        """Return the bytes [start, stop) of a shard, which the batch of this step needs.
+        """Return the bytes [start, stop) of a shard, from the cache or the store.
 
-        A chunk that another thread is reading already is waited for. A range beyond the end of the
-        shard, as in an index that was tampered with, is cut off.
+        `step` is that of the batch that needs them. If another thread is reading a chunk already,
+        this waits for it. A range beyond the end of the shard, as in an index that was tampered
+        with, is clipped.
         """
         start, stop = self._clipped(shard, start, stop)
         if start >= stop:
@@ -122,7 +127,7 @@ class ChunkCache:
         return memoryview(data)[start - first * self.size : stop - first * self.size]
 
     def forget(self, shard: int, start: int, stop: int, /) -> None:
-        """Delete the chunks of a range from the cache."""
+        """Delete the chunks that contain the bytes [start, stop) of a shard from the cache."""
         start, stop = self._clipped(shard, start, stop)
         base = int(self.starts[shard])
         for number in range(base + start // self.size, base - (-stop // self.size)):
@@ -136,9 +141,10 @@ class ChunkCache:
     def _read_claimed(
         self, shard: int, chunks: list[int], found: dict[int, bytes], step: int
     ) -> None:
-        """Put the bytes of chunks into `found`: from the cache, or else fetched and then cached.
+        """Add the bytes of chunks of a shard to `found`, a dict by chunk number.
 
-        Adjacent chunks are fetched by one request.
+        Chunks that are not in the cache are fetched from the store, adjacent ones by one request,
+        and cached. Only one thread at a time has claimed a chunk.
         """
         for chunk in chunks:
             data = self._disk.get(*self._entry(chunk))
@@ -156,13 +162,16 @@ class ChunkCache:
             for offset, chunk in zip(offsets, adjacent.tolist(), strict=True):
                 name, length = self._entry(chunk)
                 found[chunk] = data = bytes(fetched[offset : offset + length])
-                if len(data) == length:
+                if len(data) == length:  # else the store returned too few bytes
                     victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
                     if self._disk.put(name, data, victims):
                         self._eviction.note(chunk, step)
 
     def _entry(self, chunk: int) -> tuple[str, int]:
-        """Return the name of a chunk's cache entry, and the length of the chunk in bytes."""
+        """Return the name of the cache entry of a chunk, and the length of the chunk in bytes.
+
+        The name is the digest of the shard and the number of the chunk in it.
+        """
         shard = int(np.searchsorted(self.starts, chunk, side="right")) - 1
         length = int(self._sizes[shard]) - (chunk - int(self.starts[shard])) * self.size
         owner = min(shard, len(self._digests) - 1)  # all loose files share the first digest

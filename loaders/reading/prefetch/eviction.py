@@ -31,8 +31,8 @@ search for such entries finds none, the next search is so many seconds later.
 """
 
 ChunksOfRecords = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
-"""Return for the fields of records, int64[n], the first and the last chunk, and its position in the
-array of records.
+"""A function of record ids, int64[n], that returns for each of their fields its first chunk, its
+last chunk, and the position of its record in the array.
 """
 
 
@@ -57,9 +57,12 @@ class NextUses:
         self._start = self._stop = self._current = 0  # the window of steps, and the step read now
 
     def seek(self, step: int, /) -> bool:
-        """Set the step that is read now. Return whether the uses were computed for a new window.
+        """Set the step that is read now, and move the window of known uses if this is needed.
 
-        A new window begins when the step is in the second half of the window, or outside of it.
+        The window starts at the new step if that is in its second half or outside of it.
+
+        Returns:
+            Whether the window was moved, so that the next use of every chunk may be another.
         """
         self._current = step
         if self._start <= step < self._start + max(1, (self._stop - self._start) // 2):
@@ -76,7 +79,11 @@ class NextUses:
         return True
 
     def after(self, chunk: int, step: int, /) -> int:
-        """Return the first step after `step` that uses a chunk; NO_STEP if the window has none."""
+        """Return the first step after `step` that uses a chunk.
+
+        `CURRENT_STEP` stands for the step that is read now. Returns `NO_STEP` if no step within the
+        window uses the chunk.
+        """
         if step == CURRENT_STEP:
             step = self._current
         else:
@@ -87,10 +94,11 @@ class NextUses:
         return self._start + next_step if next_chunk == chunk else NO_STEP
 
     def _keys_of(self, records: Int64s, steps: Int64s) -> Int64s:
-        """Return a sorted key for each use of a chunk, where `records` are read at `steps`.
+        """Return the sorted keys of all uses of chunks, where records[i] is read at steps[i].
 
-        The key is chunk * window + step, with the step counted from the start of the window. So the
-        keys of a chunk are next to each other, in the order of their steps.
+        The key of a use is chunk * window + step, with the step counted from the start of the
+        window. So the keys of a chunk are next to each other, in the order of their steps, and a
+        binary search finds the next use.
         """
         first, last, positions = self._chunks_of(records)
         steps_of_chunks = np.repeat(steps[positions], last - first + 1)
@@ -99,7 +107,7 @@ class NextUses:
 
 
 def _sorted_unique(keys: Int64s) -> Int64s:
-    """Return the distinct keys, sorted. `np.unique` has a hash table, slow for a million keys."""
+    """Return the distinct keys, sorted, like `np.unique` but faster for a million keys."""
     sorted_keys = np.sort(keys)
     return sorted_keys[np.diff(sorted_keys, prepend=-1) > 0]
 
@@ -124,7 +132,11 @@ class Eviction:
         self._soonest: list[tuple[int, int]] = []
 
     def advance(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
-        """Set the step of a stream that is read now; `cached` returns the chunks in the cache."""
+        """Set the step that is read now, and update the next use of each cached chunk.
+
+        `uses` knows the next uses in this stream. If it is another stream than in the last call,
+        `cached()` returns the chunks that are in the cache.
+        """
         with self._lock:
             chunks = [*self._next] if uses is self._uses else [*cached()]
             self._uses = uses
@@ -140,16 +152,20 @@ class Eviction:
                     self._push(chunk, uses.after(chunk, step - 1))
 
     def note(self, chunk: int, step: int, /) -> None:
-        """Record that a chunk was read for a step, and is in the cache."""
+        """Record that a chunk is in the cache, and was used for this step: set its next use."""
         with self._lock:
             if self._uses is not None:
                 self._push(chunk, self._uses.after(chunk, step))
 
     def victims(self, chunk: int, step: int, name: Callable[[int], str], /) -> Iterator[str]:
-        """Yield the names of entries to evict, in order, to make room for a chunk read at a step.
+        """Yield the names of cache entries to evict, in order, to make room for a new chunk.
 
-        No entry is yielded that is used earlier than the next use of this chunk. `name` returns the
-        name of a chunk's entry.
+        Entries that are used again before the new chunk is are not yielded.
+
+        Args:
+            chunk: the new chunk, which was read at `step`.
+            step: the step that the next use of `chunk` comes after.
+            name: returns the name of the cache entry of a chunk.
         """
         # All calls share the two generators. Callers have the lock of the folder, so that no two
         # threads advance a generator at once.
@@ -168,7 +184,7 @@ class Eviction:
         heappush(self._soonest, (next_use, chunk))
 
     def _pop_furthest(self, step: int) -> int | None:
-        """Remove and return the chunk whose next use is the last of all.
+        """Remove and return the cached chunk whose next use is furthest in the future.
 
         Returns None if that use is not after `step`.
         """
@@ -186,11 +202,11 @@ class Eviction:
 
 
 def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
-    """Yield the names of entries that were not used for `seconds`, the least recently used first.
+    """Yield the names of cache entries that were not used for `seconds`, the oldest use first.
 
-    Entries whose names begin with one of `digests` are skipped. None is yielded when there are no
-    more. The next item is then of a new search of the folder. A search that finds nothing is only
-    repeated after `_SEARCH_SECONDS`.
+    Entries whose names begin with one of `digests` are skipped. When there are no more, None is
+    yielded, and the next item comes from a new search of the folder. If a search has found nothing,
+    None is yielded for `_SEARCH_SECONDS` before the next search.
     """
     while True:
         now = time.time()

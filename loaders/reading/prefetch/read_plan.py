@@ -106,7 +106,7 @@ class ReadPlan:
         self._start(start, epochs=1)
 
     def _start(self, start: int, *, epochs: int) -> None:
-        """Start a pass at this step, which may prefetch from this many epochs."""
+        """Set the plan to a pass that starts at this step and may prefetch from `epochs` epochs."""
         self.start = start
         self._epoch_end = (start // self._epoch_steps + 1) * self._epoch_steps
         self._end = self._epoch_end + (epochs - 1) * self._epoch_steps
@@ -115,9 +115,10 @@ class ReadPlan:
         self._last_entered = start - 1
 
     def continues_at(self, start: int, /) -> bool:
-        """Continue with a pass from this step, if the last pass has ended there.
+        """Continue the plan with the next epoch, if the last pass has ended where it starts.
 
-        Return whether the plan continues; if not, the pass needs a new plan.
+        Returns:
+            Whether the plan continues. If not, the pass that starts here needs a new plan.
         """
         pass_ended_here = self._last_entered == self._epoch_end - 1 and start == self._epoch_end
         if not self.enabled or self.probing or not pass_ended_here:
@@ -132,17 +133,21 @@ class ReadPlan:
             self._last_entered = max(self._last_entered, step)
 
     def leave(self, step: int, /) -> int:
-        """Record that the batch of a step was read. Return the first step that is not yet read."""
+        """Record that the batch of a step was read.
+
+        Returns:
+            The first step that may still be read, so that ranges used before can be released.
+            Several threads read batches, about in order.
+        """
         with self._lock:
             self._steps_in_progress.discard(step)
-            return min(
-                [*self._steps_in_progress, self._last_entered + 1]
-            )  # batches are read about in order
+            return min([*self._steps_in_progress, self._last_entered + 1])
 
     def until(self, step: int, /) -> Iterator[Fetch | Release]:
-        """Yield the events to apply while the batch of `step` is read, each event once.
+        """Yield the next events, to be applied while the batch of `step` is read.
 
-        At most two fetches are yielded, since the batch of this step waits for the caller.
+        Fetches are planned ahead until about `limit` bytes are prefetched and not read yet. At most
+        two are yielded by a call, since the batch of this step waits for the caller.
         """
         while self._fetched and self._fetched[0][0] <= step:
             self._bytes -= self._fetched.popleft()[1]
@@ -153,10 +158,10 @@ class ReadPlan:
                 yield from self._events(min(self.next + self._steps_per_fetch, epoch_end))
 
     def _events(self, stop: int) -> Iterator[Fetch | Release]:
-        """Yield the events of the steps [next, stop), which are of one epoch, and set `next`.
+        """Yield the events of the steps [self.next, stop), which are of one epoch.
 
-        The number of steps of the next fetch is halved or doubled, so that a fetch is between an
-        eighth and a quarter of the limit.
+        The number of steps of the following fetch is halved or doubled, so that the bytes of a
+        fetch are between an eighth and a quarter of the limit.
         """
         extents = self._extents(stop)
         yield Fetch(extents)
@@ -174,7 +179,7 @@ class ReadPlan:
             )
 
     def _extents(self, stop: int) -> Extents:
-        """Return the `EXTENT`s that the steps [next, stop) need, and no earlier step needs."""
+        """Return the file ranges (`EXTENT`s) that steps [self.next, stop) are the first to use."""
         spans: Int64s | int = NO_SPAN
         if self._spans is None:
             records, steps = self.schedule.records(self.next, stop)
@@ -194,9 +199,17 @@ def extents_of_records(
     *,
     gap: int,
 ) -> Extents:
-    """Return the `EXTENT`s that contain the fields of records, of which `steps` are the steps.
+    """Return the file ranges (`EXTENT`s) that contain fields of records, to prefetch them.
 
-    Fields whose range is not within their shard are skipped. Reading such a field raises the error.
+    Fields that are not within their shard are skipped: reading such a field raises the error.
+
+    Args:
+        index: says where each field lies.
+        fields: their names.
+        records: record ids.
+        steps: the step that reads each record.
+        spans: for each record the first record of its span, or `NO_SPAN`.
+        gap: the longest gap, in bytes, between two fields that are fetched as one range.
     """
     rows = index.rows(fields, records)
     nonempty = rows["length"] > 0
@@ -206,10 +219,12 @@ def extents_of_records(
 
 
 def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /) -> Extents:
-    """Return the `EXTENT`s that contain the byte ranges of rows, sorted by file and offset.
+    """Merge the byte ranges of rows of an index into `EXTENT`s, sorted by file and offset.
 
     Rows of one file and span with at most `gap` bytes between them share an extent, unless it would
-    be longer than about `MAX_RANGE_BYTES`. Its step is the last step of these rows.
+    be longer than about `MAX_RANGE_BYTES`. Its step is the last step of these rows. For example,
+    rows at offsets 0, 10 and 5000 of 10 bytes each, with a gap of 100, give [0, 20) and
+    [5000, 5010).
     """
     order = np.lexsort((rows["offset"], rows["file"]))
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
@@ -233,7 +248,7 @@ def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /
 
 
 def outside(index: Index, rows: Rows, /) -> Int64s:
-    """Return the indices of the rows whose byte range is not within their shard, as int64[n]."""
+    """Return the positions of rows whose byte range is not within their shard, as int64[n]."""
     if index.container == "files":
         return np.zeros(0, np.int64)  # a row is a whole file, whose size is checked when it is read
     last_shard = len(index.shards) - 1

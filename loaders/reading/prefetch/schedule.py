@@ -94,7 +94,7 @@ class Schedule:
         self._num_ids = 0
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
-        """Return the batches of ids of the steps [start, stop), as `sampler.batches` does.
+        """Return the batches of ids of the steps [start, stop) of an epoch, a list of int64[batch].
 
         The caller must not write to the arrays, which are cached.
         """
@@ -106,9 +106,9 @@ class Schedule:
         return out
 
     def records(self, start: int, stop: int, /) -> tuple[Int64s, Int64s]:
-        """Return the record ids of the steps [start, stop), without padding, and each one's step.
+        """Return the record ids of the samples of the steps [start, stop), and the step of each.
 
-        Two arrays int64[number of real samples]. The steps are counted over all epochs.
+        Two arrays, int64[samples], without padding. Steps are counted over all epochs.
         """
         batches: list[Int64s] = []
         steps_per_epoch = len(self.sampler)
@@ -137,9 +137,9 @@ class Schedule:
         return chunk
 
     def _draw_chunk(self, epoch: int, start: int) -> list[Int64s]:
-        """Draw this rank's batches of a chunk that begins at step `start`.
+        """Draw the batches of a chunk of steps that begins at step `start`.
 
-        If the global batches are cached for other uses, this rank's slices are cut from them.
+        If other uses need the batches of all ranks too, those are drawn, and sliced for this rank.
         """
         stop = min(start + self._chunk_steps, len(self.sampler))
         if self._all_ranks is None:
@@ -147,7 +147,7 @@ class Schedule:
         global_batches = self._all_ranks.batches(epoch, start, stop)
         starts, stops = self.sampler.rank_slices(epoch, start, stop)
         slices = map(slice, starts.tolist(), stops.tolist())
-        return [batch[part] for batch, part in zip(global_batches, slices, strict=True)]
+        return [batch[rank_slice] for batch, rank_slice in zip(global_batches, slices, strict=True)]
 
 
 class Schedules(dict[tuple[int, int], Schedule]):

@@ -58,7 +58,10 @@ class Spans:
         self._closed: list[tuple[int, int, int]] = []
 
     def opened_before(self, stop: int, /) -> list[Span]:
-        """Return the spans that a step before `stop` opens, except those returned before."""
+        """Return the spans that steps before `stop` are the first to use.
+
+        Each span is returned once, so a later call returns those opened since.
+        """
         while self._next_step < stop:
             self._read_chunk()
         spans = []
@@ -67,19 +70,20 @@ class Spans:
         return spans
 
     def records_before(self, stop: int, /) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the record ids of the spans of `opened_before(stop)`, as int64[records].
+        """Return the records of the spans that steps before `stop` open: see `opened_before`.
 
-        Beside them, of the same shape, the step that opens the span of each record, and the first
-        record of this span.
+        Three arrays, int64[records]: the id of each record, the step that opens its span, and the
+        first record of its span.
         """
         spans = np.array(self.opened_before(stop), np.int64).reshape(-1, 3)
         first, end, step = spans.T
         return ranges(first, end), np.repeat(step, end - first), np.repeat(first, end - first)
 
     def closed_before(self, stop: int, /) -> list[tuple[int, int]]:
-        """Return (first record, last step) of closed spans that a step before `stop` opens.
+        """Return (first record, last step) of spans that a step before `stop` opens, if closed.
 
-        Each span is returned once. All spans are included that no step from `stop` on uses.
+        Each span is returned once. Spans that steps after `stop` still use may be missing, but no
+        span that they do not use.
         """
         epoch_end = -(-stop // self._epoch_steps) * self._epoch_steps
         size = self._sampler.batch_size
@@ -92,30 +96,31 @@ class Spans:
 
     @property
     def _idle_samples(self) -> int:
-        """A span is closed if so many samples in a row come from other spans."""
+        """The number of samples in a row from other spans after which a span counts as closed."""
         epoch_samples = self._epoch_steps * self._sampler.batch_size
         return min(_MAX_CHUNK, epoch_samples // 4) + 4 * len(self._open)
 
     def _read_chunk(self) -> None:
-        """Examine the samples of the next `_chunk_steps` steps: open and close their spans."""
+        """Draw the samples of the next `_chunk_steps` steps, and open and close spans by them."""
         epoch, step = divmod(self._next_step, self._epoch_steps)
         stop = min(step + self._chunk_steps, self._epoch_steps)
         records, steps = self._schedule.records(self._next_step, self._next_step + stop - step)
         firsts, stops = self._sampler.spans(records, epoch)  # the span of each sample
-        # Group the samples by span, and where a span has no sample for long, into several groups.
+        # Group the samples by span; where a span has no sample for long, it is opened again.
         order = np.argsort(firsts, kind="stable")
         is_new = (np.diff(firsts[order]) != 0) | (np.diff(order) > self._idle_samples)
         groups = np.split(order, np.flatnonzero(is_new) + 1) if len(order) else []
-        for low, high in sorted((int(samples[0]), int(samples[-1])) for samples in groups):
-            first = int(firsts[low])
+        # `earliest` and `latest` are the first and the last sample of a group in this chunk.
+        for earliest, latest in sorted((int(group[0]), int(group[-1])) for group in groups):
+            first = int(firsts[earliest])
             span, _, last_sample = self._open.get(first, (None, 0, 0))
-            if span is not None and self._samples + low - last_sample > self._idle_samples:
+            if span is not None and self._samples + earliest - last_sample > self._idle_samples:
                 self._close(first)
                 span = None
             if span is None:
-                span = Span(first, int(stops[low]), int(steps[low]))
+                span = Span(first, int(stops[earliest]), int(steps[earliest]))
                 self._opened.append(span)
-            self._open[first] = span, int(steps[high]), self._samples + high
+            self._open[first] = span, int(steps[latest]), self._samples + latest
         self._samples += len(records)
         self._next_step += stop - step
         self._chunk_steps = min(2 * self._chunk_steps, self._max_chunk_steps)
@@ -124,18 +129,21 @@ class Spans:
                 self._close(first)
 
     def _close(self, first: int) -> None:
-        """Move a span, named by its first record, to the heap of closed spans."""
+        """Move the open span with this first record to the heap of closed spans."""
         span, last_step, _ = self._open.pop(first)
         heappush(self._closed, (span.step, first, last_step))
 
 
 def prefetches_spans(sampler: BatchStream, /) -> bool:
-    """Return whether a span of this sampler is prefetched as a whole, not sample by sample."""
+    """Return whether the spans of this sampler's stream are prefetched as a whole.
+
+    If not, each sample is prefetched by itself.
+    """
     return sampler.traits.reads_blocks or sampler.traits.max_cached is not None
 
 
 def most_open(opened: Int64s, closed: Int64s, sizes: Array, /) -> int:
-    """Return the largest sum of the sizes of items that are open at the same time.
+    """Return the largest total size of items that are open at the same time.
 
     Item n is open from step opened[n] until, but not in, step closed[n].
 
