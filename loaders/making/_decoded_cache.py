@@ -17,7 +17,7 @@ from twinfeed.loaders.support.array_types import Int64s
 Decoded = Mapping[str, Any]
 Decode = Callable[[Int64s], Sequence[Decoded]]
 
-# The most requests that are searched for new images per batch, so that no batch waits for long.
+# For each batch, at most so many coming requests are searched for images that are not cached.
 _MAX_SEARCHED = 64
 
 
@@ -52,16 +52,19 @@ class DecodedCache:
         return DecodedCache, (self._last_use + 1, self._decode)
 
     def look_ahead(self, requests: Iterator[Request], /, *, threads: int) -> None:
-        """Start to decode the images of `requests`, of which the first is for the next batch.
+        """Start threads that decode the images of the coming `requests` before `get` is called.
 
-        The pool decodes `threads` images ahead, or all new images of one batch if these are more.
+        The first request is that of the next batch. At least `threads` images are kept pending.
         """
         self._requests, self._threads = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
         self._submit(self._pool)
 
     def get(self, request: Request, /) -> list[Decoded]:
-        """Return the decoded image of each record of a request, which has no padding."""
+        """Return the decoded image of each record of a request, from the cache or decoded now.
+
+        The request has no padding. Images whose last use this is are dropped from the cache.
+        """
         with self._lock:
             if (request.epoch, request.step) != self._next:
                 self._images.clear()
@@ -85,9 +88,10 @@ class DecodedCache:
             return batch
 
     def _submit(self, pool: ThreadPoolExecutor) -> int:
-        """Submit the new images of coming requests to the pool, until enough are pending.
+        """Submit the images that coming requests will add to the cache, until enough are pending.
 
-        Return the number of images that are pending.
+        Returns:
+            The number of images that are pending: submitted, and not yet taken by `get`.
         """
         pending = sum(len(records) for records, _ in self._pending)
         if pending >= self._threads:
@@ -105,7 +109,7 @@ class DecodedCache:
         return pending
 
     def _last_used(self, request: Request) -> list[int]:
-        """Return the records whose last use is in this request."""
+        """Return the records whose image is used for the last time by this request."""
         return request.records[request.views == self._last_use].tolist()  # type: ignore[no-any-return]
 
     def close(self) -> None:

@@ -42,9 +42,9 @@ def call(
 
 
 def _hint(error: Exception, sample: Fields) -> str:
-    """Return advice for the error of a user's function, or "".
+    """Return text to add to the message of an error in a user's function, or "".
 
-    For a write to a read-only array: copy it. For a KeyError: the fields of the sample.
+    It says that a read-only array must be copied, or, for a KeyError, which fields `sample` has.
     """
     if isinstance(error, ValueError) and "read-only" in str(error):
         return "; copy the array before writing to it, as in image.copy()"
@@ -52,7 +52,10 @@ def _hint(error: Exception, sample: Fields) -> str:
 
 
 def check_values(index: Source, name: str, record: int, sample: Fields, /) -> None:
-    """Raise DecodeError if a value that the function `name` returned for a record is None."""
+    """Raise DecodeError if a field of a sample is None.
+
+    The user's function `name` (decode or transform) has returned `sample` for this record.
+    """
     for field, value in sample.items():
         if value is None:
             raise DecodeError(
@@ -80,9 +83,10 @@ class SampleMap:
         /,
         *arguments: Sequence[Any],
     ) -> list[Fields]:
-        """Return `list(map(function, *arguments))`: a dict of fields for each record.
+        """Call a user's function for each sample, on the threads, and return the results in order.
 
-        The first of `arguments` are the samples. Each thread makes every n-th call.
+        The result is `list(map(function, *arguments))`, a dict of fields for each record. The first
+        of `arguments` are the samples. With n threads, each makes every n-th call.
 
         Raises:
             DecodeError: the function failed; `name` is its name in messages.
@@ -90,6 +94,7 @@ class SampleMap:
         calls = list(zip(records, *arguments, strict=True))
 
         def run(calls: Sequence[Any]) -> list[Fields]:
+            """Make a thread's calls one after another."""
             return [call(self.index, name, function, *arguments) for arguments in calls]
 
         if self.threads < 2 or len(calls) < 2:
@@ -103,7 +108,9 @@ class SampleMap:
     def by_field(
         self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Fields], /
     ) -> dict[str, Sequence[Any]]:
-        """Return by field a list of the values of all samples, which the function `name` returned.
+        """Turn samples (dicts by field) into a dict that has a list of values for each field.
+
+        The user's function `name` (decode or transform) has returned the samples.
 
         Raises:
             DecodeError: a value is None, or samples have different fields.

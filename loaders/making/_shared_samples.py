@@ -21,7 +21,7 @@ IMMUTABLE = (bytes, str, int, float, complex, bool, type(None), np.generic)
 
 
 def with_read_only_arrays(sample: Fields, /) -> Fields:
-    """Return the sample with read-only views of its arrays."""
+    """Return a copy of a sample (a dict by field) that has read-only views of its arrays."""
     return {
         name: read_only(value) if isinstance(value, np.ndarray) else value
         for name, value in sample.items()
@@ -29,7 +29,7 @@ def with_read_only_arrays(sample: Fields, /) -> Fields:
 
 
 def with_writable_arrays(sample: Fields, /) -> dict[str, Any]:
-    """Return the sample with copies of its read-only arrays."""
+    """Return a copy of a sample (a dict by field) in which read-only arrays are copied."""
     return {
         name: value.copy() if isinstance(value, np.ndarray) and not value.flags.writeable else value
         for name, value in sample.items()
@@ -37,7 +37,10 @@ def with_writable_arrays(sample: Fields, /) -> dict[str, Any]:
 
 
 def with_private_copies(sample: Fields, /, *, arrays: bool) -> dict[str, Any]:
-    """Return the sample with deep copies of its mutable values, and of its arrays if `arrays`."""
+    """Return a copy of a sample (a dict by field) with deep copies of its mutable values.
+
+    Arrays are only copied if `arrays` is true.
+    """
     copies = dict(sample)
     for name, value in sample.items():
         if not isinstance(value, IMMUTABLE) and (arrays or not isinstance(value, np.ndarray)):
@@ -48,10 +51,10 @@ def with_private_copies(sample: Fields, /, *, arrays: bool) -> dict[str, Any]:
 
 @contextmanager
 def check_not_mutated(sample: Fields, /) -> Iterator[None]:
-    """Raise DecodeError if an array of the sample changes within the `with` block.
+    """Raise DecodeError if a transform within the `with` block changes an array of the sample.
 
-    The arrays are read-only in numpy, but `torch.from_numpy(array).add_(1)` ignores this, and would
-    change the image of all later uses. So checksums before and after are compared.
+    Other samples share the arrays. They are read-only in numpy, but
+    `torch.from_numpy(array).add_(1)` ignores this. So their checksums are compared.
     """
     checksums = {
         name: _checksum(value)
@@ -68,4 +71,5 @@ def check_not_mutated(sample: Fields, /) -> Iterator[None]:
 
 
 def _checksum(array: Array) -> int:
+    """Return the CRC-32 of the values of an array."""
     return zlib.crc32(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)

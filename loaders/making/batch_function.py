@@ -75,7 +75,10 @@ class BatchFunction:
         self.spec, self.how = spec | self._declared, how
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
-        """Return what the function makes of `batch`, which has no padding, with padding added."""
+        """Return the batch that the user's function makes of `batch`.
+
+        `batch` has the rows of the real samples of `request`. Padding is added to the result.
+        """
         real = request.ids >= 0
         values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
         with _errors_with_step(request, partial(self._misfit_advice, values)):
@@ -83,7 +86,10 @@ class BatchFunction:
         return {"id": request.ids, **fields}
 
     def _misfit_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
-        """Return advice for rows that do not fit the spec: a `batch_spec` that they fit, if any."""
+        """Return the advice of an error for values that do not fit the spec of the first batch.
+
+        If only sizes of dimensions differ, it is the `batch_spec` that fits all batches.
+        """
         spec = dict(self._declared)
         try:
             for name, field in self.spec.items():
@@ -101,7 +107,9 @@ class BatchFunction:
         return f"give the feed batch_spec={shown}, or make each batch like the first"
 
     def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
-        """Call the user's function on a batch; return by field a row for each sample, without "id".
+        """Call the user's function on a batch, and return by field a row for each sample.
+
+        The "id" of the batch is left out.
 
         Raises:
             DecodeError: the function failed or returned something else.
@@ -132,9 +140,13 @@ def _errors_with_step(
 
 
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
-    """Return the rows of a field that a user's function returned, one for each of `count` samples.
+    """Return the value of a field as rows, one for each of `count` samples.
 
-    The result is an array, or a list of strings or of ragged arrays.
+    The user's function returned an array, a `Ragged`, or a list. The rows are an array, or a list
+    of strings or of arrays of different lengths.
+
+    Raises:
+        ValueError: another number of rows.
     """
     if isinstance(value, Ragged):
         value = ragged_rows(name, value)

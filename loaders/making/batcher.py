@@ -92,10 +92,10 @@ class Batcher(Closing):
         joined: dict[str, Rows],
         values: Values,
     ) -> Batch:
-        """Return a batch of columns, side rows (`joined`) and fields (`values`).
+        """Stack the samples of a request to a batch, a dict of arrays or lists.
 
-        Both have a row for each sample of `without_padding`. If this is not `request` itself, the
-        padding of `request` is added.
+        `joined` are the rows of columns and side tables, `values` those of fields, for each sample
+        of `without_padding`. If this is not `request` itself, rows for its padding are added.
         """
         if not len(without_padding.ids):  # a batch of padding alone
             values = dict.fromkeys(self.spec, ())
@@ -136,9 +136,10 @@ class Batcher(Closing):
     def start_pass(
         self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
     ) -> None:
-        """Start to prefetch for a pass, and to decode ahead if the sampler reuses images.
+        """Start to prefetch bytes for an epoch, and to decode ahead if the sampler reuses images.
 
         The batches must then be requested in order, from step `start` to the end of the epoch.
+        `readahead` is the number of bytes to prefetch, or None for the default.
         """
         first = epoch * self._steps + start
         self._plan = start_pass(self._reader, schedule, self._stored, first, readahead)
@@ -155,7 +156,7 @@ class Batcher(Closing):
 
 
 def _padded(rows: Rows, real: npt.NDArray[np.bool_]) -> Rows:
-    """Return `rows` where `real` (bool[batch]) is True, and zeros or "" for padding."""
+    """Return `rows` spread over the batch, with zeros or "" where `real` (bool[batch]) is False."""
     if isinstance(rows, list):
         texts = iter(rows)
         return [next(texts) if is_real else "" for is_real in real]

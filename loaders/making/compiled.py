@@ -19,6 +19,6 @@ class CompiledFeed:
 
     @property
     def shapes(self) -> tuple[dict[str, FieldSpec], Collate]:
-        """The spec and the collation of a batch's fields, from which frameworks infer shapes."""
+        """The spec of each field of a batch, and how it is collated: frameworks infer shapes."""
         last = self.function
         return (self.spec, self.config.collate) if last is None else (last.spec, last.how)

@@ -228,7 +228,10 @@ class Feed(FeedConfig):
 
 
 def compile_feed(feed: Feed, /) -> CompiledFeed:
-    """Return the feed for a `Batcher`. The first call infers the spec and checks the functions."""
+    """Return a feed with its inferred spec and checked functions, which a `Batcher` needs.
+
+    The first call reads and tries the first samples of the stream. Later calls return the same.
+    """
     return CompiledFeed(feed, feed._spec, feed._function)
 
 

@@ -67,7 +67,7 @@ class PassReport:
         return asdict(self)
 
     def __str__(self) -> str:
-        """Return the report as text, and whether data hold the loop back."""
+        """Return the report as lines of text that say whether the loop has waited for data."""
         lines = [f"{counted(self.batches, 'batch')} in {_time(self.seconds)}"]
         if self.waiting is None or self.ready is None or self.waited is None:
             lines.append("  how long the loop waited is not known here")
@@ -86,6 +86,7 @@ class PassReport:
 
 
 def _time(seconds: float) -> str:
+    """Return a time as text: "1.5 s" or "20.0 ms"."""
     return f"{seconds:.1f} s" if seconds >= 1 else f"{1000 * seconds:.1f} ms"
 
 
@@ -135,7 +136,7 @@ class Meter:
                 self._stages[stage] += elapsed
 
     def batch_done(self, step: int, steps: int = 1) -> None:
-        """Record that the batches of the steps from `step` to `step + steps` are ready now."""
+        """Record that the batches of the steps [step, step + steps) are ready now."""
         now = perf_counter_ns()
         with self._lock:
             if self._counted:
@@ -144,7 +145,10 @@ class Meter:
                 self._batches, self._last = self._batches + steps, now
 
     def take(self) -> StageTimes:
-        """Return the times since the last call of `take`, for `add` in another process."""
+        """Return the times since the last call of `take`, and reset them.
+
+        A worker process sends them with each batch to the main process, which calls `add`.
+        """
         with self._lock:
             stages, self._stages = self._stages, Counter()
             self._ready_at.clear()
@@ -157,14 +161,15 @@ class Meter:
             self._ready_at[step] = times.ready_at
 
     def received(self, requested: int) -> None:
-        """Record that the loop has received a batch, requested at the time `requested` in ns."""
+        """Record that the loop has received a batch, which it requested at `requested` (ns)."""
         now = perf_counter_ns()
         with self._lock:
-            # The time in which a batch is ready counts from when the batch before was received.
+            # A batch counts as ready from when it was made, or the batch before was received.
             ready = max(self._ready_at.pop(self._step, now), self._last)
             self._ready += max(0, requested - ready)
-            self._waiting += now - requested
-            self._waited += 10 * (now - requested) > now - self._last
+            waiting = now - requested
+            self._waiting += waiting
+            self._waited += 10 * waiting > now - self._last  # more than a tenth of the step
             self._step, self._batches, self._last = self._step + 1, self._batches + 1, now
 
     def report(self) -> PassReport:

@@ -32,7 +32,8 @@ def in_order(
 ) -> Generator[T, None, None]:
     """Yield `function(item)` for each item, in order, computed ahead on a pool of threads.
 
-    With fewer than two threads, the caller's thread calls the function when a result is needed.
+    Up to `threads` results are computed ahead. With fewer than two threads, the caller's thread
+    calls the function when a result is needed.
 
     >>> list(in_order(str.upper, "abc", threads=2))
     ['A', 'B', 'C']
@@ -137,17 +138,21 @@ _Ready = queue.SimpleQueue[tuple[Any, BaseException | None]]
 
 
 class _Stop(NamedTuple):
-    """To stop the thread: set the event, and put a permit, for which the thread may be waiting."""
+    """Stops the thread: set the event, and put a permit, which the thread may be waiting for."""
 
     event: threading.Event
     permits: queue.SimpleQueue[None]
 
 
 def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
-    """Put the items into the queue, and then StopIteration or the source's own exception."""
+    """Put the items of `source` into the queue `ready`, each as (item, None).
+
+    At the end, put (None, error), where the error is a StopIteration or the source's own. This is
+    the function of the background thread.
+    """
     try:
         for item in source:
-            stop.permits.get()
+            stop.permits.get()  # waits while the consumer has not taken enough items
             if stop.event.is_set():
                 return
             ready.put((item, None))
@@ -164,9 +169,9 @@ def _join(
     while_closing: Callable[[], object],
     timeout: float = _CLOSE_TIMEOUT,
 ) -> None:
-    """Stop the thread, and wait until it has ended, for at most `timeout` seconds.
+    """Stop the background thread, and wait at most `timeout` seconds until it has ended.
 
-    Every tenth of a second of this, `while_closing` is called.
+    While it waits, `while_closing` is called every tenth of a second.
     """
     stop.event.set()
     stop.permits.put(None)

@@ -38,7 +38,17 @@ def call_repeatedly(
     times: int,
     input_name: str = "one sample",
 ) -> Result:
-    """Return `function(argument)`, after `times` calls with different global random seeds.
+    """Return `function(argument)`, after checking that the user's function is deterministic.
+
+    It is called `times` times with different global random seeds, and then with another argument.
+
+    Args:
+        name: of the function, for messages.
+        function: a function that returns a dict of fields.
+        argument: of the repeated calls.
+        other_argument: of the last call.
+        times: the number of repeated calls.
+        input_name: what `argument` is, for messages.
 
     Raises:
         ValueError: the results differ, or a call with `other_argument` changes an earlier result,
@@ -77,7 +87,8 @@ def first_shared(values: Sequence[Any], /) -> int | None:
 
     Read-only arrays do not count, since samples may share them.
     """
-    # To compare the objects that own the memory is twenty times as fast as to compare addresses.
+    # Fast path: if each array has its own memory (a view's `base` owns it), nothing is shared. This
+    # is twenty times as fast as comparing addresses.
     arrays = (value for value in values if isinstance(value, np.ndarray))
     owners = {id(array if array.base is None else array.base) for array in arrays}
     if len(owners) == len(values):
@@ -89,7 +100,10 @@ def first_shared(values: Sequence[Any], /) -> int | None:
 
 
 def _address(value: Any) -> int | None:
-    """Return the address of a mutable value; None for a value that is immutable or unknown."""
+    """Return the memory address of a mutable value; None if it is immutable or not known.
+
+    Values are arrays, tensors of torch, lists, or anything else.
+    """
     if isinstance(value, IMMUTABLE):
         return None
     if isinstance(value, np.ndarray):
@@ -100,7 +114,7 @@ def _address(value: Any) -> int | None:
 
 
 def array_copy(value: Any, /) -> Any:
-    """Return a copy of a value as an array; a dict or a list becomes one of such copies."""
+    """Return a copy of a value as an array; in dicts and lists, copy each value so."""
     if isinstance(value, Mapping):
         return {name: array_copy(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -128,7 +142,7 @@ def same(value: Any, other: Any, /) -> bool:
 
 
 def _to_array(value: Any) -> Array:
-    """Return a value as an array: of one object if numpy cannot convert it, as a sparse tensor."""
+    """Return a value as an array, or as an array of one object if numpy cannot convert it."""
     try:
         return as_array(value)
     except Exception:
@@ -138,9 +152,10 @@ def _to_array(value: Any) -> Array:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Return whether two objects are equal; True if their class does not define `==`.
+    """Return whether two objects are equal; True if this cannot be known.
 
-    Decode turns such objects into arrays, which are compared then.
+    It is not known if their class does not define `==`. But decode turns such objects into arrays,
+    which are compared later.
     """
     if type(value) is not type(other):
         return False

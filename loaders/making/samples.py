@@ -94,7 +94,9 @@ class Samples:
         self._in_place_fields = self._fields_in_place(compiled)
 
     def joined(self, request: Request, /) -> dict[str, Rows]:
-        """Return by name the rows of columns and side tables for a request without padding.
+        """Return by name the rows of columns and side tables for the samples of a request.
+
+        The request has no padding.
 
         Columns and `ByRecord` tables are indexed by record id, other side tables by sample id.
         """
@@ -109,10 +111,12 @@ class Samples:
     def values(
         self, request: Request, joined: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
-        """Return by field a value for each sample of a request without padding.
+        """Read, decode and transform the records of a request; return by field a list of values.
 
-        `joined` are the rows of columns and side tables, for the transform. Without `cached`, the
-        cache of decoded images is not used.
+        Args:
+            request: without padding.
+            joined: the rows of columns and side tables, which the transform gets too.
+            cached: whether the cache of decoded images is used.
         """
         if self.decode is None and self.transform is None:
             return self._read(request.records)
@@ -125,7 +129,9 @@ class Samples:
         return self.map.by_field(self.last_function, request.records, samples)
 
     def probe_sample(self, first: Request, other: Request, /) -> Fields:
-        """Return the sample of the request `first`, made by repeated calls of each function.
+        """Return the sample of the request `first`, after checking that functions are repeatable.
+
+        Reading, decode and transform are each called several times. Each request has one sample.
 
         Raises:
             ValueError: the results of the calls differ, or a call for the sample of `other` changes
@@ -143,6 +149,7 @@ class Samples:
                 self._probe_into(*records, sample)
 
         def transform(request: Request) -> Fields:
+            """Return the transformed sample of a request."""
             decoded = sample if request is first else self._decode_one(request.records)
             if not self._shares:
                 decoded = with_private_copies(decoded, arrays=True)
@@ -154,8 +161,13 @@ class Samples:
         return sample
 
     def _probe_read(self, first: Int64s, other: Int64s) -> None:
-        """Raise ValueError if repeated reads of record first[0] differ, or if a read together with
-        record other[0] returns one buffer for both.
+        """Check that a source's reads are repeatable, and do not return one buffer for two records.
+
+        `first` and `other` each have one record id.
+
+        Raises:
+            ValueError: repeated reads of record first[0] differ, or a read of both records returns
+                the same values for both, although they differ if read alone.
         """
 
         def read(records: Int64s) -> Sample:
@@ -172,13 +184,18 @@ class Samples:
                     raise buffer_error("read", name)
 
     def _probe_into(self, first: Int64s, other: Int64s, sample: Fields) -> None:
-        """Raise ValueError if `decode.into` writes something else than decode returns (`sample`).
+        """Check that `decode.into` writes the same values that decode has returned as `sample`.
 
-        It is called with arrays full of zeros and full of ones, to find elements not written.
+        It is called with arrays full of zeros, and then full of ones, to find elements that it does
+        not write.
+
+        Raises:
+            ValueError: it writes other values, or not all elements.
         """
         decode: Any = self.decode
 
         def into(fill: int, records: Int64s) -> Fields:
+            """Decode records[0] into arrays full of `fill`, and return the sample."""
             slots = {name: np.full_like(sample[name], fill) for name in decode.writes}
             stored = self._read_samples(records)[0]
             return call(self.index, "decode", decode.into, int(records[0]), stored, slots)
@@ -203,9 +220,10 @@ class Samples:
             self.cache.close()
 
     def _fields_in_place(self, compiled: CompiledFeed) -> dict[str, FieldSpec]:
-        """Return the specs of the fields that decode can write directly into the batch's arrays.
+        """Return the specs of the fields that decode writes directly into the arrays of a batch.
 
-        They are stacked, their shape is known, and no transform or cache needs them.
+        This needs a `decode.into` function. All its fields must be stacked and have a known shape,
+        and no transform or cache may need the samples. Otherwise, return {}.
         """
         spec, how = compiled.spec, compiled.config.collate
         writes: Sequence[str] = getattr(self.decode, "writes", ())
@@ -218,9 +236,10 @@ class Samples:
         return {name: spec[name] for name in writes} if all_stacked else {}
 
     def _decode_in_place(self, records: Int64s) -> dict[str, Sequence[Any]]:
-        """Decode records into the rows of new arrays of the batch, without a copy of each image.
+        """Decode records directly into the rows of new arrays, which saves a copy of each image.
 
-        Return by field these arrays; a list of values for a field that decode did not write there.
+        Returns:
+            By field these arrays; or a list of values, for a field that decode did not write there.
         """
         decode: Any = self.decode
         arrays = {
@@ -236,8 +255,9 @@ class Samples:
         return values
 
     def _decode_request(self, request: Request, *, cached: bool) -> list[Fields]:
-        """Return the decoded samples of a request; a repeated record is decoded once, if samples
-        may share arrays.
+        """Return the decoded samples of a request, from the cache if `cached` and if there is one.
+
+        If samples may share arrays, a record that the request has several times is decoded once.
         """
         if cached and self.cache is not None:
             return self.cache.get(request)
@@ -256,6 +276,7 @@ class Samples:
         return [with_read_only_arrays(sample) for sample in samples] if self._shares else samples
 
     def _decode_one(self, records: Int64s) -> Fields:
+        """Read and decode the first of these records."""
         return self._decode(records[:1])[0]
 
     def _call_decode(
@@ -265,7 +286,9 @@ class Samples:
         *slots: Sequence[Any],
         skip: Container[str] = (),
     ) -> list[Fields]:
-        """Return the result of decode, or of `decode.into` with slots, for each record.
+        """Read records, and call `function` for each: decode, or `decode.into` with its slots.
+
+        Fields in `skip` may share memory: see `_check_overwritten`.
 
         Raises:
             DecodeError: the function failed, or a call has changed the result of an earlier call.
@@ -278,21 +301,27 @@ class Samples:
         return samples
 
     def _read(self, records: Int64s) -> Values:
+        """Read the stored fields of records; return by field a list of values."""
         arguments = self.reader, records, self.fields, self._missing
         return self.meter.timed("reading", values_of, *arguments)
 
     def _read_samples(self, records: Int64s) -> list[Sample]:
+        """Read the stored fields of records; return a dict by field for each record."""
         return samples_of(self._read(records)) if self.fields else [{} for _ in records]
 
     def _transform(
         self, samples: Sequence[Fields], request: Request, joined: Mapping[str, Rows]
     ) -> list[Fields]:
-        """Return the transformed samples, without the keys of `TRANSFORM_EXTRAS` (`id`, `seed`, …).
+        """Call the user's transform for each decoded sample of a request, and return the results.
+
+        The transform gets the sample, its columns and side rows (`joined`), and `TRANSFORM_EXTRAS`
+        such as `id` and `seed`, which are removed from the results.
 
         Raises:
             DecodeError: the transform failed, changed an extra, or changed an earlier result.
         """
         names = samples[0] if samples else ()
+        # Names that the transform gets from elsewhere must not be fields.
         advice = "give it another name in decode"
         check_free("field", names, self._side, f"the name of a side table: {advice}")
         use = f"a name that the loader itself gives to every sample: {advice}"
@@ -317,6 +346,7 @@ class Samples:
         results = self.map.map("transform", call, request.records, arguments, samples)
 
         def make_again(position: int) -> Fields:
+            """Decode and transform the sample at this position once more."""
             single = request.where(np.arange(len(samples)) == position)
             decoded = self._decode_one(single.records)
             return self._transform([decoded], single, self.joined(single))[0]
@@ -333,8 +363,10 @@ class Samples:
         ]
 
     def _call_transform(self, argument: Sample, sample: Fields) -> Fields:
-        """Return `transform(argument)`. For the first calls, check that it does not change arrays
-        of the decoded `sample` that other samples share.
+        """Return `transform(argument)`.
+
+        For the first calls, check that it does not change the arrays of the decoded `sample`, which
+        other samples share.
         """
         assert self.transform is not None
         if not self._shares or not self._checks_left:
@@ -351,11 +383,18 @@ class Samples:
         make_again: Callable[[int], Fields],
         skip: Container[str] = (),
     ) -> None:
-        """Raise DecodeError if a call of the function `name` has changed an earlier call's result.
+        """Raise DecodeError if a user's function has overwritten the result of an earlier call.
 
-        That samples share memory is not enough: it may be a constant, or a view of a cache. So the
-        first sample that shares memory is made again, and compared. `make_again` takes its position
-        in `samples`. Fields in `skip` are not checked: they are written into one array on purpose.
+        This happens if it returns the same buffer again and again. That samples share memory is not
+        enough: it may be a constant, or a view of a cache. So the first sample that shares memory
+        is made again, and compared.
+
+        Args:
+            name: of the function: "decode" or "transform".
+            samples: the results of the calls.
+            records: the record of each sample.
+            make_again: makes the sample at a position once more.
+            skip: fields that are written into one array on purpose, and are not checked.
         """
         for field in samples[0] if len(samples) > 1 else ():
             values = [sample.get(field) for sample in samples]
@@ -368,7 +407,10 @@ class Samples:
 
 
 def _rows_of(table: Any, indices: Int64s) -> Rows:
-    """Return rows of a table: a list of str, or an array in the machine's byte order."""
+    """Return the rows of a column or side table with these indices, as an array or a list of str.
+
+    The array is in the machine's byte order, which torch needs.
+    """
     if isinstance(table, StringColumn):
         return list(map(table.__getitem__, indices.tolist()))
     array = np.asarray(table[indices])  # a side table may be another library's array
@@ -376,10 +418,13 @@ def _rows_of(table: Any, indices: Int64s) -> Rows:
 
 
 def is_own_decode(decode: object, /) -> bool:
-    """Return whether `decode` is None or a class of this library, so that it is deterministic."""
+    """Return whether `decode` is None or of this library, and so known to be deterministic."""
     return decode is None or type(decode).__module__.startswith("twinfeed.")
 
 
 def samples_of(fields: Mapping[str, Iterable[Any]], /) -> list[Sample]:
-    """Return a list of samples (dicts by field) from the values of each field."""
+    """Turn a dict that has the values of all samples for each field into a list of samples.
+
+    For example {"x": [1, 2]} becomes [{"x": 1}, {"x": 2}].
+    """
     return [dict(zip(fields, row, strict=True)) for row in zip(*fields.values(), strict=True)]

@@ -29,10 +29,10 @@ _MAX_STEPS = 32  # that are searched for a sample of another record
 
 
 def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
-    """Return the spec of each field of a feed: `spec=`, or that of the first sample.
+    """Return the spec (shape and dtype) of each field of a feed: the user's, or the first sample's.
 
-    Decode and transform are called several times with different global random seeds, unless both
-    are known to be deterministic.
+    Decode and transform are called several times with different global random seeds, to check that
+    they are deterministic, unless this is known.
 
     Raises:
         ValueError: two calls return different results.
@@ -50,11 +50,11 @@ def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
 
 
 def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
-    """Return two requests to try functions on: the first `rows` samples of the stream, and others.
+    """Return two requests of `rows` samples each, to try the user's functions on.
 
-    The first samples are the same for every rank, and record 0 if the stream is empty. The others
-    have other records, if one of the first steps has any. Otherwise they are the first records in
-    reverse order, with other seeds.
+    The first request has the first samples of the stream, the same for every rank, or record 0 if
+    the stream is empty. The second has other records, if one of the first steps has any. Otherwise
+    it has the first records in reverse order, with other seeds.
     """
     sampler = Schedule(feed.sampler).all_ranks.sampler
     first = Request.plain(np.zeros(1, np.int64))
@@ -71,16 +71,21 @@ def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
 
 
 def _first_sample(feed: FeedConfig) -> Mapping[str, Any]:
-    """Return the first sample of the stream; raise ValueError if repeated calls differ."""
+    """Make and return the first sample of the stream, as a dict by field.
+
+    Raises:
+        ValueError: repeated calls of decode or transform return different results.
+    """
     with closing(reader_of(feed.index)) as reader:
         samples = Samples(CompiledFeed(feed, {}), reader)
         return samples.probe_sample(*probe_requests(feed))
 
 
 def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
-    """Return the spec of the first sample.
+    """Return the spec (shape and dtype) of each field of the first sample of the stream.
 
-    For an empty list, which does not show its type, the index knows whether it is of strings.
+    An empty list does not show its type; if the index says that it is a list of strings, the spec
+    is that of strings.
     """
     try:
         sample = _first_sample(feed)
@@ -97,7 +102,12 @@ def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
 
 
 def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-    """Return `spec`; raise an error if a name is not allowed, or if a field cannot be collated."""
+    """Return `spec` unchanged, after checking the names of its fields and how they are collated.
+
+    Raises:
+        TypeError: a name that is no str.
+        ValueError: a name that a batch uses for something else, or a field that cannot be collated.
+    """
     for name in spec:
         if not isinstance(name, str):
             raise TypeError(f"the name of a field must be a str, got {name!r}")
