@@ -66,7 +66,7 @@ def as_map_dataset(
 
 
 class _Batches(grain.MapDataset[Any]):
-    """The batches of a feed by global step."""
+    """A map-style dataset of the batches of a feed, by global step."""
 
     def __init__(
         self, feed: Feed, epochs: int, arrange: Callable[[Batch], Any] | None, checksums: bool
@@ -77,7 +77,7 @@ class _Batches(grain.MapDataset[Any]):
         self._batcher = Batcher(compile_feed(feed), reader=reader)
 
     def __repr__(self) -> str:
-        """Return the stream, which is the same in every process."""
+        """Return a text that names the stream of batches, the same in every process."""
         state = NumpyLoader(self._feed).state_dict()
         stream = {name: state[name] for name in ("fingerprint", "records")}
         return f"<batches of {json.dumps(stream)}>"
@@ -86,6 +86,7 @@ class _Batches(grain.MapDataset[Any]):
         return self._epochs * len(self._feed)
 
     def __getitem__(self, index: Any) -> Any:
+        """Make the batch of a global step; or return the dataset of a slice of steps."""
         if isinstance(index, slice):
             return self.slice(index)
         feed, global_step = self._feed, validate.as_int("index", index)
@@ -99,6 +100,7 @@ class _Batches(grain.MapDataset[Any]):
         return batch if self._arrange is None else self._arrange(batch)
 
     def to_iter_dataset(self, *options: Any, **named: Any) -> grain.IterDataset[Any]:
+        """Return an IterDataset whose iterators refuse the state of another feed."""
         return _CheckedIterDataset(super().to_iter_dataset(*options, **named), self._feed)
 
 
@@ -114,6 +116,8 @@ class _CheckedIterDataset(grain.IterDataset[Any]):
 
 
 class _CheckedIterator(grain.DatasetIterator[Any]):
+    """An iterator over a feed's batches whose state also names the feed."""
+
     def __init__(self, parent: grain.DatasetIterator[Any], feed: Feed) -> None:
         super().__init__(parent)
         self._loader: NumpyLoader[Batch] = NumpyLoader(feed)
@@ -122,12 +126,17 @@ class _CheckedIterator(grain.DatasetIterator[Any]):
         return next(self._parent)
 
     def get_state(self) -> dict[str, Any]:
+        """Return Grain's state, with the state of the feed at this position as "feed"."""
         state = self._parent.get_state()
         position = divmod(state["next_index"], max(1, len(self._loader)))
         return {**state, "feed": self._loader.state_at(*position)}
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Set the position; raise StateMismatchError for the state of another feed or dataset."""
+        """Set the position to that of a state.
+
+        Raises:
+            StateMismatchError: a state of another feed or dataset.
+        """
         if not isinstance(state, Mapping) or "feed" not in state:
             raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
         adapter_of(self._loader).check_state(feed := state["feed"])

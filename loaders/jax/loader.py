@@ -106,7 +106,10 @@ class JaxLoader(MakingLoader[B]):
         return self._prefetched(self._batches(epoch, start, self._to_devices))
 
     def _check_lengths(self) -> None:
-        """Raise ValueError for a field whose length may differ between processes."""
+        """Raise ValueError if the length of a field may differ between the processes.
+
+        A global array needs the same shape in each.
+        """
         spec, collate = compile_feed(self.feed).shapes
         for name, field in spec.items():
             mode = mode_of(collate, name)
@@ -118,7 +121,7 @@ class JaxLoader(MakingLoader[B]):
                 )
 
     def _to_devices(self, batch: Batch) -> Batch:
-        """Return the batch with global arrays on the devices in place of its numeric arrays."""
+        """Replace the numeric arrays of a batch, but not "id", by global arrays on the devices."""
         return {
             name: self._global_array(name, value)
             if isinstance(value, np.ndarray) and value.dtype != object and name != "id"
@@ -148,9 +151,10 @@ class JaxLoader(MakingLoader[B]):
 
 
 def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
-    """Return which part of each batch this process makes: its number, and the number of parts.
+    """Return which part of each batch this process makes: (number of the part, number of parts).
 
-    It is found from how the sharding divides an array with one row per device.
+    It follows from how the sharding divides an array with one row for each device. For example,
+    with 8 devices of which this process has rows 4 to 7, the result is (1, 2).
 
     Raises:
         ValueError: the sharding cuts another axis, or does not divide every batch evenly.

@@ -19,10 +19,10 @@ cuda: Any = torch.cuda
 
 
 class JaggedParts(NamedTuple):
-    """The parts of a jagged tensor, and its shortest and longest row.
+    """The parts of a jagged tensor, and the lengths of its shortest and longest row.
 
-    The tensor is made when the batch is received. If two threads made jagged tensors at once, torch
-    could mix up their lengths.
+    The tensor is made when the loop receives the batch. If two threads made jagged tensors at once,
+    torch could mix up their lengths.
     """
 
     values: torch.Tensor
@@ -31,7 +31,7 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def to_tensor(self) -> torch.Tensor:
-        """Return the jagged tensor. `shortest` and `longest` save torch a copy from the device."""
+        """Return the jagged tensor. With the lengths, torch need not copy any from the device."""
         # In inference mode, only parts that were made in this mode can be joined.
         with torch.inference_mode(self.values.is_inference()):
             return torch.nested.nested_tensor_from_jagged(
@@ -61,13 +61,13 @@ class Copier:
         return batch
 
     def send(self, batch: Batch, /) -> Sent:
-        """Start to copy a batch to the device."""
+        """Start to copy the tensors of a batch to the device; for the CPU, nothing is copied."""
         if self.device.type == "cpu":
             return Sent(batch)
         return Sent(each_tensor(lambda tensor: tensor.to(self.device), batch))
 
     def receive(self, sent: Sent, /) -> Batch:
-        """Return the batch on the device, safe to compute on."""
+        """Return the batch on the device, which the current stream may compute on."""
         return join_jagged(sent.batch)
 
 
@@ -88,22 +88,25 @@ class CudaCopier(Copier):
         self.stream = _copying_stream(self.device)
 
     def empty(self, shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
+        """Return an uninitialized array in pinned memory, from which a GPU copies by itself."""
         with cuda.device(self.device):
             memory = torch.empty(prod(shape) * dtype.itemsize, dtype=torch.uint8, pin_memory=True)
         return memory.numpy().view(dtype).reshape(shape)
 
     def prepare(self, batch: Batch, /) -> Batch:
+        """Move tensors that are not in pinned memory to it, in the thread that makes the batch."""
         with cuda.device(self.device):
             return each_tensor(lambda tensor: tensor.pin_memory(), batch)
 
     def send(self, batch: Batch, /) -> Sent:
+        """Start to copy the tensors of a batch to the device, on the stream for copies."""
         # The device comes first: else leaving the stream would create another device's context.
         with cuda.device(self.device), cuda.stream(self.stream):
             copy = each_tensor(lambda tensor: tensor.to(self.device, non_blocking=True), batch)
             return Sent(copy, self.stream.record_event())
 
     def receive(self, sent: Sent, /) -> Batch:
-        """Return the batch, after the current stream was made to wait for the copy."""
+        """Return the batch on the device, and make the current stream wait for the copy."""
         computing = cuda.current_stream(self.device)
         computing.wait_event(sent.copied)
 
@@ -116,7 +119,10 @@ class CudaCopier(Copier):
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the only stream for copies to a device: a stream reuses only its own memory."""
+    """Return the stream for copies to a device.
+
+    There is one for each device, since a stream can only reuse the memory of its own tensors.
+    """
     return cuda.Stream(device)
 
 
@@ -126,7 +132,7 @@ def copier_for(device: torch.device, /) -> Copier:
 
 
 def torch_device(device: torch.device | str | None, /) -> torch.device:
-    """Return the device; for None the current CUDA device, or the CPU if there is no CUDA.
+    """Return a device as a `torch.device`; None is the current CUDA device, or else the CPU.
 
     Raises:
         ValueError: a device that torch cannot use here.
@@ -163,7 +169,7 @@ def each_tensor(function: Callable[[Any], Any], batch: Mapping[str, Any], /) -> 
 
 
 def join_jagged(batch: Batch, /) -> Batch:
-    """Make jagged tensors from their parts, in place."""
+    """Replace the `JaggedParts` in a batch by jagged tensors, in place, and return the batch."""
     for name, value in batch.items():
         if type(value) is JaggedParts:
             batch[name] = value.to_tensor()

@@ -22,15 +22,15 @@ from twinfeed.loaders.torch._copier import each_tensor
 FEWER_BATCHES = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
 
 MAX_BYTES_BY_VALUE = 1 << 14
-"""The bytes up to which a tensor is pickled. A larger one takes a descriptor in each process."""
+"""Tensors of up to so many bytes are pickled; larger ones take a descriptor in each process."""
 
 
 def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
-    """In a worker, move tensors to shared memory; elsewhere return the batch as it is.
+    """In a worker process, move the tensors of a batch to shared memory; elsewhere do nothing.
 
-    torch does so by itself, in the feeder thread of the worker's queue. An error in this thread
+    torch does so by itself, in the feeder thread of the worker's queue. But an error in this thread
     drops the batch, and the loop waits for the batch for ever. Tensors of at most `by_value` bytes
-    become arrays of numpy, which `each_tensor(torch.as_tensor, batch)` turns back.
+    become numpy arrays, which `each_tensor(torch.as_tensor, batch)` turns back.
 
     Raises:
         WorkerDiedError: there is no shared memory left.
@@ -58,8 +58,8 @@ def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
 def check_descriptors(feed: Feed, batches: int, /) -> None:
     """Raise LoaderError if this process may not open a file descriptor for each shared tensor.
 
-    `batches` are in flight at once, and each large tensor takes a descriptor. torch would wait for
-    ever, or fail without a clear message.
+    Each large tensor takes a descriptor, and `batches` are in flight at once. Without this check,
+    torch could wait for ever, or fail without a clear message.
     """
     size, tensors = feed.sampler.batch_size, 0
     for name, field in feed.spec.items():
@@ -87,7 +87,7 @@ def check_descriptors(feed: Feed, batches: int, /) -> None:
 
 
 def check_semaphores() -> None:
-    """Raise LoaderError if the system gives no semaphores, which the queues of workers need."""
+    """Raise LoaderError if no semaphore can be created, since the queues of workers need them."""
     try:
         multiprocessing.Lock()
     except OSError as error:
@@ -98,7 +98,7 @@ def check_semaphores() -> None:
 
 
 def shared_memory_advice() -> str:
-    """Return advice for when shared memory may be full."""
+    """Return the advice of an error for a process that may have run out of shared memory."""
     return (
         f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
         f"enlarge it (in a container `--shm-size`), {FEWER_BATCHES}"

@@ -73,16 +73,18 @@ class _Delivered(NamedTuple):
 
 
 class PrefetchedRequest(NamedTuple):
-    """A request whose records `read` reads while the request is pickled.
+    """A request for a worker, whose records are read in the main process while it is pickled.
 
     The feeder thread of a worker's queue pickles it. So the loop does not wait, and as many
-    requests are read at once as there are workers. An error that is raised there would be lost.
+    requests are read at once as there are workers. An error that is raised there would be lost, so
+    it is sent to the worker in place of the values.
     """
 
     request: Request
     read: Callable[[Int64s], Mapping[str, Sequence[Any]]]
 
     def __reduce__(self) -> tuple[type[_Delivered], tuple[Request, Any]]:
+        """Pickle as a `_Delivered`: the request with the values of its records, or an error."""
         try:
             return _Delivered, (self.request, self.read(_distinct_records(self.request)))
         except Exception as error:
@@ -90,12 +92,12 @@ class PrefetchedRequest(NamedTuple):
 
 
 class DeliveredReader:
-    """A reader, in a worker, of the values that were delivered with the latest request."""
+    """A reader in a worker, which returns the values that came with the latest request."""
 
     delivered: _Delivered
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each field for each id."""
+        """Return by field the values of records, from those that came with the request."""
         request, values = self.delivered
         if isinstance(values, Exception):
             raise values
@@ -107,20 +109,23 @@ class DeliveredReader:
 
 
 def _distinct_records(request: Request) -> Int64s:
-    """Return the records of a request, sorted, without padding."""
+    """Return the distinct record ids of a request, sorted and without padding."""
     return np.unique(request.records[request.ids >= 0])
 
 
 def parent_reads(loader: FeedLoader[Any], /) -> bool:
-    """Return whether the main process reads for its workers: remote shards, which it prefetches."""
+    """Return whether the main process reads for its workers.
+
+    It does for remote shards, which it prefetches. Local files are read by the workers.
+    """
     return isinstance(loader.reader, Reader) and loader.reader.index.remote
 
 
 class PassRequests:
-    """The sampler of the workers' DataLoader: the requests of the pass that starts.
+    """The sampler of the workers' DataLoader: it yields the requests of an epoch from `start` on.
 
-    It does not keep the loader, which keeps the DataLoader: workers end as soon as nobody has the
-    loader. In a cycle, they would stay until a garbage collection, which waits for each.
+    It does not refer to the loader, which refers to the DataLoader: without a reference cycle, the
+    workers end as soon as nobody has the loader.
     """
 
     def __init__(self, loader: FeedLoader[Any]) -> None:
@@ -131,7 +136,11 @@ class PassRequests:
         self.cancelled = False
 
     def __iter__(self) -> Iterator[Request | PrefetchedRequest]:
-        # The workers share the page cache: this process advises the kernel of what they will read.
+        """Yield the requests, and prefetch the bytes of coming steps.
+
+        Of local files, this process advises the kernel of what the workers will read, since they
+        share the page cache.
+        """
         feed, (epoch, step) = self._feed, self.start
         schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
         fields = stored_fields(feed)
@@ -147,7 +156,7 @@ class PassRequests:
                 yield request
 
     def _read(self, block: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
-        """Return the values of records by field, and end the `ReadStep` in `block`."""
+        """Return by field the values of records; then close `block`, which has their `ReadStep`."""
         with block:
             if self.cancelled:
                 raise LoaderError("the pass was cancelled")  # this error is never seen
@@ -159,9 +168,9 @@ class PassRequests:
 
 
 class ErrorAsValueDataset(Dataset[Any]):
-    """A map-style dataset from requests to batches, jagged tensors in their parts.
+    """The dataset of the workers: it makes a batch for each request, or returns an error.
 
-    It returns errors: torch would replace the text of an error that is raised. Use it with
+    An error is returned, not raised, since torch would replace its text. Use the dataset with
     `collate_fn=identity`.
     """
 
@@ -171,7 +180,7 @@ class ErrorAsValueDataset(Dataset[Any]):
         self._batcher = Batcher(compile_feed(loader.feed), reader=reader, threads=threads)
 
     def __getitem__(self, request: Request | _Delivered, /) -> _WorkerBatch | _WorkerError:
-        """Make the batch of one request."""
+        """Return the batch for a request with its times; or, if this fails, the error."""
         try:
             if isinstance(request, _Delivered):
                 self._delivered.delivered, request = request, request.request
@@ -188,14 +197,19 @@ def identity(batch: T, /) -> T:
 
 
 def init_worker(function: Callable[[int], None] | None, number: int, /) -> None:
-    """Make a new worker end with its parent, and call the user's `worker_init_fn`, if any."""
+    """Set up a new worker process: let it end with its parent, and call the user's function.
+
+    `function` is the user's `worker_init_fn`, or None; `number` is the worker's.
+    """
     end_with_parent()
     if function is not None:
         function(number)
 
 
 def without_fork(context: Any, /) -> Any:
-    """Return the `multiprocessing_context` for a source that is not fork-safe: "spawn" by default.
+    """Return the `multiprocessing_context` of workers that must not be forked.
+
+    `context` is what the user gave; None becomes "spawn".
 
     Raises:
         ValueError: the user chose to fork.
@@ -210,12 +224,12 @@ def without_fork(context: Any, /) -> Any:
 
 
 class WorkerBatches(Iterator[Batch]):
-    """The batches of a pass over a DataLoader with workers, which start with the first batch.
+    """Iterate over the batches that the workers of a DataLoader make, from a step of an epoch on.
 
-    The iteration and `check` raise WorkerDiedError for a worker that died. Another thread may call
-    `check` meanwhile: a worker that is killed while it sends leaves half a message, and torch waits
-    for the other half for ever. `workers_ended` says that `release` found workers that had ended.
-    The DataLoader cannot be used again then.
+    The workers start with the first batch. The iteration and `check` raise WorkerDiedError for a
+    worker that died. Another thread may call `check` meanwhile: a worker that is killed while it
+    sends leaves half a message, and torch waits for the other half for ever. `workers_ended` says
+    that `release` found workers that had ended. The DataLoader cannot be used again then.
     """
 
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, epoch: int, step: int, /) -> None:
@@ -232,6 +246,7 @@ class WorkerBatches(Iterator[Batch]):
         return list(getattr(self._iterator, "_workers", ()))
 
     def __next__(self) -> Batch:
+        """Return the next batch as tensors, or raise the error that a worker has sent."""
         if self._dataloader is None:
             raise StopIteration
         try:
@@ -257,17 +272,17 @@ class WorkerBatches(Iterator[Batch]):
         return each_tensor(torch.as_tensor, batch.batch)
 
     def cancel(self) -> None:
-        """Let the main process read no more records for the workers."""
+        """Stop the main process from reading records for the workers' coming batches."""
         self._requests.cancelled = True
 
     def close(self) -> None:
-        """End the workers, unless another object keeps the DataLoader and with it the workers."""
+        """Drop torch's iterator. The workers end, unless they are persistent."""
         # The traceback of an error may keep torch's iterator. The iterator would keep the workers.
         self.release()
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
-        """Raise WorkerDiedError if a worker has ended although torch did not end the workers."""
+        """Raise WorkerDiedError, and end all workers, if one has ended before torch ended them."""
         workers = self._workers
         dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
         if dead and not self._iterator._shutdown:
@@ -276,10 +291,10 @@ class WorkerBatches(Iterator[Batch]):
             raise _worker_died(dead[0], workers)
 
     def release(self) -> None:
-        """If a worker has ended, end all workers, and wake the thread that waits for a batch.
+        """If a worker has ended, end all workers, and wake up the thread that waits for a batch.
 
-        torch checks only every five seconds whether the workers are alive. Closing the pipe wakes
-        it at once.
+        torch checks only every five seconds whether the workers are alive. Closing the pipe of its
+        queue wakes it at once.
         """
         workers = self._workers
         if any(worker.exitcode is not None for worker in workers):
@@ -304,10 +319,10 @@ class WorkerBatches(Iterator[Batch]):
 
 
 def _unregister(iterator: Any) -> None:
-    """Remove workers from the list of workers whose death torch reports by a signal.
+    """Stop torch from reporting the death of an iterator's workers by a signal.
 
     If another DataLoader has installed torch's signal handler, the handler would raise torch's
-    error in the body of the loop.
+    error in the body of the loop. `check` raises a better one.
     """
     if iterator._worker_pids_set:
         iterator._worker_pids_set = False
@@ -315,7 +330,10 @@ def _unregister(iterator: Any) -> None:
 
 
 def detach_workers(iterator: Any, /) -> None:
-    """In a forked child, keep torch and multiprocessing from ending the parent's workers."""
+    """In a forked child, keep torch and multiprocessing from ending the parent's workers at exit.
+
+    `iterator` is torch's iterator of the DataLoader, or None.
+    """
     if iterator is not None:
         iterator._shutdown = True
         multiprocessing.process._children.difference_update(iterator._workers)  # type: ignore[attr-defined]
@@ -333,7 +351,10 @@ def _worker_died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
 
 
 def _advice(signal_number: int, forked: bool) -> str:
-    """Return advice for a worker that was ended by a signal, or by a (negative) exit code."""
+    """Return the advice of an error for a worker that a signal has ended.
+
+    A negative `signal_number` is an exit code; `forked` says how the worker was started.
+    """
     if signal_number == signal.SIGKILL:
         return f"the system may have run out of memory (see `dmesg`): {FEWER_BATCHES}"
     if signal_number == signal.SIGBUS:

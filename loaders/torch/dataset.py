@@ -47,12 +47,15 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
 
 
 def as_parts(batch: Mapping[str, Any], /) -> Batch:
-    """Turn arrays into tensors, and each `Ragged` into the parts of a jagged tensor."""
+    """Turn the arrays of a batch into tensors, and each `Ragged` into the parts of a jagged one."""
     return {name: _value_as_parts(value) for name, value in batch.items()}
 
 
 def _value_as_parts(value: Any) -> Any:
-    """Return a value of a batch as a tensor, or a `Ragged` as `JaggedParts`; strings stay lists."""
+    """Turn a value of a batch into a tensor, or a `Ragged` into `JaggedParts`.
+
+    Strings become, or stay, lists. A read-only array is copied, since tensors are writable.
+    """
     if isinstance(value, Ragged) and value.values.dtype == object:
         return [part.tolist() for part in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):
@@ -165,7 +168,10 @@ class RecordDataset(Dataset[Any]):
         return samples
 
     def _warn_of_plain_records(self, records: Sequence[int]) -> None:
-        """Warn, once, that a transform gets other seeds, or that the sampler excludes a record."""
+        """Warn, once each, that seeds are random, or that the feed's sampler excludes a record.
+
+        The records were requested by plain numbers, which are not of the feed's sampler.
+        """
         if self._seeded:
             self._seeded = False
             problem = "seeds of plain record numbers are torch's random numbers"
@@ -177,9 +183,10 @@ class RecordDataset(Dataset[Any]):
 
 
 class _CollatedBatch(dict[str, Any]):
-    """A batch that is collated already. torch's own collation would look for its first sample."""
+    """A batch that is collated already: if torch asks for its first sample, raise TypeError."""
 
     def __missing__(self, name: object) -> NoReturn:
+        """Raise TypeError for `batch[0]`, which torch's default collation looks up."""
         if name == 0:
             raise TypeError("a RecordDataset gives whole batches: give collate_fn=as_tensors")
         raise KeyError(name)
@@ -231,12 +238,12 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
         self._sampler.set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the next id or batch that is drawn."""
+        """Return the position of the next id or batch that will be drawn."""
         state: dict[str, Any] = self._sampler.state_dict()
         return state
 
     def load_state_dict(self, state: Mapping[str, Any], /) -> None:
-        """Set the position that `state` has."""
+        """Set the position to that of a state."""
         self._sampler.load_state_dict(state)
 
     @property
@@ -287,14 +294,14 @@ class RequestSampler(TorchSampler):
 
     @property
     def sampler(self) -> RequestSampler:
-        """This sampler: trainers look for it in one of two places when they set the epoch."""
+        """This sampler. Trainers set the epoch of `sampler` or of `batch_sampler`."""
         return self
 
     batch_sampler = sampler
 
     @property
     def batch_size(self) -> NoReturn:
-        """Refuse to be sharded a second time: trainers ask for `batch_size` before they shard.
+        """Raise an error: trainers read `batch_size` before they shard a sampler a second time.
 
         Raises:
             TypeError: the requests are already of one rank.

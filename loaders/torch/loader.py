@@ -38,15 +38,19 @@ from twinfeed.samplers import ExactOnceBatchSampler, validate
 
 
 class _Adapter(Adapter):
-    """Give Keras on torch a DataLoader."""
+    """Adapt a TorchLoader to Keras, which takes a DataLoader on torch."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        # On TensorFlow, Keras would drop the batches that it draws to infer their shapes.
+        """Return a DataLoader for Keras's `fit`; None for the backend TensorFlow.
+
+        With that backend, Keras would drop the batches that it draws to infer their shapes.
+        """
         if backend == "tensorflow" or not callable(arrange):
             return None
         return self.loader.dataloader(arrange)
 
     def feed_of(self, batches: Any) -> Any:
+        """Return the feed of a DataLoader that `TorchLoader.dataloader` made; else None."""
         return batches._loader.feed if isinstance(batches, _PassDataLoader) else None
 
 
@@ -154,6 +158,7 @@ class TorchLoader(MakingLoader[B]):
         DataLoader(_BatchCount(self), batch_size=None, **self._worker_options)
 
     def _forked(self) -> None:
+        """Drop the running pass in a forked child, without ending the parent's workers."""
         for owner in (getattr(self._running, "_workers", None), vars(self).get("_workers")):
             detach_workers(getattr(owner, "_iterator", None))
         super()._forked()
@@ -169,8 +174,8 @@ class TorchLoader(MakingLoader[B]):
 
     @cached_property
     def _workers(self) -> DataLoader[Any]:
-        """The DataLoader whose workers make the batches."""
-        socket_folder()
+        """The DataLoader whose workers make the batches; made, and checked, at first use."""
+        socket_folder()  # workers inherit the folder
         check_semaphores()
         check_descriptors(self.feed, self._in_flight + self.prefetch + 2)
         return DataLoader(
@@ -184,7 +189,10 @@ class TorchLoader(MakingLoader[B]):
         )
 
     def _start_pass(self, epoch: int, start: int) -> _Pass:
-        """Start a pass whose batches are made on threads or by workers, and copied by a thread."""
+        """Start to make the batches of an epoch, from step `start` on, and copy them to the device.
+
+        Batches are made on threads or by workers. A thread starts their copies ahead of the loop.
+        """
         check_not_in_worker()
         copier = copier_for(self.device)
         if not self.num_workers:
@@ -203,15 +211,16 @@ class TorchLoader(MakingLoader[B]):
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
-        """This loader: trainers look for `loader.batch_sampler.sampler` when they set the epoch.
+        """The object whose epoch trainers set, by `loader.batch_sampler.sampler.set_epoch`.
 
-        For an evaluation, a sampler of a class that Lightning knows not to shuffle.
+        This loader itself; for an evaluation, an object of a class that Lightning does not replace
+        by a sampler that shuffles.
         """
         return _StoredOrder(self) if self.feed.sampler.evaluation else self
 
     @property
     def batch_sampler(self) -> TorchLoader[B]:
-        """Itself."""
+        """This loader, where trainers look for the `sampler` whose epoch they set."""
         return self
 
     @property
@@ -252,7 +261,7 @@ class TorchLoader(MakingLoader[B]):
 
 
 class _PassDataLoader(DataLoader[Any]):
-    """A DataLoader without workers, whose iterators are passes of a loader."""
+    """What `TorchLoader.dataloader` returns: a DataLoader that yields the loader's batches."""
 
     def __init__(self, loader: TorchLoader[Any], arrange: Callable[[Batch], Any]) -> None:
         super().__init__(_BatchCount(loader), batch_size=None, collate_fn=identity)
@@ -266,7 +275,7 @@ class _PassDataLoader(DataLoader[Any]):
 
 
 class _BatchCount(IterableDataset[Any]):
-    """The dataset that gives such a DataLoader its length, and cannot be iterated over."""
+    """A dataset that gives a DataLoader its length in batches, and cannot be iterated over."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         self._loader = loader
@@ -295,7 +304,7 @@ class _SampleCount(Dataset[Any]):
 
 
 class _StoredOrder(SequentialSampler):
-    """The sampler that an evaluation shows to trainers, which set its epoch."""
+    """The sampler that trainers see in an evaluation: records are read in order, not shuffled."""
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         super().__init__(cast(Sized, loader.dataset))
@@ -303,7 +312,7 @@ class _StoredOrder(SequentialSampler):
 
 
 class _Pass(Iterator[Batch]):
-    """A pass over the rest of an epoch: receives the batches whose copies have been started."""
+    """Iterate over the batches of an epoch on the device; `sent` are those being copied to it."""
 
     def __init__(
         self,
@@ -318,7 +327,11 @@ class _Pass(Iterator[Batch]):
         return self._copier.receive(next(self._sent))
 
     def close(self) -> None:
-        """Stop the threads and workers of the pass. Drop workers that cannot be used again."""
+        """Stop the threads and workers of the pass.
+
+        The loader's workers are dropped if one has died, or if the thread that receives their
+        batches still runs: they cannot be used again then.
+        """
         if self._workers is None:
             self._sent.close()
             return
@@ -332,7 +345,10 @@ class _Pass(Iterator[Batch]):
 def _send_each(
     batches: Generator[Batch, None, None], copier: Copier
 ) -> Generator[Sent, None, None]:
-    """Start the copy of each batch; closing this generator closes `batches`."""
+    """Yield each batch after starting its copy to the device.
+
+    Closing this generator closes `batches`.
+    """
     with closing(batches):
         for batch in batches:
             yield copier.send(batch)
