@@ -19,9 +19,10 @@ class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of
 
 
 def cut_rows(range_data: bytes, rows: Rows, checksums: bool, first: int) -> list[bytes]:
-    """Split the bytes of a range into the bytes of each row, and check them.
+    """Slice the bytes of each row out of the bytes of a range, and check them.
 
-    `range_data` begins at the offset of rows[0], which is row `first` of all rows that are read.
+    `range_data` begins at the offset of rows[0]. For errors, `first` is the number of this row
+    among all rows that are read.
 
     Raises:
         WrongBytes: a wrong length or, with `checksums`, a wrong CRC-32C.

@@ -130,7 +130,7 @@ class DatasetSource:
         return self
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:
-        """Return the values of each field for each id."""
+        """Return by field the values of these records, in the order of `ids`."""
         with self._lock() if self._one_thread_at_a_time else nullcontext():
             return self._data.take(ids, fields)
 
@@ -172,6 +172,7 @@ class _Items:
         return len(self.data)
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes for pickle; raise LoaderError if that would copy large arrays."""
         if self.copied_bytes > _MAX_PICKLED_BYTES:
             raise LoaderError(
                 f"each new process would get a copy of {self.copied_bytes / 1e6:,.0f} MB of rows",
@@ -181,7 +182,11 @@ class _Items:
         return vars(self)
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
-        """Return by field the values of each id; the value is None where the field is null."""
+        """Return by field the values of these records; a null in the data becomes None.
+
+        Values that are null are not requested from the dataset, since columnar formats would turn
+        them into NaN, and the integers beside them into floats.
+        """
         without_nulls = [name for name in names if name not in self.null_masks]
         columns = dict(self._values(ids, without_nulls)) if without_nulls else {}
         for name in self.null_masks.keys() & names:
@@ -191,29 +196,32 @@ class _Items:
         return columns
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        """Return by field the values of each id; none of them is null."""
+        """Return by field the values of these records, of which none is null."""
         rows = [self._row(item) for item in self._items(ids.tolist())]
         return {name: [row[name] for row in rows] for name in names}
 
     def column(self, name: str, /) -> Any:
-        """Return the values of a field for all records."""
+        """Return the values of a field for all records, read one by one with a progress bar."""
         show_bar = len(self) >= _MIN_FOR_BAR
         ids = progress_bar(range(len(self)), f"reading {name}", "record", show_bar)
         return [as_array(self.take(np.array([id_]), [name])[name][0]).copy() for id_ in ids]
 
     def as_stored(self, name: str, value: Any, /) -> Any:
-        """Return the user's value for a missing field in the form that `take` returns."""
+        """Return the user's value for a missing field as `take` returns such values."""
         return value
 
     def _items(self, ids: list[int]) -> Any:
-        """Return the dataset's items with these ids, by one call if it has `__getitems__`."""
+        """Return the items of the dataset with these ids.
+
+        A dataset with `__getitems__` is called once for all.
+        """
         get_items = getattr(self.data, "__getitems__", None)
         if get_items is None or not ids:  # a batch of padding alone: ArrayRecord refuses []
             return [self.data[id_] for id_ in ids]
         return get_items(ids)
 
     def _row(self, item: Any) -> Mapping[str, Any]:
-        """Return an item (a dict, a tuple or a single value) as a dict of fields."""
+        """Turn an item of the dataset (a dict, a tuple or a single value) into a dict by field."""
         if isinstance(item, Mapping):
             return item
         parts = item if isinstance(item, tuple) else (item,)
@@ -253,7 +261,10 @@ class _HuggingFace(_Columns):
         return super().__getstate__() | {"_selected": {}}
 
     def as_stored(self, name: str, value: Any, /) -> Any:
-        """Return the value by way of a dataset of one row, with this dataset's type and format."""
+        """Return the user's value for a missing field as this dataset returns such values.
+
+        To find out how, a dataset of one row is made, with the type and format of this one.
+        """
         _as_arrow(value, self.data.data.table[name].type)
         features, row_format = self.data.features, self.data.format
         row = type(self.data).from_dict({name: [value]}, type(features)({name: features[name]}))
@@ -315,9 +326,9 @@ class _Arrays(_Items):
 
 
 def source_of(records: Any, /) -> Source:
-    """Return a `Source` of `records`: an `Index`, a `Source`, a dict of arrays or a dataset.
+    """Return `records` if they are an `Index` or another `Source`, or else wrap them in one.
 
-    An `Index` or a `Source` is returned as it is. Anything else is wrapped in a `DatasetSource`.
+    A dict of arrays, or a dataset whose records are dicts, becomes a `DatasetSource`.
 
     Raises:
         TypeError: `records` is a path, or cannot be indexed by record id, or its records are no
@@ -339,9 +350,13 @@ def source_of(records: Any, /) -> Source:
 
 
 def _dataset_class(data: Any) -> type[_Items]:
-    """Return the class that reads a dataset, chosen by its attributes.
+    """Return the class of this module that reads a dataset.
 
-    An `isinstance` would have to import pyarrow or datasets.
+    It is chosen by the attributes of the dataset, since an `isinstance` would have to import
+    pyarrow or datasets.
+
+    Raises:
+        TypeError: no class reads it, as a dataframe or an iterable without a length.
     """
     if hasattr(data, "iloc") or hasattr(data, "to_arrow"):
         raise TypeError(
@@ -370,12 +385,19 @@ def _dataset_class(data: Any) -> type[_Items]:
 
 
 def _is_array(values: Any) -> bool:
+    """Return whether a value is a numpy array or a tensor of torch, without masked entries."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
     return isinstance(values, (np.ndarray, tensor)) and not np.ma.isMaskedArray(values)
 
 
 def _array(name: str, values: Any) -> Array:
-    """Return an array or a list of values as an array with a row for each record."""
+    """Return the values of a field, an array or a list, as a numpy array with a row per record.
+
+    A list becomes an array of objects.
+
+    Raises:
+        TypeError: anything else.
+    """
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
     if hasattr(values, "column_names"):
@@ -388,7 +410,7 @@ def _array(name: str, values: Any) -> Array:
 
 
 def _numpy(name: str, values: Any) -> Array:
-    """Return a value as a numpy array.
+    """Return an array or a tensor as a numpy array; `name` is the field, for messages.
 
     Raises:
         ValueError: a masked array.
@@ -413,21 +435,27 @@ def _is_null(column: Any, inside_lists: bool = True) -> npt.NDArray[np.bool_]:
     is_null = np.array(column.is_null())
     column = getattr(column, "storage", column)  # of an extension type
     if inside_lists and hasattr(column, "value_parent_indices") and not _has_dicts(column):
-        is_null[column.value_parent_indices().to_numpy()[_is_null(column.flatten())]] = True
+        list_of_item = column.value_parent_indices().to_numpy()  # for each item of the lists
+        is_null[list_of_item[_is_null(column.flatten())]] = True
     return is_null
 
 
 def _has_dicts(column: Any) -> bool:
+    """Return whether the values of a pyarrow column are, or contain, dicts (structs or maps)."""
     return "struct<" in str(column.type) or "map<" in str(column.type)
 
 
 def _to_numpy_or_list(column: Any) -> Any:
-    """Return the values of a pyarrow column without nulls: a list of dicts, or a numpy array."""
+    """Return the values of a pyarrow column as a numpy array, or as a list if they are dicts."""
     return column.to_pylist() if _has_dicts(column) else column.to_numpy()
 
 
 def _as_arrow(value: Any, arrow_type: Any) -> Any:
-    """Return a pyarrow column of one value; raise TypeError if it has another type."""
+    """Return a pyarrow column of one value, the user's for a missing field.
+
+    Raises:
+        TypeError: the value does not have the type of the column.
+    """
     pyarrow, arrow_type = sys.modules["pyarrow"], getattr(arrow_type, "storage_type", arrow_type)
     try:
         with suppress(pyarrow.ArrowNotImplementedError):
@@ -439,7 +467,7 @@ def _as_arrow(value: Any, arrow_type: Any) -> Any:
 
 
 def _read_column(data: _Items, name: str) -> Any:
-    """Return the values of a field for all records; raise KeyError if a record does not have it."""
+    """Return the values of a field for all records; raise KeyError if a record lacks it."""
     try:
         return data.column(name)
     except KeyError:
@@ -447,7 +475,13 @@ def _read_column(data: _Items, name: str) -> Any:
 
 
 def _as_numbers(name: str, values: Any) -> Array:
-    """Return the values of a column as an array of numbers, mapped if they are in a mapped file."""
+    """Return the values of a column as an array of numbers.
+
+    An array that is mapped from a file stays mapped.
+
+    Raises:
+        TypeError: values that are no numbers.
+    """
     array = _numpy(name, values)
     if array.dtype == object:
         array = np.asarray(array.tolist())

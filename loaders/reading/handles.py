@@ -47,7 +47,11 @@ class Handles:
         return len(self._open)
 
     def get(self, numbers: Iterable[int], /) -> dict[int, Handle]:
-        """Return the handle of each file, which the caller must keep while it reads the file."""
+        """Return the handle of each file by its number, opening files that are not open.
+
+        The caller must keep a handle while it reads the file: another thread may evict it from the
+        cache, and the file is closed with the last reference.
+        """
         handles = {}
         with self._lock():
             for number in numbers:
@@ -66,7 +70,10 @@ class Handles:
             self._open.clear()
 
     def _open_or_evict(self, number: int) -> int:
-        """Open a file; if the process has too many open files, close the oldest of this cache."""
+        """Return the descriptor of a file that is opened now.
+
+        If the process has too many open files, close the least recently used ones of this cache.
+        """
         while True:
             try:
                 return self._open_file(number)
@@ -76,8 +83,9 @@ class Handles:
                 self._open.popitem(last=False)
 
     def _close_oldest_if_full(self) -> None:
-        """Close the least recently used file of this cache if the cache is full, or of the largest
-        cache if all caches together are full.
+        """Make room for another open file, if this cache or all caches of the process are full.
+
+        Close the least recently used file of this cache, or else of the largest cache.
         """
         if len(self) >= self.limit:
             self._open.popitem(last=False)

@@ -39,7 +39,7 @@ call. For longer rows the second copy costs more than the saved call.
 """
 
 _PROBED = 16
-"""Ranges that are probed for whether reading waits: a few may be in memory by chance."""
+"""The number of ranges that are probed for whether they are in the page cache."""
 
 
 class LocalFiles:
@@ -64,13 +64,16 @@ class LocalFiles:
         self.handles.close()
 
     def read(self, rows: Rows, /, *, coalesce: bool = True) -> list[bytes]:
-        """Return the bytes of each row. With `coalesce`, small adjacent rows are read together."""
+        """Return the bytes of each row of the index, checked.
+
+        With `coalesce`, small rows near each other are read by one call.
+        """
         if self.paths is not None:
             return self._read_loose(rows)
         files = rows["file"].tolist()
         distinct_files = dict.fromkeys(files)
         if len(distinct_files) > self._max_files:
-            return self._read_in_groups(rows)
+            return self._read_by_files(rows)
         handles = self.handles.get(distinct_files)
         fds = [handles[file].fd for file in files]
         if not coalesce or not should_coalesce(is_near := is_near_previous(rows)):
@@ -83,25 +86,25 @@ class LocalFiles:
             out += cut_rows(data, rows[first:stop], self.checksums, first)
         return out
 
-    def _read_in_groups(self, rows: Rows) -> list[bytes]:
-        """Return the bytes of each row, read `_max_files` files at a time.
+    def _read_by_files(self, rows: Rows) -> list[bytes]:
+        """Return the bytes of each row, where the rows lie in more files than may be open at once.
 
-        The rows lie in more files than may be open at once.
+        Sort the rows by file, and read those of `_max_files` files at a time.
         """
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
         file_starts = np.flatnonzero(np.diff(rows["file"][order])) + 1  # but for the first file
-        for group in np.split(order, file_starts[self._max_files - 1 :: self._max_files]):
+        for positions in np.split(order, file_starts[self._max_files - 1 :: self._max_files]):
             try:
-                data = self.read(rows[group])
+                data = self.read(rows[positions])
             except WrongBytes as error:
-                raise WrongBytes(int(group[error.row]), error.found) from None
-            for row, row_data in zip(group.tolist(), data, strict=True):
-                out[row] = row_data
+                raise WrongBytes(int(positions[error.row]), error.found) from None
+            for position, row_data in zip(positions.tolist(), data, strict=True):
+                out[position] = row_data
         return out
 
     def _read_loose(self, rows: Rows) -> list[bytes]:
-        """Return the bytes of each row, a whole loose file, read one by one."""
+        """Return the bytes of each row, where each row is a whole loose file."""
         out: list[bytes] = []
         for row, (_, length, file, _) in enumerate(rows.tolist()):
             handle = self._handle(file, length)
@@ -110,17 +113,21 @@ class LocalFiles:
         return out
 
     def _handle(self, file: int, length: int) -> Handle:
-        """Return the handle of a shard, or of a loose file, which must still have this length."""
+        """Return the handle of a shard, or of a loose file, which is opened now.
+
+        Raises:
+            StaleIndexError: the file has another length than in the index, `length`.
+        """
         if self.paths is None:
             return self.handles.get([file])[file]
         path_of(self.index, self.index.files, file)
         return Handle(open_unchanged(self.paths.resolve(self.index.files[file]), length))
 
     def apply(self, plan: ReadPlan, event: Fetch | Release, /) -> None:
-        """Advise the kernel of the ranges of an event of a plan.
+        """Advise the kernel (`posix_fadvise`) to read the file ranges of an event of a plan.
 
-        While the plan is `probing`, a few of the ranges are probed first. If they are in the page
-        cache already, the plan is disabled.
+        While the plan is `probing`, look first whether a few of the ranges are in the page cache
+        already, and if so, disable the plan.
         """
         if isinstance(event, Release):
             return  # the kernel evicts pages by itself
@@ -132,14 +139,17 @@ class LocalFiles:
             self.advice.add(self.opened(event.ranges))
 
     def opened(self, extents: Extents, /) -> Iterator[tuple[int, int, int]]:
-        """Yield (descriptor, start, stop) for each extent whose file can be opened."""
+        """Yield (descriptor, start, stop) for each range of a file that can be opened."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError):  # raised again when the batch reads the file
                 handle = self._handle(file, stop - start)
                 yield handle.fd, start, stop
 
     def _read_rows(self, rows: Rows, fds: list[int]) -> list[bytes]:
-        """Return the bytes of each row, read by one `os.pread` from its descriptor, and checked."""
+        """Return the bytes of each row, read by one `os.pread` for each, and checked.
+
+        `fds` has the file descriptor of each row.
+        """
         lengths = rows["length"].tolist()
         out = list(map(os.pread, fds, lengths, rows["offset"].tolist()))
         if list(map(len, out)) != lengths:  # pread returns at most 2 GiB, and less at end of file
@@ -191,14 +201,21 @@ class Advice:
 
 
 def open_shard(index: Index, number: int) -> int:
-    """Return the descriptor of a shard, which must have the size it was indexed with."""
+    """Open a shard of an index, and return its file descriptor.
+
+    Raises:
+        StaleIndexError: the shard has another size than in the index.
+    """
     path = path_of(index, index.shard_paths, number)
     resolve_below(index.root, index.shard_paths[number])
     return open_unchanged(path, int(index.shards["bytes"][number]))
 
 
 def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
-    """Return the error for the first row whose length or checksum is not the expected one."""
+    """Return the error for the first row that is wrong, and the bytes that were read for it.
+
+    `found` and `expected` are the lengths or the checksums of all rows.
+    """
     row = [*map(operator.eq, found, expected)].index(False)
     return WrongBytes(row, data[row])
 
@@ -216,7 +233,12 @@ def path_of(index: Index, paths: StringColumn, number: int) -> str:
 
 
 def open_unchanged(path: str, length: int) -> int:
-    """Return a descriptor of a file; raise an error if its length is not that in the index."""
+    """Open a file that must still have this length, and return its descriptor.
+
+    Raises:
+        FileNotFoundError: there is no such file any more.
+        StaleIndexError: the file has another length.
+    """
     try:
         fd = open_regular(path)
     except FileNotFoundError:
@@ -247,7 +269,10 @@ def should_coalesce(is_near: npt.NDArray[np.bool_], /) -> bool:
 
 
 def _coalesced(rows: Rows, is_near: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) for each group of rows [first, stop) that one call reads."""
+    """Yield (first, stop) for each run of rows [first, stop) that one call can read.
+
+    `is_near` says for each row but the first whether it may be read with the row before.
+    """
     offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
     first = 0
     for row, is_near_previous_row in enumerate(is_near.tolist(), 1):

@@ -15,10 +15,16 @@ from twinfeed.loaders.reading.source import Reads
 def start_pass(
     reader: Reads, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
 ) -> ReadPlan | None:
-    """Return the prefetch plan of a pass: the last pass's if its stream continues, else a new one.
+    """Return the plan of what to prefetch, from step `start` to the end of its epoch.
 
-    A pass is one iteration, from step `start`, counted over all epochs, to the end of its epoch.
-    `readahead` is the `limit` of the `ReadPlan`, in bytes. A source that is no index has no plan.
+    If the previous plan ends where this pass starts, it is continued.
+
+    Args:
+        reader: of the records. For a source that is no index, there is no plan: return None.
+        schedule: the batches of ids.
+        fields: the names of the fields to read.
+        start: the first step, counted over all epochs.
+        readahead: the bytes to prefetch, or None for the default.
     """
     if not isinstance(reader, Reader):
         return None
@@ -35,16 +41,18 @@ def start_pass(
 
 
 class ReadStep(AbstractContextManager[None]):
-    """Context manager: within it, the batch of a step (counted over all epochs) is read.
+    """Context manager for reading the batch of a step, which prefetches for coming batches.
 
     On entering, the ranges of coming batches are requested, without waiting. On leaving, also by an
     exception, the bytes that no later batch needs are released. Without a plan, nothing happens.
+    The step is counted over all epochs.
     """
 
     def __init__(self, reader: Reads, step: int, plan: ReadPlan | None) -> None:
         self._reader, self._step, self._plan = reader, step, plan
 
     def __enter__(self) -> None:
+        """Request the ranges that the plan has next, unless another thread is doing so."""
         plan, reader = self._plan, self._reader
         if plan is None:
             return
@@ -67,6 +75,7 @@ class ReadStep(AbstractContextManager[None]):
             plan.applying.release()
 
     def __exit__(self, *_: object) -> None:
+        """Release the bytes that only this step and earlier ones have used."""
         if self._plan is None:
             return
         first_needed = self._plan.leave(self._step)

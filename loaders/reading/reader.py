@@ -118,7 +118,10 @@ class Reader(Closing):
     def _values(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
     ) -> dict[str, Sequence[Value]]:
-        """Return the values of each field, in the order of `ids`; `read` without its checks."""
+        """Return by field the values of records, as `read` does, without checking the arguments.
+
+        `missing` has by field the value for records in which the field is missing.
+        """
         columns = self.index.columns
         stored = [name for name in names if name not in columns]
         values = dict(zip(stored, self._read_fields(ids, stored, missing), strict=True))
@@ -140,7 +143,7 @@ class Reader(Closing):
         return self._own_files
 
     def _renew(self) -> None:
-        """Start without open files, buffered ranges and plans, in this process."""
+        """Set up the reader for this process, without open files, buffered ranges and plans."""
         self._pid = os.getpid()
         system.keep_freed_memory()
         self._plans: dict[Schedule, ReadPlan] = {}  # by stream, the plan of its last pass
@@ -153,10 +156,13 @@ class Reader(Closing):
     def _read_fields(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]
     ) -> list[Sequence[Value]]:
-        """Return for each stored field its values, in the order of `ids`."""
+        """Return for each field that lies in a shard the list of its values, in the order of `ids`.
+
+        If ids are repeated, or many are next to each other, they are read once and in order.
+        """
         if not names or not len(ids):
             return [[] for _ in names]
-        unique, inverse = ids, None
+        unique, inverse = ids, None  # inverse: the position in `unique` of each id
         sorted_ids = np.sort(ids)
         checks.check_bounds(int(sorted_ids[0]), int(sorted_ids[-1]), len(self.index))
         id_gaps = sorted_ids[1:] - sorted_ids[:-1]
@@ -179,9 +185,13 @@ class Reader(Closing):
     def _fetch(
         self, ids: Int64s, names: Sequence[str], missing: Container[str], coalesce: bool
     ) -> list[bytes]:
-        """Return the bytes of all fields of record 0, then of record 1, and so on.
+        """Return the bytes of the fields `names` of records: all fields of ids[0], of ids[1], ….
 
         The bytes of a missing field are b"", if `missing` or the index allows it to be missing.
+        With `coalesce`, small fields next to each other are read by one call.
+
+        Raises:
+            LoaderError: the bytes are not those that were indexed, or cannot be read.
         """
         rows = self.index.rows(names, ids)
         present_rows = None
@@ -216,7 +226,7 @@ class Reader(Closing):
         return filled
 
     def _check_batch(self, rows: npt.NDArray[Any]) -> None:
-        """Raise LoaderError if the rows have more bytes than a batch may have.
+        """Raise LoaderError if rows of the index have more bytes in total than a batch may have.
 
         An index that was tampered with could make the process allocate any amount of memory.
         """
@@ -238,10 +248,12 @@ class Reader(Closing):
     def _present_rows(
         self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str], missing: Container[str]
     ) -> Int64s:
-        """Return the indices of the rows that are not missing, as int64[at most len(rows)].
+        """Return the positions of those rows whose field the record has, as int64[n].
 
-        A row is a field of a record. Its length is -1 if the field is missing in the record. A
-        missing field without a value in `missing` is a LoaderError.
+        A row is a field of a record, and its length is -1 if the record lacks the field.
+
+        Raises:
+            LoaderError: a record lacks a field that neither `missing` nor the index allows to lack.
         """
         is_missing = rows["length"] == -1
         optional = [self._missing_as_empty or name in missing for name in names]
@@ -262,12 +274,15 @@ class Reader(Closing):
         )
 
     def _decode(self, name: str, data: list[bytes]) -> Sequence[Value]:
-        """Return the values that the bytes of a field encode."""
+        """Return the values of a field from its bytes in each record: bytes, or lists or arrays."""
         kind = self.index.fields[name].kind
         return data if kind == "bytes" else decode_lists(kind, data)
 
     def _missing_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
-        """Return the error for a missing field; `row` counts the fields of all records."""
+        """Return the error for a record that lacks a field.
+
+        `row` is the number of the field among the fields `names` of all records.
+        """
         record, name = int(ids[row // len(names)]), names[row % len(names)]
         return LoaderError(
             f"{self.index.describe(record)} lacks the field {name!r}",
@@ -276,7 +291,10 @@ class Reader(Closing):
         )
 
     def _bytes_error(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
-        """Return the error for a field whose bytes are too few or have a wrong checksum."""
+        """Return the error for a field whose bytes are too few, or have a wrong checksum.
+
+        `row` is the field's row in the index, and `found` are the bytes that were read.
+        """
         is_file = self.index.container == "files"
         facts: dict[str, Any] = {
             "path": f"{self.index.root}/{self.index.files[int(row['file'])]}",

@@ -42,11 +42,14 @@ class RemoteFiles:
         self._file = lru_cache(_FILES)(self._info_of)
 
     def fetch(self, rows: Rows, /) -> list[bytes]:
-        """Return the bytes of each row."""
+        """Return the bytes of each row of the index, checked.
+
+        They come from the buffer, or are requested now. After an error, their ranges are dropped.
+        """
         self._compare_files(rows)
         ranges = self.buffer.of_rows(rows)
         try:
-            return self._cut(rows, ranges)
+            return self._slice(rows, ranges)
         except BaseException:
             self.buffer.drop(ranges)
             raise
@@ -55,8 +58,8 @@ class RemoteFiles:
         """Drop all ranges, and cancel the requests under way."""
         self.buffer.clear()
 
-    def _cut(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:
-        """Return the bytes of each row, cut from its range and checked.
+    def _slice(self, rows: Rows, ranges: list[BufferedRange]) -> list[bytes]:
+        """Slice the bytes of each row out of its buffered range, and check them.
 
         Wrong bytes, which a disk cache may have, are read once more from the store.
 
@@ -77,7 +80,10 @@ class RemoteFiles:
         return out
 
     def _read_again(self, file: int, start: int, stop: int, data: bytes) -> bytes:
-        """Return a range from the store after its removal from the cache; `data` if no cache."""
+        """Drop a range from the cache, and return its bytes from the store.
+
+        Without a cache, return `data`, the wrong bytes: they came from the store.
+        """
         if self.cache is None:
             return data
         self.cache.forget(file, start, stop)
@@ -103,7 +109,11 @@ class RemoteFiles:
         return sizes
 
     def _fetch(self, file: int, start: int, stop: int, _step: int = CURRENT_STEP) -> memoryview:
-        """Return a range of a file from the store; raise StaleIndexError for a changed file."""
+        """Return the bytes [start, stop) of a file from the store.
+
+        Raises:
+            StaleIndexError: the store says that the file has changed since it was indexed.
+        """
         found = self.store.read(self._file(file)[0], start, stop)
         if self.store.sends_info:
             self._compare(file, found.info)
@@ -122,10 +132,10 @@ class RemoteFiles:
             raise stale_file_error(self.store.url(path), describe_object(expected), current)
 
     def _compare_files(self, rows: Rows) -> None:
-        """Compare the size and ETag of the files of rows, once for each shard.
+        """Check that the shards of rows have not changed, by a request for each new shard.
 
-        Not needed for a store that sends both with each range. Loose files are not compared, since
-        that would take a request for each record.
+        This is not needed if the store sends size and ETag with each range. Loose files are not
+        checked, since that would take a request for each record.
         """
         if self.store.sends_info or self.index.container == "files":
             return

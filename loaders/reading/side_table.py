@@ -61,7 +61,7 @@ class SideTable:
         return len(self._data) if self._rows is None else len(self._rows)
 
     def __getitem__(self, ids: Ids) -> npt.NDArray[Any]:
-        """Return the rows of these sample ids, copied."""
+        """Return a copy of the rows of these sample ids."""
         ids = checks.check_ids(ids, len(self))
         return np.asarray(self._data[ids if self._rows is None else self._rows[ids]])
 
@@ -98,7 +98,7 @@ class ByRecord:
 
 
 def check_table(name: str, table: Any, /) -> Any:
-    """Return a table of numbers as it is, and one of texts packed into two arrays.
+    """Check a side table of a feed, and return it; texts are packed into a `StringColumn`.
 
     Raises:
         TypeError: a table of anything else, and texts that UTF-8 cannot encode.
@@ -122,8 +122,10 @@ def check_table(name: str, table: Any, /) -> Any:
 
 
 def _mapped(path: str) -> npt.NDArray[Any]:
-    """Return the array of an `.npy` file, memory-mapped; raise DataCorruptionError unless it has
-    rows of numbers.
+    """Return the array of an `.npy` file, memory-mapped.
+
+    Raises:
+        DataCorruptionError: the file is damaged, or does not have rows of numbers.
     """
     os.close(open_regular(path))
     try:

@@ -107,8 +107,11 @@ _MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
 
 
 def check_source(source: object, /) -> None:
-    """Raise TypeError unless `source` is a `Source`, whose columns are arrays; raise ValueError
-    unless each column has a row for each record.
+    """Check that an object is a source of records.
+
+    Raises:
+        TypeError: a method or attribute of `Source` is missing, or a column is no array.
+        ValueError: a column does not have a row for each record.
     """
     if isinstance(source, Index):
         return
@@ -153,13 +156,17 @@ class CheckedReader:
         self._fresh = getattr(reader, "fresh", False)
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return the values of each field for each id."""
+        """Return by field the values of these records, in the order of `ids`."""
         return self._values(ids, fields, {})
 
     def _values(
         self, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any]
     ) -> Mapping[str, Sequence[Any]]:
-        """Return by field the values of each id, with the value of `missing` in place of None.
+        """Call the user's `read`, check what it returns, and fill in missing values.
+
+        Returns:
+            By field the values of these records; None is replaced by the field's value in
+            `missing`.
 
         Raises:
             LoaderError: `read` failed, or did not return a list with a value for each id by field.
@@ -189,10 +196,12 @@ class CheckedReader:
     def _fill_missing(
         self, name: str, values: Sequence[Any], ids: Int64s, missing: Any
     ) -> Sequence[Any]:
-        """Return the values of a field for `ids`, with `missing` in place of None.
+        """Return the values of a field, with `missing` in place of None.
 
-        Arrays are read-only unless they are fresh. If `missing` is None, a missing value is a
-        LoaderError.
+        Arrays become read-only, unless the reader declares them `fresh`.
+
+        Raises:
+            LoaderError: a value is None, and `missing` is None too.
         """
         if isinstance(values, np.ndarray) and values.dtype != object:
             return values if self._fresh else read_only(values)
@@ -207,9 +216,9 @@ class CheckedReader:
         return [read_only(value) if isinstance(value, np.ndarray) else value for value in filled]
 
     def _failed(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
-        """Return the error for a failed `read`.
+        """Return the error for an exception in the user's `read` of several records.
 
-        It names the first record for which `read` fails alone, or else the number of records.
+        To name a record, each is read by itself until one fails.
         """
         where = f"{counted(len(ids), 'record')} at once"
         for record in ids:
@@ -230,7 +239,10 @@ class CheckedReader:
     def _invalid(
         self, problem: str, fields: Sequence[str], count: int, found: object
     ) -> LoaderError:
-        """Return the error for a `read` that returned something else than lists of values."""
+        """Return the error for a user's `read` that did not return `count` values for each field.
+
+        `problem` says what is wrong, and `found` what was returned.
+        """
         return LoaderError(
             f"read of a {self._name} gave {problem}",
             expected=f"a dict with a list of {counted(count, 'value')} for each of {list(fields)}",
@@ -240,7 +252,7 @@ class CheckedReader:
 
 
 def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
-    """Return a reader of a source."""
+    """Return a reader for an index, or a checked reader for a source of the user's own."""
     if isinstance(source, Index):
         return Reader(source, checksums=checksums)
     assert isinstance(source, OwnSource)
@@ -250,9 +262,10 @@ def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
 def values_of(
     reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
 ) -> Mapping[str, Sequence[Any]]:
-    """Return by field the values of each id; a missing field has the value in `missing`.
+    """Read records, and return by field their values, in the order of `ids`.
 
-    A reader of the user's own, which is not checked, has no missing values.
+    A missing field of a record gets its value in `missing`. Readers other than those of
+    `reader_of`, as that of a DataLoader worker, have no missing values.
     """
     if isinstance(reader, (Reader, CheckedReader)):
         return reader._values(ids, fields, missing)
