@@ -30,13 +30,18 @@ class FsspecStore(Store):
         self.system = with_retries(str(root), "its file system", self._system)
 
     def _system(self) -> Any:
+        """Return the file system of fsspec that serves the root URL."""
         with _translated_errors(str(self.root)):
             from fsspec.core import url_to_fs
 
             return url_to_fs(str(self.root))[0]
 
     def _fsspec_path(self, path: str) -> str:
-        """Return a path in the form of the file system; refuse a key that fsspec would change."""
+        """Return the path of a file as its file system of fsspec spells it.
+
+        Raises:
+            LoaderError: fsspec would change the key, and read another file.
+        """
         location = self.root / path if path else self.root
         found = str(self.system._strip_protocol(str(location)))
         if not found.endswith(location.key):
@@ -49,24 +54,28 @@ class FsspecStore(Store):
         return found
 
     def _stat(self, path: str, /) -> ObjectInfo:
+        """Return the size and the ETag or version of a file."""
         with _translated_errors(self.url(path)):
             found = self.system.info(self._fsspec_path(path))
             tags = [str(found[name]) for name in _TAGS if found.get(name)]
             return ObjectInfo(found.get("size"), tags[0] if tags else None)
 
     def _read(self, path: str, start: int, stop: int, /) -> RangeData:
+        """Return the bytes [start, stop) of a file."""
         with _translated_errors(self.url(path)):
             return RangeData(
                 memoryview(self.system.cat_file(self._fsspec_path(path), start=start, end=stop))
             )
 
     def _list(self) -> Iterator[str]:
+        """Yield the paths of all files, relative to the root."""
         base = self._fsspec_path("").rstrip("/")
         with _translated_errors(str(self.root)):
             for path in self.system.find(self._fsspec_path("")):
                 yield str(path)[len(base) :].lstrip("/")
 
     def _write(self, path: str, file: Path, /) -> None:
+        """Copy a local file to `path`, after creating its folder."""
         with _translated_errors(self.url(path)):
             target = self._fsspec_path(path)
             self.system.makedirs(posixpath.dirname(target), exist_ok=True)
@@ -79,7 +88,10 @@ class FsspecStore(Store):
 
 @contextmanager
 def _translated_errors(url: str) -> Iterator[None]:
-    """Translate errors of fsspec into those of this library, and say which may be retried."""
+    """Turn exceptions of fsspec in the `with` block into those of this library.
+
+    Failures that may pass become a `TransientError`, which is retried.
+    """
     try:
         yield
     except (LoaderError, MemoryError, TransientError):

@@ -26,7 +26,7 @@ from twinfeed.loaders.storage.store import ObjectInfo, RangeData, Store
 from twinfeed.loaders.storage.url import Location, masked
 
 _MAX_DRAIN = 1 << 16
-"""The bytes of an unwanted body that are still read, so that its connection can be reused."""
+"""So many bytes of an unwanted body are still read, so that its connection can be reused."""
 _MAX_REDIRECTS = 5
 _CONTENT_RANGE = re.compile(r"(?i:bytes) (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _NO_RANGE = re.compile(r"(?i:bytes) \*/(\d{1,18})")
@@ -63,13 +63,8 @@ class HttpStore(Store):
             return RangeData(memoryview(b""))
         with self._request_range(path, f"bytes={start}-{stop - 1}") as response:
             if response.status == 416:  # range not satisfiable: the file ends before it
-                size = _size(response)
-                info = (
-                    self._stat(path)
-                    if size is None
-                    else ObjectInfo(size, response.headers.get("ETag"))
-                )
-                return RangeData(memoryview(b""), info)
+                info = ObjectInfo(_size(response), response.headers.get("ETag"))
+                return RangeData(memoryview(b""), self._stat(path) if info.bytes is None else info)
             if response.status == 200:
                 raise no_ranges_error(self.url(path))
             length, info = self._check_range(path, response, start, stop)
@@ -86,7 +81,14 @@ class HttpStore(Store):
     def _check_range(
         self, path: str, response: BaseHTTPResponse, start: int, stop: int
     ) -> tuple[int, ObjectInfo]:
-        """Check Content-Range; return the length of the range, and the file's size and ETag."""
+        """Check that a response has the requested range [start, stop), or its part in the file.
+
+        Returns:
+            The length of the range in bytes, and the size and ETag of the file.
+
+        Raises:
+            LoaderError: a header Content-Range or Content-Length that is wrong or missing.
+        """
         header = response.headers.get("Content-Range")
         match = _CONTENT_RANGE.fullmatch(header or "")
         if match:
@@ -111,7 +113,14 @@ class HttpStore(Store):
 
     @contextmanager
     def _request_range(self, path: str, wanted: str) -> Iterator[BaseHTTPResponse]:
-        """Request a range; yield the response with its body unread, and release the connection."""
+        """Request a range of a file, and yield the response, whose body is not read yet.
+
+        `wanted` is the value of the header Range. After the `with` block, the connection is
+        released.
+
+        Raises:
+            LoaderError: a status or a header of the response that is an error.
+        """
         url = self.url(path)
         with _translated_errors(url), deadline(_retries.NETWORK.request_seconds):
             response = self._follow_redirects(url, {**_HEADERS, "Range": wanted})
@@ -129,7 +138,10 @@ class HttpStore(Store):
                 _release(response)
 
     def _follow_redirects(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
-        """Return the response to a request, after redirects, which may lead to other servers."""
+        """Request a URL, follow redirects, and return the last response.
+
+        A redirect is only followed to https or the same server, and not for the URLs of an index.
+        """
         target = url
         for _ in range(_MAX_REDIRECTS):
             response = self._request(target, headers, redirected=target != url)
@@ -145,7 +157,11 @@ class HttpStore(Store):
         raise _redirect_error(url, target)
 
     def _request(self, url: str, headers: dict[str, str], *, redirected: bool) -> BaseHTTPResponse:
-        """Make a request, over a reused connection if the server has not closed it."""
+        """Send a GET request for a URL, and return the response.
+
+        A connection is reused if the server has not closed it. `redirected` says whether the URL is
+        from a redirect, so that it must not lead into a private network.
+        """
         key = origin, _ = _origin(url), redirected
         path = url[len(origin) :].removeprefix("/")
         while True:
@@ -168,7 +184,10 @@ class HttpStore(Store):
                 continue
 
     def _check_network(self, origin: str, redirected: bool, address: str) -> None:
-        """Raise LoaderError for a redirect from a public server into a private network."""
+        """Raise LoaderError if a redirect leads to an IP address in another, private network.
+
+        The address of the first server, to which no redirect leads, is remembered.
+        """
         kind = network_of(address)
         if not redirected:
             self._home_network = kind
@@ -177,17 +196,18 @@ class HttpStore(Store):
 
 
 def _origin(url: str) -> str:
+    """Return the scheme and host of a URL, as in "https://example.org"."""
     return "://".join(urlsplit(url)[:2])
 
 
 def _size(response: BaseHTTPResponse) -> int | None:
-    """Return the size of the file from a response 416; None if unknown."""
+    """Return the size of the file that a response with status 416 names; None if it names none."""
     match = _NO_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
 
 def _release(response: BaseHTTPResponse) -> None:
-    """Return a connection to its pool if the body is read, or nearly so; else close it."""
+    """Return the connection of a response to its pool; close it if much of the body is unread."""
     if 0 < (response.length_remaining or 0) <= _MAX_DRAIN:
         response.drain_conn()
     if not response.closed:
@@ -196,7 +216,7 @@ def _release(response: BaseHTTPResponse) -> None:
 
 
 def _retry_after(response: BaseHTTPResponse) -> float:
-    """Return the seconds of the header Retry-After, or 0."""
+    """Return the seconds of the header Retry-After of a response; 0 if it has none."""
     try:
         return Retry().get_retry_after(response) or 0.0
     except (HTTPError, OverflowError, ValueError):
@@ -215,7 +235,11 @@ def _redirect_error(url: str, target: str) -> LoaderError:
 
 @contextmanager
 def _translated_errors(url: str) -> Iterator[None]:
-    """Translate errors of connections into those of this library; the others may be retried."""
+    """Turn exceptions of HTTP connections in the `with` block into those of this library.
+
+    An invalid certificate and a malformed URL are errors. All else becomes a `TransientError`,
+    which is retried.
+    """
     try:
         yield
     except (FileNotFoundError, LoaderError, TransientError):

@@ -37,7 +37,7 @@ _DEADLINE: ContextVar[float] = ContextVar("until")
 
 
 def _is_foreign(_: logging.LogRecord) -> bool:
-    """Whether a log record is of another library's request: a URL of ours may have a secret."""
+    """Log filter: keep only the records of other libraries, as a URL of ours may have a secret."""
     return _DEADLINE.get(None) is None
 
 
@@ -47,7 +47,7 @@ class ClosedError(Exception):
 
 @contextmanager
 def deadline(seconds: float, /) -> Iterator[None]:
-    """Set a deadline, in seconds from now, for all socket operations of this thread."""
+    """Set a deadline, in seconds from now, for all socket operations in the `with` block."""
     token = _DEADLINE.set(time.monotonic() + seconds)
     try:
         yield
@@ -64,7 +64,7 @@ def _remaining_seconds() -> float:
 
 
 class _Socket(socket.socket):
-    """A socket with a deadline for all of a response: a socket's timeout restarts at each byte."""
+    """A socket with a deadline for a whole response (a plain timeout starts anew at each byte)."""
 
     def recv(self, *arguments: Any) -> bytes:
         self.settimeout(_remaining_seconds())
@@ -97,7 +97,10 @@ class _Connection(HTTPConnection):
         self._check, self._reused = check, False
 
     def _new_conn(self) -> socket.socket:
-        """Return a socket connected to the first address of the host that accepts."""
+        """Return a socket that is connected to the host.
+
+        All its addresses are tried in turn, each after it has passed `check`.
+        """
         self._reused = False
         host, last = self._dns_host.strip("[]"), OSError("this host has no address")
         for family, kind, protocol, _, address in socket.getaddrinfo(
@@ -117,7 +120,11 @@ class _Connection(HTTPConnection):
         raise last
 
     def getresponse(self) -> Any:
-        """Return the response; raise ClosedError if the server has closed a reused connection."""
+        """Return the response to the request that was sent.
+
+        Raises:
+            ClosedError: the server has closed this connection since the last request.
+        """
         reused, self._reused = self._reused, True
         try:
             return super().getresponse()
@@ -132,7 +139,9 @@ class _SecureConnection(_Connection, HTTPSConnection):
 
 
 def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
-    """Return the connection pool for a URL, through the environment's proxy, if any.
+    """Return a pool of connections to the server of a URL, through a proxy if one is set.
+
+    `check` raises an error for an IP address that must not be connected to.
 
     Raises:
         LoaderError: a proxy that cannot be used as it is written.
@@ -159,7 +168,10 @@ def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
 
 
 def _proxy_of(url: str, proxy: str) -> tuple[dict[str, str], str]:
-    """Return the headers that authenticate at a proxy, and its URL without the password."""
+    """Return the headers that authenticate at a proxy, and the proxy's URL without the password.
+
+    `proxy` is the setting in the environment, as http://user:password@host:3128.
+    """
     match = _PROXY.fullmatch(proxy)
     if not match:
         raise LoaderError(
@@ -176,9 +188,9 @@ def _proxy_of(url: str, proxy: str) -> tuple[dict[str, str], str]:
 
 
 def network_of(host: str, /) -> str:
-    """Classify the network of an address: loopback, link-local, private or public.
+    """Return the kind of network of an IP address: loopback, link-local, private or public.
 
-    The name of a host counts as public, since a proxy resolves it.
+    The name of a host, other than localhost, counts as public, since a proxy resolves it.
     """
     host = host.strip("[]").partition("%")[0]
     with suppress(OSError, UnicodeError):  # 127.1 and 0x7f000001 are 127.0.0.1

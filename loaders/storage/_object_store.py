@@ -67,14 +67,14 @@ class ObjectStore(Store):
         timeouts: ClientConfig = {"connect_timeout": _milliseconds(network.connect_seconds)}
         if _http_allowed():
             timeouts["allow_http"] = True
-        request, silent = (
-            _milliseconds(network.request_seconds),
-            _milliseconds(network.silent_seconds),
-        )
+        request_timeout = _milliseconds(network.request_seconds)
+        silent_timeout = _milliseconds(network.silent_seconds)
         _check_endpoints(root)
         try:
-            self._ranges = _open(root, {**timeouts, "timeout": request})
-            self._writes = _open(root, {**timeouts, "timeout": "7days", "read_timeout": silent})
+            self._ranges = _open(root, {**timeouts, "timeout": request_timeout})
+            self._writes = _open(
+                root, {**timeouts, "timeout": "7days", "read_timeout": silent_timeout}
+            )
         except (exceptions.BaseError, OSError) as error:
             raise LoaderError(
                 "a store cannot be opened with its variables in the environment",
@@ -84,6 +84,7 @@ class ObjectStore(Store):
             ) from None
 
     def _stat(self, path: str, /) -> ObjectInfo:
+        """Return the size and ETag of an object."""
         with _translated_errors(self.root / path):
             return _stat(obstore.head(self._ranges, path))
 
@@ -99,6 +100,7 @@ class ObjectStore(Store):
             return RangeData(memoryview(found.bytes()), _stat(found.meta))
 
     def _list(self) -> Iterator[str]:
+        """Yield the paths of all objects, relative to the root."""
         with _translated_errors(self.root):
             for chunk in obstore.list(self._ranges):
                 yield from (meta["path"] for meta in chunk)
@@ -113,7 +115,10 @@ class ObjectStore(Store):
 
 
 def _open(root: Location, options: ClientConfig) -> Any:
-    """Open a bucket, with the key as a prefix. (obstore's `from_url` would decode the key.)"""
+    """Open a bucket with obstore; the key of `root` is the prefix of all keys.
+
+    `options` are those of its HTTP client. obstore's `from_url` would decode the key.
+    """
     settings: Any = {
         "prefix": root.key or None,
         "client_options": options,
@@ -132,9 +137,10 @@ def _open(root: Location, options: ClientConfig) -> Any:
 
 
 def _check_endpoints(root: Location) -> None:
-    """Raise LoaderError if the environment names an endpoint that is not a URL, or is unencrypted.
+    """Check the variables in the environment that hold the URL of the store's server.
 
-    The environment may allow endpoints without encryption.
+    Raises:
+        LoaderError: one is not a URL, or is without encryption and this is not allowed.
     """
     names = [name for name in _ENDPOINTS[OBJECTS[root.scheme]] if name in os.environ]
     for number, name in enumerate(names):
@@ -155,7 +161,7 @@ def _check_endpoints(root: Location) -> None:
 
 
 def _is_url(text: str) -> bool:
-    """Return whether this is the URL of a web server."""
+    """Return whether a text is a valid URL of a web server (http or https)."""
     try:
         parts = urlsplit(text)
         _ = parts.port
@@ -183,14 +189,17 @@ def _stat(meta: ObjectMeta) -> ObjectInfo:
 
 
 def _status(error: Exception) -> int | None:
-    """Return the HTTP status, which obstore has only in the text of its error."""
+    """Return the HTTP status in the text of an error of obstore; None if there is none."""
     match = _STATUS.search(str(error))
     return int(match[1]) if match else None
 
 
 @contextmanager
 def _translated_errors(location: Location) -> Iterator[None]:
-    """Translate errors of obstore into those of this library, and say which may be retried."""
+    """Turn exceptions of obstore in the `with` block into those of this library.
+
+    Failures that may pass become a `TransientError`, which is retried.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -227,7 +236,7 @@ def _translated_errors(location: Location) -> Iterator[None]:
 
 
 def _missing_bucket(location: Location, error: Exception) -> LoaderError | None:
-    """Return the error of a missing bucket, or None if `error` does not say that it is missing."""
+    """Return the error for a missing bucket; None if `error`, of obstore, is for another reason."""
     if not _NO_BUCKET.search(str(error)):
         return None
     return LoaderError(
@@ -238,9 +247,9 @@ def _missing_bucket(location: Location, error: Exception) -> LoaderError | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the message of an error of obstore, without the request and the source in Rust.
+    """Return the reason that an error of obstore gives, as one line of text without secrets.
 
-    A response in XML is shortened to its code and message.
+    The request and the source in Rust are left out, and XML is shortened to its code and message.
     """
     text = _BEFORE.sub("", str(error).partition("\n\nDebug source")[0], count=1)
     text = _BODY.sub(r"\1: \2", text)

@@ -62,7 +62,10 @@ class Disk:
                 os.close(getattr(self, name))
 
     def get(self, name: str, length: int, /) -> bytes | None:
-        """Return an entry, or None if it is missing or damaged; a damaged entry is deleted."""
+        """Return the bytes of an entry of this length, or None if it is missing or damaged.
+
+        A damaged entry is deleted.
+        """
         file = self._file(name)
         try:
             with open_file(file) as entry:
@@ -82,9 +85,10 @@ class Disk:
         return body
 
     def put(self, name: str, data: bytes, victims: Iterator[str], /) -> bool:
-        """Write an entry, evicting `victims` until it fits; return whether it is cached.
+        """Write an entry, after evicting entries (`victims`) until it fits.
 
-        An entry that does not fit or cannot be written is not cached.
+        Returns:
+            Whether the entry is cached. It is not if it does not fit or cannot be written.
         """
         file, size = self._file(name), len(data) + _TRAILER.size
         if not self._reserve(size, victims):
@@ -111,7 +115,7 @@ class Disk:
         return True
 
     def _warn(self, error: LoaderError | OSError) -> None:
-        """Warn, once, that some bytes are not cached."""
+        """Warn that some bytes are not cached because of this error; later errors do not warn."""
         if not self._warned:
             self._warned = True
             why = f"{error.path}: {error.problem}" if isinstance(error, LoaderError) else error
@@ -119,7 +123,7 @@ class Disk:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def drop(self, name: str, length: int, /) -> None:
-        """Delete an entry of `length` bytes."""
+        """Delete an entry of `length` bytes, and subtract it from the total size."""
         with self._locked():
             if self._delete(name):
                 self._set(self._used() - length - _TRAILER.size)
@@ -138,7 +142,11 @@ class Disk:
         return None
 
     def _reserve(self, size: int, victims: Iterator[str]) -> bool:
-        """Evict `victims` until `size` bytes fit, and reserve them; return whether they fit."""
+        """Evict entries (`victims`) until `size` more bytes fit in the limit, and count them.
+
+        Returns:
+            Whether they fit.
+        """
         with self._locked():
             used = self._used()
             while used + size > self._limit:
@@ -151,10 +159,11 @@ class Disk:
             return fits
 
     def _file(self, name: str) -> Path:
+        """Return the path of the file of an entry."""
         return self._folder / name[:2] / f"{name}.chunk"
 
     def _delete(self, name: str) -> int:
-        """Delete an entry, and return its size."""
+        """Delete the file of an entry; return its size, or 0 if it was deleted already."""
         file = self._file(name)
         with suppress(OSError):  # deleted already, or a folder
             size = file.lstat().st_size
@@ -179,10 +188,15 @@ class Disk:
         return used if used >= 0 else self._recount()
 
     def _set(self, used: int) -> None:
+        """Store the total size of all entries. The caller has the lock."""
         os.pwrite(self._state, _USED_BYTES.pack(max(0, used)), 0)
 
     def _recount(self, *, exclusive: bool = False) -> int:
-        """Recount the total size; if `exclusive`, delete temporary files of killed processes."""
+        """Add up the sizes of all entries, store the total, and return it.
+
+        If this process is the only user of the folder (`exclusive`), temporary files are of killed
+        processes, and are deleted.
+        """
         used = 0
         for file in self._files():
             with suppress(FileNotFoundError):
@@ -197,17 +211,14 @@ class Disk:
         """Yield the regular files in the folders of entries; some may be deleted meanwhile."""
         with suppress(FileNotFoundError):
             for folder in self._folder.iterdir():
-                if (
-                    _SUBFOLDER.fullmatch(folder.name)
-                    and folder.is_dir()
-                    and not folder.is_symlink()
-                ):
+                is_folder = folder.is_dir() and not folder.is_symlink()
+                if is_folder and _SUBFOLDER.fullmatch(folder.name):
                     with os.scandir(folder) as found:
                         yield from (Path(e) for e in found if e.is_file(follow_symlinks=False))
 
 
 def _open_state_file(folder: Path, name: str) -> int:
-    """Open a state file of the cache, created if missing; return its file descriptor."""
+    """Open a state file of a cache folder, creating it if needed; return its file descriptor."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     try:
         fd = os.open(folder / name, flags, 0o600)
@@ -247,7 +258,7 @@ def make_cache_folder(folder: Path) -> None:
 
 
 def _check_owner(folder: Path) -> None:
-    """Raise UnsafeContentError for a folder that other users have access to."""
+    """Raise UnsafeContentError for a cache folder that other users own or have access to."""
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise UnsafeContentError(

@@ -52,7 +52,11 @@ class DiskCache:
 
 
 def cache_of_environment() -> DiskCache | None:
-    """Return the cache that the environment variables name, or None."""
+    """Return the disk cache that the environment variables set, or None.
+
+    Raises:
+        ValueError: only one of the two variables is set, or the size is not valid.
+    """
     folder, size = os.environ.get(FOLDER), os.environ.get(BYTES)
     if not folder and not size:
         return None

@@ -51,7 +51,11 @@ def download(store: Store, path: str, file: Path, max_bytes: int, /) -> ObjectIn
 
 
 def _copy(store: Store, path: str, start: int, info: ObjectInfo, fd: int) -> None:
-    """Download a part, and write it at its offset of the file."""
+    """Download the part of a file that starts at `start`, and write it there in the local file.
+
+    Raises:
+        StaleIndexError: the file has changed since `info` was read.
+    """
     stop = min(start + retries.NETWORK.part_bytes, info.bytes or 0)
     part = store.read(path, start, stop)
     if len(part.data) < stop - start or (store.sends_info and part.info != info):

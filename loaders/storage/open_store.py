@@ -16,7 +16,7 @@ _obstore_users: set[int] = set()
 
 
 def store_of(root: Location, /) -> Store:
-    """Return the store of a URL, opened once in each process, which has its own connections."""
+    """Return the store of a URL; each process opens it once, with connections of its own."""
     key = os.getpid(), root, root.from_user
     store = _stores.get(key)
     if store is None:
@@ -25,7 +25,11 @@ def store_of(root: Location, /) -> Store:
 
 
 def split(location: Location, /) -> tuple[Store, str]:
-    """Split the URL of a file into the store of its folder and its name."""
+    """Return the store of the folder that a file lies in, and the name of the file.
+
+    Raises:
+        LoaderError: the URL is of a bucket or a server, and names no file.
+    """
     if not location.key:
         raise LoaderError(
             "this URL names no file", path=location, advice="name a file or a folder in it"
@@ -34,10 +38,12 @@ def split(location: Location, /) -> tuple[Store, str]:
 
 
 def _open(root: Location) -> Store:
-    """Open a store; refuse obstore in a process that was forked after obstore was used.
+    """Open the store of a URL: by HTTP, obstore or fsspec.
 
-    obstore is not fork-safe: the child has the locks of obstore's threads, but not the threads, and
-    would wait for ever.
+    Raises:
+        LoaderError: a package is not installed, or this process was forked after obstore was used.
+            Then the child has the locks of obstore's threads, but not the threads, and would wait
+            for ever.
     """
     if root.scheme not in (*WEB, *OBJECTS):
         return FsspecStore(root)

@@ -13,6 +13,8 @@ from twinfeed.loaders.support.fork import PerProcess
 
 
 class _Submitted(NamedTuple):
+    """A request: a function that fetches `size` bytes, and the future of its result."""
+
     call: Callable[[], Any]
     size: int
     future: Future[Any]
@@ -33,7 +35,10 @@ class RequestPool:
         self._bytes = 0
 
     def submit(self, call: Callable[[], Any], size: int, /, *, urgent: bool = True) -> Future[Any]:
-        """Submit `call`, which fetches `size` bytes; return its future."""
+        """Queue `call`, a function that fetches `size` bytes, and return the future of its result.
+
+        Urgent requests start before all others.
+        """
         job = _Submitted(call, size, Future())
         with self._lock:
             (self._urgent if urgent else self._prefetch)[id(job.future)] = job
@@ -41,7 +46,7 @@ class RequestPool:
         return job.future
 
     def promote(self, futures: Iterable[Future[Any]], /) -> None:
-        """Make prefetch requests urgent."""
+        """Make those of the requests urgent that have not started."""
         with self._lock:
             for key in map(id, futures):
                 if key in self._prefetch:
@@ -49,7 +54,7 @@ class RequestPool:
         self._grow()
 
     def _grow(self) -> None:
-        """Start threads for the requests that fit in the limits.
+        """Start threads for queued requests, up to the limits on threads and bytes in flight.
 
         Threads are started without the lock, to avoid a deadlock. Starting a thread may run the
         garbage collector, and with it any destructor, such as one that joins a thread that waits
@@ -65,7 +70,10 @@ class RequestPool:
             threading.Thread(target=self._work, args=(job,), name="twinfeed-request").start()
 
     def _next(self) -> _Submitted | None:
-        """Pop the next job, if its bytes fit in the limit; call it with the lock."""
+        """Pop the next request, urgent ones first, if its bytes fit in the limit; else None.
+
+        While the interpreter exits, all queued requests are cancelled. The caller has the lock.
+        """
         if not threading.main_thread().is_alive():
             for job in (*self._urgent.values(), *self._prefetch.values()):
                 job.future.cancel()
@@ -82,7 +90,10 @@ class RequestPool:
         return None
 
     def _work(self, job: _Submitted | None) -> None:
-        """Run jobs until none fits in the limits."""
+        """Run requests, `job` first, until none is left or fits in the limits.
+
+        This is the function of a request thread.
+        """
         while job is not None:
             try:
                 result = job.call()

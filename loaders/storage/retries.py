@@ -81,13 +81,13 @@ class RefusedError(LoaderError):
 
 
 def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _Result:
-    """Call `call`, and retry after a `TransientError` with exponential back-off and jitter.
+    """Return `call()`, retried after each `TransientError` with exponential back-off and jitter.
 
-    A server's Retry-After is kept to, within the retry budget.
+    A server's Retry-After is respected, within the retry budget.
 
     Raises:
-        LoaderError: the retry budget is spent; with the URL, what was `requested` and the number of
-            attempts.
+        LoaderError: the retry budget is spent. The message has the URL, what was `requested`, and
+            the number of attempts.
     """
     started = time.monotonic()
     budget, pause, attempts = retry_budget(), NETWORK.first_pause, 0
@@ -130,12 +130,15 @@ def retry_budget() -> float:
 
 
 def is_final(status: int | None, /) -> bool:
-    """Return whether a retry cannot help: an HTTP status 3xx or 4xx, but for 408, 425 and 429."""
+    """Return whether an HTTP status is final, so that a retry cannot help.
+
+    These are 3xx and 4xx, except 408 (timeout), 425 (too early) and 429 (too many requests).
+    """
     return status is not None and 300 <= status < 500 and status not in (408, 425, 429)
 
 
 def not_found(url: str, /) -> FileNotFoundError:
-    """Return the error of a missing file."""
+    """Return the error for a URL at which there is no file."""
     missing = "no such file; check the URL, and whether you may read there"
     return FileNotFoundError(errno.ENOENT, missing, url)
 
@@ -146,7 +149,11 @@ def refused_error(url: object, found: str, advice: str, who: str = "server") -> 
 
 
 def status_error(url: str, status: int, reason: str, after: float, /) -> Exception:
-    """Return the error for an HTTP status without data; a `TransientError` if it may be retried."""
+    """Return the error for a response with an HTTP error status.
+
+    A `TransientError` if a retry may help, after at least `after` seconds. `reason` is the text
+    beside the status.
+    """
     found = masked(f"status {status} {reason}")
     if status in (404, 410):
         return not_found(url)

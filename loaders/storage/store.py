@@ -65,7 +65,7 @@ class Store(ABC):
         raise read_only_error(self.root)
 
     def url(self, path: str, /) -> str:
-        """Return the URL of a file.
+        """Return the URL of a file, as text.
 
         Raises:
             LoaderError: a path that cannot be in a URL.
@@ -76,7 +76,10 @@ class Store(ABC):
         return found
 
     def stat(self, paths: Sequence[str], /, *, fresh: bool = False) -> list[ObjectInfo]:
-        """Return the size and ETag of files, requested in parallel, and cached unless `fresh`."""
+        """Return the size and ETag of each file, requested in parallel.
+
+        They are cached, and with `fresh` requested again.
+        """
         missing = [path for path in dict.fromkeys(paths) if fresh or path not in self._info]
         futures = [
             request_pool().submit(partial(self._stat_with_retries, path), 0) for path in missing
@@ -97,13 +100,18 @@ class Store(ABC):
         self._info.clear()
 
     def _stat_with_retries(self, path: str) -> ObjectInfo:
+        """Return the size and ETag of a file, from a request that is retried."""
         return with_retries(self.url(path), "its size", lambda: self._stat(path))
 
     def read(self, path: str, start: int, stop: int, /) -> RangeData:
-        """Return a range; it is shorter only at the end of the file, if the size is known."""
+        """Return the bytes [start, stop) of a file, retrying transient failures.
+
+        If the store says how large the file is, fewer bytes are only returned at its end.
+        """
         url, requested = self.url(path), f"bytes {start} to {stop}"
 
         def attempt() -> RangeData:
+            """Read once; raise an error if the number of bytes is wrong."""
             part = self._read(path, start, stop)
             found, size = len(part.data), part.info.bytes
             if found > stop - start:
@@ -133,7 +141,7 @@ class Store(ABC):
 
 
 def read_only_error(location: Location, /) -> LoaderError:
-    """Return the error of a write to a store that is read-only."""
+    """Return the error for a write to a store that can only be read."""
     return LoaderError(
         "a web server cannot be written to",
         path=location,
@@ -142,7 +150,7 @@ def read_only_error(location: Location, /) -> LoaderError:
 
 
 def not_installed_error(url: object, error: ImportError, /) -> LoaderError:
-    """Return the error of a missing package."""
+    """Return the error for a URL that needs a package which is not installed."""
     return LoaderError(
         "the package that reads this URL is not installed",
         path=url,
@@ -152,7 +160,10 @@ def not_installed_error(url: object, error: ImportError, /) -> LoaderError:
 
 
 def _matches(names: Sequence[str], parts: Sequence[str]) -> bool:
-    """Return whether the names of a path match the parts of a pattern."""
+    """Return whether the names of a path match the parts of a glob pattern; ** matches several.
+
+    For example ["a", "b", "c.tar"] matches ["a", "**", "*.tar"].
+    """
     if not parts or not names:
         return not parts and not names
     if parts[0] == "**":

@@ -76,7 +76,7 @@ class Location:
 
     @classmethod
     def of(cls, url: str, /, *, from_user: bool = True) -> Location:
-        """Parse a URL."""
+        """Parse a URL; `from_user` is False for a URL that an index contains."""
         match = _URL.fullmatch(url)
         if not match:
             raise LoaderError(
@@ -112,7 +112,11 @@ class Location:
         return f"{self.scheme}://{self.host}" + (f"/{self.key}" if self.key else "")
 
     def __truediv__(self, path: str, /) -> Location:
-        """Return the URL of a path below this one."""
+        """Return the URL of a relative path below this URL: `location / "folder/shard.tar"`.
+
+        Raises:
+            UnsafeContentError: a path with "..", an empty name, a control character, a query, ….
+        """
         _check_not_signed(f"{self}/{path}")
         web = self.web
         key = quote(path, safe=_UNQUOTED, errors="surrogatepass") if web else path
@@ -146,7 +150,7 @@ class Location:
         return replace(self, key=self.key.rpartition("/")[0])
 
     def below(self, root: Location, /) -> str | None:
-        """Return the path relative to `root`, or None if this URL is not below `root`."""
+        """Return the path of this URL relative to `root`, or None if it is not below `root`."""
         if (self.scheme, self.host) != (root.scheme, root.host) or self == root:
             return None
         base = f"{root.key}/" if root.key else ""
@@ -158,13 +162,13 @@ class Location:
 
 
 def parse_location(path: str | os.PathLike[str], /) -> Root:
-    """Parse a path from the caller: a `Location` for a URL, the text of a local path."""
+    """Return the `Location` of a URL, or a local path as it is, as text."""
     text = os.fspath(path)
     return Location.of(text) if is_url(text) else text
 
 
 def is_url(text: str, /) -> bool:
-    """Return whether a path is a URL."""
+    """Return whether a text is a URL, as "scheme://…", and no local path."""
     return _URL.fullmatch(text) is not None
 
 
@@ -229,7 +233,10 @@ def unquoted(path: str, /) -> str:
 
 
 def _check_no_user(url: str, protocol: str, host: str) -> None:
-    """Raise LoaderError for a URL with a password, or with a user where its scheme has none."""
+    """Raise LoaderError for a URL with a password, or a user name that its scheme does not take.
+
+    `protocol` and `host` are parts of the URL.
+    """
     user = host.rpartition("@")[0]
     if ":" in host and not _HOSTS["web"].fullmatch(host):  # a password may hold a "/"
         user = url.partition("://")[2].rpartition("@")[0]
@@ -240,7 +247,7 @@ def _check_no_user(url: str, protocol: str, host: str) -> None:
 
 
 def _check_not_signed(url: str) -> None:
-    """Raise LoaderError for a URL with a signature or a token."""
+    """Raise LoaderError for a URL with a signature or a token, which is a secret."""
     if _SIGNED.search(url):
         problem = "a URL with a signature or a token, such as a presigned URL, is not read"
         raise LoaderError(problem, path=masked(url), advice=_CREDENTIALS_ADVICE)
