@@ -42,9 +42,10 @@ _DECODED_AT_ONCE, _MAX_SHOWN = 1 << 14, 100  # strings decoded in one call, and 
 
 
 def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
-    """Return the narrowest dtype for the rows of a field, by its largest location and length.
+    """Return the narrowest dtype of rows (location, length, CRC) that holds these numbers.
 
-    A location is an offset in a shard, or with `whole_files` the number of a file.
+    A location is an offset in a shard, or with `whole_files` the number of a file. The arguments
+    are the largest location and the largest length of a field.
     """
     name = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"
@@ -52,7 +53,7 @@ def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np
 
 
 def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
-    """Return all dtypes that the rows of a field can have."""
+    """Return all dtypes that `row_type` can return."""
     return {
         row_type(location, length, whole_files=whole_files)
         for location in (0, 1 << 32)
@@ -109,17 +110,19 @@ class StringColumn(Sequence[str]):
     @overload
     def __getitem__(self, number: slice) -> tuple[str, ...]: ...
     def __getitem__(self, number: int | slice) -> str | tuple[str, ...]:
+        """Return the string with this number, or a tuple of the strings of a slice."""
         if isinstance(number, slice):
             return tuple(map(self.__getitem__, range(*number.indices(len(self)))))
         number = range(len(self))[number]
         return self._decode(number, number + 1)[0]
 
     def __iter__(self) -> Iterator[str]:
+        """Yield all strings, decoded in chunks."""
         for start in range(0, len(self), _DECODED_AT_ONCE):  # ten times as fast as one by one
             yield from self._decode(start, start + _DECODED_AT_ONCE)
 
     def _decode(self, start: int, stop: int) -> list[str]:
-        """Return the strings from `start` to `stop`, of which there is at least one."""
+        """Return the strings with the numbers [start, stop), of which there is at least one."""
         ends = self.ends[start:stop].tolist()
         base = int(self.ends[start - 1]) if start else 0
         text = self.text[base : ends[-1]].tobytes()
@@ -144,7 +147,7 @@ class StringColumn(Sequence[str]):
         return list(self)
 
     def arrays(self, name: str) -> dict[str, npt.NDArray[Any]]:
-        """Return the two arrays by the names under which an index stores them."""
+        """Return the two arrays by the names under which an index stores the column `name`."""
         return {f"{name}-text": self.text, f"{name}-ends": self.ends}
 
 
@@ -174,11 +177,15 @@ class Arrays:
         return np.asarray(self._arrays[name])
 
     def check(self, name: str) -> Array:
-        """Return an array; raise IndexFormatError if its bytes have changed."""
+        """Return an array, after comparing a mapped one with its digest at the first call.
+
+        Raises:
+            IndexFormatError: its bytes have changed since they were written.
+        """
         return np.asarray(self.mapped(name))
 
     def mapped(self, name: str) -> Array:
-        """Return an array as `check` does; if it is mapped, as `np.memmap`, with its file name."""
+        """Return an array as `check` does, but a mapped one as `np.memmap`, with its file name."""
         array = self._arrays[name]
         if isinstance(array, np.memmap) and name not in self.checked:
             self._check_digest(name, _mapped_digest(array.base))
@@ -191,7 +198,14 @@ class Arrays:
             return self._read(name, file)
 
     def _read(self, name: str, file: BinaryIO) -> Array:
-        """Return the array in an open file: read and checked if it is small, else mapped."""
+        """Return the array in an open file `{name}.npy`.
+
+        A small array is read and compared with its digest. A large one is mapped, and compared
+        later, by `check`.
+
+        Raises:
+            IndexFormatError: the file does not have the size, type and shape in the manifest.
+        """
         entry, size = self._entries[name], os.fstat(file.fileno()).st_size
         if size != entry["bytes"]:
             problem = f"incomplete index: {name}.npy has the wrong size"
@@ -210,7 +224,7 @@ class Arrays:
         return array
 
     def _check_digest(self, name: str, found: str) -> None:
-        """Raise IndexFormatError unless the digest `found` is that in the manifest."""
+        """Raise IndexFormatError unless `found` is the SHA-256 of an array in the manifest."""
         expected = self._entries[name]["sha256"]
         if found != expected:
             problem = f"damaged index: the bytes of {name}.npy have changed since they were written"
@@ -233,7 +247,7 @@ class Columns(Mapping[str, Array]):
         return self._arrays.check(self._names[name])
 
     def types(self) -> dict[str, str]:
-        """Return the type and the shape of each column, without reading any."""
+        """Return by name the type and the shape of each column as text, without reading any."""
         stored = {name: self._arrays[number] for name, number in self._names.items()}
         return {name: f"{array.dtype}{[*array.shape]}" for name, array in stored.items()}
 
@@ -251,8 +265,12 @@ class Columns(Mapping[str, Array]):
 
 
 def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
-    """Return `start` after checking, by the header's length, that the values of a `.npy` file begin
-    there.
+    """Check that the values of a `.npy` file begin at byte `start`, and return `start`.
+
+    `head` is the beginning of the file, and `dtype` that of the manifest.
+
+    Raises:
+        ValueError: by the header of the file, its values begin elsewhere.
     """
     if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
         raise ValueError("not a .npy file of format 1.0, or one of Python objects")
@@ -263,7 +281,7 @@ def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
 
 
 def _mapped_digest(mapped: Any) -> str:
-    """Return the SHA-256 of a mapped file; its pages are released afterwards."""
+    """Return the SHA-256 of a memory-mapped file, without keeping all its pages in memory."""
     digest = hashlib.sha256()
     with memoryview(mapped) as view:
         for start in range(0, len(view), CHUNK):

@@ -8,9 +8,10 @@ from twinfeed.loaders.support.array_types import Array
 
 
 def check_class_order(*, records: Array, starts: Array, sizes: Array, num_records: int) -> None:
-    """Raise ValueError unless `records`, sorted by class, has every record exactly once.
+    """Raise ValueError unless the classes of an index contain every record exactly once.
 
-    Class n is records[starts[n] : starts[n] + sizes[n]], and the classes must not overlap.
+    `records` has the record ids sorted by class: class n is records[starts[n] : starts[n] +
+    sizes[n]]. For example, records [2, 0, 1] with starts [0, 1] and sizes [1, 2].
     """
     if any(array.ndim != 1 or array.dtype.kind != "i" for array in (records, starts, sizes)):
         raise ValueError("its arrays are not of integers in one dimension")

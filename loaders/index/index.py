@@ -231,15 +231,18 @@ class Index:
         return self._strings("tags")[number] or None
 
     def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
-        """Return a column of strings; with `checked`, its bytes are compared with their digest."""
+        """Return the strings that the index stores under `name`, such as "keys" or "classes".
+
+        With `checked`, their bytes are compared with their digest.
+        """
         get = self._arrays.check if checked else self._arrays.__getitem__
         return StringColumn(get(f"{name}-text"), get(f"{name}-ends"), self._convert(name))
 
     def _convert(self, name: str) -> Callable[[str], str] | None:
-        """Return a function that converts a path in the index to a path below the root, or None.
+        """Return a function that converts stored paths to paths below the root, or None.
 
-        Paths at a web server are percent-encoded, others are not. They must be converted if only
-        one of the root and the root at the build is a web server.
+        Paths at a web server are percent-encoded, and others are not. So paths are converted if the
+        shards have been moved from a web server to another place since the build, or the reverse.
         """
         is_web = isinstance(self.shards_root, Location) and self.shards_root.web
         was_web = self.built_root is not None and self.built_root.web
@@ -434,7 +437,7 @@ class Index:
 
 
 def _range(values: npt.NDArray[Any]) -> str:
-    """Return the smallest and the largest value as text."""
+    """Return the smallest and the largest value as text: "1 to 20", or "7" if they are equal."""
     low, high = (int(values.min()), int(values.max())) if len(values) else (0, 0)
     return f"{low:,}" if low == high else f"{low:,} to {high:,}"
 
@@ -445,7 +448,11 @@ def load_index(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Return the index in the folder or at the URL `path`, without a check of its shards."""
+    """Load the index in the folder or at the URL `path`, without looking at its shards.
+
+    `root` is the folder of the shards; None is the folder that holds the index folder. An index at
+    a URL is downloaded to the cache, or to a temporary folder that is removed with the object.
+    """
     location = parse_location(path)
     default_root: Root
     if isinstance(location, Location):
@@ -469,7 +476,10 @@ def load_index(
 
 
 def _open_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
-    """Return the index in a folder; retry if a build replaces the index meanwhile."""
+    """Load the index in a local folder; retry if a build replaces the index meanwhile.
+
+    `where` is the path or the URL of the index, for messages, and `root` the folder of its shards.
+    """
     manifest, previous = read_manifest(folder, where), None
     while manifest != previous:
         try:
@@ -499,9 +509,13 @@ def _unpickle(
     cache: DiskCache | None,
     where: str,
 ) -> Index:
-    """Return a pickled index in another process; raise StaleIndexError if it was rebuilt.
+    """Load a pickled index in another process.
 
-    Arrays that the first process has compared with their digests are not compared again.
+    Arrays that the first process has compared with their digests (`checked`) are not compared
+    again.
+
+    Raises:
+        StaleIndexError: the index was rebuilt since it was pickled.
     """
     index = load_index(path, root, cache)
     if index.fingerprint != fingerprint:

@@ -37,7 +37,9 @@ def is_index(path: Path, /) -> bool:
 
 
 def read_manifest(path: Path, source: object = None) -> dict[str, Any]:
-    """Return the manifest in the folder `path`, after validation; errors name `source` if given.
+    """Read and check the manifest of the index in the folder `path`.
+
+    Errors name `source`, such as the URL that the folder is a copy of, in place of the folder.
 
     Raises:
         FileNotFoundError: there is no index.
@@ -110,12 +112,13 @@ def no_index_error(path: Path | Location, /) -> FileNotFoundError:
 
 
 def _index_names(folder: Path | Location, pattern: str) -> str:
-    """Return the names of the first five indexes in a local folder, as text."""
+    """Return the names of up to five indexes in a local folder that match a pattern, as text."""
     manifests = folder.glob(f"[!.]{pattern}/{MANIFEST}") if isinstance(folder, Path) else ()
     return ", ".join(sorted(manifest.parent.name for manifest in manifests)[:5])
 
 
 def _build_command(shards: Path | str, out: Path | Location) -> str:
+    """Return the command line that indexes shards and writes the index to `out`."""
     return shlex.join(["twinfeed", "index", str(shards), "--out", str(out)])
 
 
@@ -173,11 +176,13 @@ def check_manifest(manifest: Mapping[str, Any], /) -> None:
 
 
 def _require(name: str, valid: object) -> None:
+    """Raise ValueError that names a value of the manifest unless `valid` is true."""
     if not valid:
         raise ValueError(f"bad {name[:40]}")
 
 
 def _require_names(name: str, values: Sequence[object]) -> None:
+    """Raise ValueError unless a value of the manifest is a list of distinct strings."""
     valid = isinstance(values, list) and _strings(values) and len(set(values)) == len(values)
     _require(name, valid)
 

@@ -102,7 +102,9 @@ def open_without_checks(
 
 
 def find_shards(index: Index) -> None:
-    """Set the root to the URL that the index was built with, unless the shards lie beside it.
+    """Find out where the shards of an index lie, and set `index.shards_root` to this.
+
+    They lie beside the index folder, or else at the URL that they were indexed at.
 
     Raises:
         UnsafeContentError: the URL is not allowed, since an index may be from an untrusted source.
@@ -124,7 +126,7 @@ def find_shards(index: Index) -> None:
 
 
 def _shards_are_beside(index: Index) -> bool:
-    """Return whether the first shard, or loose file, exists in the default root of the index."""
+    """Return whether the first shard, or loose file, exists beside the index folder."""
     paths = "files" if index.container == "files" else "shardpaths"
     with suppress(RefusedError, UnsafeContentError):  # a store may refuse the request
         return is_there(index.shards_root, index._strings(paths, checked=False)[0])
@@ -132,16 +134,21 @@ def _shards_are_beside(index: Index) -> bool:
 
 
 def is_there(root: Root, name: str, /) -> bool:
-    """Return whether a shard or a file exists below a root."""
+    """Return whether the file `name` exists below a root, a folder or a URL."""
     if isinstance(root, str):
         return os.path.exists(join(root, name))
     return store_of(root).exists(check_relative(name, key=True))
 
 
 def _stat_shards(index: Index) -> None:
-    """Compare the sizes of all shards, or of an evenly spread sample, with the index.
+    """Check that the shards of an index exist and have the sizes that they were indexed with.
 
-    Of loose files, at least one of the sample must exist.
+    Of very many shards, an evenly spread sample is checked. Of loose files, only the existence of
+    one file of the sample is checked.
+
+    Raises:
+        FileNotFoundError: shards are missing.
+        StaleIndexError: a shard has another size.
     """
     is_loose = index.container == "files"
     paths = index._strings("files" if is_loose else "shardpaths", checked=False)

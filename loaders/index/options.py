@@ -134,9 +134,11 @@ class IndexOptions(Reading):
 
 
 def parse_reading(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
-    """Return `options` as a `Reading`; raise TypeError for a name that is not an option.
+    """Return the keyword options of a user's call as a checked `Reading`.
 
-    `function` is the function that the user called with these options, for the message.
+    Raises:
+        TypeError: a name that is not an option. The message names the option of `function`, which
+            the user has called, that is spelt most like it.
     """
     option_names = ReadingOptions.__annotations__
     for name in options:
@@ -152,7 +154,7 @@ Label = int | str
 
 
 def is_label(value: object, /) -> bool:
-    """Return whether `value` is a label: an int64, or a non-empty name in UTF-8."""
+    """Return whether a value can be a label: an integer of 64 bits, or a non-empty string."""
     if isinstance(value, str):
         try:
             return len(value.encode()) > 0

@@ -29,9 +29,9 @@ For each index NAME it has a file `NAME.placing`.
 
 
 def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, /) -> None:
-    """Raise IndexFormatError if `folder` has old and new shards of an unfinished pack.
+    """Raise IndexFormatError if an unfinished `pack` has left old and new shards in a folder.
 
-    With `index`, only for the shards of the index with this name.
+    With `index`, only the shards of the index with this name count.
     """
     publishing = os.path.join(folder, PUBLISHING)
     if os.path.exists(
@@ -55,9 +55,12 @@ def output_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_relative(path: str, *, key: bool = False) -> str:
-    """Return `path` if it is relative and stays below its root; raise UnsafeContentError if not.
+    """Return a path of an index unchanged, after checking that it stays below its root.
 
-    The `key` of an object may begin like the scheme of a URL, other paths may not.
+    The `key` of an object in a store may begin like the scheme of a URL; other paths may not.
+
+    Raises:
+        UnsafeContentError: an absolute path, or one with "..".
     """
     parts = path.split("/")
     scheme = not key and _SCHEME.match(path)
@@ -75,19 +78,27 @@ def join(root: str, path: str) -> str: ...
 @overload
 def join(root: Location, path: str) -> Location: ...
 def join(root: Root, path: str) -> Root:
-    """Join a root and a path, which must stay below the root."""
+    """Join a root, a folder or a URL, and a relative path, which must stay below the root."""
     if isinstance(root, Location):
         return root / check_relative(path, key=True)
     return posixpath.join(root, check_relative(path))
 
 
 def resolve_below(folder: str, path: str) -> str:
-    """Return the real path of a file; raise UnsafeContentError if the path leaves `folder`."""
+    """Return the path of a file below a folder, with symbolic links resolved.
+
+    Raises:
+        UnsafeContentError: the path, or a link, leads out of the folder.
+    """
     return PathResolver(folder).resolve(check_relative(path))
 
 
 def relative_to(root: Root, path: Root) -> str:
-    """Return `path` relative to `root`, with "/"; raise ValueError for a path outside `root`."""
+    """Return the path of a file or URL relative to `root`, with "/" as separator.
+
+    Raises:
+        ValueError: the path is not below the root.
+    """
     if isinstance(root, Location) or isinstance(path, Location):
         both_urls = isinstance(root, Location) and isinstance(path, Location)
         below_root = path.below(root) if both_urls else None  # type: ignore[union-attr, arg-type]
@@ -104,9 +115,13 @@ def relative_to(root: Root, path: Root) -> str:
 
 
 def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None:
-    """Raise an error if a local shard is missing, or has another size than in the index.
+    """Check that local shards exist and have the sizes that they were indexed with.
 
-    Shards at a URL are not checked, except their names.
+    Of shards at a URL, only the names are checked.
+
+    Raises:
+        FileNotFoundError: shards are missing.
+        StaleIndexError: a shard has another size.
     """
     for name in names:
         check_relative(name, key=isinstance(root, Location))
@@ -133,7 +148,7 @@ def check_files(root: str, names: Sequence[str]) -> None:
 
 
 def _missing_error(root: str, problem: str, names: Sequence[str]) -> FileNotFoundError:
-    """Return the error for files that do not exist below the root."""
+    """Return the error for files that are missing below a root; it names the first five."""
     shown = printable(", ".join(names[:5]))
     advice = "restore them, or give root= the folder that holds them (--root in a terminal)"
     return FileNotFoundError(errno.ENOENT, f"{problem}: {shown}; {advice}", root)

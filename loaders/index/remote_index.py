@@ -38,10 +38,11 @@ _UNWRITABLE |= {errno.EEXIST, errno.EISDIR, errno.ELOOP, errno.ENOTDIR}  # other
 
 
 def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Path | None]:
-    """Download the index at `url`; return its folder, and the temporary folder to remove later.
+    """Download the index at a URL, unless the cache has the same copy already.
 
-    With a cache, there is no temporary folder (None). The copy stays in a folder of the cache that
-    is named after the URL and the manifest.
+    Returns:
+        The folder of the copy, and the temporary folder to remove later. With a cache, the latter
+        is None: the copy stays in a folder of the cache.
     """
     if cache is not None:
         try:
@@ -59,9 +60,12 @@ def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Pat
 
 
 def _download(url: Location, parent_folder: Path) -> Path:
-    """Download an index to a folder in `parent_folder`, and return this folder.
+    """Download an index to a new folder in `parent_folder`, and return the new folder.
 
-    Retries if the index is replaced meanwhile.
+    Retry if the index is replaced meanwhile.
+
+    Raises:
+        StaleIndexError: it was replaced several times.
     """
     for _ in range(_ATTEMPTS):
         if (folder := _download_once(url, parent_folder)) is not None:
@@ -74,9 +78,10 @@ def _download(url: Location, parent_folder: Path) -> Path:
 
 
 def _download_once(url: Location, parent_folder: Path) -> Path | None:
-    """Download an index unless the same copy exists, and return its folder.
+    """Download an index, unless `parent_folder` has the same copy, and return its folder.
 
-    Returns None if the index was replaced meanwhile.
+    The copy is written to a hidden folder, and renamed when it is complete. Returns None if the
+    index was replaced meanwhile.
     """
     download_folder = parent_folder / f".{secrets.token_hex(8)}"
     download_folder.mkdir()
@@ -108,9 +113,10 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
 
 
 def send_index(path: Path, url: Location, /) -> None:
-    """Upload an index to `url`: its arrays, then the manifest, which is the commit point.
+    """Upload a local index to a URL, in place of an older index there.
 
-    The arrays of an older index are deleted at the end.
+    First its arrays are written, then the manifest, which names them: from then on, readers see the
+    new index. At the end, the arrays of the older index are deleted.
     """
     store, manifest = store_of(url), read_manifest(path)
     arrays = array_files(manifest)

@@ -28,9 +28,9 @@ def field_bytes(index: Index, /) -> int:
 
 
 def record_bytes(index: Index, fields: Sequence[str] | None = None, /) -> float:
-    """Return the mean size of a record in bytes, of these fields (default: all).
+    """Return the mean size in bytes of a record's fields (default: all its fields).
 
-    It is that of up to `_SAMPLE` evenly spaced records.
+    The mean is taken over up to `_SAMPLE` evenly spaced records.
     """
     ids = np.unique(np.linspace(0, len(index) - 1, min(len(index), _SAMPLE)).astype(np.int64))
     lengths = index.rows(list(index.fields if fields is None else fields), ids)["length"]
