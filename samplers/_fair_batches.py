@@ -125,21 +125,22 @@ class _PhaseSchedule:
     ) -> tuple[Int64s, Int64s]:
         """Return the classes of steps, and how many earlier batches of the phase have each class.
 
-        Row i of both, int64[steps, stop - start], is step number `index[i]` among the steps of
-        super-class `super_class[i]`, whose classes take turns in subsets of P. Only columns `start`
-        to `stop` of the P classes are returned.
+        Row i of both, int64[steps, stop - start], is for step number `index[i]` of those that have
+        a batch of super-class `super_class[i]`. A batch has P classes of one super-class. Only
+        columns `start` to `stop` of the P classes are returned.
         """
-        classes = self._class_subsets.subsets(super_class, index, start, stop)
-        if self._super_classes is not None:  # `classes` are numbers within the super-class so far
-            classes = self._super_classes.record_ids(super_class[:, None], classes)
-        # A traversal of a super-class has each of its classes in one batch. So the number of
-        # earlier batches with a class is the number of earlier traversals.
+        members = self._class_subsets.subsets(super_class, index, start, stop)
+        # `members` are the numbers of the classes within their super-class.
+        classes = members
+        if self._super_classes is not None:
+            classes = self._super_classes.record_ids(super_class[:, None], members)
+        # The batches have all classes of the super-class once before any comes again. So a class
+        # at position q of the sequence of all classes was in q // num_classes batches before.
         position = index[:, None] * self._phase.p + np.arange(start, stop)
-        traversal = position // self._num_classes[super_class][:, None]
-        num_before_phase = (
-            self._num_traversals[super_class][:, None] + self._in_last_traversal[classes]
-        )
-        return classes, traversal - num_before_phase
+        num_earlier = position // self._num_classes[super_class][:, None]
+        num_earlier -= self._num_traversals[super_class][:, None]  # those before the phase
+        num_earlier -= self._in_last_traversal[classes]
+        return classes, num_earlier
 
     def _count_batches_before(self, num_steps: int) -> None:
         """Count for each class the batches that contain it, of the last steps before the phase.

@@ -105,17 +105,17 @@ def _overlapping_pairs(
     _, member = groups_and_indices(sizes)  # the index of each record in its class
     size = sizes[class_number]
     # How many of the first k + 1 records of a small class there are from each record on.
-    remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0)
+    remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0).clip(min=0)
     width = int(records.max(initial=0)) + 1
     num_parts = 1 + len(class_number) * k // _CHUNK
     for part in range(num_parts):  # of the pairs of records, by their first record
-        rows = np.flatnonzero((records % num_parts == part) & (remaining > 0))
-        # All pairs of these records of a class, by their distance in the class. If the class has k
-        # records, each record alone too, as the pair (r, r).
-        rows_by_distance = [rows[size[rows] == k]]
-        rows_by_distance += [rows[remaining[rows] > distance] for distance in range(1, k + 1)]
-        first = np.concatenate(rows_by_distance)
-        second = first + np.repeat(np.arange(k + 1), [*map(len, rows_by_distance)])
+        rows = np.flatnonzero(records % num_parts == part)
+        # All pairs of these records of a class: each record with itself and with those after it.
+        row, distance = groups_and_indices(remaining[rows])
+        first = rows[row]
+        # A record with itself counts only in classes of k records, where one common record counts.
+        is_pair = (distance > 0) | (size[first] == k)
+        first, second = first[is_pair], (first + distance)[is_pair]
         pairs = records[first] * width + records[second]  # two records in one integer
         yield from _pairs_with_equal_keys(pairs, class_number[first])
 

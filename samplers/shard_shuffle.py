@@ -128,8 +128,8 @@ class ShardShuffleSampler(Sampler):
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return the first record and the stop of the block of each record, int64 as `records`.
 
-        In an epoch a few blocks are read in two parts, at different times. With `epoch`, the range
-        of a record of such a block is the part.
+        In an epoch a few blocks are read in two parts, at different times. With `epoch`, the part
+        that has the record is returned in place of such a block.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
         >>> order.spans(np.array([5, 9, 0]))

@@ -187,7 +187,9 @@ def split(
 
 
 def _later_fractions(fraction: float | Sequence[float]) -> list[float]:
-    """Return for each part of a split but the first the fraction of it and all later parts.
+    """Return the fraction of the records in parts 1 and later, in parts 2 and later, and so on.
+
+    `fraction` is that of part 1 (validation), or the fractions of all parts from part 0 on.
 
     >>> _later_fractions([0.7, 0.2, 0.1])
     [0.3, 0.1]

@@ -53,21 +53,19 @@ class FairSubsets:
         traversal, offset = np.divmod(number * m, n)  # where the subset starts
         position = offset[:, None] + np.arange(start, m if stop is None else stop)
         # In a small population, m / gcd(n, m) traversals are the same permutation, so that no
-        # subset has an item twice.
+        # subset has an item twice. In a large one, the start of a traversal is reordered instead.
         is_small = n < 2 * m - 1
         num_equal = np.where(is_small, m // np.gcd(n, m), 1)
         items = self._permuted(population, traversal // num_equal, position % n[:, None])
-        # In a large population, the first m items of a traversal are in another order instead. From
-        # here on, positions are those in the last traversal that a subset reaches.
+        # From here on, positions are those in the last traversal that a subset reaches.
         reaches_next = (position >= n[:, None]).any(axis=1)
-        position -= (n * reaches_next)[:, None]
         traversal += reaches_next
-        rows = np.flatnonzero(~is_small & (traversal > 0) & (position < m).any(axis=1))
+        position -= (n * reaches_next)[:, None]
+        is_reordered = ~is_small & (traversal > 0) & (position < m).any(axis=1)
+        rows = np.flatnonzero(is_reordered)
         if rows.size:
-            first_items = self._first_items(population[rows], traversal[rows])
-            index = position[rows].clip(0, m - 1)
-            reordered = np.take_along_axis(first_items, index, axis=1)
-            items[rows] = np.where(index == position[rows], reordered, items[rows])
+            start_items = self._first_items(population[rows], traversal[rows])
+            items[rows] = _replace_start(items[rows], position[rows], start_items)
         return items
 
     def _permuted(self, population: Int64s, permutation: Int64s, positions: Int64s) -> Int64s:
@@ -100,6 +98,16 @@ class FairSubsets:
         # The first free items fill the subset. All others follow, in their order.
         fills = is_free & (np.cumsum(is_free, axis=1) <= (m - num_previous)[:, None])
         return np.take_along_axis(items, np.argsort(~fills, axis=1, kind="stable"), axis=1)
+
+
+def _replace_start(items: Int64s, position: Int64s, start_items: Int64s) -> Int64s:
+    """Return items, with those at positions 0 to m - 1 replaced by the items of `start_items`.
+
+    `position` has the position of each item, and row i of `start_items`, int64[rows, m], the items
+    at positions 0 to m - 1. Items 7 8 9 at positions -1 0 1, and start items 5 6, give 7 5 6.
+    """
+    index = position.clip(0, start_items.shape[1] - 1)
+    return np.where(index == position, np.take_along_axis(start_items, index, axis=1), items)
 
 
 def _is_in_row(queries: Int64s, table: Int64s, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

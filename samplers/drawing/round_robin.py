@@ -115,8 +115,8 @@ class ShuffledRoundRobin:
     def _segment_at(self, round_: Int64s, slot: Int64s) -> Int64s:
         """Return the segment that is read at index `slot[i]` of round `round_[i]`, int64[n].
 
-        A round reads one entry of each segment of a sequence, in an order of its own. The orders
-        are computed for as many rounds at once as there is memory for.
+        A round reads one entry of each segment of a sequence, in a random order of its own. To
+        bound memory, the orders of a few rounds are computed at a time.
         """
         rounds, row = np.unique(round_, return_inverse=True)
         rounds_at_once = max(1, _MAX_SORTED // len(self._lengths))
@@ -164,17 +164,19 @@ def equal_bounds(size: int, count: int) -> Int64s:
 def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     """Return the bounds of segments that reach the ends of blocks at different times.
 
-    A sequence of `size` records, which are in blocks of `block` records, is cut into `count`
-    segments, which are read side by side. If all of them went on to their next block at once, the
-    order would be less random. So the length of a segment, in blocks, is a fraction with `count` as
-    its denominator, in lowest terms: no two segments start at the same offset within a block. Only
-    the last segment is shorter, by half at most. Where this is impossible, and for few segments,
-    lengths differ by at most one. 64 records in 3 segments and blocks of 16: 4 / 3 blocks each, so
-    the segments start at offsets 0, 5 and 10 of a block.
+    A sequence of `size` records, in blocks of `block` records, is cut into `count` segments, which
+    are read side by side. If all segments went on to their next block at once, the order would be
+    less random. So the segments start at different offsets within a block: 64 records in blocks of
+    16 are cut into 3 segments at 0, 21 and 42, which are offsets 0, 5 and 10.
+
+    The last segment may be shorter than the others, by half at most. Where it would be shorter
+    still, and for few segments, all lengths differ by at most one.
 
     Returns:
         int64[count + 1].
     """
+    # A segment has blocks / count blocks. If these have no common divisor, all segments start at
+    # different offsets within a block. So count a few blocks more than there are, if necessary.
     blocks = -(-size // block)
     while gcd(blocks, count) > 1:
         blocks += 1
