@@ -100,7 +100,7 @@ class BatchSampler(BatchStream):
         return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        # Otherwise an epoch is parts of several epochs of the sampler, whose blocks are cut apart.
+        # Otherwise an epoch is parts of several epochs of the sampler, with blocks of their own.
         return self._order.spans(records, epoch if self._inner_steps == self._steps else None)
 
     def records(self, ids: Int64s) -> Int64s:

@@ -25,7 +25,7 @@ class BucketBatchSampler(BatchStream):
 
     In each epoch a record moves up by at most `window` batches in the order of costs. So two
     records that share a batch share a batch of the next epoch with a chance of about 2 / (3 *
-    window). A batch is cut for the largest costs that the window may bring into it. So a wider
+    window). A batch is made for the largest costs that the window may bring into it. So a wider
     window mixes better, and makes more batches, which counts most where there are few.
 
     Records of a batch lie anywhere in the shards. Over ranks, slices of a batch have equal counts

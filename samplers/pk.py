@@ -183,10 +183,10 @@ class PKBatchSampler(BatchStream):
     def _sort_by_class(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, Array | None]:
-        """Return the records sorted by class, and the label of each class or None.
+        """Return the records sorted by class, and the label of each class.
 
-        The labels of the classes are returned if records may have several labels. With `records`,
-        only these are sorted.
+        The labels are None unless records may have several labels. With `records`, only these are
+        sorted.
         """
         labels = labels_of(labels)
         lists = label_lists(labels)
@@ -203,7 +203,10 @@ class PKBatchSampler(BatchStream):
         return (order if records is None else order.subset(records)), None
 
     def _num_kept(self, order: ClassOrder) -> int:
-        """Return how many of the largest classes are kept, by `min_class_size` and `small`."""
+        """Return how many classes are drawn from: the largest, as the options say.
+
+        The options are `min_class_size`, and `small`, which is for classes of fewer than K records.
+        """
         self._class_sizes = order.sizes  # of all classes, for states
         k = self._shape.largest_k
         num_kept = order.num_at_least(self._min_size)
@@ -221,9 +224,10 @@ class PKBatchSampler(BatchStream):
         return num_kept
 
     def _check_p(self, num_classes: int) -> None:
-        """Raise ValueError if P, the classes of a batch, is above `num_classes`.
+        """Raise ValueError if a batch needs more classes (P) than there are to draw it from.
 
-        The classes of a batch are of one super-class: `num_classes` are those of the smallest.
+        The classes of a batch are of one super-class. `num_classes` is the number of classes of the
+        smallest super-class.
         """
         p = self._shape.largest_p
         if num_classes < p:
@@ -278,8 +282,12 @@ class PKBatchSampler(BatchStream):
 
     @property
     def traits(self) -> SamplerTraits:  # type: ignore[override]
-        """Properties of the samples. If each class is one record, the groups are the classes."""
-        record_options = {  # options that choose records, and whether each is used
+        """Properties of the samples, on which loaders rely.
+
+        Each class is a group of samples. But groups are declared only if each class is one record.
+        """
+        # Options that depend on records, not on classes alone, and whether each is used.
+        record_options = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,

@@ -33,7 +33,7 @@ class ReuseSampler(Sampler):
     Args:
         n: number of records, or a dataset, an index or a source, of which only the length is kept.
         reuse: uses of a record in an epoch.
-        live: at most n, and a multiple of the size of the batches that the sampler is cut into.
+        live: at most n, and a multiple of the size of the batches that the sampler is divided into.
         seed: the only source of chance.
 
     Raises:
@@ -104,7 +104,7 @@ class ReuseSampler(Sampler):
         """Return the sample ids `record * reuse + use` at these positions, int64[positions].
 
         All uses of all records are one sequence: every record `reuse` times in a row, the records
-        in random order. The sequence is cut into segments, which are read side by side.
+        in random order. The sequence is divided into segments, which are read side by side.
         """
         key = derive(self._key, epoch)
         round_robin = self._cache.get(
@@ -117,9 +117,9 @@ class ReuseSampler(Sampler):
 def _staggered_segments(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
     """Return the bounds and the first rounds of the segments, int64[live + 1] and int64[live].
 
-    The sequence of all uses of all records, record after record, is cut into `live` segments. Each
-    round reads the next use of every segment. A segment is at its first entry in its first round.
-    The first rounds differ, so that the segments go on to new records at different times.
+    The sequence of all uses of all records, record after record, is divided into `live` segments.
+    Each round reads the next use of every segment. A segment is at its first entry in its first
+    round. The first rounds differ, so that segments come to new records at different times.
     """
     bounds = equal_bounds(n * reuse, live)
     # A segment that does not start with a new record continues the last record of the segment

@@ -24,10 +24,10 @@ class ShardShuffleSampler(Sampler):
     """Shuffle blocks of consecutive records over all shards, `window` of them open at once.
 
     The blocks of an epoch are permuted. The records of a block are permuted within the block. This
-    sequence is cut into `window` segments, which are read side by side (round-robin). Every record
-    comes exactly once. A block is read once. Only the `window - 1` blocks at most that a bound of
-    segments cuts are read in two parts: the end of the block when an epoch begins, its beginning
-    when the epoch ends.
+    sequence is divided into `window` segments, which are read side by side (round-robin). Every
+    record comes exactly once. A block is read once. Only the `window - 1` blocks at most in which a
+    segment ends and the next starts are read in two parts: the end of the block when an epoch
+    begins, its beginning when the epoch ends.
 
     Any `window` records in a row are of nearly as many blocks, at the end of an epoch too. All
     segments end together; with 16 segments or more, a single one may end early. There must be
@@ -44,14 +44,13 @@ class ShardShuffleSampler(Sampler):
         sections: the blocks are divided into so many sections of as many records, each with a
             shuffle of its own and its share of the window's segments. A batch is a piece of each
             section. Where world_size divides `sections`, no two ranks read the same block, except
-            the `sections - 1` blocks at most that a section's bound cuts, and in a smaller last
-            batch.
+            the `sections - 1` blocks at most that are in two sections, and in a smaller last batch.
         order_within: `"stored"` keeps the records of a block in stored order.
 
     Raises:
         ValueError: `sections` does not divide `window`, or there are fewer blocks than sections.
 
-    Shards of 6 and 4 records, blocks of 2, two segments, whose bound cuts block 8 9::
+    Shards of 6 and 4 records, blocks of 2, two segments, of which both have a part of block 8 9::
 
         blocks    5 4 | 3 2 | 8 * 9 | 7 6 | 1 0
         segment 0    5   4   3   2   8
@@ -137,7 +136,7 @@ class ShardShuffleSampler(Sampler):
         """
         first, stop = self._blocks.bounds_around(records)
         if epoch is not None:
-            first, stop = _clip(first, stop, self._table(epoch).cut_records, records)
+            first, stop = _clip(first, stop, self._table(epoch).split_records, records)
         return first, stop
 
     def for_batches(self, batch_size: int, num_steps: int) -> ShardShuffleSampler:
@@ -163,7 +162,7 @@ class ShardShuffleSampler(Sampler):
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the records at these positions of an epoch, int64[positions] both.
 
-        The blocks of all shards in random order are one sequence of records. It is cut into
+        The blocks of all shards in random order are one sequence of records. It is divided into
         segments, which are read side by side. The records of a block are permuted within the block.
         """
         table = self._table(epoch)
@@ -177,8 +176,8 @@ class ShardShuffleSampler(Sampler):
     def _entries(self, round_robin: RoundRobin, positions: Int64s) -> Int64s:
         """Return the index of each position in the sequence of all blocks, one after the other.
 
-        The sequence is cut into sections of equal size, and each section into segments, which are
-        read side by side.
+        The sequence is divided into sections of equal size, and each section into segments, which
+        are read side by side.
         """
         if self._sections == 1:
             return round_robin.entries(0, positions)
@@ -216,37 +215,40 @@ class ShardShuffleSampler(Sampler):
     def _compute_table(self, key: int) -> _EpochTable:
         """Return the tables of the epoch with this key.
 
-        All blocks in random order are a sequence of records. It is cut into sections of equal size,
-        and each section into segments.
+        All blocks in random order are a sequence of records. It is divided into sections of equal
+        size, and each section into segments. A segment may start in the middle of a block.
         """
         order = BlockOrder(self._blocks, derive(key, 0))
         section_starts = np.arange(self._sections)[:, None] * self._section_size
         segment_starts = (section_starts + self._bounds[:-1]).reshape(-1)
         block_start, block_record, _ = order.locate(segment_starts)
-        cuts_block = block_start < segment_starts  # other segments start with a block
-        cut_records = np.sort((block_record + segment_starts - block_start)[cuts_block])
+        in_block = block_start < segment_starts  # other segments start with a block
+        split_records = np.sort((block_record + segment_starts - block_start)[in_block])
         keys = random_words(derive(key, 2), np.arange(self._sections))
         round_robin = RoundRobin(self._bounds, keys)
-        return _EpochTable(order, segment_starts[cuts_block], cut_records, round_robin)
+        return _EpochTable(order, segment_starts[in_block], split_records, round_robin)
 
 
-def _clip(starts: Int64s, stops: Int64s, cuts: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
-    """Return each range clipped to the part between two cuts that contains its index.
+def _clip(
+    starts: Int64s, stops: Int64s, split_points: Int64s, index: Int64s
+) -> tuple[Int64s, Int64s]:
+    """Return the part of each range that contains an index, where points split the ranges.
 
-    The cuts are sorted. The ranges, from `starts` to `stops`, and their indices are int64[n]. With
-    cuts at 5 and 8, the range from 4 to 7 that contains index 6 is clipped to that from 5 to 7.
+    The ranges, from `starts` to `stops`, and their indices are int64[n]. The points are sorted. If
+    they are 5 and 8, the part of the range from 4 to 7 that contains index 6 is from 5 to 7.
     """
-    part = np.searchsorted(cuts, index, side="right")
-    lowest, highest = np.append(-1, cuts)[part], np.append(cuts, validate.LIMIT)[part]
+    part = np.searchsorted(split_points, index, side="right")
+    lowest = np.append(-1, split_points)[part]
+    highest = np.append(split_points, validate.LIMIT)[part]
     return np.maximum(starts, lowest), np.minimum(stops, highest)
 
 
 class _EpochTable(NamedTuple):
-    """The tables of an epoch: its order of blocks, and the segments that cut some of the blocks."""
+    """The tables of an epoch: its order of blocks, and the segments that split some of them."""
 
     order: BlockOrder
-    cuts: Int64s  # where segments cut blocks, as indices into the sequence of blocks, sorted
-    cut_records: Int64s  # records at the cuts, sorted
+    split_points: Int64s  # where segments split blocks: indices into the sequence of blocks, sorted
+    split_records: Int64s  # the records at these points, sorted
     round_robin: RoundRobin  # of the segments
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -254,9 +256,9 @@ class _EpochTable(NamedTuple):
 
         Returns:
             The first record of the block, the offset of the entry from this record, and the number
-            of records of the block. Where a segment starts within the block, these are those of the
-            part before the segment's start, or of the part after it.
+            of records of the block. If a segment starts within the block, all three are those of
+            the part of the block that has the entry.
         """
         block_start, block_record, block_size = self.order.locate(entries)
-        start, stop = _clip(block_start, block_start + block_size, self.cuts, entries)
+        start, stop = _clip(block_start, block_start + block_size, self.split_points, entries)
         return block_record + start - block_start, entries - start, stop - start

@@ -17,7 +17,7 @@ _MAX_ENTRIES = 1 << 17  # of a table
 
 
 class Blocks:
-    """Shards cut into *blocks* of `block` consecutive records, numbered in stored order.
+    """Shards divided into *blocks* of `block` consecutive records, numbered in stored order.
 
     The last block of a shard may have fewer records: a short block.
     """

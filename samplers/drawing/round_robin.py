@@ -1,4 +1,4 @@
-"""Round-robin reading of a sequence that is cut into W consecutive segments.
+"""Round-robin reading of a sequence that is divided into W consecutive segments.
 
 A *round* reads the next entry of every segment that has entries left. A *slot* is the index of an
 output in its round. An *entry* is an index into the sequence. A sequence of 7 entries in 3
@@ -164,10 +164,10 @@ def equal_bounds(size: int, count: int) -> Int64s:
 def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     """Return the bounds of segments that reach the ends of blocks at different times.
 
-    A sequence of `size` records, in blocks of `block` records, is cut into `count` segments, which
-    are read side by side. If all segments went on to their next block at once, the order would be
-    less random. So the segments start at different offsets within a block: 64 records in blocks of
-    16 are cut into 3 segments at 0, 21 and 42, which are offsets 0, 5 and 10.
+    A sequence of `size` records, in blocks of `block` records, is divided into `count` segments,
+    which are read side by side. If all segments went on to their next block at once, the order
+    would be less random. So they start at different offsets within a block: of 64 records in blocks
+    of 16, three segments start at 0, 21 and 42, which are offsets 0, 5 and 10.
 
     The last segment may be shorter than the others, by half at most. Where it would be shorter
     still, and for few segments, all lengths differ by at most one.
