@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -11,7 +12,6 @@ import numpy as np
 
 from twinfeed.samplers.drawing.prefix_sums import Counts
 from twinfeed.samplers.mapped import slices
-from twinfeed.samplers.step_schedule import first_step
 
 STATE_VERSION = 1
 _ADVICE = (
@@ -67,6 +67,16 @@ def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
         return fields
     unchanged = {field: value for field, value in fields.items() if field not in changes}
     return {**unchanged, "changes so far": f"{len(changes)} changes {_text_hash(text)}"}
+
+
+def first_step(field: str) -> int:
+    """Return the training step from which on a field of a fingerprint counts: 0 for most fields.
+
+    >>> first_step("order.weights from step 12000"), first_step("order.weights")
+    (12000, 0)
+    """
+    match = re.search(r" from step (\d{1,19})(?:\.|$)", field)
+    return int(match[1]) if match else 0
 
 
 def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:

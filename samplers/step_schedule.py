@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
@@ -11,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers import validate
+from twinfeed.samplers.state import json_value
 from twinfeed.samplers.types import Int64s
 
 T = TypeVar("T")
@@ -43,7 +43,7 @@ class StepSchedule(Generic[T]):
             raise ValueError(f"{name} as a schedule must say its value at step 0, got {values!r}")
         schedule = cls([0], [by_step.pop(0)])
         for step, value in sorted(by_step.items()):
-            if not np.array_equal(np.asarray(value), np.asarray(schedule.values[-1])):
+            if json_value(value) != json_value(schedule.values[-1]):
                 schedule.starts.append(step)
                 schedule.values.append(value)
         return schedule
@@ -52,8 +52,11 @@ class StepSchedule(Generic[T]):
         """Return the index i of the value at a training step: of `starts[i]` and `values[i]`."""
         return bisect_right(self.starts, step) - 1
 
-    def split(self, steps: Int64s) -> Iterator[tuple[int, NDArray[np.bool_]]]:
-        """Yield (i, mask) for each `values[i]` that some steps have; the mask selects the steps."""
+    def split(self, steps: Int64s) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
+        """Yield (i, selected) for each `values[i]` that some steps have: `steps[selected]`."""
+        if len(self.starts) == 1:
+            yield 0, slice(None)
+            return
         index = np.searchsorted(self.starts, steps, side="right") - 1
         for i in np.unique(index).tolist():
             yield i, index == i
@@ -65,13 +68,3 @@ class StepSchedule(Generic[T]):
 
     def __str__(self) -> str:
         return ", ".join(f"{value}{name}" for name, value in self.parameters("").items())
-
-
-def first_step(field: str) -> int:
-    """Return the training step from which on a field of a fingerprint counts: 0 for most fields.
-
-    >>> first_step("order.weights from step 12000"), first_step("order.weights")
-    (12000, 0)
-    """
-    match = re.search(r" from step (\d{1,19})(?:\.|$)", field)
-    return int(match[1]) if match else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import SupportsIndex
 
@@ -16,6 +17,7 @@ from twinfeed.samplers.drawing.weighted_order import WeightedPermutation
 from twinfeed.samplers.mapped import as_mapped, is_mapped, slices
 from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.state import digest
+from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
 
@@ -39,14 +41,16 @@ class WeightedSampler(Sampler):
     replacement it holds 2 bytes a record for each of three epochs.
 
     Args:
-        weights: the weight of each record, int or float.
+        weights: the weight of each record, int or float, or `{training step: weights}` if they
+            change (`epoch * len + step` of the batch sampler). Without replacement they change at
+            the beginning of an epoch of this sampler alone.
         seed: the only source of chance.
         num_samples: samples of an epoch.
         replacement: whether a record may come twice in an epoch.
 
     Raises:
-        ValueError: weights that are not finite, below zero or all zero, and more `num_samples`
-            without replacement than weights above zero.
+        ValueError: weights that are not finite, below zero or all zero, of other records at
+            another step, and more `num_samples` without replacement than weights above zero.
 
     Weights 0, 1 and 3 over 4,000 draws: never, about 1,000 times, about 3,000 times.
 
@@ -60,35 +64,42 @@ class WeightedSampler(Sampler):
 
     def __init__(
         self,
-        weights: ArrayLike,
+        weights: ArrayLike | Mapping[int, ArrayLike],
         /,
         *,
         seed: SupportsIndex,
         num_samples: SupportsIndex | None = None,
         replacement: bool = True,
     ) -> None:
-        self._weights = integers = _integer_weights(weights)
-        self.num_records = len(integers)
+        self._weights = StepSchedule.parse("weights", weights, _integer_weights)
+        values = self._weights.values
+        self.num_records = len(values[0])
+        counts = [len(integers) for integers in values]
+        if min(counts) < max(counts):
+            raise ValueError(f"weights must be as many at every step, got {counts}")
         self.seed = validate.seed(seed)
-        self.traits = SamplerTraits(repeats=validate.flag("replacement", replacement))
-        drawable = sum(np.count_nonzero(integers[chunk]) for chunk in slices(len(integers)))
+        repeats = validate.flag("replacement", replacement)
+        self.traits = SamplerTraits(repeats=repeats, needs_steps=len(values) > 1)
+        drawable = min(
+            sum(np.count_nonzero(integers[chunk]) for chunk in slices(len(integers)))
+            for integers in values
+        )
         if not drawable:
             raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
         if num_samples is None:
-            num_samples = len(integers) if self.traits.repeats else drawable
+            num_samples = self.num_records if repeats else drawable
         self._samples = validate.integer("num_samples", num_samples, minimum=0)
-        if self._samples > drawable and not self.traits.repeats:
+        if self._samples > drawable and not repeats:
             raise ValueError(
                 f"num_samples must be at most the number of weights above 0, {drawable}, "
                 f"without replacement, got {self._samples}"
             )
         self.parameters = {
-            "weights": integers,
+            **self._weights.parameters("weights"),
             "num_samples": self._samples,
-            "replacement": self.traits.repeats,
+            "replacement": repeats,
         }
-        self._sums = PrefixSums(integers)
-        self._total = self._sums.total if self.traits.repeats else 0
+        self._sums = [PrefixSums(integers) for integers in values]
         self._key = root_key(self.seed, "weighted")
         self._cache: FifoCache[WeightedPermutation] = FifoCache(
             3
@@ -104,6 +115,20 @@ class WeightedSampler(Sampler):
             f"replacement={self.traits.repeats}, seed={self.seed})"
         )
 
+    def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
+        """Return this sampler with its training steps, of which an epoch has `num_steps`.
+
+        Raises:
+            ValueError: without replacement, weights that change within an epoch.
+        """
+        within = [step for step in self._weights.starts if step % max(1, num_steps)]
+        if within and not self.traits.repeats:
+            raise ValueError(
+                f"without replacement, weights may change at the beginning of an epoch alone, "
+                f"every {num_steps} steps, got step {within[0]}"
+            )
+        return super().for_batches(batch_size, num_steps)
+
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the records at these positions of an epoch, int64[positions] both.
 
@@ -116,13 +141,18 @@ class WeightedSampler(Sampler):
             self._permutation(epoch + 1).prepare(fraction)
             return records
         # Inverse transform sampling: a uniform point below the sum of all weights.
-        points = uniform_below(random_words(derive(self._key, epoch), positions), self._total)
-        return self._sums.find(points)
+        random = random_words(derive(self._key, epoch), positions)
+        records = np.empty_like(positions)
+        for i, selected in self._weights.split(self._steps_at(epoch, positions)):
+            sums = self._sums[i]
+            records[selected] = sums.find(uniform_below(random[selected], sums.total))
+        return records
 
     def _permutation(self, epoch: int) -> WeightedPermutation:
         """Return the weighted permutation of an epoch, from the cache if it is there."""
+        weights = self._weights.values[self._weights.index_at(epoch * self._num_steps)]
         return self._cache.get(
-            epoch, lambda: WeightedPermutation(self._weights, derive(self._key, epoch))
+            epoch, lambda: WeightedPermutation(weights, derive(self._key, epoch))
         )
 
 

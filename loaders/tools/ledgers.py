@@ -33,8 +33,7 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchStream, StateMismatchError, validate
 from twinfeed.samplers.drawing.batch_shape import largest_k
-from twinfeed.samplers.state import flattened
-from twinfeed.samplers.step_schedule import first_step
+from twinfeed.samplers.state import first_step, flattened
 
 _DAMAGES = LookupError, AttributeError, TypeError, ValueError, RecursionError
 

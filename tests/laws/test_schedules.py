@@ -21,6 +21,7 @@ from twinfeed.samplers import (
     Sampler,
     StateMismatchError,
     SubsetSampler,
+    WeightedSampler,
 )
 
 STEPS = 60  # that are drawn, over several epochs
@@ -46,6 +47,22 @@ def cut(make: Callable[[Any], Sampler], **options: Any) -> Callable[[Any], Batch
     return lambda changes: BatchSampler(make(changes), **{"batch_size": 4, **options})
 
 
+def weighted(weights: Any, **options: Any) -> Sampler:
+    """Return draws of 21 records a pass, by weight."""
+    return WeightedSampler(weights, num_samples=21, seed=2, **options)
+
+
+def once(weights: Any) -> Sampler:
+    """Return draws without replacement."""
+    return weighted(weights, replacement=False)
+
+
+BY_RECORD = {
+    0: np.arange(30) % 7,
+    6: np.arange(30) % 5,
+    12: np.ones(30),
+    42: np.arange(30) % 4 / 3,
+}
 WEIGHTS = {0: [3, 1, 1], 5: [0, 2, 1], 6: [1, 0, 0], 29: [0.5, 0.25, 0.25], 47: [1, 1, 1]}
 CASES: dict[str, Case] = {
     "mixture": Case(cut(mixture), WEIGHTS),
@@ -53,6 +70,10 @@ CASES: dict[str, Case] = {
     "mixture-pad": Case(cut(mixture, last_batch="pad"), WEIGHTS),
     "mixture-short-epochs": Case(cut(mixture, batches_per_epoch=5), WEIGHTS),
     "mixture-large-batches": Case(cut(mixture, batch_size=100, batches_per_epoch=7), WEIGHTS),
+    "weighted": Case(cut(weighted), BY_RECORD),
+    "weighted-drop": Case(cut(weighted, last_batch="drop"), {**BY_RECORD, 13: np.arange(30)}),
+    "weighted-no-replacement": Case(cut(once), BY_RECORD),
+    "weighted-no-replacement-short": Case(cut(once, batches_per_epoch=5), BY_RECORD),
     "p": Case(
         lambda p: PKBatchSampler(LABELS, p=p, k=2, seed=0, batches_per_epoch=8),
         {0: 4, 9: 2, 33: 3},
@@ -75,7 +96,7 @@ def test_what_changes_later_changes_no_step_before_it(name: str) -> None:
     make, changes = CASES[name]
     final = make(changes)
     batches = drawn(final)
-    *steps, last = changes
+    *steps, last = sorted(changes)
     for step, next_step in zip(steps, [*steps[1:], last], strict=True):
         part = make({change: value for change, value in changes.items() if change <= step})
         assert drawn(part, next_step) == batches[:next_step]
@@ -112,6 +133,7 @@ def samplers() -> dict[str, Sampler]:
     """Return a sampler for each kind of schedule."""
     return {
         "mixture": mixture(WEIGHTS),
+        "weighted": weighted(BY_RECORD),
         "subset": SubsetSampler(range(22), of=22, order=mixture(WEIGHTS)),
     }
 
@@ -179,3 +201,15 @@ def test_a_mixture_of_many_changes_stays_small() -> None:
     assert later.position_of(stream.state_at(4, 500)) == (4, 500)
     tables = stream._order._interleave._cache._results
     assert len(tables) <= 4
+
+
+def test_records_come_by_the_weights_of_their_step() -> None:
+    """Frequencies between the changes, and weight 0 from a step on is never again."""
+    weights = {0: [1, 1, 0, 2], 100: [1, 0, 3, 0]}
+    stream = BatchSampler(WeightedSampler(weights, seed=0, num_samples=4000), batch_size=40)
+    counts = {range(100): [1000, 1000, 0, 2000], range(100, 200): [1000, 0, 3000, 0]}
+    for steps, expected in counts.items():
+        ids = np.concatenate([stream.batch(*divmod(step, 100)) for step in steps])
+        found = np.bincount(ids, minlength=4)
+        assert (found[np.array(expected) == 0] == 0).all()
+        assert (abs(found - expected) < 100).all()

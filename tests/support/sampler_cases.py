@@ -88,6 +88,27 @@ CASES: list[Case] = [
         "weighted-no-replacement",
         _plain(lambda: WeightedSampler(np.arange(40), num_samples=30, replacement=False, seed=2)),
     ),
+    (
+        "weighted-schedule",
+        _plain(
+            lambda: WeightedSampler(
+                {0: [0.5, 0, 2.25, 1] * 9, 3: [1, 2, 0, 0] * 9, 23: [1] * 36},
+                num_samples=50,
+                seed=12,
+            )
+        ),
+    ),
+    (
+        "weighted-no-replacement-schedule",
+        _plain(
+            lambda: WeightedSampler(
+                {0: np.arange(40), 12: np.arange(40)[::-1]},
+                num_samples=30,
+                replacement=False,
+                seed=12,
+            )
+        ),
+    ),
     ("subset", _plain(lambda: SubsetSampler(np.arange(0, 90, 3), of=100))),
     (
         "subset-random",

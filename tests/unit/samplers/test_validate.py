@@ -326,6 +326,25 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
         "costs must have no masked entry",
     ),
     (lambda: SubsetSampler(MASKED, of=4), ValueError, "records must have no masked entry"),
+    (lambda: WeightedSampler({3: [1]}, seed=0), ValueError, "weights as a schedule must say its"),
+    (
+        lambda: WeightedSampler({0: [1, 2], 3: [1]}, seed=0),
+        ValueError,
+        r"weights must be as many at every step, got [2, 1]",
+    ),
+    (lambda: WeightedSampler({0: [1], 3: [0]}, seed=0), ValueError, "not all be 0, got 1 zeros"),
+    (
+        lambda: WeightedSampler({0: [1, 2], 3: [1, 0]}, num_samples=2, replacement=False, seed=0),
+        ValueError,
+        "num_samples must be at most the number of weights above 0, 1",
+    ),
+    (
+        lambda: BatchSampler(
+            WeightedSampler({0: [1, 2, 3], 4: [1, 1, 1]}, replacement=False, seed=0), batch_size=1
+        ),
+        ValueError,
+        "at the beginning of an epoch alone, every 3 steps, got step 4",
+    ),
     (lambda: WeightedSampler([2**61] * 2, seed=0), ValueError, "sum to less than"),
     (lambda: WeightedSampler([1], num_samples=2**64, seed=0), ValueError, "num_samples must be"),
     (
