@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+from array import array
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -27,17 +30,17 @@ from twinfeed.loaders.building.labels import (
     label_source_text,
     missing_error,
 )
-from twinfeed.loaders.building.plan import BuildPlan, add_header
+from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError
 from twinfeed.loaders.formats.example import decode_list
-from twinfeed.loaders.formats.records import Range, Record
+from twinfeed.loaders.formats.records import Range, Record, RecordChunk, one_by_one, slices
 from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, row_type
 from twinfeed.loaders.index.manifest import file_digest
 from twinfeed.loaders.index.options import Label
 from twinfeed.loaders.index.paths import join, resolve_below
-from twinfeed.loaders.support.array_types import Array
-from twinfeed.loaders.support.checksum import crc32c
+from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 from twinfeed.loaders.support.regular import open_file
 
 WIDEST_COLUMN = 16
@@ -46,7 +49,7 @@ WIDEST_COLUMN = 16
 CELLS = 1 << 16
 """The approximate number of fields, over all records, of one block of a part."""
 
-_DECODED_CACHE = 1 << 16
+_CACHED, _CACHED_BYTES = 1 << 16, 64  # labels and decoded lists in a cache, and bytes of a label
 _DOTS_ADVICE = (
     "; a sample's key ends at the first dot of its members' names, and parts that lie apart are "
     "put together with --join (join=True)"
@@ -93,13 +96,19 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
             raise error
         bad.add(error.record)
 
+    looks_at_each = job.exclude or job.rest is not None or plan.keys is not None
+    items = plan.scan(job, path, on_bad)
     try:
-        for record in plan.scan(job, path, on_bad):
-            part.headers = add_header(part.headers, record)
-            if job.excludes(record.number):
-                bad.add(record.number)
+        for item in one_by_one(items) if looks_at_each or callable(plan.label) else items:
+            if isinstance(item, RecordChunk):
+                part.headers = add_headers(part.headers, item.headers)
+                scanner.add_chunk(item)
+                continue
+            part.headers = add_headers(part.headers, [item.header])
+            if job.excludes(item.number):
+                bad.add(item.number)
             else:
-                scanner.add(record)
+                scanner.add(item)
     except DataCorruptionError as error:
         if job.rest is None or error.record is None or error.record < job.rest:
             raise
@@ -119,42 +128,56 @@ class _Column:
         self.first_record = first_record
         self.offset = self.length = self.width = self.count = 0
         self.numeric = kind not in ("bytes", "bytes_list")
-        self.decode = lru_cache(_DECODED_CACHE)(partial(decode_list, kind))
+        self.decode = lru_cache(_CACHED)(partial(decode_list, kind))
         self.clear()
 
     def clear(self) -> None:
         """Start the next block."""
-        self.rows: list[tuple[int, int, int]] = []
+        self.rows = array("q")
         self.values: list[Array] = []
 
     def add(self, row: int, range_: Range, offset: int) -> None:
         """Add the field of record number `row` of the block. Records before it may not have it."""
-        if len(self.rows) < row:
-            self.pad(row)
-        self.rows.append((offset, range_.length, crc32c(range_.data)))
-        self.offset = max(self.offset, offset)
-        self.length = max(self.length, range_.length)
+        self.pad(row)
+        self.rows.extend((offset, range_.length, crc32c(range_.data)))
+        self.add_values([range_.data])
+
+    def add_chunk(self, row: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
+        """Add the ranges of a chunk's records, the first of which has number `row` in the block."""
+        self.pad(row)
+        checksums = np.array(crc32c_of_each(slices(chunk.data, starts, stops)), np.int64)
+        rows = np.stack([starts + chunk.offset, stops - starts, checksums], axis=1)
+        self.rows.frombytes(rows.tobytes())
+        self.add_values(slices(chunk.data, starts, stops))
+
+    def add_values(self, lists: Iterable[bytes]) -> None:
+        """Add the values of further records, unless the field cannot be a column."""
         if self.numeric:
-            value = np.asarray(self.decode(range_.data))
+            values = [np.asarray(self.decode(data)) for data in lists]
             if self.count == 0:
-                self.width = len(value)
-            self.count += 1
-            self.values.append(value)
-            self.numeric = len(value) == self.width <= WIDEST_COLUMN
+                self.width = len(values[0])
+            self.count += len(values)
+            self.values += values
+            self.numeric = self.width <= WIDEST_COLUMN and {*map(len, values)} == {self.width}
 
     def pad(self, records: int) -> None:
         """Add a missing row for each further record of the block, up to this number of records."""
-        self.rows += [MISSING_ROW] * (records - len(self.rows))
+        self.rows.extend(MISSING_ROW * (records - len(self.rows) // len(MISSING_ROW)))
 
     def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
         """Return the arrays of field `number` for a block: its rows, and its values if it can be a
         column.
         """
         self.pad(records)
-        dtype = row_type(self.offset, self.length, whole_files=whole_files)
-        arrays: dict[str, Array] = {f"rows-{number}": np.array(self.rows, dtype)}
+        columns = np.frombuffer(self.rows, np.int64).reshape(records, -1).T
+        self.offset = max(self.offset, int(columns[0].max()))
+        self.length = max(self.length, int(columns[1].max()))
+        rows = np.empty(records, row_type(self.offset, self.length, whole_files=whole_files))
+        for name, column in zip(rows.dtype.names or (), columns, strict=True):
+            rows[name] = column
+        arrays: dict[str, Array] = {f"rows-{number}": rows}
         if self.numeric and len(self.values) == records:
-            arrays[f"values-{number}"] = np.array(self.values).reshape(records, self.width)
+            arrays[f"values-{number}"] = np.concatenate(self.values).reshape(records, self.width)
         return arrays
 
     def stats(self, records: int) -> FieldStats:
@@ -178,6 +201,7 @@ class ShardScanner:
         self.used_names = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
         self.columns: dict[str, _Column] = {}
         self.name_numbers = Numbering()
+        self.cached_labels = defaultdict[str, dict[bytes | str, Label | None]](dict)
         self.clear()
 
     def clear(self) -> None:
@@ -205,10 +229,64 @@ class ShardScanner:
             self.keys.append(record.key)
         first_file = self.part.files + len(self.files)  # of the loose files of this record
         self.files += record.paths
-        for name, range_ in selected:
-            self.add_field(name, range_, first_file, record.number)
-        self.records += 1
-        self.cells += 1 + len(selected)
+        for name, alias in selected:
+            self.add_field(name, record.fields[alias], first_file, record.number)
+        self.count(1, len(selected))
+
+    def add_chunk(self, chunk: RecordChunk) -> None:
+        """Add records that all have the same fields."""
+        if self.options.key is not None:
+            key_of(self.options.key, chunk.record(0), self.path)  # an error, if there are no keys
+            keys = chunk.values(self.options.key)
+            chunk = chunk._replace(keys=[key.decode("utf-8", "surrogateescape") for key in keys])
+        selected = self.select(chunk.record(0))
+        if selected is None:
+            self.part.skipped += len(chunk.headers) - 1  # the other records lack the same field
+            return
+        labelled = self.add_labels(chunk)
+        first = next(labelled, None)
+        if first is None:
+            return
+        columns = []
+        for name, alias in selected:
+            kind, starts, stops, heads = chunk.fields[alias]
+            if kind == "bytes" and name in self.options.lists:
+                kind, starts = "bytes_list", starts - heads
+            columns.append((self.column_for(name, kind, chunk.number + first), starts, stops))
+        kept = [first, *labelled]
+        self.keys += [key for key in map(chunk.keys.__getitem__, kept) if key is not None]
+        for column, starts, stops in columns:
+            if column is not None:
+                column.add_chunk(self.records, chunk, starts[kept], stops[kept])
+        self.count(len(kept), len(selected))
+
+    def add_labels(self, chunk: RecordChunk) -> Iterator[int]:
+        """Add the label of each record of a chunk; yield which of the records are not skipped.
+
+        Equal bytes of the label's field, or else equal keys, give equal labels, which are cached.
+        """
+        if self.source is None:
+            yield from range(len(chunk.headers))
+            return
+        name = self.source.field if isinstance(self.source, FromJson) else self.source
+        kind: str = "key"
+        values: Iterable[bytes | str] = [key or "" for key in chunk.keys]
+        if isinstance(name, str) and name in chunk.fields:
+            kind, values = chunk.fields[name].kind, chunk.values(name)
+        cache = self.cached_labels[kind]
+        for n, value in enumerate(values):
+            if value in cache:
+                self.labels.append(cache[value])
+            elif not self.add_label(chunk.record(n)):
+                continue
+            elif len(cache) < _CACHED and len(value) <= _CACHED_BYTES:
+                cache[value] = self.labels[-1]
+            yield n
+
+    def count(self, records: int, fields: int) -> None:
+        """Count records that were added, and write the block if it is full."""
+        self.records += records
+        self.cells += records * (1 + fields)
         if self.cells >= CELLS:
             self.write_block()
 
@@ -237,19 +315,20 @@ class ShardScanner:
             labels[kind] = f"{where}: {label!r}"
             check_one_kind(labels)
 
-    def select(self, record: Record) -> list[tuple[str, Range]] | None:
-        """Return (name in the index, range) of each field to index; None to skip the record.
+    def select(self, record: Record) -> list[tuple[str, str]] | None:
+        """Return (name in the index, name in the record) of each field to index; None to skip the
+        record.
 
         `wanted_fields` has for each name the aliases that the field may have in the record.
         """
         if self.options.fields is None:
-            return [item for item in record.fields.items() if item[0] not in self.used_names]
+            return [(name, name) for name in record.fields if name not in self.used_names]
         selected = []
         for name, aliases in self.wanted_fields:
             for alias in aliases:
                 if alias in record.fields:
                     if (name, alias) != ("label", self.source):  # else it becomes the label column
-                        selected.append((name, record.fields[alias]))
+                        selected.append((name, alias))
                     break
             else:
                 if self.options.missing != "empty":
@@ -276,23 +355,29 @@ class ShardScanner:
         """
         if range_.kind == "bytes" and name in self.options.lists:
             range_ = self.as_list(range_)
+        column = self.column_for(name, range_.kind, number)
+        if column is not None:
+            offset = first_file + range_.file_number if self.whole_files else range_.offset
+            column.add(self.records, range_, offset)
+
+    def column_for(self, name: str, kind: str, number: int) -> _Column | None:
+        """Return the column of a field of record `number`; None if the field has two kinds."""
         column = self.columns.get(name)
         if column is None:
             if name == "label" and self.source is not None:
                 raise label_field_error(self.part.path)
-            column = self.columns[name] = _Column(range_.kind, number)
+            column = self.columns[name] = _Column(kind, number)
             check_field_count(self.columns)
-        elif column.kind != range_.kind:
-            if {column.kind, range_.kind} != {"bytes", "bytes_list"}:
+        elif column.kind != kind:
+            if {column.kind, kind} != {"bytes", "bytes_list"}:
                 raise ValueError(
                     f"feature {name!r} of {self.part.path} is {column.kind} in record "
-                    f"{column.first_record} and {range_.kind} in record {number}"
+                    f"{column.first_record} and {kind} in record {number}"
                 )
             if name not in self.part.mixed:
                 self.part.mixed.append(name)
-            return
-        offset = first_file + range_.file_number if self.whole_files else range_.offset
-        column.add(self.records, range_, offset)
+            return None
+        return column
 
     def as_list(self, range_: Range) -> Range:
         """Return the BytesList message around a single bytes value of a TFRecord."""

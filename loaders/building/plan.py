@@ -16,7 +16,7 @@ from twinfeed.loaders.building.labels import (
 )
 from twinfeed.loaders.building.sources import Job, ShardSource
 from twinfeed.loaders.formats import files, tar, tfrecord
-from twinfeed.loaders.formats.records import OnBad, Record
+from twinfeed.loaders.formats.records import OnBad, Record, RecordChunk
 from twinfeed.loaders.index.manifest import VERSION
 from twinfeed.loaders.index.options import IndexOptions, LabelFrom, Reading
 from twinfeed.loaders.storage.url import Location, Root
@@ -67,19 +67,28 @@ class BuildPlan:
         text = repr([VERSION, replace(self.options, root=None), label, keys])
         return hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
 
-    def scan(self, job: Job, path: str, on_bad: OnBad) -> Iterator[Record]:
-        """Yield the records of a job, whose shard is at `path`; `on_bad` gets errors of records."""
+    def scan(
+        self, job: Job, path: str, on_bad: OnBad
+    ) -> Iterator[Record] | Iterator[Record | RecordChunk]:
+        """Yield the records of a job, whose shard is at `path`; `on_bad` gets errors of records.
+
+        A `RecordChunk` takes the place of records that have the same fields.
+        """
         options, limit = self.options, self.options.max_record_bytes
         if job.entries:
             return files.scan(str(self.root), job.entries, max_record_bytes=limit, on_bad=on_bad)
         if options.container == "tar":
             return tar.scan(path, max_record_bytes=limit, join=options.join, on_bad=on_bad)
-        return tfrecord.scan(path, example=options.example, max_record_bytes=limit, on_bad=on_bad)
+        return tfrecord.scan_chunks(
+            path, example=options.example, max_record_bytes=limit, on_bad=on_bad
+        )
 
 
-def add_header(checksum: int, record: Record) -> int:
-    """Return the checksum of all record headers so far, from that before this record."""
-    return crc32c(checksum.to_bytes(4, "little") + record.header)
+def add_headers(checksum: int, headers: Iterable[bytes]) -> int:
+    """Return the checksum of all record headers so far, from that before these records."""
+    for header in headers:
+        checksum = crc32c(checksum.to_bytes(4, "little") + header)
+    return checksum
 
 
 def _label_source_of(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:

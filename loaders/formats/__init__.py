@@ -1,11 +1,12 @@
 """The bytes of each container: where a record and each of its fields lies, and how to write them.
 
 - TFRecord files: tfrecord.py has the framing. example.py reads `tf.train.Example`, for which
-  _protobuf.py and features.py read protobuf.
+  _protobuf.py and features.py read protobuf; _chunk_features.py reads many Examples at once.
 - Tar files: tar.py, with the headers in _tarheader.py and _tarnumbers.py, the keys in _tarkeys.py.
 - Loose files: files.py.
 
-Each scans a shard into `Record`s (records.py), and refuses what is no shard (sniff.py).
+Each scans a shard into `Record`s, or chunks of these (records.py), and refuses what is no shard
+(sniff.py).
 """
 
 from twinfeed.loaders.formats.files import Entry

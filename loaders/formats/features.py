@@ -20,11 +20,11 @@ WIRE_TYPES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": 
 by one."""
 
 KINDS = {1: "bytes_list", 2: "float_list", 3: "int64_list"}
-_KIND_OF_TAG = {number << 3 | LEN: kind for number, kind in KINDS.items()}
+KIND_OF_TAG = {number << 3 | LEN: kind for number, kind in KINDS.items()}
 _OVERLONG = re.compile(rb"[\x80-\xff]{10}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _EMPTY = re.compile(rb"(?:[\x0a\x12]\x00)*")
-_TAG_1, _TAG_2 = 1 << 3 | LEN, 2 << 3 | LEN  # the tags of the fields with number 1 and 2
+TAG_1, TAG_2 = 1 << 3 | LEN, 2 << 3 | LEN  # the tags of the fields with number 1 and 2
 _FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # field numbers
 
 Span = tuple[str, int, int]
@@ -41,7 +41,7 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
     size = len(data)
     try:
         length, at = read_short(data, 1, size)
-        if data[0] != _TAG_1 or at + length != size:
+        if data[0] != TAG_1 or at + length != size:
             return None
         for _ in range(LIMITS.features):
             if at >= size:
@@ -51,7 +51,7 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
                 length, at = read_short(data, at - 1, size)
             end = at + length
             value = at + 2 + data[at + 1]  # where the entry's value begins, after its key
-            if tag != _TAG_1 or data[at] != _TAG_1 or data[at + 1] > 127 or end > size:
+            if tag != TAG_1 or data[at] != TAG_1 or data[at + 1] > 127 or end > size:
                 return None
             name = data[at + 2 : value].decode()
             if name in spans:
@@ -59,9 +59,9 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
             tag, length, at = data[value], data[value + 1], value + 2  # of the Feature
             if length > 127:
                 length, at = read_short(data, at - 1, size)
-            if tag != _TAG_2 or at + length != end:
+            if tag != TAG_2 or at + length != end:
                 return None
-            kind, length, at = _KIND_OF_TAG[data[at]], data[at + 1], at + 2  # of its list
+            kind, length, at = KIND_OF_TAG[data[at]], data[at + 1], at + 2  # of its list
             if length > 127:
                 length, at = read_short(data, at - 1, size)
             if at + length != end:

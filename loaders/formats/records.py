@@ -11,10 +11,11 @@ depend on whether a scan goes on after a bad record. Loose files have `paths`, w
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Literal, NamedTuple, get_args
 
 from twinfeed.loaders.errors import DataCorruptionError
+from twinfeed.loaders.support.array_types import Int64s
 
 Container = Literal["tar", "tfrecord", "files"]
 CONTAINERS: tuple[Container, ...] = get_args(Container)
@@ -69,3 +70,66 @@ class Record(NamedTuple):
     number: int
     paths: tuple[str, ...] = ()
     label: str | None = None
+
+
+class FieldRanges(NamedTuple):
+    """The ranges of a field in all records of a chunk; each array has an item for each record.
+
+    The bytes are `[starts, stops)` of the chunk's data. `kind` and `heads` are those of `Range`.
+    """
+
+    kind: str
+    starts: Int64s
+    stops: Int64s
+    heads: Int64s
+
+
+class RecordChunk(NamedTuple):
+    """Consecutive records of a shard that have the same fields, without an object for each record.
+
+    `data` are the bytes of the shard from `offset` on, and `starts` and `stops` are those of each
+    record in `data`. `number` is the number of the first record.
+    """
+
+    data: bytes
+    offset: int
+    number: int
+    starts: Int64s
+    stops: Int64s
+    keys: Sequence[str | None]
+    headers: Sequence[bytes]
+    fields: dict[str, FieldRanges]
+
+    def record(self, n: int) -> Record:
+        """Return record `n` of the chunk."""
+        fields = {}
+        for name, (kind, starts, stops, heads) in self.fields.items():
+            start, stop = int(starts[n]), int(stops[n])
+            data = self.data[start:stop]
+            fields[name] = Range(kind, 0, self.offset + start, stop - start, data, int(heads[n]))
+        start, length = int(self.starts[n]), int(self.stops[n] - self.starts[n])
+        number, header = self.number + n, self.headers[n]
+        return Record(self.offset + start, length, self.keys[n], fields, header, number)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records one by one."""
+        return map(self.record, range(len(self.headers)))
+
+    def values(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a field of each record."""
+        ranges = self.fields[name]
+        return slices(self.data, ranges.starts, ranges.stops)
+
+
+def slices(data: bytes, starts: Int64s, stops: Int64s) -> Iterator[bytes]:
+    """Return the bytes of each range `[starts, stops)` of `data`."""
+    return map(data.__getitem__, map(slice, starts.tolist(), stops.tolist()))
+
+
+def one_by_one(scanned: Iterable[Record | RecordChunk]) -> Iterator[Record]:
+    """Yield each record, and the records of each chunk."""
+    for item in scanned:
+        if isinstance(item, RecordChunk):
+            yield from item.records()
+        else:
+            yield item

@@ -12,10 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from itertools import repeat
+from typing import TypeVar
 
+import numpy as np
 from google_crc32c import extend as _extend
 
+from twinfeed.loaders.support.array_types import Int64s
+
 Buffer = bytes | bytearray | memoryview
+Checksum = TypeVar("Checksum", int, Int64s)
 
 
 def crc32c(data: Buffer, before: int = 0, /) -> int:
@@ -40,10 +45,18 @@ def crc32c_of_each(data: Iterable[bytes], /) -> list[int]:
 
 
 def masked_crc32c(data: Buffer, /) -> int:
-    """Return the masked CRC-32C that TFRecord files store.
+    """Return the masked CRC-32C that TFRecord files store."""
+    return _masked(crc32c(data))
 
-    That is the checksum rotated right by 15 bits, plus a constant, as in TensorFlow
-    (`tensorflow/core/lib/hash/crc32c.h`).
+
+def masked_crc32c_of_each(data: Iterable[bytes], /) -> Int64s:
+    """Return the masked CRC-32C of each item."""
+    return _masked(np.array(crc32c_of_each(data), np.int64))
+
+
+def _masked(checksum: Checksum) -> Checksum:
+    """Return a checksum rotated right by 15 bits, plus a constant, as in TensorFlow.
+
+    See `tensorflow/core/lib/hash/crc32c.h`. `checksum` is a number or an array.
     """
-    checksum = crc32c(data)
     return (((checksum >> 15) | (checksum << 17)) + 0xA282EAD8) & 0xFFFFFFFF

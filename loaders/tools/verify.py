@@ -18,9 +18,10 @@ import numpy as np
 
 from twinfeed.loaders import errors
 from twinfeed.loaders.building.bad_records import BadRecord, bad_record, write_bad_records
-from twinfeed.loaders.building.plan import BuildPlan, add_header
+from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
+from twinfeed.loaders.formats.records import one_by_one
 from twinfeed.loaders.formats.tar import APART
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import MANIFEST, file_digest
@@ -221,8 +222,8 @@ class _Scan:
                     raise stale_file_error(path, size, os.stat(path).st_size)
                 if plan.options.digest:
                     self.sha256 = file_digest(Path(path))
-                for record in plan.scan(job, path, self._on_bad):
-                    self.headers = add_header(self.headers, record)
+                for record in one_by_one(plan.scan(job, path, self._on_bad)):
+                    self.headers = add_headers(self.headers, [record.header])
                     self.records += 1
                     self._add(record.offset, record.number)
                     self.end = record.offset + record.length

@@ -391,16 +391,16 @@ def test_folders_pipes_and_devices_are_no_shards(tmp_path: Path) -> None:
 
 def test_shard_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "a"
-    write_records(path, *[bytes(500_000)] * 8)
+    write_records(path, *[bytes(1_000_000)] * 8)
     scan = tfrecord.scan(path, example=False)
     next(scan)
-    os.truncate(path, 2_000_000)
+    os.truncate(path, 5_000_000)
     with pytest.raises(TruncatedShardError):
         list(scan)
-    write_tar(path, {f"{n}.bin": bytes(500_000) for n in range(8)})
+    write_tar(path, {f"{n}.bin": bytes(1_000_000) for n in range(8)})
     samples = tar.scan(path)
     next(samples)
-    os.truncate(path, 2_000_000)
+    os.truncate(path, 5_000_000)
     with pytest.raises(TruncatedShardError):
         list(samples)
 

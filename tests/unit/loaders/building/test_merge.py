@@ -28,6 +28,7 @@ from twinfeed.loaders import (
 from twinfeed.loaders.building import _classes, _scan_shard, sources
 from twinfeed.loaders.building import writer as _writer
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, new_part
+from twinfeed.loaders.formats import tfrecord
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.index.arrays import row_type
@@ -98,6 +99,7 @@ def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
 ) -> None:
     monkeypatch.setattr(_scan_shard, "CELLS", 1000)
     peaks = []
+    monkeypatch.setattr(tfrecord, "CHUNK_BYTES", 10_000)
     for records in (1000, 2000, 16_000):
         shard = tmp_path / f"{records}.tfrecord"
         with TFRecordWriter(shard) as writer:
