@@ -33,7 +33,8 @@ def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] |
     array = np.asarray(values if validate.is_array_like(values) else None)
     if array.ndim == 0:
         kind = type(values).__name__
-        raise TypeError(f"{name} must be one label a record, such as index.labels, got {kind}")
+        example = "index.labels or dataset.targets"
+        raise TypeError(f"{name} must be one label a record, such as {example}, got {kind}")
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     if array.dtype.kind == "U" and not isinstance(values, np.ndarray):

@@ -318,7 +318,7 @@ class RandomSampler(Sampler):
     [240864868365]
     """
 
-    @validate.show_call("RandomSampler(len(index), seed=0)")
+    @validate.show_call("RandomSampler(dataset, seed=0)")
     def __init__(self, n: SupportsIndex | Sized, /, *, seed: SupportsIndex) -> None:
         subset = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
         self.num_records = validate.record_count("n", n, subset=subset)

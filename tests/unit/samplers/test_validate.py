@@ -139,7 +139,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: PKBatchSampler(Endless(), p=1, k=1, seed=0),
         TypeError,
-        "as index.labels, got Endless",
+        "dataset.targets, got Endless",
     ),
     (
         lambda: PKBatchSampler(DatasetSource([{"x": 1}]), p=1, k=1, seed=0),
@@ -196,7 +196,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             lambda: PKBatchSampler(LABELS, 2, 2),
         )
     ),
-    (lambda: RandomSampler(5), TypeError, "write RandomSampler(len(index), seed=0)"),
+    (lambda: RandomSampler(5), TypeError, "write RandomSampler(dataset, seed=0)"),
     (
         lambda: BatchSampler(SequentialSampler(3), batch_size=1, final="drop"),
         TypeError,
