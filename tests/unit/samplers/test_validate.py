@@ -375,7 +375,11 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
         (lambda wrong=wrong: split(3, fraction=wrong, seed=0), ValueError, "a sequence of finite")
         for wrong in ([True, False], ["0.5", "0.5"], [np.nan, 1], [[0.5], [0.5]], {"train": 1})
     ),
-    (lambda: split(2, fraction=[0.5, 0.5, 0], seed=0, groups=[1, 1]), ValueError, "none fell on s"),
+    (
+        lambda: split(2, fraction=[0.5, 0.5, 0], seed=0, groups=[1, 1]),
+        ValueError,
+        "none fell into part",
+    ),
     (lambda: split(["a", 2], fraction=0.5, seed=0), TypeError, "records must be their number, or"),
     (lambda: split([2, 3], fraction=0.5, seed=0), TypeError, "records must be their number, or a"),
     (lambda: SubsetSampler([True, False], of=2), TypeError, "records must hold integers, got a"),
@@ -394,7 +398,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: split(2, fraction=0.5, seed=0, groups=[0.5, 1.0]), TypeError, "groups must be"),
     (lambda: split(2, fraction=0.5, seed=0, groups=[b"a", b"b"]), TypeError, "got dtype |S1"),
     (lambda: split(3, fraction=0.5, seed=0, groups=["a", None, "b"]), TypeError, "None at 1"),
-    (lambda: split(2, fraction=0.5, seed=0, groups=[1, 1]), ValueError, "1 group none fell on"),
+    (lambda: split(2, fraction=0.5, seed=0, groups=[1, 1]), ValueError, "1 group none fell into"),
     (
         lambda: ViewSampler(SequentialSampler(2), [1, 0], per_epoch="one", seed=0),
         ValueError,
