@@ -11,7 +11,7 @@ from numpy.typing import ArrayLike
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.label_arrays import as_labels
-from twinfeed.samplers.mapped import as_mapped, slices
+from twinfeed.samplers.mapped import as_mapped, is_increasing, slices
 from twinfeed.samplers.state import digest
 from twinfeed.samplers.types import Array, Int64s, Integers
 
@@ -82,11 +82,8 @@ class ClassOrder:
         for name, array in (("records", records), ("starts", starts), ("sizes", sizes)):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.ndim != 1:
                 raise TypeError(f"{name} must be a one-dimensional array of ints, got {array!r}")
-        sizes_increase = any(
-            (sizes[chunk.start + 1 : chunk.stop + 1] > sizes[chunk]).any()
-            for chunk in slices(len(sizes) - 1)
-        )
-        if len(starts) != len(sizes) or int(sizes.sum()) != len(records) or sizes_increase:
+        largest_first = is_increasing(sizes[::-1], strictly=False)
+        if len(starts) != len(sizes) or int(sizes.sum()) != len(records) or not largest_first:
             raise ValueError(
                 "records, starts and sizes must be those of a ClassOrder, the largest class first, "
                 f"got {len(records)} records, {len(starts)} starts and {len(sizes)} sizes"

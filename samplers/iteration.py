@@ -129,7 +129,9 @@ class IdSamplerCursor(SamplerCursor):
         if not (is_empty or is_fixed):
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
         if not is_empty:
-            self.advance()  # for its warning: the iterator has the position
+            # It warns if another epoch was set than that of a loaded state. The position that it
+            # sets does not matter, since the iterator has its own.
+            self.advance()
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()

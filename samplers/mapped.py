@@ -56,10 +56,11 @@ def slices(count: int, size: int = _CHUNK) -> Iterator[slice]:
     return (slice(start, min(start + size, count)) for start in range(0, count, size))
 
 
-def is_increasing(array: Array) -> bool:
-    """Return whether an array is strictly increasing."""
+def is_increasing(array: Array, *, strictly: bool = True) -> bool:
+    """Return whether each value of an array is above the value before it, or not below it."""
+    is_above = np.greater if strictly else np.greater_equal
     return all(
-        bool((array[chunk.start + 1 : chunk.stop + 1] > array[chunk]).all())
+        bool(is_above(array[chunk.start + 1 : chunk.stop + 1], array[chunk]).all())
         for chunk in slices(max(0, len(array) - 1))
     )
 

@@ -119,7 +119,9 @@ def _staggered_segments(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
 
     The sequence of all uses of all records, record after record, is divided into `live` segments.
     Each round reads the next use of every segment. A segment is at its first entry in its first
-    round. The first rounds differ, so that segments come to new records at different times.
+    round. The first rounds differ, so that segments come to new records at different times: with 4
+    records used 3 times each, in 2 segments, both come to a new record every 3 rounds, and their
+    first rounds are 0 and 1.
     """
     bounds = equal_bounds(n * reuse, live)
     # A segment that does not start with a new record continues the last record of the segment

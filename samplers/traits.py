@@ -47,7 +47,11 @@ class SamplerTraits:
 
     @property
     def why_records_matter(self) -> str:
-        """Why a loader needs the records of samples, not their groups alone; "" if it does not."""
+        """Why it is not enough to know the group (class or data set) of each sample; "" if it is.
+
+        It is enough for a loader that takes the next record of a data set for each group, as
+        tf.data's `choose_from_datasets`.
+        """
         reasons = {
             "padding": self.padded,
             "a shuffle by blocks": self.reads_blocks,

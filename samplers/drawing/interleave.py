@@ -83,11 +83,11 @@ class Interleave:
         return period * self._period_size + int(np.flatnonzero(streams[0] == stream)[offset])
 
     def _periods(self, periods: Int64s) -> tuple[Unsigned, Unsigned]:
-        """Return the streams of these periods, and the indices of their elements.
+        """Return the stream at each position of these periods, and the index of each element.
 
         A period is a permutation of stream numbers in which stream i comes `weights[i]` times. The
-        index of an element is the number of earlier positions of the period with the same stream.
-        Both arrays have a row for each period, and a column for each position.
+        index of an element is the number of earlier positions of the period with the same stream: a
+        period 0 1 0 has the indices 0 0 1. Both arrays have a row for each period.
         """
         keys = random_words(self._key, periods) if self._renew else np.array([self._key], np.uint64)
         if len(keys) > 1:

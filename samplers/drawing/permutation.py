@@ -139,10 +139,11 @@ def _narrow_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     rounds = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)  # the keys of all rounds
     rounds[0::2], rounds[1::2] = words & np.uint64(0xFFFFFFFF), words >> _HALF
     sizes = n.astype(np.uint32)
+    # numpy is slow over arrays of short rows: transpose them.
     if positions.shape[1] > len(n):
         x = positions.astype(np.uint32, order="C")
         return _cycle_walk(_encrypt, sizes[:, None], rounds[..., None], x).astype(np.int64)
-    x = positions.T.astype(np.uint32, order="C")  # numpy is slow over short rows
+    x = positions.T.astype(np.uint32, order="C")
     return _cycle_walk(_encrypt, sizes, rounds, x).T.astype(np.int64, order="C")
 
 

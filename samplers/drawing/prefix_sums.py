@@ -63,17 +63,19 @@ class PrefixSums:
     def _sums_before_rows(self) -> Int64s:
         """The sum of all counts before each row, and of all counts: int64[rows + 1].
 
-        A row is `_row_size` consecutive counts; the last may have fewer.
+        A row is `_row_size` consecutive counts; the last may have fewer. Computed once, for a few
+        rows at a time.
         """
         if self._table is None:
             size, count = self._row_size, len(self._counts)
-            table = np.zeros(-(-count // size) + 1, np.int64)
+            row_sums = np.zeros(-(-count // size) + 1, np.int64)  # of the row before each entry
             for chunk in slices(count, max(1, _CHUNK // size) * size):
-                row_sums = self._counts_at(chunk)
-                if size > 1:
-                    row_sums = np.add.reduceat(row_sums, np.arange(0, len(row_sums), size))
-                table[chunk.start // size + 1 :][: len(row_sums)] = row_sums
-            self._table = np.cumsum(table, out=table)
+                row_starts = np.arange(0, chunk.stop - chunk.start, size)
+                first_row = chunk.start // size
+                stop_row = first_row + len(row_starts)
+                sums = np.add.reduceat(self._counts_at(chunk), row_starts)
+                row_sums[first_row + 1 : stop_row + 1] = sums
+            self._table = np.cumsum(row_sums, out=row_sums)
         return self._table
 
     @property

@@ -75,8 +75,9 @@ class RoundRobin:
     def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
         """Return the index into a sequence of each of these outputs of the round-robin, int64[n].
 
-        Output i comes from the next entry of a segment. In a constant order, the segment is that of
-        the output's index in its round.
+        A round reads the next entry of each segment, and all rounds read the segments in the same
+        order. So the index of an output in its round says which segment it is from: output 1 of
+        round 2 is entry 2 of the segment that comes second.
         """
         round_, slot = self._rounds.locate(positions)
         entries: Int64s = self._starts[sequence, slot] + round_
