@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from itertools import starmap
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Unpack
 
 from twinfeed.loaders.building._classes import check_classes
@@ -29,6 +30,7 @@ from twinfeed.loaders.index.remote_index import send_index
 from twinfeed.loaders.storage.store import read_only_error
 from twinfeed.loaders.storage.url import Location, parse_location
 from twinfeed.loaders.support.atomic import locked
+from twinfeed.loaders.support.pool import interrupts_deferred
 from twinfeed.loaders.support.progress import progress_bar
 from twinfeed.loaders.support.temporary import temporary_folder
 from twinfeed.samplers.validate import counted
@@ -191,9 +193,14 @@ def _build_parts(
 def _run_on(executor: Executor, tasks: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
     """Run `build_part` on an executor; yield after each task. An error cancels queued tasks."""
     futures = [executor.submit(build_part, *task) for task in tasks]
+    # An interrupt within `as_completed` may leave locks of the futures locked.
+    done = SimpleQueue[Future[None]]()
     try:
-        for future in as_completed(futures):
-            yield future.result()
+        with interrupts_deferred():
+            for future in futures:
+                future.add_done_callback(done.put)
+        for _ in futures:
+            yield done.get().result()
     finally:
         for future in futures:
             future.cancel()

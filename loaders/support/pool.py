@@ -1,23 +1,25 @@
-"""A process pool whose workers ignore SIGINT; the parent stops them.
+"""A process pool whose workers end at Ctrl-C without a traceback.
 
-Ctrl-C is sent to the whole process group, and workers would print tracebacks. SIGINT is blocked in
-the thread that starts a worker, which inherits the mask. `ProcessPoolExecutor` cannot do this, and
-hangs if a worker is killed early (CPython's issue 94777, fixed in Python 3.11.5).
+Ctrl-C is sent to the whole process group. SIGINT is blocked in the thread that starts a worker,
+which inherits the mask, and ends the worker where the worker unblocks it. `ProcessPoolExecutor`
+cannot do this, and hangs if a worker is killed early (CPython's issue 94777, fixed in Python
+3.11.5).
 """
 
 from __future__ import annotations
 
 import pickle
+import signal
 import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.context import SpawnProcess
 from multiprocessing.resource_tracker import ensure_running
-from signal import SIG_BLOCK, Signals, pthread_sigmask
+from signal import SIG_BLOCK, SIG_UNBLOCK, SIGINT, pthread_sigmask
 from traceback import format_exc
 from typing import Any, ParamSpec, TypeVar
 
@@ -27,6 +29,27 @@ from twinfeed.loaders.support.system import describe_exit
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+
+@contextmanager
+def interrupts_deferred() -> Iterator[None]:
+    """Raise `KeyboardInterrupt` after this block if Ctrl-C is pressed within it.
+
+    Within `concurrent.futures` the error may leave a lock locked, for which the threads of a pool
+    would wait for ever. Blocking SIGINT does not help: another thread of the process receives it.
+    """
+    in_main_thread = threading.current_thread() is threading.main_thread()
+    if not in_main_thread or signal.getsignal(SIGINT) is not signal.default_int_handler:
+        yield
+        return
+    received: list[int] = []
+    signal.signal(SIGINT, lambda number, frame: received.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(SIGINT, signal.default_int_handler)
+        if received:
+            raise KeyboardInterrupt
 
 
 class Pool(ThreadPoolExecutor):
@@ -39,22 +62,24 @@ class Pool(ThreadPoolExecutor):
     def __init__(self, jobs: int) -> None:
         # Starting the resource tracker would unblock SIGINT, so it is started before.
         ensure_running()
-        super().__init__(jobs, initializer=pthread_sigmask, initargs=(SIG_BLOCK, {Signals.SIGINT}))
+        super().__init__(jobs, initializer=pthread_sigmask, initargs=(SIG_BLOCK, {SIGINT}))
         self._lock = threading.Lock()
         self._workers: dict[int, tuple[SpawnProcess, Connection]] = {}
         self._error = ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
         """Call a function in a worker process."""
-        return super().submit(self._call, fn, *args, **kwargs)
+        with interrupts_deferred():
+            return super().submit(self._call, fn, *args, **kwargs)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is not None and not issubclass(kind, Exception):  # nobody waits for results
             self._terminate("a worker process was interrupted")
-        self.shutdown(cancel_futures=True)
-        for process, pipe in self._workers.values():
-            pipe.close()
-            process.join()
+        with interrupts_deferred():
+            self.shutdown(cancel_futures=True)
+            for process, pipe in self._workers.values():
+                pipe.close()
+                process.join()
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         call = pickle.dumps((function, args, kwargs))
@@ -97,8 +122,15 @@ class Pool(ThreadPoolExecutor):
 
 
 def _serve(pipe: Connection) -> None:
-    """Run the calls that come through the pipe, until it is closed or the parent has ended."""
+    """Run the calls that come through the pipe, until it is closed or the parent has ended.
+
+    The end of this worker at Ctrl-C wakes the parent, too: an interrupt just before a thread begins
+    to wait for a lock does not wake the thread.
+    """
     end_with_parent()
+    if signal.getsignal(SIGINT) is signal.default_int_handler:
+        signal.signal(SIGINT, signal.SIG_DFL)
+    pthread_sigmask(SIG_UNBLOCK, {SIGINT})
     with suppress(EOFError, OSError):
         while True:
             pipe.send_bytes(_run_call(pipe.recv_bytes()))

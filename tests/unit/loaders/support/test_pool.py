@@ -3,6 +3,8 @@
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import warnings
 from concurrent.futures.process import BrokenProcessPool
 
@@ -59,10 +61,57 @@ def test_how_a_process_died_is_known_while_another_starts() -> None:
                 call.result()
 
 
-def test_an_interrupt_is_not_heard() -> None:
+def test_an_exit_of_a_worker_is_named() -> None:
+    with Pool(1) as pool, pytest.raises(BrokenProcessPool, match="exit code 3"):
+        pool.submit(os._exit, 3).result()
+
+
+def test_an_interrupt_ends_a_worker_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
     with Pool(1) as pool:
-        process = pool.submit(os.getpid).result()
-        os.kill(process, signal.SIGINT)
-        assert pool.submit(os.getpid).result() == process
-        with pytest.raises(BrokenProcessPool, match="exit code 3"):
-            pool.submit(os._exit, 3).result()
+        os.kill(pool.submit(os.getpid).result(), signal.SIGINT)
+        with pytest.raises(BrokenProcessPool, match="killed by SIGINT"):
+            pool.submit(signal.pause).result()
+    assert capfd.readouterr().err == ""
+
+
+INTERRUPTED = """
+import os, signal, sys, time
+from twinfeed.loaders.building import build
+from twinfeed.loaders.support.pool import Pool
+
+def interrupted_at(number):
+    count = 0
+    def trace(frame, event, argument):
+        nonlocal count
+        count += 1
+        if count == number:
+            os.kill(os.getpid(), signal.SIGINT)
+    try:
+        with Pool(2) as pool:
+            sys.settrace(trace)
+            try:
+                list(build._run_on(pool, [(0.5,), (0.5,)]))
+            finally:
+                sys.settrace(None)
+    except KeyboardInterrupt:
+        return True
+
+signal.signal(signal.SIGINT, signal.default_int_handler)
+build.build_part = time.sleep
+number = 1
+while interrupted_at(number):
+    number += 5
+print(number)
+"""
+
+
+def test_an_interrupt_at_any_call_of_the_thread_that_waits_leaves_no_lock_locked() -> None:
+    run = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert int(run.stdout) > 50
