@@ -229,17 +229,14 @@ class ShardShuffleSampler(Sampler):
         return _EpochTable(order, segment_starts[in_block], split_records, round_robin)
 
 
-def _clip(
-    starts: Int64s, stops: Int64s, split_points: Int64s, index: Int64s
-) -> tuple[Int64s, Int64s]:
+def _clip(starts: Int64s, stops: Int64s, points: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
     """Return the part of each range that contains an index, where points split the ranges.
 
     The ranges, from `starts` to `stops`, and their indices are int64[n]. The points are sorted. If
     they are 5 and 8, the part of the range from 4 to 7 that contains index 6 is from 5 to 7.
     """
-    part = np.searchsorted(split_points, index, side="right")
-    lowest = np.append(-1, split_points)[part]
-    highest = np.append(split_points, validate.LIMIT)[part]
+    part = np.searchsorted(points, index, side="right")
+    lowest, highest = np.append(-1, points)[part], np.append(points, validate.LIMIT)[part]
     return np.maximum(starts, lowest), np.minimum(stops, highest)
 
 

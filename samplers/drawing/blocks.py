@@ -108,7 +108,7 @@ class BlockOrder:
         self._block_at: Callable[[Int64s], Int64s] = partial(permute, count, key)
         if count <= _MAX_ENTRIES:
             table = permute(count, key, np.arange(count)).astype(np.int32)
-            self._block_at = partial(_look_up, table)
+            self._block_at = lambda ranks: table[ranks].astype(np.int64)
         self._sums: PrefixSums | _ShortBlockTable
         if count > _MAX_ENTRIES >= blocks.num_shards:
             self._sums = _ShortBlockTable(blocks, key)
@@ -124,10 +124,6 @@ class BlockOrder:
         """
         ranks, start = self._sums.locate(entries)
         return start, *self._blocks.first_and_size(self._block_at(ranks))
-
-
-def _look_up(table: Array, index: Int64s) -> Int64s:
-    return table[index].astype(np.int64)
 
 
 def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], ranks: Int64s) -> Int64s:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from twinfeed.samplers.types import Int64s
 
@@ -48,28 +48,23 @@ def _augmenting_path(
     which takes the next record in turn: an augmenting path of a bipartite matching (Kuhn, "The
     Hungarian method for the assignment problem", 1955), found by depth-first search.
     """
-
-    def free_record(row: int) -> int | None:
-        return next((record for record in candidates(row) if record not in cell_of), None)
-
-    free = free_record(start[0])
-    path = [start]
-    untried = [iter(candidates(start[0]))]  # the candidates of each cell of the path
-    records: list[int] = []  # what each cell of the path but the last takes
-    seen: set[int] = set()
-    while free is None:
-        row = path[-1][0]
-        record = next((r for r in untried[-1] if cell_of[r][0] != row and r not in seen), None)
-        if record is not None:
-            seen.add(record)
+    path = [start]  # each cell takes the record of the next cell
+    records: list[int] = []  # of the cells of the path but the first
+    untried: dict[_Cell, Iterator[int]] = {}  # the candidates of each cell that was visited
+    while path:
+        cell = path[-1]
+        row = cell[0]
+        if cell not in untried:
+            untried[cell] = iter(candidates(row))
+            free_record = next((r for r in candidates(row) if r not in cell_of), None)
+            if free_record is not None:
+                return dict(zip(path, [*records, free_record], strict=True))
+        taken = (r for r in untried[cell] if cell_of[r][0] != row and cell_of[r] not in untried)
+        record = next(taken, None)
+        if record is None:  # no way on from this cell: go back to the cell before it
+            path.pop()
+            del records[-1:]
+        else:
             records.append(record)
             path.append(cell_of[record])
-            untried.append(iter(candidates(cell_of[record][0])))
-            free = free_record(cell_of[record][0])
-        elif records:  # no way on from the last cell: go back to the cell before it
-            path.pop()
-            untried.pop()
-            records.pop()
-        else:
-            return None
-    return dict(zip(path, [*records, free], strict=True))
+    return None

@@ -16,6 +16,7 @@ import numpy as np
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.prefix_sums import Counts
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Float64s, Int64s
 
 _BLOCK = 1 << 14  # records whose keys are computed at once
@@ -30,7 +31,7 @@ class WeightedPermutation:
     def __init__(self, weights: Counts, key: int) -> None:
         self._weights, self._key = weights, key
         count = len(weights)
-        self._blocks = [slice(a, min(a + _BLOCK, count)) for a in range(0, count, _BLOCK)]
+        self._blocks = [*slices(count, _BLOCK)]
         sample = np.sort(self._waiting_times(np.arange(0, count, max(1, count // _SAMPLE))))
         buckets = min(count // _BUCKET + 1, 1 << 15)
         # The quantiles decide how many records are sorted at once, never the order.
