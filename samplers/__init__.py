@@ -1,10 +1,10 @@
 """Decide which records make the next batch: pure, seekable numpy functions.
 
 A batch sampler gives `batch(epoch, step)`, an array of ids, and is a torch batch sampler too:
-iterating yields an epoch. `BatchStream` says what all batch samplers share: passes, ranks, state,
-seeds. A `Sampler` gives ids by position, and `BatchSampler` cuts a sampler into batches. Iterating
-over a `Sampler` yields the ids of an epoch, as torch's samplers do. `Cursor` is a place between two
-batches.
+iterating yields an epoch. `BatchStream` says what all batch samplers share: iteration, ranks,
+state, seeds. A `Sampler` gives ids by position, and `BatchSampler` divides them into batches.
+Iterating over a `Sampler` yields the ids of an epoch, as torch's samplers do. `Cursor` is a
+position between two batches.
 
 ======================================================  ==========================================
 for                                                     take
@@ -28,12 +28,12 @@ To look at a stream: `repr`, `sampler.explain()`, and `diagnose(sampler, …)` f
 pk.py, exact_once.py, bucket.py, batch.py, orders.py, shard_shuffle.py, reuse.py, views.py,
 weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what they draw with. What
 they declare of their ids is in traits.py. _stream.py and _epochs.py have what all of them share,
-cursor.py the passes, iteration.py the passes over single ids, state.py the states, id_sequence.py
-the ids of all epochs, class_order.py the records by class, label_lists.py several labels a record,
-label_arrays.py checks labels, mapped.py has arrays in files, and step_schedule.py values that
-change with the training step. _fair_batches.py and _coverage.py draw P x K batches. types.py has
-the types of arrays, validate.py checks arguments, processes.py counts the processes of a framework,
-and batch_table.py and diagnostics.py show a stream.
+cursor.py the position in a stream, iteration.py the iteration over single ids, state.py the states,
+id_sequence.py the ids of all epochs, class_order.py the records by class, label_lists.py several
+labels a record, label_arrays.py checks labels, mapped.py has arrays in files, and step_schedule.py
+values that change with the training step. _fair_batches.py and _coverage.py draw P x K batches.
+types.py has the types of arrays, validate.py checks arguments, processes.py counts the processes of
+a framework, and batch_table.py and diagnostics.py show a stream.
 """
 
 try:

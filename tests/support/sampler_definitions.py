@@ -63,13 +63,13 @@ def feistel(n: int, key: int, position: int) -> int:
 
 
 def fair_subsets(n: int, m: int, key: int, count: int) -> list[list[int]]:
-    """Return the first groups of m out of n, lap after lap; ``key`` is the population's own."""
+    """Return the first subsets of m out of n, traversal by traversal, under a population's key."""
     if n < 2 * m - 1:
-        laps = [row(n, word(key, t // (n // gcd(n, m)))) for t in range(count)]
-        return [[laps[t][(t * m + i) % n] for i in range(m)] for t in range(count)]
+        traversals = [row(n, word(key, t // (n // gcd(n, m)))) for t in range(count)]
+        return [[traversals[t][(t * m + i) % n] for i in range(m)] for t in range(count)]
     entries: list[int] = []
-    for lap in range(ceil(count * m / n)):
-        new = row(n, word(key, lap))
+    for traversal in range(ceil(count * m / n)):
+        new = row(n, word(key, traversal))
         begun = entries[len(entries) - len(entries) % m :]
         for taken in range(len(begun), m if begun else 0):
             fits = next(i for i in range(taken - len(begun), n) if new[i] not in begun)

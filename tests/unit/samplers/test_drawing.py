@@ -87,12 +87,15 @@ def test_a_rank_visits_the_parts_of_its_slice_alone(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.parametrize("coverage", [None, "once"])
 def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hundred classes a batch over a hundred ranks; more only between two laps of classes."""
+    """A hundred classes a batch over a hundred ranks; more only between two traversals."""
     labels = np.arange(40_000) // 10
     stream = PKBatchSampler(labels, p=100, k=2, seed=0, coverage=coverage)
     rank = stream.shard(41, 100)
     drawn = counting(
-        monkeypatch, FairSubsets, "_permuted", lambda self, number, lap, positions: positions.size
+        monkeypatch,
+        FairSubsets,
+        "_permuted",
+        lambda self, number, traversal, positions: positions.size,
     )
     counts = []
     for step in range(60):

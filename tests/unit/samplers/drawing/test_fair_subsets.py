@@ -34,7 +34,7 @@ def test_subsets_are_distinct_and_fair_at_every_step(n: int) -> None:
 @settings(max_examples=150)
 @given(n=st.integers(1, 99), m=st.integers(1, 50), key=st.integers(0, 2**64 - 1))
 def test_subsets_equal_the_slow_definition(n: int, m: int, key: int) -> None:
-    """Lap by lap in plain Python, heads repaired one entry at a time."""
+    """Traversal by traversal in plain Python, repaired one entry at a time."""
     own = slow.word(key, 0)
     assert _subsets(n, m, 12, key).tolist() == slow.fair_subsets(n, m, own, 12)
 
