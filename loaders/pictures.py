@@ -73,7 +73,8 @@ def plot_mixing(
         epoch: the epoch of the samplers.
 
     Raises:
-        ValueError: there is nothing to draw, and as `diagnose`.
+        TypeError: `streams` names no stream.
+        ValueError: as `diagnose`.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> uniform = BatchSampler(RandomSampler(1000, seed=0), batch_size=20)
@@ -82,8 +83,8 @@ def plot_mixing(
     >>> len(figure.axes)
     4
     """
-    if not streams:
-        raise ValueError("streams must name at least one stream, got none")
+    if not isinstance(streams, Mapping) or not streams:
+        raise TypeError("streams must be streams by name, such as {'uniform': sampler}")
     sizes = [stream.batch_size for stream in streams.values() if isinstance(stream, BatchStream)]
     size = max(sizes, default=64)
     streams = {

@@ -239,6 +239,11 @@ def _samples_of(
         batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])
         records = stream.num_records
     else:
+        if not validate.is_array_like(stream):
+            kind = type(stream).__name__
+            raise TypeError(
+                f"stream must be a sampler or record ids, got a {kind}: give feed.sampler or a list"
+            )
         ids = validate.integers("stream", stream, minimum=-1)
         batch = np.arange(len(ids)) // _required_size(batch_size)
         number = int(ids.max(initial=-1)) + 1 if num_records is None else num_records

@@ -127,7 +127,8 @@ class FeedConfig:
         if len(rows) != expected:
             raise ValueError(
                 f"side table {name!r} has {counted(len(rows), 'row')}, the sampler "
-                f"{counted(expected, unit)}: give it a row for each of these"
+                f"{counted(expected, unit)}: give it a row for each of these; a table with a row "
+                f"for each record is ByRecord(table)"
             )
 
 

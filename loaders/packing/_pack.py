@@ -54,7 +54,7 @@ _RANDOM_ACCESS = (Index, LooseFiles, Sequence)
 _SPARE_BYTES = 1 << 26  # of a cache, since its chunks go beyond the ends of shards
 
 
-@hint_arguments()
+@hint_arguments(label="give CompressedShards(shards, label=…), or an index with labels")
 def pack(
     source: Records | Shards,
     out: str | os.PathLike[str],

@@ -223,8 +223,9 @@ def test_what_cannot_be_drawn_is_refused(tmp_path: pytest.TempPathFactory) -> No
         show_batch(feed)
     with pytest.raises(TypeError, match=r"got a NumpyLoader: give loader\.feed"):
         show_batch(NumpyLoader(feed))  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="streams must name at least one"):
-        plot_mixing({})
+    for nothing in ({}, [0, 1]):
+        with pytest.raises(TypeError, match="streams must be streams by name, such as"):
+            plot_mixing(nothing)  # type: ignore[arg-type]
 
 
 def test_commands_draw_an_index(

@@ -461,6 +461,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (mixture(orders=[], weights=[]), ValueError, "orders must hold one at least"),
     (lambda: diagnose([0, 1]), ValueError, "batch_size must be given"),
     (lambda: diagnose([], batch_size=2), ValueError, "must hold a record"),
+    (lambda: diagnose(iter([1]), batch_size=2), TypeError, "got a list_iterator: give feed.s"),
     (lambda: diagnose([0, 1], batch_size=2, labels=[0]), ValueError, "for 2 records, got 1"),
     (lambda: diagnose([0, 5], batch_size=2, num_records=3), ValueError, "num_records=3, got 5"),
     (lambda: diagnose([0], batch_size=1, num_records="2"), TypeError, "num_records must be an"),

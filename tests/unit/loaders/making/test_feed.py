@@ -727,7 +727,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         for table in ("abcdef", [[text] for text in TEXTS], dict(enumerate(TEXTS)), [1, 2])
     ),
     (feed(side={"w": MASKED}), ValueError, "'w' must have no masked entry, got one at 3"),
-    (feed(side={"w": TEXTS}), ValueError, "'w' has 5 rows, the sampler 6 sample ids"),
+    (feed(side={"w": TEXTS}), ValueError, "'w' has 5 rows, the sampler 6 sample ids.*ByRecord"),
     (feed(side={"w": ByRecord(TEXTS)}), ValueError, "'w' has 5 rows, the sampler 6 records"),
     (feed(side={"w": ByRecord([None])}), TypeError, ARRAY),
     (feed(side={"w": np.zeros(3)}), ValueError, "'w' has 3 rows, the sampler 6"),

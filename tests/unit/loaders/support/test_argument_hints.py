@@ -27,6 +27,7 @@ CALLS: list[tuple[Any, tuple[Any, ...], dict[str, Any], str]] = [
     (shuffled, (None,), {"batch_size": 4}, r"BatchSampler\(shuffled\(index, seed=0\), batch_size="),
     (pack, ([], "out"), {"splits": 1}, "takes no splits=: did you mean split="),
     (open_index, ("x",), {"rot": "y"}, "takes no rot=: did you mean root="),
+    (pack, ("*.tar", "x"), {"label": "cls"}, "takes no label=: give CompressedShards"),
     (build_index, ("*.tar", "x"), {"labels": "cls"}, "takes no labels=: did you mean label="),
     (Feed, (None, None, 4), {}, "takes its options by name, as in fields=…, got 4"),
     (build_index, ("*.tar", "x"), {"xyz": 1}, "xyz=: its options are label, classes, fields, "),
