@@ -77,7 +77,7 @@ class Ragged(NamedTuple):
 
 
 def ragged_rows(name: str, ragged: Ragged, /) -> list[Any]:
-    """Return the arrays of a user's `Ragged`, one for each length.
+    """Split the values of a user's `Ragged` into an array for each of its lengths.
 
     Raises:
         ValueError: the lengths are no integers from 0 on with the sum `len(values)`.
@@ -119,14 +119,19 @@ class MisfitError(ValueError):
 
 
 def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, FieldSpec]:
-    """Return the spec of each field of a sample; raise ValueError for a value that cannot be
-    collated.
+    """Return the spec (shape and dtype) of each field of a sample.
+
+    Raises:
+        MisfitError: a value that cannot be collated.
     """
     return {name: _spec(name, value, mode_of(how, name)) for name, value in sample.items()}
 
 
 def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
-    """Return the spec of a field with this value: a string, a list of strings, or an array."""
+    """Return the spec of a field from its value in a sample: a string, or what becomes an array.
+
+    With the mode "ragged", the value may also be a list of strings.
+    """
     for kind, dtype in _STRINGS.items():
         if isinstance(value, kind):
             return FieldSpec((), dtype)
@@ -142,7 +147,7 @@ def is_string(dtype: np.dtype[Any] | None, /) -> bool:
 
 
 def _strings(value: Any) -> list[Any] | None:
-    """Return the items of a flat list or array; None for anything else."""
+    """Return the items of a list, a tuple or an array of one dimension; None for anything else."""
     if isinstance(value, np.ndarray):
         return value.tolist() if value.ndim == 1 else None
     return list(value) if isinstance(value, (list, tuple)) else None
@@ -180,17 +185,25 @@ def _unsupported_value(name: str, value: Any, contents: str) -> MisfitError:
 
 
 def mode_of(how: Collate, name: str, /) -> Mode:
-    """Return the collation mode of a field: "stack" if `how` is a mapping without this field."""
+    """Return the mode in which a field is collated: "stack", "pad" or "ragged".
+
+    `how` is the `collate` argument; "stack" is the default for fields that it does not name.
+    """
     collation = _collation_of(how, name)
     return "pad" if isinstance(collation, Pad) else collation
 
 
 def _collation_of(how: Collate, name: str) -> Mode | Pad:
+    """Return the mode, or the `Pad`, of a field in a `collate` argument."""
     return how.get(name, "stack") if isinstance(how, Mapping) else how
 
 
 def check_collate(how: Collate, /) -> Mode | Pad | dict[str, Mode | Pad]:
-    """Return a `collate` argument; raise ValueError for an unknown mode or an invalid `Pad`."""
+    """Check a `collate` argument of a feed, and return a copy of it.
+
+    Raises:
+        ValueError: an unknown mode, or an invalid `Pad`.
+    """
     for mode in how.values() if isinstance(how, Mapping) else (how,):
         if isinstance(mode, Pad):
             validate.integer("multiple of Pad", mode.multiple, minimum=1)
@@ -250,9 +263,9 @@ def collate(
 
 
 def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[int, T]:
-    """Return `convert(value)` by position for each value that is not None.
+    """Call `convert` for each value that is not None; return the results by position.
 
-    A MisfitError of `convert` gets the position of the value.
+    If `convert` raises a MisfitError, the error gets the position of the value.
     """
     converted = {}
     for position, value in enumerate(values):
@@ -275,6 +288,7 @@ def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ra
         return [texts.get(position, kind()) for position in range(len(values))]
 
     def to_texts(row: Any) -> list[Any]:
+        """Return the value of a sample as a list of strings."""
         if (strings := _strings(row)) is None:
             raise _wrong_dtype(name, "no list", f"a list of {kind.__name__}")
         return [_text(name, string, kind) for string in strings]
@@ -286,7 +300,7 @@ def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ra
 
 
 def _text(name: str, value: Any, kind: type) -> Any:
-    """Return a string as exactly `bytes` or `str`, without numpy's subclasses of these.
+    """Return a string as exactly the type `kind`, `bytes` or `str`, not a subclass of numpy.
 
     Raises:
         MisfitError: the value is not of this kind.
@@ -299,7 +313,10 @@ def _text(name: str, value: Any, kind: type) -> Any:
 
 
 def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
-    """Stack the values of a field along a new first axis."""
+    """Return the values of a field as one array [batch, …], allocated by `empty`.
+
+    An array that decode has filled already is returned as it is.
+    """
     if isinstance(values, np.ndarray) and _rows_match(values, field):
         if values.flags.writeable:
             return values  # decode wrote into this array; the arrays of a source are read-only
@@ -326,9 +343,10 @@ def _matches(shape: tuple[int, ...], expected: Shape) -> bool:
 
 
 def _stack_tensors(values: Sequence[Any]) -> Any:
-    """Return tensors of torch as the rows of one array, and any other values as they are.
+    """If all values are tensors of torch with one shape, return one array of them.
 
-    One call for all is much faster than a conversion of each tensor.
+    Other values are returned as they are. To convert all tensors by one call is much faster than to
+    convert each.
     """
     torch = sys.modules.get("torch")
     if torch is None or not all(type(value) is torch.Tensor for value in values):
@@ -340,7 +358,7 @@ def _stack_tensors(values: Sequence[Any]) -> Any:
 
 
 def dtype_of(field: FieldSpec, /) -> np.dtype[Any]:
-    """Return the dtype of a field of numbers, which is not None as for byte strings."""
+    """Return the dtype of a field of numbers (only the dtype of byte strings is None)."""
     assert field.dtype is not None
     return field.dtype
 
@@ -369,10 +387,10 @@ def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
 
 
 def _castable(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
-    """Return whether an array may be cast to a dtype.
+    """Return whether an array can be cast to a dtype without changing a value.
 
-    The cast must not change a value. With `python`, the array is made of Python numbers, which have
-    no dtype of their own: floats may then be cast to any float type.
+    With `python`, the array was made of Python numbers, which have no dtype of their own: floats
+    may then be cast to any float type, although this rounds.
     """
     from_integers = array.dtype.kind in "biu"
     to_floats = dtype.kind in "fc" or dtype.name == "bfloat16"
@@ -393,6 +411,7 @@ def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
 
 
 def _wrong_dtype(name: str, found: str, expected: str) -> MisfitError:
+    """Return the error for a value of a field that has another dtype than the field's spec."""
     return MisfitError(
         f"field {name!r} holds {found} where {expected} is expected",
         "give all values one dtype, or say with spec= what they hold",
@@ -402,7 +421,10 @@ def _wrong_dtype(name: str, found: str, expected: str) -> MisfitError:
 def _wrong_shape(
     name: str, shape: Shape, expected: Shape, position: int, *, from_spec: bool = False
 ) -> MisfitError:
-    """Return the error for a value of another shape than the spec's, or than an earlier value's."""
+    """Return the error for a value of a field whose shape is not the expected one.
+
+    That is the shape of an earlier value in the batch or, with `from_spec`, of the field's spec.
+    """
     source = " as in the first record, or in spec=" if from_spec else ""
     same_axes = len(shape) == len(expected)
     pad = ", or collate it with 'pad'" if same_axes else ""
@@ -417,10 +439,13 @@ def _wrong_shape(
 def _arrays(
     name: str, values: Sequence[Any], field: FieldSpec, free: int
 ) -> tuple[list[Array], tuple[int, ...]]:
-    """Return the values of a field as arrays, and the shape that they have in common.
+    """Return the values of a field as a list of arrays, and the shape that all have in common.
 
-    The first `free` axes may have other lengths in each array, and are left out of this shape.
-    None, a missing value, becomes an array of zeros, with length 0 in the free axes.
+    The first `free` axes may differ in length between the arrays; the common shape is that of the
+    other axes. None, as for padding, becomes an array of zeros, with length 0 in the free axes.
+
+    Raises:
+        MisfitError: shapes differ in other axes, or do not fit the field's spec.
     """
     arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
     first = next(iter(arrays), -1)
@@ -443,7 +468,12 @@ def _arrays(
 def _pad(
     name: str, values: Sequence[Any], field: FieldSpec, empty: Empty, how: Mode | Pad
 ) -> dict[str, Any]:
-    """Return the padded array of a field, and the original lengths or shapes of its values."""
+    """Pad the values of a field to the same shape, and stack them.
+
+    Returns:
+        Two arrays by name: the padded values, and their lengths (or shapes, for several axes)
+        before padding.
+    """
     value, multiple = how if isinstance(how, Pad) else Pad()
     axes = len(field.shape)
     arrays, _ = _arrays(name, values, field, axes)
@@ -460,7 +490,7 @@ def _pad(
 
 
 def _ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Ragged:
-    """Return the arrays of a field, which differ in their first axis, as a `Ragged`."""
+    """Join the values of a field, arrays that differ in length, end to end into a `Ragged`."""
     arrays, shape = _arrays(name, values, field, 1)
     lengths = np.array([len(array) for array in arrays], np.int64)
     joined = empty((int(lengths.sum()), *shape), dtype_of(field))

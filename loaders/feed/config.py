@@ -48,6 +48,7 @@ class FeedConfig:
     declared_batch_spec: dict[str, FieldSpec]
 
     def __post_init__(self) -> None:
+        """Check that the arguments fit together; raise TypeError or ValueError if not."""
         for name in ("decode", "transform", "batch_transform"):
             function = getattr(self, name)
             if function is not None and (not callable(function) or _is_class(function)):
@@ -91,7 +92,7 @@ class FeedConfig:
 
     @property
     def has_functions(self) -> bool:
-        """Whether the feed has any function of the user, which is worth running on threads."""
+        """Whether the feed has a decode, transform or batch_transform, worth running on threads."""
         return (self.decode, self.transform, self.batch_transform) != (None, None, None)
 
     @property
@@ -105,7 +106,10 @@ class FeedConfig:
         return bool(getattr(self.transform, "sets_global_state", False))
 
     def _check_plain(self) -> None:
-        """Raise ValueError if the stored fields, which no function changes, cannot be collated."""
+        """Raise ValueError if the fields of a feed without functions cannot be collated.
+
+        They are put into batches as they are stored.
+        """
         kinds = self.index.fields if isinstance(self.index, Index) else {}
         for name in sorted(kinds.keys() & stored_fields(self)):
             if kinds[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
@@ -118,7 +122,7 @@ class FeedConfig:
             raise ValueError(f"spec names {list(self.declared_spec)}, fields {list(self.fields)}")
 
     def _check_side(self, name: str, rows: Any) -> None:
-        """Raise ValueError for a side table without a row for each sample id, or each record."""
+        """Raise ValueError unless a side table has a row for each sample id, or for each record."""
         if name in self.index.columns:
             raise ValueError(f"side table {name!r} has the name of a column of the index")
         expected, unit = self.sampler.num_ids, "sample id"
@@ -133,7 +137,7 @@ class FeedConfig:
 
 
 def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
-    """Raise ValueError if `collate` of the feed has a field that is not among `names`."""
+    """Raise ValueError if the `collate` argument of a feed names a field that is not in `names`."""
     unknown = set(feed.collate).difference(names) if isinstance(feed.collate, Mapping) else ()
     if unknown:
         raise ValueError(f"collate names {sorted(unknown)}, the fields are {sorted(names)}")
@@ -142,9 +146,9 @@ def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
 def check_names(
     feed: FeedConfig, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError for a name that the loader uses itself, as "id", or that is in `side`.
+    """Raise ValueError if one of the names is in `side`, or is used by the loader itself, as "id".
 
-    `kind` says what the names are of, for the message: a field, a column or a side table.
+    `kind` says what has these names, for the message: a field, a column or a side table.
     """
     check_free(kind, names, side, f"the name of a side table: {advice}")
     reserved, owner = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
@@ -161,7 +165,7 @@ def check_free(kind: str, names: Iterable[str], reserved: Iterable[str], use: st
 
 
 def stored_fields(feed: FeedConfig, /) -> list[str]:
-    """Return the fields that are read from the shards: those that are no columns."""
+    """Return the names of the feed's fields that are read from shards; columns are in memory."""
     return [name for name in feed.fields if name not in feed.index.columns]
 
 
@@ -180,7 +184,7 @@ def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /)
 
 
 def check_batches(sampler: BatchStream, /) -> None:
-    """Raise TypeError unless `sampler` gives batches."""
+    """Raise TypeError unless an object is a sampler of batches."""
     if not isinstance(sampler, BatchStream):
         raise TypeError(
             f"sampler must give batches, got a {type(sampler).__name__}: "
@@ -189,7 +193,12 @@ def check_batches(sampler: BatchStream, /) -> None:
 
 
 def check_fit(index: Source, sampler: BatchStream, /) -> None:
-    """Raise TypeError unless `sampler` gives batches; ValueError unless they are of this index."""
+    """Check that a sampler can draw the records of an index.
+
+    Raises:
+        TypeError: it is no sampler of batches.
+        ValueError: it was made for another number of records.
+    """
     check_batches(sampler)
     if sampler.num_records != len(index):
         raise ValueError(
@@ -200,14 +209,17 @@ def check_fit(index: Source, sampler: BatchStream, /) -> None:
 
 
 def check_spec(argument: str, spec: Mapping[str, FieldSpec] | None, /) -> dict[str, FieldSpec]:
-    """Return the specs of fields; raise TypeError unless each is a shape and a dtype."""
+    """Return the specs of fields by name; raise TypeError unless each is a (shape, dtype).
+
+    `argument` is the name of the user's argument.
+    """
     return {
         name: _field_spec(name, field) for name, field in checks.mapping(argument, spec).items()
     }
 
 
 def _field_spec(name: str, spec: object) -> FieldSpec:
-    """Return the spec of a field; raise TypeError unless it is a shape and a dtype."""
+    """Return the user's spec of a field as a `FieldSpec`; raise TypeError if it is none."""
     try:
         shape, dtype = cast(tuple[Any, Any], spec)
         dtype = None if dtype is None or dtype is bytes else np.dtype(dtype)
@@ -218,5 +230,5 @@ def _field_spec(name: str, spec: object) -> FieldSpec:
 
 
 def _is_class(function: object) -> bool:
-    """Return whether `function` is a class, as DecodeImage, in place of its instance."""
+    """Return whether a "function" is a class with `__call__`: DecodeImage, not DecodeImage()."""
     return isinstance(function, type) and any("__call__" in vars(base) for base in function.__mro__)

@@ -137,8 +137,10 @@ class DecodeImage:
         return {**sample, self.field: self._decode(_bytes(sample, self.field))}
 
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
-        """Return the decoded sample. The image is written into slots[field], which is an array
-        within the batch, if it has the same shape and dtype.
+        """Return the decoded sample, with the image decoded directly into the batch if it fits.
+
+        `slots[field]` is an array, a row of the batch's array. If the image has its shape and
+        dtype, it is written there.
         """
         slot = slots[self.field]
         array = self._decode(_bytes(sample, self.field), slot)
@@ -148,10 +150,10 @@ class DecodeImage:
         return {**sample, self.field: array}
 
     def _decode(self, data: bytes, slot: Array | None = None) -> Array:
-        """Return the decoded, turned and resized image.
+        """Return an image as an array: decoded, turned by its EXIF orientation, and resized.
 
-        If `slot` is given, an image that needs no further step is decoded into it, and `slot` is
-        returned.
+        If the array `slot` is given, and a JPEG needs no step after decoding, it is decoded into
+        `slot`, which is returned.
         """
         from PIL import Image, ImageOps
 
@@ -182,7 +184,7 @@ class DecodeImage:
         return array
 
     def _open(self, data: bytes) -> PIL.ImageFile.ImageFile:
-        """Return an image of Pillow of which only the header was read."""
+        """Return an image of Pillow, of which only the header has been read so far."""
         from PIL import Image, UnidentifiedImageError
 
         try:
@@ -192,7 +194,13 @@ class DecodeImage:
             raise UnidentifiedImageError(problem) from None
 
     def _pillow(self, image: PIL.ImageFile.ImageFile) -> PIL.Image.Image:
-        """Decode an image by Pillow; convert it to `mode`, unless it is grey with 16 or 32 bits."""
+        """Decode an image by Pillow, and convert it to `mode`.
+
+        An image of one channel with 16 or 32 bits is left to `_grey`.
+
+        Raises:
+            ValueError: pixels that Pillow reads wrongly, or that cannot be converted as asked.
+        """
         from PIL import Image
 
         self._check_size(image.height, image.width)
@@ -219,9 +227,10 @@ class DecodeImage:
         return image.convert(self.mode)
 
     def _grey(self, image: PIL.Image.Image, tags: Mapping[int, Any]) -> PIL.Image.Image:
-        """Decode an image of one channel with 16 or 32 bits.
+        """Decode an image of one channel with 16 or 32 bits per pixel.
 
-        With dtype "uint8", the upper byte of 16-bit pixels is taken. `tags` are those of a TIFF.
+        With dtype "uint8", the upper byte of 16-bit pixels is taken; with "native", pixels stay as
+        they are. `tags` are those of a TIFF.
         """
         from PIL import Image
 
@@ -247,17 +256,17 @@ class DecodeImage:
         from PIL import Image
 
         bilinear = Image.Resampling.BILINEAR
-        is_wider = (
-            image.width * height > width * image.height
-        )  # its aspect is wider than the size's
         if self.fit == "stretch":
             return image.resize((width, height), bilinear)
+        # Whether the image has a wider aspect than the size.
+        is_wider = image.width * height > width * image.height
         if self.fit == "crop":  # resize the central box that has the aspect of the size
             box_width = image.height * width / height if is_wider else image.width
             box_height = image.height if is_wider else image.width * height / width
             left, top = (image.width - box_width) / 2, (image.height - box_height) / 2
             box = left, top, left + box_width, top + box_height
             return image.resize((width, height), bilinear, box=box)
+        # fit="pad": resize the image to fit into the size, and paste it into the centre of zeros.
         inner_width = width if is_wider else max(1, round(image.width * height / image.height))
         inner_height = max(1, round(image.height * width / image.width)) if is_wider else height
         resized = image.resize((inner_width, inner_height), bilinear)
@@ -266,9 +275,10 @@ class DecodeImage:
         return padded
 
     def _jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
-        """Decode a JPEG by simplejpeg, into `slot` if that has the final shape and dtype.
+        """Decode a JPEG by simplejpeg, into the array `slot` if it has the final shape and dtype.
 
-        Returns None for a broken image if `strict` is False: Pillow decodes it then.
+        `orientation` is that of EXIF. Returns None for a broken image if `strict` is False: then
+        Pillow decodes it.
         """
         import simplejpeg
 
@@ -299,9 +309,11 @@ class DecodeImage:
         return array.reshape(shape) if slot is None else slot
 
     def _divisor(self, height: int, width: int) -> int:
-        """Return 8, 4, 2 or 1: libjpeg decodes the image to 1/divisor of its height and width.
+        """Return the divisor (8, 4, 2 or 1) of height and width to which libjpeg decodes an image.
 
-        It is the largest divisor that leaves at least `reducing_gap` times the pixels of `size`.
+        It is the largest divisor that leaves at least `reducing_gap` times the pixels of `size`
+        along each side. For example, an image of 1000 x 1000 with size (100, 100) and a gap of 2
+        can be divided by 4, to 250 x 250.
         """
         if self.size is None or self.reducing_gap is None:
             return 1
@@ -321,9 +333,10 @@ class DecodeImage:
 def _integers(
     name: str, values: tuple[int, ...] | None, parts: tuple[str, ...], **limits: int
 ) -> tuple[int, ...] | None:
-    """Return a checked tuple of integers, as (height, width); None stays None.
+    """Check a user's tuple of integers, such as size=(height, width), and return it.
 
-    `parts` are the names of the integers, and `limits` arguments of `validate.integer`.
+    None is returned as it is. `parts` are the names of the integers, and `limits` are arguments of
+    `validate.integer`.
     """
     if values is None:
         return None
@@ -336,7 +349,10 @@ def _integers(
 
 
 def _bytes(sample: Mapping[str, Any], field: str) -> Any:
-    """Return the encoded image in a field: bytes, or a dict with "bytes" as Hugging Face has."""
+    """Return the encoded image in a field of a sample: bytes, or a dict with "bytes" in it.
+
+    Datasets of Hugging Face have such dicts.
+    """
     data = sample[field]
     data = data.get("bytes") if isinstance(data, Mapping) else data
     if not isinstance(data, (bytes, bytearray, memoryview)):
@@ -356,9 +372,10 @@ def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
 
 
 def _pooled(nbytes: int) -> Array:
-    """Return uint8[nbytes] from a pool, to which the memory returns once no array uses it.
+    """Return an uninitialized array uint8[nbytes] in a block of memory from a pool.
 
-    Otherwise the kernel maps new pages for each image, which may cost as much as decoding.
+    The block returns to the pool once no array uses it. Without the pool, the kernel would map new
+    pages for each image, which may cost as much as decoding.
     """
     block = np.empty(0, np.uint8)
     with suppress(IndexError):
@@ -437,8 +454,9 @@ class _Steps(list[Any]):
     """The values of each step of a feature list."""
 
     def stacked(self) -> Any:
-        """Return the steps as one array, [T] or [T, n]; as a list if they are strings or their
-        lengths differ.
+        """Return the values of T steps as one array, [T, n], or [T] if each step has one value.
+
+        Steps of strings, or of different lengths, are returned as a list.
         """
         lengths = {len(values) for values in self}
         is_scalar = lengths <= {1}  # each step has a single value
@@ -450,8 +468,12 @@ class _Steps(list[Any]):
 
 
 def _parse_example(data: bytes) -> dict[str, Any]:
-    """Return by name the features of an Example, or the context features and the feature lists of
-    a SequenceExample.
+    """Return by name the features of a serialized `tf.train.Example` or `SequenceExample`.
+
+    The latter has context features, and feature lists, which become `_Steps`.
+
+    Raises:
+        ValueError: a name is in both.
     """
     context, lists = parse_sequence(data)
     duplicates = context.keys() & lists.keys()

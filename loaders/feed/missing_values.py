@@ -21,7 +21,9 @@ _EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 def check_missing(
     index: Source, fields: Sequence[str], missing: MissingValues, /
 ) -> dict[str, Any]:
-    """Return by field the values in a `missing` argument, in the form that the reader returns.
+    """Check the `missing` argument of a feed; return by field the values in it, as read.
+
+    "As read" means in the form in which the reader returns values of the field.
 
     Raises:
         ValueError: a field is known to be missing in some records and has no value here, or the
@@ -55,7 +57,7 @@ def check_missing(
 
 
 def _num_missing(index: Source) -> Mapping[str, int]:
-    """Return by field the number of records in which it is missing, as far as is known."""
+    """Return by field the number of records that are known to lack it."""
     if not isinstance(index, Index):
         return index.num_missing if isinstance(index, DatasetSource) else {}
     read_as_empty = index.options.missing == "empty"
@@ -63,14 +65,20 @@ def _num_missing(index: Source) -> Mapping[str, int]:
 
 
 def _empty_value(index: Source, name: str) -> str:
-    """Return the Python literal of an empty value of a field, for messages."""
+    """Return Python code for an empty value of a field, such as "b''", for a message."""
     if not isinstance(index, Index):
         return "…"
     return "b''" if index.fields[name].kind == "bytes" else "[]"
 
 
 def _stored_value(index: Source, name: str, value: Any) -> Any:
-    """Return the user's value for a missing field in the form that the source's reader returns."""
+    """Convert the user's value for a missing field to the form that the reader returns.
+
+    For example, the str "x" becomes b"x", and a list of numbers an array of float32.
+
+    Raises:
+        TypeError: the value is of another kind than the field.
+    """
     if value is None:
         raise TypeError(f"missing must have a value for the field {name!r}, got None")
     if not isinstance(index, Index):

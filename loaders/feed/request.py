@@ -15,7 +15,7 @@ from twinfeed.samplers.drawing.chunks import growing_ranges
 
 
 class Request(NamedTuple):
-    """Which samples a batch has. A worker process receives this, and makes the batch.
+    """Say which samples a batch has. A worker process receives a request, and makes the batch.
 
     Attributes:
         ids: int64[batch], -1 for padding.
@@ -76,7 +76,7 @@ class Request(NamedTuple):
         return cls(0, 0, records, records, np.zeros_like(records), seeds)
 
     def where(self, mask: npt.NDArray[np.bool_], /) -> Request:
-        """Return the request for the samples where `mask` (bool[batch]) is True."""
+        """Return a request for only those samples where `mask` (bool[batch]) is True."""
         if mask.all():
             return self
         return self._replace(

@@ -78,7 +78,7 @@ class Seeded:
         return f"Seeded({short_repr(self.transform)})"
 
     def __call__(self, sample: dict[str, Any], /) -> Mapping[str, Any]:
-        """Call the transform with the states seeded by the sample's seed."""
+        """Return `transform(sample)`, with the global random states seeded by the sample's seed."""
         with _LOCK, restore_random_states():
             seed_all(int(sample["seed"]))
             for generator in self.also:
@@ -88,7 +88,10 @@ class Seeded:
 
 @contextmanager
 def restore_random_states() -> Iterator[None]:
-    """Restore the global random states after the block; torch's if torch was imported before it."""
+    """Restore the global random states of Python, numpy and torch after the `with` block.
+
+    torch's state is only restored if torch was imported before the block.
+    """
     torch = sys.modules.get("torch")
     python_state, numpy_state = random.getstate(), np.random.get_state()
     torch_state = None if torch is None else torch.default_generator.get_state()
@@ -102,7 +105,10 @@ def restore_random_states() -> Iterator[None]:
 
 
 def seed_all(seed: int, /) -> None:
-    """Seed the global random states with 64 bits; numpy takes the low 32 bits."""
+    """Seed the global random states of Python, numpy and torch with a seed of 64 bits.
+
+    numpy takes its low 32 bits. torch is seeded if it is imported.
+    """
     random.seed(seed)
     np.random.seed(seed & LOW_32_BITS)
     torch = sys.modules.get("torch")

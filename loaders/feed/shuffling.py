@@ -94,7 +94,7 @@ def shuffled(
 
 
 def block_of(index: Index, records: int, /) -> int:
-    """Return the number of records in a block, a power of two, of a shuffle of `records` records.
+    """Return how many records a block of a shuffle of `records` records has, a power of two.
 
     A block has at most `_BLOCK_BYTES`, and there are at least `_MAX_OPEN` blocks if possible.
     """

@@ -94,7 +94,10 @@ class CompressedShards:
 
 
 def decompressed_samples(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:
-    """Yield the samples of all shards in stored order; the folder `work` is for temporary files."""
+    """Decompress shards one after another, and yield their records as samples, in stored order.
+
+    The folder `work` is for temporary files.
+    """
     work = work / "decompressed"
     work.mkdir()
     for path in shards.paths:
@@ -116,7 +119,9 @@ def decompressed_samples(shards: CompressedShards, work: Path, /) -> Iterator[di
 
 
 def _decompress(path: str, name: str, out: Path) -> str:
-    """Decompress the shard at `path` to `out`, and return `out`; `path` if it is not compressed.
+    """Decompress the shard at `path` to the file `out`, and return the path of the result.
+
+    A shard that is not compressed is left as it is, and `path` is returned.
 
     Raises:
         DataCorruptionError: the shard is damaged, or becomes too large; the error has its `name`.
@@ -146,9 +151,13 @@ def _decompress(path: str, name: str, out: Path) -> str:
 def _decompressed_chunks(
     file: BinaryIO, decompressor: Callable[[], Any], name: str
 ) -> Iterator[bytes]:
-    """Yield the decompressed bytes of a file, which may be several streams one after the other.
+    """Yield the decompressed bytes of a file, chunk by chunk.
 
-    `decompressor` makes the decompressor object for a stream.
+    The file may have several compressed streams one after the other, as `cat a.gz b.gz` makes.
+    `decompressor()` returns a new decompressor object for a stream.
+
+    Raises:
+        DataCorruptionError: a stream is damaged or truncated; the error has the file's `name`.
     """
     data = file.read(_CHUNK_BYTES)
     while data:
@@ -171,7 +180,7 @@ def _decompressed_chunks(
 def _stream_error(
     error: type[DataCorruptionError], reason: object, name: str, start: int
 ) -> DataCorruptionError:
-    """Return the error for a stream that is truncated, damaged or of another kind."""
+    """Return the error for a compressed stream, at offset `start`, that is truncated or damaged."""
     return error(
         f"the stream at offset {start} cannot be decompressed: {reason}", path=name, offset=start
     )
@@ -186,7 +195,13 @@ def _scan(path: str, reading: Reading) -> Iterator[Record]:
 
 
 def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
-    """Return a record as a sample to pack, with its key and label; a single integer is an int."""
+    """Return a record of a compressed shard as a sample to pack, with its key and its label.
+
+    A field with a single integer becomes an int.
+
+    Raises:
+        DataCorruptionError: the record has no label or key, as asked for by `shards`.
+    """
     label, key = shards.label, shards.reading.key
     sample: dict[str, Any] = {}
     for name, part in record.fields.items():

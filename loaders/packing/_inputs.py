@@ -150,7 +150,10 @@ RandomAccess = LooseFiles | Index | Sequence[Sample]
 
 
 def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[Sample]:
-    """Yield the samples with these numbers; those of an index have its fields, columns and keys."""
+    """Yield the samples of a source with these numbers, in this order.
+
+    Those of an index are its records, with fields, columns and keys, read several at a time.
+    """
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())
         return
@@ -167,9 +170,10 @@ def source_bytes(source: object, /) -> int | None:
 
 
 def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
-    """Return records of an index as samples, in which missing fields are left out.
+    """Read records of an index, and return them as samples to pack.
 
-    All records with the same missing fields are read by one call.
+    A field that a record lacks is left out of its sample. All records that lack the same fields are
+    read by one call. Labels become class names.
     """
     samples: list[dict[str, Any]] = [{} for _ in ids]
     if index.has_keys:
@@ -198,9 +202,9 @@ def _extension(path: str) -> str:
 
 
 def _check_image(data: bytes, path: str, key: str) -> None:
-    """Raise DataCorruptionError for a file with an image's extension that is another kind of file.
+    """Raise DataCorruptionError if a file with the extension of an image is something else.
 
-    A file that is not recognized at all is allowed.
+    `data` are its bytes. A file that is not recognized at all is allowed.
     """
     other = identify(data[:HEAD]) if data else ("an empty file", "")
     if image_extension(data[:HEAD]) or other is None or re.match(rb"P[1-7]\s", data):
@@ -215,13 +219,13 @@ def _check_image(data: bytes, path: str, key: str) -> None:
 
 
 def tar_key(key: str, /) -> str:
-    """Return a key with "_" for each dot in its base name: in a tar, a key ends at a dot."""
+    """Replace the dots in the base name of a key by "_", since in a tar a key ends at a dot."""
     folder, slash, name = key.rpartition("/")
     return f"{folder}{slash}{name.replace('.', '_')}"
 
 
 def _distinct_keys(keys: list[str], entries: Sequence[Entry]) -> list[str]:
-    """Return the keys, with the file's extension added to each key that occurs several times.
+    """Make the keys of records distinct: add the file's extension to those that occur repeatedly.
 
     Raises:
         ValueError: two keys are still equal.

@@ -153,7 +153,9 @@ def pack(
 
 
 def _open_source(source: Any) -> Records:
-    """Return the source as an object: a path is opened as an index, images or shards.
+    """Return the `source` argument of `pack` as an object.
+
+    A path is opened as an index, a folder of images or compressed shards.
 
     Raises:
         TypeError: it cannot be packed.
@@ -177,9 +179,10 @@ def _open_source(source: Any) -> Records:
 def _samples(
     source: RandomAccess | Iterable[Sample], spool: Path | None
 ) -> RandomAccess | Iterable[Sample]:
-    """Return the source with random access to its samples; unchanged if `spool` is None.
+    """Return a source whose samples can be read in any order; `source` itself if `spool` is None.
 
-    An iterable is first written to `spool`, and shards at a URL are read through a cache there.
+    An iterable is first packed to the folder `spool` as it comes, and read from there. An index of
+    shards at a URL is read through a cache in this folder.
     """
     if spool is None:
         return source
@@ -206,24 +209,32 @@ def _make_splits(
     shards: int,
     shard_bytes: int,
 ) -> list[PackedSplit]:
-    """Return the splits, each with its samples in the order in which they are written.
+    """Divide the samples over the splits and shards, in the order in which they are written.
 
-    A source without random access becomes a single split, "data". Otherwise each split is divided
-    evenly over its shards.
+    A source without random access becomes a single split, "data". Otherwise the records are
+    shuffled if there is a `seed`, and each split is divided evenly over its shards.
+
+    Args:
+        make_split: makes a `PackedSplit` of a name and numbered samples.
+        samples: the source.
+        split: the size of each split by name, or None.
+        seed: of the shuffle, or None.
+        shards: the least number of shards of a split.
+        shard_bytes: the approximate size of a shard.
     """
     if not isinstance(samples, _RANDOM_ACCESS):
         return [make_split("data", enumerate(samples))]
-    n = len(samples)
-    order = np.arange(n)
+    num_records = len(samples)
+    order = np.arange(num_records)
     if seed is not None:
-        order = permute(n, root_key(seed, "pack"), order)
+        order = permute(num_records, root_key(seed, "pack"), order)
     splits, start = [], 0
-    for name, records in counts_of(split or {"data": n}, n).items():
+    for name, records in counts_of(split or {"data": num_records}, num_records).items():
         if records < shards:
             raise ValueError(
                 f"{counted(records, 'record')} of {name!r} cannot fill shards={shards}"
             )
-        split_bytes = (source_bytes(samples) or 0) * records / max(n, 1)
+        split_bytes = (source_bytes(samples) or 0) * records / max(num_records, 1)
         num_shards = min(max(shards, math.ceil(split_bytes / shard_bytes)), records)
         stops = {records * (shard + 1) // num_shards for shard in range(num_shards)}
         numbers = order[start : start + records]
@@ -234,13 +245,17 @@ def _make_splits(
 
 
 def _class_names(source: object, splits: Iterable[PackedSplit]) -> tuple[str, ...]:
-    """Return the class names of an index or of loose files, or else those of all splits, sorted."""
+    """Return the class names of all splits, sorted; of an index or loose files, in their order."""
     names = source.classes if isinstance(source, (Index, LooseFiles)) else ()
     return tuple(names) or tuple(sorted(set().union(*(packed.class_names for packed in splits))))
 
 
 def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) -> None:
-    """Rename the shards of a split, now that their number is known, and index them."""
+    """Give the shards of a split their final names, as their number is known now, and index them.
+
+    Raises:
+        ValueError: the split is empty, or only some samples have a key or a label.
+    """
     work, name, container = packed.folder, packed.name, packed.container
     if packed.records == 0:
         raise ValueError(f"there is nothing to pack: {name!r} has no records")
@@ -273,7 +288,7 @@ def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) 
 
 
 def _warn_of_missing_fields(packed: PackedSplit) -> None:
-    """Warn of fields that some records lack, since a wrong name makes such a field."""
+    """Warn of fields that some records of a split lack: a misspelt name may be the reason."""
     missing = [f"{field!r} by {count}" for field, count in packed.missing_counts.items()]
     if missing:
         warnings.warn(

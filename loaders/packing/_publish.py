@@ -35,9 +35,10 @@ _ELSEWHERE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Raise FileExistsError if the files of a split exist.
+    """Raise FileExistsError if a folder has files with the names of the splits to pack.
 
-    With `overwrite`, only if some of them were not written by a packer.
+    With `overwrite`, only if some of them were not written by a packer, since the others may be
+    replaced. `split` has the names of the splits.
     """
     existing, foreign = [], []
     for name in split:
@@ -63,10 +64,11 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
 
 @contextmanager
 def staging(folder: Path, /) -> Iterator[Path]:
-    """Yield a hidden staging folder inside `folder`, locked while in use.
+    """Create a hidden folder inside `folder` to pack into, and delete it after the `with` block.
 
-    The publish of a killed packer is completed, and its staging folder removed. If `folder` was
-    created here and nothing was packed, it is removed again.
+    It is locked, so that other packers see that it is in use. What killed packers have left behind
+    is completed or removed first. If `folder` was created here and nothing was packed, it is
+    removed again.
     """
     existed = folder.exists()
     work = temporary_name(folder / _WORK)
@@ -83,9 +85,10 @@ def staging(folder: Path, /) -> Iterator[Path]:
 
 
 def _create_staging(folder: Path, work: Path) -> int:
-    """Create and lock the staging folder `work`, and return the descriptor of the lock.
+    """Create and lock the staging folder `work` in `folder`, and return the lock's descriptor.
 
-    Before, the publish of a killed packer is completed, and the staging folders of others removed.
+    Before that, a publish that a killed packer has begun is completed, and the staging folders of
+    killed packers are removed.
     """
     make = partial(Path.mkdir, parents=True, exist_ok=True)
     with explain_unwritable(folder, _ELSEWHERE), locked(folder, make=make):
@@ -113,10 +116,11 @@ def _remove_unlocked(work: Path) -> None:
 
 
 def publish(work: Path, folder: Path, /) -> None:
-    """Publish the shards and indexes of all splits, in two phases.
+    """Move the shards and indexes in `work` to `folder`, so that a kill leaves no mixture.
 
-    Renaming `work` to `PUBLISHING` is the commit point. Then the files are moved to `folder`.
-    Readers refuse the folder in between, and the next packer completes an interrupted publish.
+    First `work` is renamed to `PUBLISHING`: this is the commit point. Then its files are moved to
+    `folder`. Readers refuse the folder in between, and the next packer completes an interrupted
+    publish.
     """
     _complete_publish(folder)  # another packer may have been killed meanwhile
     for index in list(work.glob("*.index")):
@@ -128,7 +132,7 @@ def publish(work: Path, folder: Path, /) -> None:
 
 
 def _complete_publish(folder: Path) -> None:
-    """Move the files of a committed publish to `folder`, if there is one."""
+    """If the folder `PUBLISHING` exists, move its files to `folder`, and delete it."""
     publishing = folder / PUBLISHING
     if not os.path.lexists(publishing):
         return
@@ -145,9 +149,9 @@ def _complete_publish(folder: Path) -> None:
 
 
 def _publish_index(publishing: Path, folder: Path, name: str) -> None:
-    """Replace the shards of an index, and then the index itself.
+    """Move the shards of an index, and then the index itself, in place of the old ones.
 
-    The old index is replaced last, since it lists the shards to delete.
+    The old index is replaced last, since it lists the old shards, which are deleted.
     """
     old = _own_shards(folder / name)
     new = _own_shards(publishing / name)
@@ -163,7 +167,7 @@ def _publish_index(publishing: Path, folder: Path, name: str) -> None:
 
 
 def _own_shards(index: Path) -> set[str]:
-    """Return the paths of an index's shards that have the name that a packer gives them.
+    """Return the file names of those shards of an index that a packer has named.
 
     The set is empty if the index cannot be read.
     """

@@ -15,7 +15,7 @@ from twinfeed.loaders.index.options import Label, is_label
 
 @contextmanager
 def add_record_to_errors(number: int, sample: object) -> Iterator[None]:
-    """Add the number of a record in the source, and its key, to errors in the `with` block."""
+    """Add the number of a record, and its key, to a TypeError or ValueError in the `with` block."""
     try:
         yield
     except (TypeError, ValueError) as error:
@@ -26,7 +26,11 @@ def add_record_to_errors(number: int, sample: object) -> Iterator[None]:
 
 
 def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
-    """Return the key and the fields of a sample, after checking both; the label is a str or int."""
+    """Check a sample to pack, and return its key (or None) and its other fields.
+
+    Raises:
+        TypeError, ValueError: the sample is no dict, or a name, the key or a value is not allowed.
+    """
     if not isinstance(sample, Mapping):
         raise TypeError(
             f"a sample must be a dict of values by field name, got {reprlib.repr(sample)}"
@@ -47,7 +51,7 @@ def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
 
 
 def kind_of_value(value: Any) -> str:
-    """Return as what a value is stored in a TFRecord: "bytes", "integers" or "floats"."""
+    """Return the kind of list that a TFRecord stores a value as: "bytes", "integers", "floats"."""
     first = value[0] if isinstance(value, (list, tuple)) and value else value
     if isinstance(first, (bytes, str)):
         return "bytes"
@@ -56,7 +60,10 @@ def kind_of_value(value: Any) -> str:
 
 
 def _value(name: str, value: Any) -> Any:
-    """Return the value of a field, after checking its text; a bytearray or memoryview as bytes."""
+    """Check the name and the text of a field, and return its value.
+
+    A bytearray or memoryview becomes bytes.
+    """
     _check_text("a field's name", name, "rename the field")
     if isinstance(value, str):
         _check_text(f"field {name!r}", value, "give its bytes")
@@ -64,7 +71,7 @@ def _value(name: str, value: Any) -> Any:
 
 
 def _check_text(subject: str, text: str, advice: str) -> None:
-    """Raise ValueError for text with surrogates, as in file names that are not UTF-8."""
+    """Raise ValueError for a text that UTF-8 cannot encode, as the name of some files."""
     if not text.isascii():
         try:
             text.encode()
@@ -74,7 +81,12 @@ def _check_text(subject: str, text: str, advice: str) -> None:
 
 
 def _label(value: Any) -> Label:
-    """Return a label as an int or a str; raise TypeError or ValueError if it cannot be one."""
+    """Return a label as an int or a str.
+
+    Raises:
+        TypeError: it is neither a name nor an integer that fits int64.
+        ValueError: a name with space around it, or one that UTF-8 cannot encode.
+    """
     if isinstance(value, (str, bytes)):
         name = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
         _check_text("label", name, "give another")

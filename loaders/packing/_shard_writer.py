@@ -67,7 +67,7 @@ class PackedSplit:
         return {name: count for name, count in missing.items() if count}
 
     def add(self, key: str | None, values: dict[str, Any]) -> None:
-        """Count a sample that was written."""
+        """Add a sample that was written, its key and its fields, to the statistics."""
         self.records += 1
         self.with_key += key is not None
         self.counts.update(values.keys())
@@ -86,8 +86,12 @@ def write_shards(
 ) -> None:
     """Write the samples of a split to shards, and update the statistics in `packed`.
 
-    - `kinds`: the kind of values of each field, in all splits together.
-    - `max_bytes`, `max_records`: a shard also ends when it has this size, or number of records.
+    Args:
+        packed: the split. A shard ends after each number of records in its `stops`.
+        kinds: the kind of values of each field, in all splits together.
+        max_bytes: a shard also ends when it has this many bytes.
+        max_records: a shard also ends when it has this many records.
+        progress: whether to show a progress bar.
     """
     samples = packed.samples
     items = iter(
@@ -162,7 +166,14 @@ def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
 def _members(
     values: dict[str, Any], extensions: dict[str, str], packed: PackedSplit
 ) -> dict[str, bytes]:
-    """Return the tar members of a sample by extension, and add these to `packed.fields`."""
+    """Return the members of a sample in a tar: by extension, the bytes of each field.
+
+    The extension of each field is added to `packed.fields`. `extensions` are those of the files
+    that the fields come from.
+
+    Raises:
+        ValueError: there are no fields, or two have the same extension.
+    """
     if not values:
         raise ValueError(
             "it has no field, and so no member in a tar: leave it out, or pack to TFRecord"
@@ -182,9 +193,10 @@ def _members(
 
 
 def _extension(name: str, value: Any, extensions: dict[str, str]) -> str:
-    """Return the extension of a field in a tar: its name, and the extension of its file, if any.
+    """Return the extension of a field's member in a tar, such as "caption.txt".
 
-    A label has the extension "cls", and an image that of its file or its format alone.
+    It is the name of the field and the extension of its file, if there is one. A label has the
+    extension "cls", and an image only that of its file or its format.
     """
     if name == "label":
         return "cls"
@@ -196,7 +208,7 @@ def _extension(name: str, value: Any, extensions: dict[str, str]) -> str:
 
 
 def _as_bytes(name: str, value: Any) -> bytes:
-    """Return a value as the bytes of a tar member; numbers as JSON text."""
+    """Return the value of a field as the bytes of a tar member; numbers become JSON."""
     if isinstance(value, bytes):
         return value
     if isinstance(value, str):

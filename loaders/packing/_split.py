@@ -12,7 +12,12 @@ Split = Mapping[str, int | float]
 
 
 def check_split(split: Split, seed: int | None, /) -> None:
-    """Raise an error for a wrong name or size of a split, or if there is no seed."""
+    """Check the `split` argument of `pack`.
+
+    Raises:
+        TypeError: it does not map names to numbers.
+        ValueError: a name or a size that is not allowed, or there is no seed.
+    """
     if not isinstance(split, Mapping) or not split:
         raise TypeError(
             "split must map names to numbers of records or fractions, such as "
@@ -31,6 +36,8 @@ def check_split(split: Split, seed: int | None, /) -> None:
 
 def counts_of(split: Split, n: int, /) -> dict[str, int]:
     """Return the number of records of each split of `n` records.
+
+    For example, {"train": 0.8, "eval": 0.2} with n = 11 gives {"train": 9, "eval": 2}.
 
     Raises:
         ValueError: the sizes do not add up to `n`, or the fractions to 1.
