@@ -140,7 +140,10 @@ class ShardWarning(UserWarning):
 
 
 def check_bytes(what: str, found: int, most: int, /, *, path: object, advice: str) -> None:
-    """Raise LoaderError for more bytes than something may have."""
+    """Raise LoaderError if `found`, a number of bytes, is more than `most`.
+
+    `what` names the thing that has them, and `path` says where it is.
+    """
     if found > most:
         text = f"{what} of too many bytes"
         bound, size = f"at most {most} bytes", f"{found} bytes"
@@ -148,13 +151,13 @@ def check_bytes(what: str, found: int, most: int, /, *, path: object, advice: st
 
 
 def printable(text: str, /) -> str:
-    """Return a text with everything escaped that is not printable: a terminal might obey it."""
+    """Escape all characters of a text that are not printable, as a terminal could obey them."""
     return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 @contextmanager
 def pickled() -> Iterator[None]:
-    """Say what to do about an object that cannot be pickled for another process."""
+    """Turn a pickle error in the `with` block into a LoaderError that says what to do."""
     try:
         yield
     except (pickle.PicklingError, AttributeError, TypeError) as error:
@@ -168,7 +171,10 @@ def pickled() -> Iterator[None]:
 
 
 def sendable(error: Exception, /) -> Exception:
-    """Return an error without its frames, so that another process can be sent it."""
+    """Return an exception that can be pickled for another process, without its traceback.
+
+    An exception that cannot be pickled becomes a LoaderError with its text.
+    """
     # With tblib, which TensorFlow imports, errors would be pickled with their frames.
     error.__traceback__ = error.__cause__ = error.__context__ = None
     try:

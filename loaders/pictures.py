@@ -44,6 +44,7 @@ class _Picture(Figure):
     """A figure that a notebook shows without pyplot."""
 
     def _repr_png_(self) -> bytes:
+        """Return the figure as a PNG image, which a notebook shows."""
         file = io.BytesIO()
         self.savefig(file, format="png", dpi=100)
         return file.getvalue()
@@ -126,12 +127,15 @@ def plot_mixing(
 
 
 def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
-    """Return the lines below a stream: how its shards are read, and what memory keeps."""
+    """Return the text below the plot of a stream: how its shards are read, and what memory keeps.
+
+    `ids` are the record ids of an epoch, in order.
+    """
     if stream.traits.reads_blocks:
-        first, stop = stream.spans(ids, epoch)
+        first, stop = stream.spans(ids, epoch)  # the block of each record
         block = counted(round(float((stop - first).mean())), "record")
-        _, opened = np.unique(first, return_index=True)
-        _, from_end = np.unique(first[::-1], return_index=True)
+        _, opened = np.unique(first, return_index=True)  # the first use of each block
+        _, from_end = np.unique(first[::-1], return_index=True)  # the last one, from the end
         most = most_open(opened, len(first) - from_end, (stop - first)[opened])
         buffered = counted(most, "record")
         return [f"reads about {block} in a row", f"keeps {buffered} of open blocks"]
@@ -196,7 +200,7 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
 
 
 def _are_images(value: Any) -> bool:
-    """Return whether a value of a batch is a batch of images."""
+    """Return whether a field of a batch is an array of images, [batch, height, width(, n)]."""
     return (
         isinstance(value, np.ndarray)
         and value.dtype.kind in "uf"
@@ -205,7 +209,7 @@ def _are_images(value: Any) -> bool:
 
 
 def _to_display(image: Array) -> Array:
-    """Return an image for matplotlib, with floats scaled to [0, 1]."""
+    """Return an image as matplotlib shows it: grey without a channel axis, floats in [0, 1]."""
     image = image[..., 0] if image.ndim == 3 and image.shape[2] == 1 else image
     if image.dtype.kind == "u":
         return image
@@ -214,7 +218,11 @@ def _to_display(image: Array) -> Array:
 
 
 def _row_sizes(labels: Array | None, count: int) -> list[int]:
-    """Return the number of samples in each row: classes, or rows of about equal length."""
+    """Return the number of images in each row of a contact sheet of `count` images.
+
+    A row has the images of one class, if the batch is made of classes. Otherwise the sheet is about
+    square. `labels` are those of the batch.
+    """
     if labels is not None and count:
         starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
         sizes = np.diff(np.append(starts, count))
@@ -225,7 +233,10 @@ def _row_sizes(labels: Array | None, count: int) -> list[int]:
 
 
 def _caption(feed: Feed, batch: Mapping[str, Any], number: int, images: str) -> str:
-    """Return the text below an image."""
+    """Return the text below an image of a batch: its class, its record, and short values.
+
+    `number` is the row of the batch, and `images` the name of the field of images.
+    """
     lines = [f"record {feed.sampler.records(batch['id'][number : number + 1])[0]}"]
     classes = feed.index.classes if isinstance(feed.index, Index) else ()
     for name, values in batch.items():

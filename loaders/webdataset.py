@@ -52,7 +52,7 @@ class SampleLoader(Loader[list[Sample]]):
     _next_pass: tuple[int, int] | None = None  # of the pass that track has begun
 
     def __call__(self) -> Iterator[Sample]:
-        """Return the samples of the pass that `track` has begun; of a worker, its part of them.
+        """Return the samples of the pass that `track` has started; in a worker, its part of them.
 
         Raises:
             RuntimeError: `track` has not begun a pass, or this process has its samples already.
@@ -80,7 +80,10 @@ class SampleLoader(Loader[list[Sample]]):
         yield from self._deliver(self._counted(loader, len(self) - start), self._received)
 
     def _check_sizes(self, epoch: int, start: int) -> None:
-        """Raise ValueError unless all batches but the last have one size, and none is empty."""
+        """Raise ValueError unless all batches of a pass have the sampler's batch size.
+
+        The last one may be smaller, but not empty. A pipeline can only make equal batches.
+        """
         sampler = self._sampler
         lows, highs = sampler.rank_slices(epoch, start, len(sampler))
         sizes = highs - lows
@@ -92,7 +95,11 @@ class SampleLoader(Loader[list[Sample]]):
             )
 
     def _counted(self, loader: Iterable[Any], expected: int) -> Generator[Any, None, None]:
-        """Yield the batches of a loader; raise ValueError unless there are `expected` batches."""
+        """Yield the batches of a pipeline or its `WebLoader`.
+
+        Raises:
+            ValueError: it does not have the `expected` number of batches.
+        """
         number = 0
         try:
             for number, batch in enumerate(loader, 1):
@@ -146,7 +153,7 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
 
 
 class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
-    """The samples of a feed."""
+    """The batches of a feed, each a list of samples as webdataset has them."""
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
         raise ValueError(
@@ -155,6 +162,7 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
         )
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
+        """Yield the samples of each batch from step `start` on; a worker of W, each W-th batch."""
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
         _, _, worker, workers = pytorch_worker_info()
@@ -226,6 +234,7 @@ class _ChosenSamples(SampleLoader):
         self._choices, self._pipelines, self._replay = choices, pipelines, replay
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
+        """Yield batches from step `start` on; each sample is the next one of its pipeline."""
         if pytorch_worker_info()[3] > 1:
             raise RuntimeError("each worker would draw from all pipelines: give num_workers=0")
         iterators = [iter(pipeline) for pipeline in self._pipelines]

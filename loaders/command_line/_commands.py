@@ -65,7 +65,7 @@ _LISTED = "what to do: restore the shards, or leave out what is listed with inde
 
 
 def run_pack(options: argparse.Namespace) -> None:
-    """Pack images, an index or compressed shards, and print a line for each new index."""
+    """Run `twinfeed pack`: write shards and indexes, and print a line for each index."""
     source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
         if not isinstance(source, str) or not is_index_path(source):
@@ -93,7 +93,11 @@ def run_pack(options: argparse.Namespace) -> None:
 
 @contextmanager
 def process_pool(jobs: int) -> Iterator[Executor | None]:
-    """Yield a pool of `jobs` processes, or None for a single job."""
+    """Yield a pool of `jobs` worker processes, or None if `jobs` is 1.
+
+    Raises:
+        WorkerDiedError: a worker process died.
+    """
     if validate.integer("jobs", jobs, minimum=1) == 1:
         yield None
         return
@@ -106,7 +110,7 @@ def process_pool(jobs: int) -> Iterator[Executor | None]:
 
 
 def run_index(options: argparse.Namespace) -> None:
-    """Build an index, and print its size."""
+    """Run `twinfeed index`: build an index, and print its path and size."""
     table = options.label_table
     with process_pool(options.jobs) as executor:
         index = build_index(
@@ -125,9 +129,10 @@ def run_index(options: argparse.Namespace) -> None:
 
 
 def run_verify(options: argparse.Namespace) -> int:
-    """Verify each index on its own and all other shards together; return the exit status.
+    """Run `twinfeed verify`: each index is verified by itself, and all other shards together.
 
-    It is 1 for bad records, and for warnings.
+    Returns:
+        The exit status: 1 if there are bad records or warnings.
     """
     indexes = [path for path in options.target if is_index_path(path)]
     shards = [path for path in options.target if path not in indexes]
@@ -149,9 +154,10 @@ def run_verify(options: argparse.Namespace) -> int:
 def _verify(
     target: str | list[str], options: argparse.Namespace, executor: Executor | None
 ) -> tuple[list[BadRecord], bool]:
-    """Verify an index or shards, and print the report.
+    """Verify an index or shards, and print the report and the warnings.
 
-    Return the bad records, and whether there were neither bad records nor warnings.
+    Returns:
+        The bad records, and whether all is well: no bad records, errors or warnings.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", ShardWarning)  # also for a shard that is verified twice
@@ -182,13 +188,16 @@ def _verify(
 
 
 def _reading_options(options: argparse.Namespace) -> ReadingOptions:
-    """Return the `ReadingOptions` among the options of a command: how records are read."""
+    """Return those options of a command that say how records are read."""
     names = ReadingOptions.__annotations__.keys() & vars(options).keys()
     return cast(ReadingOptions, {name: getattr(options, name) for name in names})
 
 
 def run_info(options: argparse.Namespace) -> None:
-    """Print the properties of an index, even if its shards are missing or have changed."""
+    """Run `twinfeed info`: print the properties of an index.
+
+    They are printed even if its shards are missing or have changed; then an error follows.
+    """
     index = load_index(options.index, options.root)
     build_options = index.options
     properties = _properties(index) | {"left out": build_options.left_out}
@@ -233,7 +242,7 @@ def _properties(index: Index) -> dict[str, Any]:
 
 
 def run_cat(options: argparse.Namespace) -> None:
-    """Print a preview of records, or write the bytes of one of their fields."""
+    """Run `twinfeed cat`: print a preview of records, or write the bytes of one field."""
     index = open_index(options.index, root=options.root)
     with Reader(index) as reader:
         for record in _find_records(index, options.records, options.key):
@@ -245,7 +254,7 @@ def run_cat(options: argparse.Namespace) -> None:
 
 
 def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
-    """Write the bytes of a field, or numbers as text, to standard output."""
+    """Write a field of a record to standard output: its bytes, or its numbers as text."""
     if is_missing(index, field, record) and index.options.missing != "empty":
         raise LoaderError(
             f"{index.describe(record)} lacks the field {field!r}",
@@ -257,7 +266,7 @@ def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
 
 
 def run_compare(options: argparse.Namespace) -> int:
-    """Compare the batches of several frameworks; the status is 1 if they differ."""
+    """Run `twinfeed compare`; return the exit status, 1 if the frameworks' batches differ."""
     index = open_index(options.index, root=options.root)
     sampler = sampler_of(options, index)
     image = None if options.size is None else image_field(index, options.field)
@@ -268,7 +277,7 @@ def run_compare(options: argparse.Namespace) -> int:
 
 
 def run_show(options: argparse.Namespace) -> None:
-    """Save a picture of a batch of images."""
+    """Run `twinfeed show`: save a picture of a batch of images."""
     from twinfeed.loaders.pictures import show_batch
 
     index = open_index(options.index, root=options.root)
@@ -278,7 +287,7 @@ def run_show(options: argparse.Namespace) -> None:
 
 
 def run_mixing(options: argparse.Namespace) -> None:
-    """Save a plot of how well shuffles mix the records of an index."""
+    """Run `twinfeed mixing`: save a plot of how well shuffles mix the records of an index."""
     from twinfeed.loaders.pictures import plot_mixing
 
     index, streams = _shuffles(options)
@@ -288,7 +297,11 @@ def run_mixing(options: argparse.Namespace) -> None:
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Print the reads of an epoch of both shuffles; the status is 1 if `plan` has advice."""
+    """Run `twinfeed plan`: print what an epoch reads, for the uniform and the block shuffle.
+
+    Returns:
+        The exit status: 1 if there is advice for the block shuffle.
+    """
     index, streams = _shuffles(options)
     for name, stream in reversed(streams.items()):  # the shard-aware shuffle comes last
         # With a decode, a feed does not check whether the fields can be collated.
@@ -298,6 +311,7 @@ def run_plan(options: argparse.Namespace) -> int:
 
 
 def run_who(options: argparse.Namespace) -> None:
+    """Run `twinfeed who`: print the records of a step of a run, by its ledger."""
     feed = load_feed(options.feed)
     requests = who(options.ledger, feed, options.step, rank=options.rank)
     for number, request in enumerate(requests, 1):
@@ -309,6 +323,7 @@ def run_who(options: argparse.Namespace) -> None:
 
 
 def run_when(options: argparse.Namespace) -> None:
+    """Run `twinfeed when`: print the steps of a run that had a record, by its ledger."""
     feed = load_feed(options.feed)
     index = index_of(feed, "twinfeed when")
     for record in _find_records(index, options.record, options.key):
@@ -318,15 +333,19 @@ def run_when(options: argparse.Namespace) -> None:
 
 
 def run_diff(options: argparse.Namespace) -> int:
+    """Run `twinfeed diff` on two ledgers; return the exit status, 1 if the records differ."""
     difference = diff(options.first, options.second)
     print_lines("the same records" if difference is None else str(difference))
     return 0 if difference is None else 1
 
 
 def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
-    """Return the index, and a batch sampler for the shard-aware and for the uniform shuffle.
+    """Open an index, and make a batch sampler of its shard-aware shuffle and of a uniform one.
 
-    The sizes of records and shards are in the index, so the shards are not opened.
+    The shards are not opened, since the index has all sizes.
+
+    Returns:
+        The index, and the samplers by a name for the user.
     """
     index = open_without_checks(options.index, options.root)
     if len(index) == 0:
@@ -393,7 +412,7 @@ def _record_number(index: Index, text: str) -> int:
 
 
 def _class_names(path: str | None) -> list[str] | None:
-    """Return the class names in a file, one a line, or those of an index."""
+    """Return the class names in a text file, one a line, or those of an index; None for None."""
     if path is None:
         return None
     if is_index_path(path):
@@ -402,7 +421,7 @@ def _class_names(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return the numbers of records, shards, classes and excluded records, in one line."""
+    """Return a line with the numbers of records, shards, classes and excluded records."""
     left_out, broken = index.options.left_out, index.options.broken
     parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
     parts += [counted(len(index.classes), "class")] if index.classes else []
@@ -424,10 +443,10 @@ def _format_property(value: Any) -> str:
 
 
 def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:
-    """Return the values of a repeated option by name; None if there are no values.
+    """Return the (name, value) pairs of a repeated option as a dict; None if there are none.
 
     Raises:
-        ValueError: a name occurs twice.
+        ValueError: a name occurs twice. The message names the `option`.
     """
     names = [name for name, _ in pairs]
     for name in names:
@@ -437,4 +456,5 @@ def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] |
 
 
 def _unwrap_single(paths: list[str]) -> str | list[str]:
+    """Return the path if there is only one, or else the list: a single path may be a pattern."""
     return paths[0] if len(paths) == 1 else paths

@@ -21,7 +21,11 @@ DEFAULT_K = 4
 
 
 def load_feed(text: str) -> Feed:
-    """Import a Python file, and return the feed that it has: the text is "FILE.py:NAME"."""
+    """Import a Python file, and return its feed: "train.py:feed" is `feed` of train.py.
+
+    Raises:
+        ValueError: the text has another form, or the file has no such name.
+    """
     path, colon, name = text.rpartition(":")
     if not colon or not path.endswith(".py"):
         raise ValueError(f"--feed must be FILE.py:NAME, such as train.py:feed, got {text!r}")
@@ -34,7 +38,7 @@ def load_feed(text: str) -> Feed:
 
 
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
-    """Return a sampler of random batches, or of P x K batches if there is `--p`."""
+    """Return the sampler of a command: of random batches, or with `--p` of P x K batches."""
     if options.p is None and options.k is not None:
         raise ValueError("--k is of P x K batches: give --p too, or leave --k out")
     if options.p is None:
@@ -54,9 +58,10 @@ def feed_of(
     *,
     fit: Fit = "stretch",
 ) -> Feed:
-    """Return a feed with all fields, in which the field `image` is decoded.
+    """Return a feed of all fields of an index, with the images in the field `image` decoded.
 
-    A missing value becomes an empty one, except in the field `image`. Lists are collated as ragged.
+    Values that records lack become empty ones, except in the field `image`. Lists of numbers or
+    strings are collated as ragged.
     """
     decode = None
     if image is not None:
@@ -74,7 +79,11 @@ def feed_of(
 
 
 def image_field(index: Index, requested: str | None) -> str:
-    """Return the name of the field of images: the requested one, or else the only such field."""
+    """Return the name of the field that has images: the requested one, or the only such field.
+
+    Raises:
+        ValueError: the requested field has no images, or there is not exactly one field with them.
+    """
     names: list[str] = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if requested is not None:
         index.table(requested)  # raises for an unknown name

@@ -81,7 +81,10 @@ class _Command(argparse.ArgumentParser):
     _intermixed = False
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse options between positional arguments too; print the usage for unknown arguments."""
+        """Parse arguments, where options may stand between the positional arguments.
+
+        Unknown arguments end the program with a message.
+        """
         if self._intermixed:  # before Python 3.13, the call below calls this method again
             return super().parse_known_args(args, namespace)
         self._intermixed = True
@@ -186,7 +189,11 @@ def _pack(commands: Any) -> None:
 
 
 def _add_label_options(parser: argparse.ArgumentParser) -> Callable[..., None]:
-    """Add the mutually exclusive options for the label; return a function that adds another one."""
+    """Add the options that say where labels come from, of which only one may be given.
+
+    Returns:
+        A function that adds another such option.
+    """
     add = partial(_add, parser.add_mutually_exclusive_group())
     add("--label FIELD", "the feature or tar member that holds the label")
     json_key = "a key of a JSON member: json:object.name; without a key, all of it"
@@ -252,12 +259,13 @@ def _verify(commands: Any) -> None:
 
 
 def _add_raw_option(add: Any) -> None:
+    """Add the option --raw by the function `add`."""
     raw = "read TFRecords as bytes: for records that are no Examples, such as SequenceExamples"
     add("--raw", raw, dest="example", action="store_false")
 
 
 def _add_reading_options(add: Any) -> None:
-    """Add the options of `index` and `verify` for how shards are read."""
+    """Add the options of `index` and `verify` for how shards are read, by the function `add`."""
     kinds = "what the shards are; default: what their names and first bytes say"
     add("--container", kinds, choices=CONTAINERS)
     add("--join", "join the members of a tar's sample that are not consecutive")
@@ -276,10 +284,18 @@ def _add_reading_options(add: Any) -> None:
 def _index_command(
     commands: Any, name: str, text: str, *examples: str, draws: str = ""
 ) -> Callable[..., None]:
-    """Add the parser of a command on an index, and return a function that adds further arguments.
+    """Add the parser of a command on an index, with the arguments that such commands share.
 
-    `draws` adds the options for a sampler: "batches" for random or P x K batches, "shuffles" for
-    the shard-aware shuffle.
+    Args:
+        commands: of the main parser.
+        name: of the command.
+        text: its description.
+        examples: lines of its help.
+        draws: adds the options for a sampler: "batches" for random or P x K batches, "shuffles" for
+            the shard-aware shuffle.
+
+    Returns:
+        A function that adds a further argument.
     """
     add = partial(_add, _command(commands, name, text, *examples))
     add("index", "the folder or the URL of the index")
@@ -300,6 +316,7 @@ def _index_command(
 
 
 def _info(commands: Any) -> None:
+    """Add the parser of `twinfeed info`."""
     examples = "info data/train.index", "info data/train.index --json"
     add = _index_command(commands, "info", "Say what an index holds.", *examples)
     add("--json", "print JSON, for programs")
@@ -387,6 +404,7 @@ def _plan(commands: Any) -> None:
 
 
 def _who(commands: Any) -> None:
+    """Add the parser of `twinfeed who`."""
     add = _ledger_command(
         commands,
         "who",
@@ -398,6 +416,7 @@ def _who(commands: Any) -> None:
 
 
 def _when(commands: Any) -> None:
+    """Add the parser of `twinfeed when`."""
     add = _ledger_command(
         commands,
         "when",
@@ -410,7 +429,7 @@ def _when(commands: Any) -> None:
 
 
 def _ledger_command(commands: Any, name: str, text: str, *examples: str) -> Callable[..., None]:
-    """Add a command that reads a ledger by a feed; return the function that adds arguments."""
+    """Add the parser of a command on a ledger and its feed; return a function to add arguments."""
     add = partial(_add, _command(commands, name, text, *examples))
     add("ledger", "the path that the loader was given as ledger=")
     add("--feed FILE.py:NAME", "the feed of the run; the file is imported", required=True)
@@ -419,6 +438,7 @@ def _ledger_command(commands: Any, name: str, text: str, *examples: str) -> Call
 
 
 def _diff(commands: Any) -> None:
+    """Add the parser of `twinfeed diff`."""
     parser = _command(
         commands,
         "diff",
@@ -432,19 +452,19 @@ def _diff(commands: Any) -> None:
 
 
 def _parse_field(text: str) -> tuple[str, str]:
-    """Return the name and the aliases "A;B" of a field in NAME or NAME=A;B."""
+    """Parse the value of --field, NAME or NAME=A;B, to the name and its aliases "A;B"."""
     name, _, aliases = text.partition("=")
     return name, aliases or name
 
 
 def _parse_json_label(text: str) -> FromJson:
-    """Parse FIELD or FIELD:KEY."""
+    """Parse the value of --label-json, FIELD or FIELD:KEY."""
     field, _, key = text.partition(":")
     return FromJson(field, key)
 
 
 def _parse_split(text: str) -> tuple[str, int | float]:
-    """Return the name and the size of a split in NAME=SIZE: an int, or a float for a fraction."""
+    """Parse the value of --split, NAME=SIZE, to the name and the size: an int, or a fraction."""
     name, equals, size = text.partition("=")
     if not equals:
         raise argparse.ArgumentTypeError(f"{text!r} must be NAME=SIZE, such as train=0.8")
@@ -455,7 +475,7 @@ def _parse_split(text: str) -> tuple[str, int | float]:
 
 
 def _with_message(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Return a parser whose ValueError is shown with its message, which argparse leaves out."""
+    """Wrap a function that parses an option, so that argparse shows the text of its ValueError."""
 
     def parse_or_explain(text: str) -> Any:
         try:

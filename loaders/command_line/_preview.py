@@ -18,7 +18,7 @@ _MAX_HEX = 24
 
 
 def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
-    """Yield a line of text for each column and each field of a record."""
+    """Yield a line of text for each column and each field of a record: its name and value."""
     for name, column in index.columns.items():
         value = column[record]
         if name == "label" and index.classes:
@@ -35,7 +35,7 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
 
 
 def describe_record(source: Source, record: int, /) -> str:
-    """Return in one line where a record lies, from which byte on, and its label."""
+    """Describe a record in one line: its shard and number, its first byte there, its label."""
     text = source.describe(record)
     if isinstance(source, Index) and source.container != "files":
         rows = [source.table(name)[record] for name in source.fields]
@@ -52,7 +52,7 @@ def is_missing(index: Index, name: str, record: int, /) -> bool:
 
 
 def _describe(value: Any, location: str) -> str:
-    """Return a description of a value in one line; for bytes it has their location."""
+    """Describe the value of a field in one line; `location` says where its bytes lie."""
     if isinstance(value, bytes):
         return f"{counted(len(value), 'byte')}{location}, {_describe_bytes(value)}"
     if isinstance(value, list):
@@ -63,7 +63,7 @@ def _describe(value: Any, location: str) -> str:
 
 
 def _describe_bytes(data: bytes) -> str:
-    """Return the format and size of an image, the start of a text, or the first bytes in hex."""
+    """Describe bytes in one line: an image's format and size, a text, or the first bytes in hex."""
     if image := image_of(data):
         return image
     try:
@@ -75,8 +75,9 @@ def _describe_bytes(data: bytes) -> str:
 
 
 def image_of(data: bytes, /) -> str | None:
-    """Return the format and size of an image as text; None if Pillow does not read it or is not
-    installed.
+    """Return the format and size of an image as text.
+
+    Returns None if Pillow cannot read it, or is not installed.
     """
     try:
         from PIL import Image, UnidentifiedImageError

@@ -19,19 +19,20 @@ _LABELS: dict[str | None, tuple[str, ...]] = {
 
 
 def print_lines(*lines: str, error: bool = False) -> None:
-    """Print lines, with characters escaped that are not printable.
+    """Print lines to standard output, or with `error` to standard error.
 
-    All output goes through here, since names, keys and texts may contain control sequences.
+    Characters that are not printable are escaped. All output goes through here, since names, keys
+    and texts may contain control sequences.
     """
     for line in lines:
         print(printable(line), file=sys.stderr if error else sys.stdout)
 
 
 def built_with(options: IndexOptions, index: str, /) -> str:
-    """Return the options of `twinfeed index` with which an index was built, except defaults.
+    """Return the options of `twinfeed index` that an index was built with, as a command line.
 
-    `--classes` names the index itself, which has the class names. The list of bad records is not
-    known: the option is `--exclude FILE`.
+    Defaults are left out. `--classes` names the index itself, which has the class names. The list
+    of bad records is not known, so the option for it is `--exclude FILE`.
     """
     arguments = ["--raw"] * (not options.example) + ["--join"] * options.join
     arguments += ["--digest"] * options.digest + ["--incomplete"] * (not options.complete)
@@ -54,12 +55,12 @@ def built_with(options: IndexOptions, index: str, /) -> str:
 
 
 def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
-    """Print a warning in one line."""
+    """Print a warning to standard error, in one line. It replaces `warnings.showwarning`."""
     print_lines(f"twinfeed: warning: {one_line(message)}", error=True)
 
 
 def explain(error: Exception) -> str:
-    """Return the message of an error in one line."""
+    """Return the message of an error in one line; an OSError's has its file."""
     text = error.args[0] if isinstance(error, KeyError) else error
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
@@ -67,5 +68,5 @@ def explain(error: Exception) -> str:
 
 
 def one_line(message: object) -> str:
-    """Return a message in one line."""
+    """Join the lines of a message by "; "."""
     return "; ".join(line.strip() for line in str(message).splitlines())

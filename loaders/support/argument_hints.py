@@ -71,7 +71,7 @@ DECODE_IMAGE_HINTS = {
 
 
 def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Decorate a function or constructor so that its TypeErrors for wrong arguments give advice.
+    """Return a decorator that makes a function's TypeErrors for wrong arguments give advice.
 
     `hints` has the advice by name: for options of other libraries, and for required options that
     are easily forgotten. For any other unknown option, the error has the option whose name is most

@@ -13,7 +13,7 @@ __all__ = ["Array", "Ids", "Int64s", "as_array"]
 
 
 def as_array(value: Any, /) -> Array:
-    """Return a value as a numpy array; bfloat16, which numpy lacks, in the dtype of ml_dtypes.
+    """Return a value as a numpy array; a bfloat16 tensor of torch gets the dtype of ml_dtypes.
 
     >>> as_array([1, 2])
     array([1, 2])

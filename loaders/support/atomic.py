@@ -27,7 +27,7 @@ _POLL_INTERVAL = 0.02  # seconds
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary file beside `path`, fsync, rename.
+    """Replace a file atomically: write a temporary file beside it, sync it, and rename it.
 
     Temporary files of killed processes are removed: they are not empty, and not locked.
     """
@@ -57,7 +57,7 @@ def temporary_name(path: Path) -> Path:
 
 
 def fsync_path(path: Path) -> None:
-    """Sync a file's or folder's bytes to the disk."""
+    """Call `os.fsync` for a file or a folder: its bytes are on the disk afterwards."""
     fd = os.open(path, os.O_RDONLY)
     try:
         os.fsync(fd)
@@ -69,10 +69,11 @@ def fsync_path(path: Path) -> None:
 def locked(
     folder: Path, /, *, make: Callable[[Path], object] | None = None, wait: float | None = None
 ) -> Iterator[None]:
-    """Lock a folder against other processes in the block; `make` creates it if it is missing.
+    """Lock a folder against other processes in the `with` block.
 
-    The lock is on a file that only its owner may open, since anybody who may read the folder could
-    lock the folder itself. The file exists only while it is locked.
+    `make(folder)` creates the folder if it is missing. A file in it is locked that only its owner
+    may open, since anybody who may read the folder could lock the folder itself. The file exists
+    only while it is locked.
 
     Raises:
         TimeoutError: another process has the lock after `wait` seconds (by default `WAIT`).
@@ -99,7 +100,10 @@ def locked(
 
 
 def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None:
-    """Return the descriptor of the locked file; None if another process has the lock."""
+    """Try once to lock a folder; return the descriptor of its lock file.
+
+    `make` creates the folder, if it is given. Returns None if another process has the lock.
+    """
     file = folder / LOCK
     try:
         if make is not None:
@@ -139,7 +143,7 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
 
 
 def flock(fd: int, how: int, /) -> bool:
-    """Call `fcntl.flock`; return False if the file system has no locks."""
+    """Call `fcntl.flock`; return True, or False if the file system has no locks."""
     try:
         fcntl.flock(fd, how)
     except OSError as error:
@@ -150,18 +154,18 @@ def flock(fd: int, how: int, /) -> bool:
 
 
 def explain_full_disk(path: Path) -> AbstractContextManager[None]:
-    """Add `path` to the error of a full disk, or of a file that may not grow."""
+    """Return a context manager that adds `path` and advice to the error of a full disk."""
     return _explain_errors(path, "make room there", (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 
 
 def explain_unwritable(path: Path, advice: str) -> AbstractContextManager[None]:
-    """Add `path` and advice to the error of a path that may not be written."""
+    """Return a context manager that adds `path` and `advice` to errors of missing permission."""
     return _explain_errors(path, advice, (errno.EACCES, errno.EPERM, errno.EROFS))
 
 
 @contextmanager
 def _explain_errors(path: Path, advice: str, errors: tuple[int, ...]) -> Iterator[None]:
-    """Add `path` and advice to an OSError of the block that has one of these numbers."""
+    """Add `path` and `advice` to an OSError in the `with` block that has one of these numbers."""
     try:
         yield
     except OSError as error:

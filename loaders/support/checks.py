@@ -27,7 +27,11 @@ def bytes_of(text: str, /) -> int:
 
 
 def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
-    """Return names as a tuple; raise TypeError for a single string, or for other values."""
+    """Return the user's names as a tuple of strings; `name` is that of the argument.
+
+    Raises:
+        TypeError: a single string, or values that are no strings.
+    """
     if isinstance(values, Iterable) and not isinstance(values, str):
         found = tuple(values)
         if all(isinstance(value, str) for value in found):
@@ -36,14 +40,19 @@ def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
 
 
 def mapping(name: str, values: Mapping[str, Any] | None, /) -> dict[str, Any]:
-    """Return a copy of a dict, empty for None; raise TypeError for another type."""
+    """Return a copy of the user's dict, empty for None; raise TypeError for another type."""
     if values is not None and not isinstance(values, Mapping):
         raise TypeError(f"{name} must be a dict, got {values!r}")
     return dict(values or {})
 
 
 def as_ids(ids: Int64s | Iterable[int], name: str = "ids", /) -> Int64s:
-    """Return ids as int64[n]; raise TypeError or IndexError for others."""
+    """Return the user's ids, an array or any iterable, as int64[n].
+
+    Raises:
+        TypeError: they are no integers, or have several dimensions.
+        IndexError: an id does not fit int64.
+    """
     listed = not isinstance(ids, np.ndarray) and isinstance(ids, Iterable)
     array = unmasked(name, list(ids) if listed else ids)
     if array.size == 0:
@@ -58,7 +67,7 @@ def as_ids(ids: Int64s | Iterable[int], name: str = "ids", /) -> Int64s:
 
 
 def check_ids(ids: Int64s | Iterable[int], records: int, name: str = "ids", /) -> Int64s:
-    """Return ids as int64[n]; raise IndexError for an id outside `[0, records)`."""
+    """Return the user's ids as int64[n]; raise IndexError for an id outside `[0, records)`."""
     array = as_ids(ids, name)
     if len(array):
         check_bounds(int(array.min()), int(array.max()), records, name)

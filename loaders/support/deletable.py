@@ -19,7 +19,7 @@ _MAX_BYTES = 1 << 20
 
 
 def mark_deletable(folder: Path, /, files: Iterable[str] = ()) -> None:
-    """Write the marker of a folder; `files` may be deleted."""
+    """Write the marker file of a folder; `files` are the names of files that may be deleted."""
     if not folder.is_symlink():
         (folder / MARK).unlink(missing_ok=True)
         with (folder / MARK).open("xb") as marker:
@@ -27,20 +27,20 @@ def mark_deletable(folder: Path, /, files: Iterable[str] = ()) -> None:
 
 
 def add_deletable(folder: Path, file: str, /) -> None:
-    """Add a file, which is about to be written, to the marker of a folder."""
+    """Add the name of a file, which is about to be written, to the marker file of a folder."""
     with (folder / MARK).open("ab") as marker:
         marker.write(f"{file}\n".encode())
 
 
 def is_deletable(folder: Path, /) -> bool:
-    """Return whether a folder has a complete marker."""
+    """Return whether a folder has a complete marker file, so that it may be deleted."""
     return deletable_files(folder) is not None
 
 
 def delete_listed(folder: Path, /) -> None:
-    """Delete the files that the marker lists, and then the folder if nothing else is in it.
+    """Delete the files that a folder's marker file lists, and the folder if nothing else is in it.
 
-    A truncated marker (its process was killed) lists no files, so nothing else is deleted.
+    A truncated marker, of a killed process, lists no files. Then only the marker is deleted.
     """
     for file in deletable_files(folder) or ():
         with suppress(OSError):
@@ -64,7 +64,7 @@ def delete_folder(folder: Path, /) -> None:
 
 
 def deletable_files(folder: Path, /) -> list[str] | None:
-    """Return the files that the marker lists; None if the folder has no complete marker."""
+    """Return the names of files in a folder's marker file; None if it has no complete marker."""
     with suppress(LoaderError, OSError, UnicodeDecodeError):
         marker = _read_marker(folder)
         if marker.startswith(_HEADER):
@@ -74,5 +74,5 @@ def deletable_files(folder: Path, /) -> list[str] | None:
 
 
 def _read_marker(folder: Path) -> bytes:
-    """Return the bytes of the marker; none for a link, which may lead to a user's folder."""
+    """Return the bytes of a folder's marker file; b"" for a link, which may lead elsewhere."""
     return b"" if folder.is_symlink() else read_file(folder / MARK, _MAX_BYTES)

@@ -8,7 +8,10 @@ from contextlib import contextmanager
 
 @contextmanager
 def requires_extra(what: str, extra: str, /) -> Iterator[None]:
-    """Name the extra to install, if the block cannot import a module of another library."""
+    """Name the extra to install in the error of a failed import in the `with` block.
+
+    `what` is what needs the package, such as a class.
+    """
     try:
         yield
     except ModuleNotFoundError as error:
@@ -19,6 +22,6 @@ def requires_extra(what: str, extra: str, /) -> Iterator[None]:
 
 
 def not_installed_error(what: str, module: str, extra: str, /) -> ModuleNotFoundError:
-    """Return the error of a module that is not installed."""
+    """Return the error for a module that is not installed; it names the extra to install."""
     problem = f'{what} needs {module}: pip install "twinfeed[{extra}]"'
     return ModuleNotFoundError(problem, name=module)

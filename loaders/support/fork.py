@@ -63,6 +63,7 @@ def end_with_parent() -> None:
 
 
 def _exit_after(parent: BaseProcess, parent_id: int) -> None:
+    """Exit this process when its parent has ended; `parent_id` is the parent's process id."""
     # A process that was forked after this one may keep the sentinel's pipe open, and the parent of
     # a child of a fork server is the server.
     while os.getppid() == parent_id and not wait([parent.sentinel], _INTERVAL):

@@ -68,11 +68,12 @@ class Pool(ThreadPoolExecutor):
         self._error = ""
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call a function in a worker process."""
+        """Call `fn(*args, **kwargs)` in a worker process, and return the future of its result."""
         with interrupts_deferred():
             return super().submit(self._call, fn, *args, **kwargs)
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        """Wait for the running calls and end the workers; after an interrupt, do not wait."""
         if kind is not None and not issubclass(kind, Exception):  # nobody waits for results
             self._terminate("a worker process was interrupted")
         with interrupts_deferred():
@@ -82,6 +83,11 @@ class Pool(ThreadPoolExecutor):
                 process.join()
 
     def _call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function in the worker of this thread, and return its result.
+
+        Raises:
+            BrokenProcessPool: the worker has died. All workers are terminated then.
+        """
         call = pickle.dumps((function, args, kwargs))
         process, pipe = self._worker()
         try:
@@ -100,7 +106,7 @@ class Pool(ThreadPoolExecutor):
         return result
 
     def _worker(self) -> tuple[SpawnProcess, Connection]:
-        """Return the worker of this thread, which the first call starts."""
+        """Return the worker process of this thread and the pipe to it; the first call starts it."""
         with self._lock:
             if self._error:
                 raise BrokenProcessPool(self._error)
@@ -114,7 +120,7 @@ class Pool(ThreadPoolExecutor):
             return self._workers[thread]
 
     def _terminate(self, reason: str) -> None:
-        """Terminate all workers; `reason` is the error of later calls."""
+        """Terminate all workers; later calls raise an error with this `reason`."""
         with self._lock:
             self._error = self._error or reason
             for process, _ in self._workers.values():
@@ -122,7 +128,7 @@ class Pool(ThreadPoolExecutor):
 
 
 def _serve(pipe: Connection) -> None:
-    """Run the calls that come through the pipe, until it is closed or the parent has ended.
+    """Answer the calls that come through a pipe, until it is closed: the main loop of a worker.
 
     The end of this worker at Ctrl-C wakes the parent, too: an interrupt just before a thread begins
     to wait for a lock does not wake the thread.
@@ -137,7 +143,7 @@ def _serve(pipe: Connection) -> None:
 
 
 def _run_call(call: bytes) -> bytes:
-    """Call a pickled function; return its pickled result, error and warnings."""
+    """Call a pickled (function, args, kwargs); return its pickled result, error and warnings."""
     function, args, kwargs = pickle.loads(call)
     with warnings.catch_warnings(record=True) as caught:
         result, failure = None, None

@@ -63,19 +63,18 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, /) -> i
 
 
 def read_at(fd: int, length: int, offset: int, /) -> bytes:
-    """Return the bytes of a range, fewer only at the end of the file.
+    """Return `length` bytes of a file from an offset on, fewer only at the end of the file.
 
     A long range takes several `os.pread`s, since a call returns at most 2 GiB.
     """
     data = os.pread(fd, length, offset)
-    if len(data) == length or not data:
+    if len(data) == length:
         return data
-    chunks, position = [data], offset + len(data)
-    while position < offset + length and (
-        data := os.pread(fd, offset + length - position, position)
-    ):
+    chunks = []
+    while data:
         chunks.append(data)
-        position += len(data)
+        offset, length = offset + len(data), length - len(data)
+        data = os.pread(fd, length, offset)
     return b"".join(chunks)
 
 

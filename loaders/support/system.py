@@ -38,7 +38,7 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # see mallopt(3)
 
 
 def processors() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
@@ -47,20 +47,22 @@ def processors() -> int:
 def peak_memory() -> int:
     """Return the largest resident size that this process has had, in bytes.
 
-    On Linux the figure of `getrusage` has a parent's memory in it, as of before this program began.
+    On Linux it is read from /proc, as the figure of `getrusage` may be that of the parent process.
     """
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     if sys.platform == "darwin":
         return peak
     status = Path("/proc/self/status")
-    found = re.search(
-        r"VmHWM:\s+(\d+) kB", status.read_text(encoding="utf-8") if status.exists() else ""
-    )
+    text = status.read_text(encoding="utf-8") if status.exists() else ""
+    found = re.search(r"VmHWM:\s+(\d+) kB", text)
     return 1024 * (int(found[1]) if found else peak)
 
 
 def memory() -> int:
-    """Return how many bytes of memory this process may use: the machine's, or a control group's."""
+    """Return how many bytes of memory this process may use.
+
+    That is the memory of the machine, or the limit of a control group (a container), if lower.
+    """
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     groups = Path("/proc/self/cgroup")
     for line in groups.read_text(encoding="utf-8").splitlines() if groups.exists() else ():
@@ -84,7 +86,7 @@ def describe_exit(code: int, /) -> str:
 
 
 def is_uncached(fd: int, offset: int, /) -> bool | None:
-    """Return whether a byte is not in the page cache; None if the system cannot say."""
+    """Return whether a byte of a file is missing in the page cache; None if this is not known."""
     if not hasattr(os, "RWF_NOWAIT"):
         return None
     try:
@@ -97,18 +99,21 @@ def is_uncached(fd: int, offset: int, /) -> bool | None:
 
 
 def file_limit() -> int | None:
-    """Return how many files this process may hold open, or None if there is no limit."""
+    """Return the number of files that this process may have open; None if there is no limit."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return None if soft == resource.RLIM_INFINITY else soft
 
 
 def open_files() -> int:
-    """Return how many files this process has open, the listing's own among them."""
+    """Return the number of files that this process has open, and one for the listing."""
     return len(os.listdir("/dev/fd"))
 
 
 def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTNEED"], /) -> None:
-    """Call posix_fadvise for a range of a file, if the system has it."""
+    """Tell the kernel that a range of a file will be read soon, or is not needed any more.
+
+    This calls `posix_fadvise`, if the system has it.
+    """
     if not hasattr(os, "posix_fadvise"):
         return
     flag = getattr(os, f"POSIX_FADV_{advice}")
@@ -132,14 +137,14 @@ def keep_freed_memory() -> None:
 
 
 def release_freed_memory() -> None:
-    """Return the freed memory that malloc of glibc keeps for its threads to the system."""
+    """Let malloc of glibc return the freed memory that it keeps to the system."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
 def shared_memory() -> str:
-    """Describe the free space in the folder through which processes share memory."""
+    """Return as text how much space is free in the folder through which processes share memory."""
     if not SHARED_MEMORY.exists():
         return "not there"
     usage = shutil.disk_usage(SHARED_MEMORY)

@@ -27,9 +27,9 @@ _locks: PerProcess[dict[Path, int]] = PerProcess(dict)
 
 
 def make_temporary() -> Path:
-    """Make a temporary folder, with a file that is locked until the process ends.
+    """Create a temporary folder, with a file in it that stays locked until the process ends.
 
-    The first call removes folders that no process locks any more.
+    The first call also removes the folders of killed processes, whose files are not locked.
     """
     _remove_stale()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX))
@@ -43,7 +43,7 @@ def make_temporary() -> Path:
 
 
 def remove_temporary(folder: Path, /) -> None:
-    """Remove a folder of `make_temporary`; in a forked child, do nothing."""
+    """Remove a folder of `make_temporary`; do nothing in a forked child, which does not own it."""
     if folder in _locks():
         shutil.rmtree(folder, ignore_errors=True)
         os.close(_locks().pop(folder))
@@ -84,7 +84,7 @@ def socket_folder() -> str:
 
 @cache
 def _remove_stale() -> None:
-    """Remove the folders of processes that were killed."""
+    """Remove temporary folders of killed processes: those whose file is not locked."""
     for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             if not is_deletable(folder):

@@ -37,7 +37,10 @@ class Backend(NamedTuple):
 
 
 def of_torch(value: Any) -> Any:
-    """Return a jagged tensor of torch, or a list of lists of str, as a `Ragged`."""
+    """Convert a jagged tensor of torch, or a list of lists of strings, to a `Ragged`.
+
+    Any other value is returned as it is.
+    """
     if getattr(value, "is_nested", False):
         value = value.detach().cpu()
         return Ragged(as_array(value.values()), value.offsets().diff().numpy())
@@ -48,7 +51,7 @@ def of_torch(value: Any) -> Any:
 
 
 def of_tensorflow(value: Any) -> Any:
-    """Return a `tf.RaggedTensor` as a `Ragged`, and any other value as it is."""
+    """Convert a `tf.RaggedTensor` to a `Ragged`; return any other value as it is."""
     if hasattr(value, "row_lengths"):
         return Ragged(value.values.numpy(), value.row_lengths().numpy())
     return value

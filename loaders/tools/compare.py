@@ -97,7 +97,7 @@ class Comparison:
 
     @property
     def loss_differences(self) -> tuple[float | None, ...]:
-        """The largest difference of each run's losses to the first run's.
+        """For each run, the largest difference of its losses to those of the first run.
 
         Only steps before `first` count. None if there are none, or no losses.
         """
@@ -118,7 +118,7 @@ class Comparison:
         return "\n".join([*lines, *map(self._describe, sorted(fields))])
 
     def _describe(self, name: str) -> str:
-        """Return a sentence: whether a field differs, in which batches, and by how much."""
+        """Return a sentence that says whether a field differs, in which batches, by how much."""
         if name not in self.differing:
             return f"{name}: the same"
         batches, largest = self.differing[name], self.largest.get(name)
@@ -216,6 +216,8 @@ def compare(
 
 
 class _Job(NamedTuple):
+    """What the process of a backend has to do; `batches` is the number of batches."""
+
     name: str
     backend: Backend
     feed: Feed
@@ -225,7 +227,7 @@ class _Job(NamedTuple):
 
 
 def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) -> Any:
-    """Call a function in a new process; return its result or raise its error."""
+    """Call `function(job, *arguments)` in a new process; return its result or raise its error."""
     with pickled():
         pickle.dumps((job, arguments))
     try:
@@ -239,9 +241,10 @@ def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) ->
 
 
 def _measure(job: _Job) -> Run:
-    """Return what a backend delivered: a first pass is timed, and a second one is checksummed.
+    """Iterate over a backend's batches twice, and return the times and checksums as a `Run`.
 
-    If the job has a step, it is trained on the batches of the second pass.
+    The first iteration is timed. In the second, checksums are computed, and if the job has a
+    training step, it is called with each batch.
     """
     start = time.perf_counter()
     batches = _iterate(job)
@@ -271,13 +274,13 @@ def _measure(job: _Job) -> Run:
 
 
 def _fetch(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
-    """Return the arrays of some batches, by the number of the batch."""
+    """Return the arrays of the batches with the numbers `wanted`, by number and field."""
     batches = enumerate(_iterate(job))
     return {number: _as_arrays(batch, job.backend) for number, batch in batches if number in wanted}
 
 
 def _iterate(job: _Job) -> Iterator[Any]:
-    """Yield the batches as the backend's loader delivers them."""
+    """Yield the first `job.batches` batches of a backend's loader, over epochs as needed."""
     os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from the other backends'
     with _loader_class(job)(job.feed, **job.backend.options, **job.options) as loader:
         epochs = repeat(loader, -(-job.batches // max(1, len(loader))))
@@ -285,7 +288,7 @@ def _iterate(job: _Job) -> Iterator[Any]:
 
 
 def _loader_class(job: _Job) -> Any:
-    """Import the backend's loader, which only its own process does."""
+    """Import and return the class of a backend's loader; only the backend's process calls this."""
     module, loader = job.backend.module, job.backend.loader
     try:
         return getattr(importlib.import_module(module), loader)
@@ -295,7 +298,10 @@ def _loader_class(job: _Job) -> Any:
 
 
 def _as_arrays(batch: Mapping[str, Any], backend: Backend) -> dict[str, Array]:
-    """Return the values of a batch as numpy arrays, strings as an array of objects."""
+    """Convert the values of a batch to numpy arrays, by name.
+
+    Strings become an array of bytes objects, and a `Ragged` two arrays.
+    """
     arrays = {}
     for name, value in batch.items():
         value = value if backend.to_numpy is None else backend.to_numpy(value)
@@ -335,10 +341,10 @@ def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str,
 
 
 def _largest_difference(batches: Iterable[Sequence[Array | None]]) -> float | None:
-    """Return the largest absolute difference between the first backend's arrays and the others'.
+    """Return the largest absolute difference of a field between the first backend and the others.
 
-    Each item of `batches` has the array of each backend. The result is None if dtypes or shapes
-    differ, or the arrays are no numbers.
+    Each item of `batches` has the field's array of each backend. The result is None if dtypes or
+    shapes differ, or the arrays are no numbers.
     """
     largest = 0.0
     for first, *later in batches:

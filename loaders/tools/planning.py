@@ -23,7 +23,7 @@ from twinfeed.loaders.support import system
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
 
-# Most samples that are drawn. A longer epoch is estimated from the second half of them.
+# At most so many samples are drawn. A longer epoch is estimated from their second half.
 _MAX_SAMPLES = 1 << 19
 
 # A smaller request has more latency than transfer time: on a disk, and in a bucket.
@@ -154,8 +154,11 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
 
 
 def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
-    """Return the number of samples in the first steps, and the largest number of records in blocks
-    that are open at the same time.
+    """Count the samples in the first `steps` steps, and the records that are needed in memory.
+
+    Returns:
+        The number of samples, and the largest number of records in blocks that are open at the same
+        time (or in a batch, if the sampler does not read blocks).
     """
     batches = schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
@@ -174,10 +177,10 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
 
 
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
-    """Return the number of ranges that an epoch fetches, and their size in bytes.
+    """Return the number of byte ranges that an epoch fetches, and their total size in bytes.
 
-    The ranges of the first `steps` are counted. Those of later steps are estimated from the second
-    half of these steps.
+    The ranges of the first `steps` steps are counted. Those of later steps are estimated from the
+    second half of these steps.
     """
     total = len(reads.schedule.sampler)
     counts, middle, first_half = np.zeros(2), 0, np.zeros(2)
@@ -194,7 +197,11 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
 
 
 def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]:
-    """Yield advice, a sentence each, on what makes the reading of an epoch slow."""
+    """Yield a sentence of advice for each reason why reading an epoch would be slow.
+
+    The reasons are small shards, small requests, ranks that all read each block, and blocks that
+    take too much memory.
+    """
     total, memory = int(index.shards["bytes"].sum()), system.memory()
     request_bytes = result.read_bytes / max(1, result.requests)
     small = _SMALL_REMOTE_REQUEST if index.remote else _SMALL_REQUEST
@@ -232,7 +239,7 @@ def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]
 
 
 def _format_bytes(number: float) -> str:
-    """Return a number of bytes with its unit."""
+    """Return a number of bytes as text: "1.5 MB", "20 kB", "7 bytes"."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if number >= size:
             return f"{number / size:.{0 if number >= 10 * size else 1}f} {unit}"

@@ -72,7 +72,7 @@ class Results:
         return html_table(title, self._columns())
 
     def _columns(self) -> list[tuple[str, str]]:
-        """The names and the kinds of the results of this rank."""
+        """Return the name of each result that this rank has added, and its dtype as text."""
         rows = self.part()
         return [(name, _dtype_text(rows[name])) for name in rows.dtype.names or () if name != "id"]
 
@@ -106,10 +106,9 @@ class Results:
 
     def part(self) -> Part:
         """Return what this rank has added: for each id its results, in a structured array."""
-        self._added = [
-            _concatenate(self._added)
-        ]  # without the batches, which would double the memory
-        return self._added[0]
+        rows = _concatenate(self._added)
+        self._added = [rows]  # without the batches, which would double the memory
+        return rows
 
     def gather(
         self, all_gather: Callable[[Part], Sequence[Part]] | None = None, /
@@ -189,7 +188,15 @@ class Results:
 
 
 def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
-    """Return n, only, run and results of a file, whose arrays have no more bytes than the file."""
+    """Read a file that `Results.save` has written.
+
+    Returns:
+        The number of sample ids, the ids of the pass, the state of the run, and the results by
+        name.
+
+    Raises:
+        ValueError: its arrays have more bytes than the file, as in a file made to fill the memory.
+    """
     status = os.fstat(file.fileno())
     most = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)  # of a sparse file
     with zipfile.ZipFile(file) as archive:
@@ -208,7 +215,13 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
 
 
 def _concatenate(parts: Iterable[Part]) -> Part:
-    """Return the parts as one; parts without rows are left out, as they may lack results."""
+    """Join the structured arrays of batches or ranks to one.
+
+    Those without rows are left out, since they may lack results.
+
+    Raises:
+        ValueError: names, shapes or dtypes do not fit together.
+    """
     named = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
     try:
         whole = np.concatenate(named)
@@ -226,7 +239,10 @@ def _concatenate(parts: Iterable[Part]) -> Part:
 
 
 def _holds_values(old: Array, new: Array) -> bool:
-    """Return whether the concatenated column holds the values of a part's column exactly."""
+    """Return whether `new`, a column made by joining `old` and others, has the same values.
+
+    numpy would turn numbers into strings, or round large integers to floats.
+    """
     if "O" in (old.dtype.kind, new.dtype.kind):
         return _dtype_text(old) == _dtype_text(new)
     if old.dtype.kind in "iu" and new.dtype.kind in "fc":
@@ -235,7 +251,7 @@ def _holds_values(old: Array, new: Array) -> bool:
 
 
 def _dtype_text(column: Array) -> str:
-    """Return the dtype of a column; of a ragged column the dtype and the shape of its arrays."""
+    """Return the dtype of a column as text; for ragged columns also the shape of its arrays."""
     ragged = column.dtype.hasobject
     rows = np.asarray(column[0]) if ragged else column
     dtype = {"S": "byte strings", "U": "text"}.get(rows.dtype.kind, rows.dtype.name)
@@ -243,14 +259,20 @@ def _dtype_text(column: Array) -> str:
 
 
 def _result_of(column: Array) -> Array | Ragged:
-    """Return a column as a result: a column of objects as a `Ragged`."""
+    """Return a column of a structured array as the user gets it; objects become a `Ragged`."""
     if not column.dtype.hasobject:
         return column
     return Ragged(np.concatenate(column), np.array([len(row) for row in column], np.int64))
 
 
 def _column(name: str, value: Any) -> Array:
-    """Return a result as an array with a row per id; ragged rows as an array of arrays."""
+    """Return the user's result of a batch as an array with a row for each id.
+
+    A `Ragged`, a ragged tensor, or a list of arrays becomes an array of objects, which are arrays.
+
+    Raises:
+        ValueError: the arrays of a ragged result differ in dtype, or in shape after the first axis.
+    """
     if not isinstance(value, (list, tuple)):
         value = of_tensorflow(of_torch(value))
     if isinstance(value, Ragged):
@@ -268,7 +290,12 @@ def _column(name: str, value: Any) -> Array:
 
 
 def _array(name: str, value: Any) -> Array:
-    """Return a tensor of any device as a numpy array; refuse values that would change."""
+    """Return an array, a tensor on any device, or a list of values as a numpy array.
+
+    Raises:
+        TypeError: masked values, or objects that are no numbers or strings.
+        ValueError: a list whose values no single dtype can hold.
+    """
     items: Any = value if isinstance(value, (list, tuple)) else ()
     if any(isinstance(item, np.ma.MaskedArray) for item in (value, *items)):
         raise TypeError(f"{name} is masked: fill what is masked, or add the mask as a result")

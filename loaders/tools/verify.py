@@ -157,27 +157,30 @@ def verify(
 def _check_all(
     check: _Check, shards: Sequence[Any], executor: Executor | None
 ) -> Iterator[_ShardResult]:
-    """Yield the result of each shard, in order; an executor gets groups of shards."""
+    """Call `check` for shards, and yield the result of each, in order.
+
+    An executor gets tasks of several shards.
+    """
     if executor is None:
         yield from check(shards)
         return
     size = math.ceil(len(shards) / _TASKS) or 1
-    groups = [shards[start : start + size] for start in range(0, len(shards), size)]
-    for results in executor.map(partial(_check_group, pickle.dumps(check)), groups):
+    tasks = [shards[start : start + size] for start in range(0, len(shards), size)]
+    for results in executor.map(partial(_check_in_worker, pickle.dumps(check)), tasks):
         yield from results
 
 
-def _check_group(pickled_check: bytes, shards: Sequence[Any]) -> list[_ShardResult]:
-    """Return the results of a check of some shards, in a worker process of an executor.
+def _check_in_worker(pickled_check: bytes, shards: Sequence[Any]) -> list[_ShardResult]:
+    """Call a pickled check for some shards, in a worker process, and return their results.
 
-    The pickled check, with its index, is loaded once for all groups of shards.
+    The check, with its index, is unpickled once in a process, and cached.
     """
     check: _Check = _cached_loads(pickled_check)
     return list(check(shards))
 
 
 def _check_root(index: Index) -> None:
-    """Raise FileNotFoundError if no shard exists below the root; it may name another root."""
+    """Raise FileNotFoundError if no shard of an index exists: its root may be a wrong folder."""
     names = index.shard_paths.tolist()
     try:
         if index.container == "files" or any(is_there(index.shards_root, name) for name in names):
@@ -191,7 +194,7 @@ def _check_root(index: Index) -> None:
 
 
 def _check_arrays(index: Index) -> None:
-    """Raise an error if an array file of the index does not match its digest."""
+    """Raise IndexFormatError if the file of an array of the index does not match its digest."""
     folder = index.path / index.manifest["folder"]
     entries = index.manifest["arrays"].items()
     damaged = [n for n, entry in entries if file_digest(folder / f"{n}.npy") != entry["sha256"]]
@@ -208,6 +211,7 @@ class _Scan:
     """
 
     def __init__(self, plan: BuildPlan, job: Job, *, size: int | None = None) -> None:
+        """Scan the shard `job` as `plan` says; `size` is its size in bytes, if known."""
         self.job = job
         self.sha256 = ""
         self.unreadable = False
@@ -241,7 +245,7 @@ class _Scan:
                 self._add(start or 0, error.record)
 
     def _on_bad(self, error: DataCorruptionError) -> None:
-        """Store the error of a bad record; the scan continues."""
+        """Store the error of a bad record. The scan calls this, and continues after the record."""
         finding = bad_record(self.job.shard, error)
         if error.advice == APART:
             finding = finding._replace(problem=f"{error.problem}; {APART}")
@@ -257,7 +261,10 @@ class _Scan:
         self.numbers.append(number)
 
     def numbers_at(self, offsets: Int64s) -> list[int]:
-        """Return for each offset the number of the record that contains it; -1 if none does."""
+        """Return for each offset the number of the record that contains it; -1 if none does.
+
+        That is the record with the largest start up to the offset.
+        """
         starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
         order = np.lexsort((numbers, starts))
         positions = np.searchsorted(starts[order], offsets, side="right")
@@ -268,7 +275,10 @@ class _Scan:
 def _check_plain_shards(
     plan: BuildPlan, full_paths: bool, jobs: Sequence[Job]
 ) -> Iterator[_ShardResult]:
-    """Verify shards without an index."""
+    """Scan shards that have no index, and yield (number of records, bad records) of each.
+
+    With `full_paths`, the bad records name their shards by full paths.
+    """
     for job in jobs:
         scan = _Scan(plan, job)
         # Leaving out half a sample would keep the other half. So half a sample is numbered -1.
@@ -279,7 +289,7 @@ def _check_plain_shards(
 
 
 def _check_indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_ShardResult]:
-    """Verify shards against their index."""
+    """Check shards of an index, and yield (number of records, bad records) of each."""
     with Reader(index) as reader:
         for shard in shards:
             stop = int(index.shard_stops[shard])
@@ -288,7 +298,11 @@ def _check_indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Shar
 
 
 def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
-    """Return the bad records of a shard, which has the records [start, stop) of the index."""
+    """Return the bad records of a shard, which has the records [start, stop) of the index.
+
+    The shard is scanned, its records are read by the index, and its checksums are compared. If only
+    a checksum of the whole shard differs, the result is a single `BadRecord` with the number -1.
+    """
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":
         errors = _read_errors(reader, start, stop)
@@ -324,7 +338,10 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
 
 
 def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
-    """Return for each record the offset of one of its fields, int64[stop - start]; -1 if none."""
+    """Return for each record in [start, stop) the largest offset of its fields, int64[records].
+
+    It is -1 for a record that lacks all fields.
+    """
     offsets = np.full(stop - start, -1)
     for field in index.fields:
         rows = index.table(field)[start:stop]
@@ -344,7 +361,10 @@ def _finding(shard: str, number: int, error: LoaderError | OSError) -> BadRecord
 def _read_errors(
     reader: Reader, start: int, stop: int
 ) -> Iterator[tuple[int, LoaderError | OSError]]:
-    """Yield (number in the shard, error) for each record that cannot be read."""
+    """Yield (number in the shard, error) for each of the records [start, stop) with an error.
+
+    Records are read many at a time; only if this fails, they are read one by one.
+    """
     for first in range(start, stop, _BATCH):
         last = min(first + _BATCH, stop)
         if _read_error(reader, first, last) is not None:
@@ -355,7 +375,7 @@ def _read_errors(
 
 
 def _read_error(reader: Reader, start: int, stop: int) -> LoaderError | OSError | None:
-    """Return the error of reading all fields that are not missing, or None if there is none."""
+    """Read all fields of the records [start, stop); return the error, or None if there is none."""
     try:
         for field in reader.index.fields:
             present = reader.index.table(field)["length"][start:stop] >= 0
