@@ -206,10 +206,11 @@ class CheckedReader:
         if isinstance(values, np.ndarray) and values.dtype != object:
             return values if self._fresh else read_only(values)
         filled = [missing if value is None else value for value in values]
-        for record, value in zip(ids, filled, strict=True):
+        for position, value in enumerate(filled):
             if value is None:
+                where = self._source.describe(int(ids[position]))
                 raise LoaderError(
-                    f"{self._source.describe(int(record))}: read gave None for the field {name!r}",
+                    f"{where}: read gave None for the field {name!r}",
                     advice=f"give the feed a value for it, missing={{{name!r}: …}}, or leave the "
                     "record out (records= of the sampler)",
                 )
