@@ -14,7 +14,6 @@ import json
 import os
 import warnings
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from struct import Struct
 from typing import Any, NoReturn
@@ -188,6 +187,8 @@ class Ledger(Closing):
 
     def _identity(self, step: int) -> dict[str, Any]:
         """Return what the records of the steps depend on, as a line has it."""
+        from importlib.metadata import version  # it would take a sixth of the import
+
         sampler, source = self._sampler, getattr(self._stream, "index", None)
         state = sampler.state_at(*divmod(step, len(sampler)))
         state["fingerprint"] = sampler.fingerprint  # with all later changes, which states lack
