@@ -156,10 +156,7 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
     """The batches of a feed, each a list of samples as webdataset has them."""
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
-        raise ValueError(
-            "workers of a pipeline draw by themselves: make samples of the changed feed, which "
-            "load the state"
-        )
+        raise ValueError("workers draw by themselves: make samples that load the state instead")
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
         """Yield the samples of each batch from step `start` on; a worker of W, each W-th batch."""

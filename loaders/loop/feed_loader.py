@@ -129,17 +129,12 @@ class FeedLoader(Loader[B]):
         if at is not None:
             step = validate.integer("at", at, minimum=step)
         elif self.lookahead is None:
-            raise ValueError(
-                "at= must be given, as a framework draws the batches: a step that it has not drawn"
-            )
+            raise ValueError("at= must be given, as a framework draws: a step that is far enough")
         feed = self._changed_feed(sharded_as(sampler, self._sampler))
         try:
             feed.sampler.position_of(self._sampler.state_at(*divmod(step, len(self))))
         except StateMismatchError as error:
-            error.add_note(
-                f"the sampler of a change must be the same as the loader's before step {step}, "
-                f"from which the change acts"
-            )
+            error.add_note(f"before step {step}, from which it acts, a change must change nothing")
             raise
         self.schedules.change(sampler, step)
         self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler

@@ -90,12 +90,11 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.threads = None if threads is None and not feed.sets_global_state else resolved
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
-        size = self._sampler.fixed_size
-        if sampler.fixed_size != size:
+        sizes = self._sampler.fixed_size, sampler.fixed_size
+        if sizes[0] != sizes[1]:
             raise ValueError(
-                f"the datasets are declared to have batches of {size or 'several sizes'}, the "
-                f"sampler has {sampler.fixed_size or 'several sizes'}: make another loader, which "
-                f"loads the state"
+                f"the shape of tensors cannot change, and fixed_size would, from {sizes[0]} to "
+                f"{sizes[1]}: make a new loader, which loads the state"
             )
         return super()._changed_feed(sampler)
 

@@ -25,6 +25,8 @@ from twinfeed import (
     TensorFlowLoader,
     TorchLoader,
     diff,
+    pack,
+    samples,
     when,
     who,
 )
@@ -162,6 +164,40 @@ def test_a_killed_run_goes_on_by_the_final_schedule(tmp_path: Path) -> None:
     for step in range(TOTAL):
         times = [request.ids.tolist() for request in who(path, feed(changes), step)]
         assert times == [drawn(changes)[step]] * (2 if 4 <= step <= 12 else 1)
+
+
+def other_shape(loader: Any) -> None:
+    loader.change(
+        PKBatchSampler(LABELS, p=2, k={0: 4, 50: 3}, seed=3, batches_per_epoch=STEPS), at=50
+    )
+
+
+def drawn_already(loader: Any) -> None:
+    """TensorFlow draws the steps 3 to 6 in one call."""
+    batches = iter(loader)
+    for _ in range(4):
+        next(batches)
+    loader.change(pk({0: 2, 5: 4}), at=5)
+
+
+@pytest.mark.parametrize(
+    ("loader", "call", "word"),
+    [
+        (TensorFlowLoader, lambda loader: loader.change(pk({0: 2, 50: 4})), "at= must be given"),
+        (TensorFlowLoader, other_shape, "fixed_size would, from 8 to None"),
+        (TensorFlowLoader, drawn_already, "from step 5 on comes too late, .* give all ranks"),
+        (samples, lambda loader: loader.change(pk({0: 2, 50: 4}), at=50), "workers draw by them"),
+    ],
+)
+def test_a_framework_that_draws_is_named_the_step(
+    loader: Callable[..., Any], call: Callable[[Any], None], word: str
+) -> None:
+    """A change that it cannot serve is refused, and the batches stay those of before."""
+    index = pack([{"x": np.float32(n)} for n in range(RECORDS)], mkdtemp())["data"]
+    with loader(Feed(index, pk({0: 2}))) as refusing:
+        with pytest.raises(ValueError, match=word):
+            call(refusing)
+        assert refusing.state_dict()["fingerprint"] == pk({0: 2}).fingerprint
 
 
 def test_seeds_of_augmentation_do_not_change() -> None:
