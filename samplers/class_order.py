@@ -138,9 +138,9 @@ class ClassOrder:
 
 
 def super_class_order(
-    order: ClassOrder, super_labels: ArrayLike | None, num_records: int, classes: int
+    order: ClassOrder, super_labels: ArrayLike | None, num_records: int, num_classes: int
 ) -> ClassOrder | None:
-    """Return the first `classes` classes sorted by super-class, or None without super-labels.
+    """Return the first `num_classes` classes sorted by super-class; None without super-labels.
 
     A super-class is a set of classes: those whose records have the same super-label, such as
     "animal" for "cat" and "dog". The result has class numbers in place of record ids, and
@@ -164,7 +164,7 @@ def super_class_order(
             f"super_labels must agree within a class: records {record_1} and {record_2} have one "
             f"label and two super-labels"
         )
-    return ClassOrder(super_class_of[:classes])
+    return ClassOrder(super_class_of[:num_classes])
 
 
 def by_size(sizes: Int64s, first: Integers) -> Int64s:

@@ -149,7 +149,7 @@ class SamplerCursor(Cursor):
     def iterate(
         self, draw: Callable[[int, int], Iterator[Int64s]]
     ) -> Iterator[tuple[int, int, Int64s]]:
-        """Yield (epoch, step, ids) for each batch of one pass, and advance the cursor.
+        """Yield (epoch, step, ids) for each batch of one pass (iteration), and advance the cursor.
 
         `draw(epoch, step)` yields the ids of the batches from this step to the end of the epoch.
         Nothing is drawn before the first `next`.
@@ -176,7 +176,7 @@ class SamplerCursor(Cursor):
                 self.end()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the epoch of the next pass, an iteration over the stream, to start at its step 0.
+        """Set the epoch of the next pass (iteration over the stream), which starts at its step 0.
 
         Setting the epoch of the running pass keeps the position of this pass.
         """
@@ -187,7 +187,7 @@ class SamplerCursor(Cursor):
             super().set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next pass at the position of a state; a running pass moves no cursor then."""
+        """Start the next pass at the position of a state. A running pass moves no cursor then."""
         super().load_state_dict(state)
         self._latest = None
 
@@ -221,10 +221,10 @@ class IteratedSampler(ABC, Generic[_Cursor]):
         return sampler
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
-        """Set the epoch of the next pass; a trainer calls this before each epoch.
+        """Set the epoch of the next iteration; a trainer calls this before each epoch.
 
         Between `load_state_dict` and the next batch or id, setting the epoch of the state keeps its
-        position: the next pass is the rest of that epoch.
+        position: the next iteration yields the rest of that epoch.
         """
         self._cursor.set_epoch(epoch)
 
@@ -238,7 +238,7 @@ class IteratedSampler(ABC, Generic[_Cursor]):
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next pass at the position of a state, of any rank and world size.
+        """Start the next iteration at the position of a state, of any rank and world size.
 
         This takes constant time.
 

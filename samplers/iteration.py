@@ -58,7 +58,7 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
         return self
 
     def _positions_from(self, start: int) -> range:
-        """Return the positions of the sampler of all ranks that a pass from `start` on reads."""
+        """Return the positions from `start` on of all ranks' sampler that this sampler reads."""
         return range(start, len(self))
 
     def _new_cursor(self) -> IdSamplerCursor:

@@ -73,11 +73,11 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
     sizes = np.asarray(order.sizes)
     class_number, records = order.class_record_pairs()
     width = int(records.max(initial=0)) + 1
-    members = class_number * width + records  # (class, record) in one integer, sorted
+    members = class_number * width + records  # each (class, record) as one integer, sorted
     starts = np.cumsum(sizes) - sizes
     for first, second in _overlapping_pairs(class_number, records, sizes, k):
-        # Count the records that the classes of each pair share: search (second class, record) among
-        # the members, for each record of the first class.
+        # How many records the two classes of each pair have in common: for each record of the first
+        # class, search (second class, record) among the members.
         pair, _ = groups_and_indices(sizes[first])
         wanted = members[ranges(starts[first], starts[first] + sizes[first])]
         wanted += ((second - first) * width)[pair]

@@ -181,11 +181,11 @@ def _cycle_walk(
     rounds: Unsigned,
     x: Unsigned,
 ) -> Unsigned:
-    """Return numbers x below n encrypted, again and again until each is below n again.
+    """Return numbers x below n encrypted repeatedly, until each result is below n, too.
 
-    `encrypt(n, rounds, x)` permutes a range that is a little larger than n. Repeating it for the
-    results that are not below n ("cycle walking") permutes `range(n)`. `rounds` are the keys of the
-    rounds of its Feistel network. All arrays are broadcast.
+    `encrypt(n, rounds, x)` permutes a range that is a little larger than `range(n)`. Encrypting
+    those results again that are not below n ("cycle walking") makes this a permutation of
+    `range(n)`. `rounds` are the keys of the rounds of a Feistel network. All arrays are broadcast.
     """
     x = encrypt(n, rounds, x)
     outside = np.nonzero(x >= n)  # rare: fewer than 1 number in sqrt(n)
