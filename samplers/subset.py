@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
-from typing import SupportsIndex, cast
+from typing import Any, SupportsIndex, cast
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -239,7 +239,8 @@ def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
     numerator, random_offset = int(fraction * 2.0**53), random_word >> 11  # both of 53 bits
     prefix_sums = np.cumsum(counts).tolist()  # Python's integers, as products exceed 64 bits
     scaled_sums = [(total * numerator + random_offset) >> 53 for total in prefix_sums]
-    return np.diff(np.array(scaled_sums, np.int64), prepend=0)
+    sums = np.array([0, *scaled_sums], np.int64)
+    return sums[1:] - sums[:-1]
 
 
 def _check_count(name: str, count: int, records: int) -> None:
@@ -265,7 +266,10 @@ def _numbers_of_records(
     """Return the number by which each record is hashed: its id, or a hash of its key."""
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
-    if isinstance(records, str) or not validate.is_list(records):
+    is_list = validate.is_list(records) and not isinstance(records, str)
+    first = next(iter(cast(Sequence[Any], records)), None) if is_list else None
+    # A list of samples is a dataset.
+    if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
         count = validate.record_count("records", records, subset="give one key each, index.keys()")
         return np.arange(count)
     keys = (
