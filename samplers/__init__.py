@@ -30,10 +30,11 @@ weighted.py, mixture.py and subset.py are the samplers, and drawing/ is what the
 they declare of their ids is in traits.py. _stream.py and _epochs.py have what all of them share,
 cursor.py the position in a stream, iteration.py the iteration over single ids, state.py the states,
 id_sequence.py the ids of all epochs, class_order.py the records by class, label_lists.py several
-labels a record, label_arrays.py checks labels, mapped.py has arrays in files, and step_schedule.py
-values that change with the training step. _fair_batches.py and _coverage.py draw P x K batches.
-types.py has the types of arrays, validate.py checks arguments, processes.py counts the processes of
-a framework, and batch_table.py and diagnostics.py show a stream.
+labels a record, label_arrays.py checks labels, mapped.py has arrays in files, step_schedule.py
+values that change with the training step, and exclusion.py records that are left out from a step
+on. _fair_batches.py and _coverage.py draw P x K batches. types.py has the types of arrays,
+validate.py checks arguments, processes.py counts the processes of a framework, and batch_table.py
+and diagnostics.py show a stream.
 """
 
 try:

@@ -68,7 +68,9 @@ class BatchSampler(BatchStream):
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._last_batch = validate.choice("last_batch", last_batch, ("smaller", "pad", "drop"))
-        if check_order(order).traits.max_cached is not None and last_batch == "drop":
+        if check_order(order).traits.needs_steps and self.evaluation:
+            raise ValueError(f"an evaluation must not change at training steps, got {order!r}")
+        if order.traits.max_cached is not None and last_batch == "drop":
             raise ValueError(
                 "last_batch must be 'smaller' or 'pad' for a sampler that reuses records, so that "
                 "each record has all its uses, got 'drop'"

@@ -14,6 +14,7 @@ from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
+from twinfeed.samplers.exclusion import Exclusion
 from twinfeed.samplers.iteration import IdStream
 from twinfeed.samplers.state import json_value
 from twinfeed.samplers.traits import check_without_steps
@@ -309,6 +310,12 @@ class RandomSampler(Sampler):
     Args:
         n: number of records, or a dataset, an index or a source, of which only the length is kept.
         seed: the only source of chance.
+        exclude: `{training step: ids}`: records that never come from this step on (`epoch * len +
+            step` of the batch sampler). In the place of each comes another record of the epoch,
+            drawn by key, which is in another batch where possible, and comes twice in the epoch.
+
+    Raises:
+        ValueError: `exclude` leaves less than half of the records.
 
     >>> import numpy as np
     >>> order = RandomSampler(5, seed=0)
@@ -316,21 +323,43 @@ class RandomSampler(Sampler):
     [[4, 0, 2, 1, 3], [4, 3, 1, 2, 0]]
     >>> RandomSampler(10**12, seed=0).ids(0, np.array([10**12 - 1])).tolist()
     [240864868365]
+
+    Record 4 is left out from step 2 on, which is the first of epoch 1:
+
+    >>> from twinfeed.samplers import BatchSampler
+    >>> order = RandomSampler(5, seed=0, exclude={2: [4]})
+    >>> batches = BatchSampler(order, batch_size=3)
+    >>> [[ids.tolist() for ids in batches.batches(epoch, 0, 2)] for epoch in range(2)]
+    [[[4, 0, 2], [1, 3]], [[2, 3, 1], [2, 0]]]
     """
 
     @validate.show_call("RandomSampler(dataset, seed=0)")
-    def __init__(self, n: SupportsIndex | Sized, /, *, seed: SupportsIndex) -> None:
+    def __init__(
+        self,
+        n: SupportsIndex | Sized,
+        /,
+        *,
+        seed: SupportsIndex,
+        exclude: Mapping[int, ArrayLike] | None = None,
+    ) -> None:
         subset = "SubsetSampler(ids, of=len(index), order=RandomSampler(len(ids), seed=…))"
         self.num_records = validate.record_count("n", n, subset=subset)
-        self.parameters = {"n": self.num_records}
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")
+        self._exclusion = Exclusion(exclude, self.num_records, self.seed)
+        self.traits = self._exclusion.traits
+        self.parameters = {"n": self.num_records, **self._exclusion.parameters}
         self._cache: FifoCache[Table] = FifoCache(2)
 
     def __repr__(self) -> str:
         return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        return self._exclusion.draw(
+            self._permutation, epoch, positions, self._batch_size, self._num_steps
+        )
+
+    def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the ids at these positions of the epoch's permutation, int64 as `positions`."""
         key = derive(self._key, epoch)
         n = self.num_records

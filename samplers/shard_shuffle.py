@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Literal, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -14,8 +16,8 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key
 from twinfeed.samplers.drawing.round_robin import MAX_SEGMENTS, RoundRobin, desynchronized_bounds
+from twinfeed.samplers.exclusion import Exclusion
 from twinfeed.samplers.orders import GroupSampler, Sampler
-from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 from twinfeed.samplers.validate import counted
 
@@ -46,9 +48,12 @@ class ShardShuffleSampler(Sampler):
             section. Where world_size divides `sections`, no two ranks read the same block, except
             the `sections - 1` blocks at most that are in two sections, and in a smaller last batch.
         order_within: `"stored"` keeps the records of a block in stored order.
+        exclude: `{training step: ids}`, as of `RandomSampler`: records that never come from this
+            step on. What comes in their place is of any block.
 
     Raises:
-        ValueError: `sections` does not divide `window`, or there are fewer blocks than sections.
+        ValueError: `sections` does not divide `window`, there are fewer blocks than sections, or
+            `exclude` leaves less than half of the records.
 
     Shards of 6 and 4 records, blocks of 2, two segments, of which both have a part of block 8 9::
 
@@ -78,6 +83,7 @@ class ShardShuffleSampler(Sampler):
         window: SupportsIndex,
         sections: SupportsIndex = 1,
         order_within: Literal["random", "stored"] = "random",
+        exclude: Mapping[int, ArrayLike] | None = None,
     ) -> None:
         self._lengths = validate.counts("shard_lengths", shard_lengths, minimum=0)
         self.block = validate.integer("block", block, minimum=1)
@@ -91,7 +97,8 @@ class ShardShuffleSampler(Sampler):
                 f"sections={self._sections}"
             )
         self.num_records = int(self._lengths.sum())
-        self.traits = SamplerTraits(reads_blocks=self.block > 1)
+        self._exclusion = Exclusion(exclude, self.num_records, self.seed)
+        self.traits = replace(self._exclusion.traits, reads_blocks=self.block > 1)
         self._blocks = Blocks(self._lengths, self.block)
         self._count = len(self._blocks)
         if self._count < self._sections > 1:
@@ -105,6 +112,7 @@ class ShardShuffleSampler(Sampler):
             "window": self.window,
             "sections": self._sections,
             "order_within": order_within,
+            **self._exclusion.parameters,
         }
         self._key = root_key(self.seed, "shard shuffle")
         self._batch_size = self._sections
@@ -150,7 +158,7 @@ class ShardShuffleSampler(Sampler):
                 f"got {batch_size}"
             )
         sampler = copy.copy(self)
-        sampler._batch_size = batch_size
+        sampler._batch_size, sampler._num_steps = batch_size, num_steps
         return sampler
 
     @property
@@ -160,6 +168,11 @@ class ShardShuffleSampler(Sampler):
         return count, GroupSampler(self, count, self._segment_numbers)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        return self._exclusion.draw(
+            self._permutation, epoch, positions, self._batch_size, self._num_steps
+        )
+
+    def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the records at these positions of an epoch, int64[positions] both.
 
         The blocks of all shards in random order are one sequence of records. It is divided into

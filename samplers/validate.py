@@ -190,11 +190,11 @@ def sorted_distinct(name: str, array: Int64s) -> Int64s:
     return values
 
 
-def sorted_record_ids(values: ArrayLike, num_records: int) -> Int64s:
+def sorted_record_ids(values: ArrayLike, num_records: int, name: str = "records") -> Int64s:
     """Return record ids sorted; ValueError unless they are distinct and below `num_records`."""
-    ids = sorted_distinct("records", integers("records", values, minimum=0))
+    ids = sorted_distinct(name, integers(name, values, minimum=0))
     if len(ids) and ids[-1] >= num_records:
-        raise ValueError(f"records must be below {num_records}, their number, got {ids[-1]}")
+        raise ValueError(f"{name} must be below {num_records}, their number, got {ids[-1]}")
     return ids
 
 

@@ -14,13 +14,16 @@ import pytest
 from twinfeed.samplers import (
     BatchSampler,
     BatchStream,
+    ExactOnceBatchSampler,
     IdSequence,
     MixtureSampler,
     PKBatchSampler,
     RandomSampler,
     Sampler,
+    ShardShuffleSampler,
     StateMismatchError,
     SubsetSampler,
+    ViewSampler,
     WeightedSampler,
 )
 
@@ -63,6 +66,26 @@ BY_RECORD = {
     12: np.ones(30),
     42: np.arange(30) % 4 / 3,
 }
+
+
+def shuffle(exclude: Any, n: int = 45, **options: Any) -> Sampler:
+    """Return a shuffle of records, by blocks with a `window`."""
+    if options:
+        return ShardShuffleSampler([n // 2, n - n // 2], seed=3, exclude=exclude, **options)
+    return RandomSampler(n, seed=3, exclude=exclude)
+
+
+def shuffle_blocks(exclude: Any) -> Sampler:
+    """Return a shuffle by blocks, in two sections."""
+    return shuffle(exclude, block=5, window=4, sections=2)
+
+
+def views(exclude: Any) -> Sampler:
+    """Return a view of each record of a shuffle."""
+    return ViewSampler(shuffle(exclude), [3] * 45, per_epoch="one", seed=0)
+
+
+EXCLUDED = {0: [40], 5: [1, 2], 17: [30, 2, 44], 43: range(9, 17)}
 WEIGHTS = {0: [3, 1, 1], 5: [0, 2, 1], 6: [1, 0, 0], 29: [0.5, 0.25, 0.25], 47: [1, 1, 1]}
 CASES: dict[str, Case] = {
     "mixture": Case(cut(mixture), WEIGHTS),
@@ -74,6 +97,13 @@ CASES: dict[str, Case] = {
     "weighted-drop": Case(cut(weighted, last_batch="drop"), {**BY_RECORD, 13: np.arange(30)}),
     "weighted-no-replacement": Case(cut(once), BY_RECORD),
     "weighted-no-replacement-short": Case(cut(once, batches_per_epoch=5), BY_RECORD),
+    "random": Case(cut(shuffle), EXCLUDED),
+    "random-drop": Case(cut(shuffle, last_batch="drop"), EXCLUDED),
+    "random-pad": Case(cut(shuffle, last_batch="pad"), EXCLUDED),
+    "random-short-epochs": Case(cut(shuffle, batches_per_epoch=5), EXCLUDED),
+    "shards": Case(cut(shuffle_blocks), EXCLUDED),
+    "shards-drop": Case(cut(shuffle_blocks, last_batch="drop"), EXCLUDED),
+    "views": Case(cut(views), EXCLUDED),
     "p": Case(
         lambda p: PKBatchSampler(LABELS, p=p, k=2, seed=0, batches_per_epoch=8),
         {0: 4, 9: 2, 33: 3},
@@ -134,6 +164,9 @@ def samplers() -> dict[str, Sampler]:
     return {
         "mixture": mixture(WEIGHTS),
         "weighted": weighted(BY_RECORD),
+        "random": shuffle(EXCLUDED),
+        "shards": shuffle_blocks(EXCLUDED),
+        "views": views(EXCLUDED),
         "subset": SubsetSampler(range(22), of=22, order=mixture(WEIGHTS)),
     }
 
@@ -213,3 +246,55 @@ def test_records_come_by_the_weights_of_their_step() -> None:
         found = np.bincount(ids, minlength=4)
         assert (found[np.array(expected) == 0] == 0).all()
         assert (abs(found - expected) < 100).all()
+
+
+@pytest.mark.parametrize("last_batch", ["smaller", "drop", "pad"])
+@pytest.mark.parametrize("options", [{}, {"block": 8, "window": 16}])
+def test_excluded_records_are_replaced_and_nothing_else_changes(
+    options: dict[str, Any], last_batch: Any
+) -> None:
+    """A tenth is left out, at three steps: what comes instead differs, and is of other batches."""
+    n, epochs = 500, 4
+    exclude = {7: range(20, 40), 30: [3, 30, 4], 40: range(100, 128)}
+    changed, plain = (
+        BatchSampler(shuffle(changes, n, **options), batch_size=24, last_batch=last_batch)
+        for changes in (exclude, None)
+    )
+    assert changed.traits.repeats
+    for epoch in range(epochs):
+        replacements: list[int] = []
+        for step in range(len(plain)):
+            global_step = epoch * len(plain) + step
+            ids, old_ids = changed.batch(epoch, step), plain.batch(epoch, step)
+            out = [id_ for first, ids_ in exclude.items() if first <= global_step for id_ in ids_]
+            assert np.array_equal(ids != old_ids, np.isin(old_ids, out))
+            assert not np.isin(ids, out).any()
+            real = ids[ids >= 0]
+            assert len(np.unique(real)) == len(real)
+            replacements += ids[ids != old_ids].tolist()
+        assert len(set(replacements)) == len(replacements) > 5
+
+
+def test_replacements_are_of_all_records_that_are_left() -> None:
+    """Each record that is left comes in the place of one excluded record, epoch after epoch."""
+    stream = BatchSampler(shuffle({0: [7]}, 20), batch_size=4)
+    plain = BatchSampler(shuffle(None, 20), batch_size=4)
+    found = {
+        int(stream.batch(epoch, step)[plain.batch(epoch, step) == 7][0])
+        for epoch in range(300)
+        for step in range(5)
+        if 7 in plain.batch(epoch, step)
+    }
+    assert found == set(range(20)) - {7}
+
+
+def test_an_evaluation_excludes_nothing() -> None:
+    """Every record once is every record."""
+
+    class Evaluation(BatchSampler):
+        evaluation = True
+
+    with pytest.raises(ValueError, match="an evaluation must not change at training steps"):
+        Evaluation(shuffle(EXCLUDED), batch_size=4)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'exclude'"):
+        ExactOnceBatchSampler(9, batch_size=4, exclude={0: [1]})  # type: ignore[call-arg]

@@ -75,6 +75,14 @@ CASES: list[Case] = [
     ("random-pad", _plain(lambda: RandomSampler(83, seed=1), last_batch="pad")),
     ("random-short-epochs", _plain(lambda: RandomSampler(83, seed=1), batches_per_epoch=4)),
     (
+        # So many of so few that a batch has to take records twice.
+        "random-exclude",
+        _plain(
+            lambda: RandomSampler(21, seed=1, exclude={1: [3, 20], 2: range(4, 11), 9: [0]}),
+            batch_size=16,
+        ),
+    ),
+    (
         "random-pad-long-epochs",
         _plain(lambda: RandomSampler(21, seed=1), last_batch="pad", batches_per_epoch=8),
     ),
@@ -123,6 +131,10 @@ CASES: list[Case] = [
     ("shards-uniform", _plain(_shards(block=1, window=64))),
     ("shards-sections", _plain(_shards(sections=4))),
     ("shards-sections-stored", _plain(_shards(sections=2, order_within="stored", block=5))),
+    (
+        "blocks-exclude",
+        _plain(_shards(sections=4, exclude={5: [3, 100], 30: range(50, 140)}), batch_size=60),
+    ),
     (
         "views-one",
         _plain(

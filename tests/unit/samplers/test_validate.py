@@ -131,6 +131,25 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             (Endless, "n must be an integer, got <class"),
         ]
     ),
+    # What is no exclusion.
+    *(
+        (partial(make, seed=0, exclude=exclude), error, words)
+        for make in (
+            partial(RandomSampler, 8),
+            partial(ShardShuffleSampler, [4, 4], block=2, window=2),
+        )
+        for exclude, error, words in [
+            ([1, 2], TypeError, "exclude must be {training step: ids}, got [1, 2]: to leave"),
+            ({3: 1}, ValueError, "exclude must be one-dimensional"),
+            ({3: [1.5]}, TypeError, "exclude must hold integers, got dtype float64"),
+            ({3: [8]}, ValueError, "exclude must be below 8, their number, got 8"),
+            ({3: [-1]}, ValueError, "exclude must be at least 0, got -1 at 0"),
+            ({3: [1, 1]}, ValueError, "exclude must differ from each other, got 1 more than once"),
+            ({-3: [1]}, ValueError, "a step of exclude must be at least 0, got -3"),
+            ({"3": [1]}, TypeError, "a step of exclude must be an integer, got '3'"),
+            ({3: [0, 1, 2], 4: [3, 4]}, ValueError, "must leave half of the records, got 5 of 8"),
+        ]
+    ),
     (lambda: RandomSampler(Unknown(), seed=0), RuntimeError, "download it first"),
     (lambda: ReuseSampler([], reuse=1, live=1, seed=0), ValueError, "n must be at least 1, got 0"),
     (lambda: SubsetSampler([7], of=Unread()), ValueError, "of must be at least 8, got 7"),

@@ -51,7 +51,15 @@ from twinfeed.samplers import (
     SubsetSampler,
 )
 
-CHOSEN = ("sequential", "random", "subset-random", "shards", "shards-sections", "views-all")
+CHOSEN = (
+    "sequential",
+    "random",
+    "subset-random",
+    "shards",
+    "shards-sections",
+    "blocks-exclude",
+    "views-all",
+)
 CHOSEN += ("mixture", "exact-once-pad", "reuse", "pk")
 RECORD = LOCAL_GAP + 1000
 """Bytes of a record that is never merged with another but its neighbour."""
@@ -352,7 +360,9 @@ def test_a_shuffle_too_large_for_this_process_is_warned_of(
     assert "window=128" in repr(order)
 
 
-@pytest.mark.parametrize("name", ["shards", "random", "shards-sections", "exact-once"])
+@pytest.mark.parametrize(
+    "name", ["shards", "random", "shards-sections", "blocks-exclude", "exact-once"]
+)
 def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None:
     """Once passes follow each other; each span once an epoch; an evaluation reads on nowhere."""
     stream = dict(CASES)[name]()
