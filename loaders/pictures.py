@@ -224,7 +224,7 @@ def _row_sizes(labels: Array | None, count: int) -> list[int]:
     square. `labels` are those of the batch.
     """
     if labels is not None and count:
-        starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))
+        starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))  # where the label changes
         sizes = np.diff(np.append(starts, count))
         if sizes.min() > 1 and len(np.unique(labels)) == len(starts):
             return [int(size) for size in sizes]

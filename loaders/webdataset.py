@@ -235,7 +235,7 @@ class _ChosenSamples(SampleLoader):
         if pytorch_worker_info()[3] > 1:
             raise RuntimeError("each worker would draw from all pipelines: give num_workers=0")
         iterators = [iter(pipeline) for pipeline in self._pipelines]
-        if self._replay:
+        if self._replay:  # skip the samples that were drawn before this position
             for iterator, count in zip(iterators, self._choices.drawn(epoch, start), strict=True):
                 next(islice(iterator, count, count), None)
         steps = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))

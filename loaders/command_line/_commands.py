@@ -383,7 +383,7 @@ def _find_records(index: Index, arguments: Sequence[str], keys: Sequence[str]) -
     if not arguments and not keys:
         raise ValueError("which records: give numbers, keys, or --key")
     wanted = {text for text in arguments if not _NUMBER.fullmatch(text)} | {*keys}
-    records: dict[str, list[int]] = {}
+    records: dict[str, list[int]] = {}  # by key
     for record, key in enumerate(index.keys() if wanted else ()):
         if key in wanted:
             records.setdefault(key, []).append(record)

@@ -398,9 +398,11 @@ def _castable(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
         # numpy calls it safe to cast 64-bit integers to float64, which rounds the large ones.
         may_round = from_integers and to_floats and array.dtype.itemsize == 8
         return not may_round or keeps_integers(array, dtype)
-    if not python or not array.size:
+    if not python or not array.size:  # an empty list of Python fits any dtype
         return python
-    return keeps_integers(array, dtype) if from_integers else array.dtype.kind == "f" and to_floats
+    if from_integers:
+        return keeps_integers(array, dtype)
+    return array.dtype.kind == "f" and to_floats
 
 
 def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
@@ -447,7 +449,7 @@ def _arrays(
     Raises:
         MisfitError: shapes differ in other axes, or do not fit the field's spec.
     """
-    arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
+    arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)  # by position
     first = next(iter(arrays), -1)
     expected, any_length = field.shape[free:], (None,) * free
     shape = arrays[first].shape[free:] if arrays else smallest_shape(expected)

@@ -163,10 +163,10 @@ class DecodeImage:
             orientation = image.getexif().get(_ORIENTATION, 1)
         if is_jpeg:
             array = self._jpeg(data, orientation, slot)
-        if array is None:
+        if array is None:  # another format, or a broken JPEG
             image = self._pillow(image or self._open(data))
         elif orientation == 1 and self.size in (None, array.shape[:2]):
-            return array
+            return array  # nothing is left to do
         else:
             image = Image.fromarray(array)
         if orientation != 1:

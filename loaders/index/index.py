@@ -402,7 +402,7 @@ class Index:
         for field_rows, field in zip(rows, fields, strict=True):
             dtype = self.table(field).dtype
             stored = np.ndarray(len(ids), dtype, self._bytes[field].take(ids))
-            for name in dtype.names or ():
+            for name in dtype.names or ():  # copied one by one, since files have narrower types
                 field_rows[name] = stored[name]
         return rows.T.reshape(-1)
 

@@ -33,10 +33,10 @@ def refuse_unfinished(folder: str | os.PathLike[str], index: str | None = None, 
 
     With `index`, only the shards of the index with this name count.
     """
+    # The folder exists while a pack moves its files, and has a file for each index.
     publishing = os.path.join(folder, PUBLISHING)
-    if os.path.exists(
-        publishing if index is None else os.path.join(publishing, f"{index}.placing")
-    ):
+    marker = publishing if index is None else os.path.join(publishing, f"{index}.placing")
+    if os.path.exists(marker):
         raise IndexFormatError(
             "old shards and new ones are mixed here: a pack is still putting its files in place, "
             "or was killed before the end",

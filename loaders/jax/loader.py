@@ -113,8 +113,9 @@ class JaxLoader(MakingLoader[B]):
         spec, collate = compile_feed(self.feed).shapes
         for name, field in spec.items():
             mode = mode_of(collate, name)
-            varies = field.shape if mode == "pad" else mode == "stack" and None in field.shape
-            if varies and not is_string(field.dtype):
+            is_padded = mode == "pad" and len(field.shape) > 0  # to the longest of a batch
+            is_stacked_by_length = mode == "stack" and None in field.shape
+            if (is_padded or is_stacked_by_length) and not is_string(field.dtype):
                 raise ValueError(
                     f"{name!r} may have another length in each process, and a global array has "
                     f"one: make lengths equal in decode, or collate it with 'ragged'"
@@ -161,7 +162,7 @@ def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, 
     """
     devices = len(sharding.device_set)
     try:
-        divisor = devices // sharding.shard_shape((devices,))[0]
+        divisor = devices // sharding.shard_shape((devices,))[0]  # parts of the first axis
         indices = sharding.addressable_devices_indices_map((devices,)).values()
     except (IndexError, ValueError) as error:
         raise ValueError(f"sharding must cut the first axis alone, got {sharding}") from error
@@ -170,6 +171,7 @@ def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, 
             f"the sharding cuts each batch into {divisor} parts, and {feed.sampler!r} has batches "
             f"that {divisor} does not divide: last_batch='pad', or another batch size"
         )
+    # The rows of the array that are on this process's devices: they must be consecutive.
     rows = {row for index in indices if index for row in range(devices)[index[0]]}
     first, count = min(rows), len(rows)
     if max(rows) - first + 1 != count or first % count or devices % count:

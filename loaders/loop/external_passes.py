@@ -80,6 +80,7 @@ class ExternalPasses:
         Warns if passes without a counter start the same training epoch for the third time.
         """
         with _LOCK:
+            # A pass to look at a batch, or a validation on the training's loader.
             if self.peeking and not self._cursor.stream.evaluation:
                 return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step

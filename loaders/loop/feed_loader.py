@@ -81,6 +81,7 @@ class FeedLoader(Loader[B]):
         """Count a batch that the loop has received; return whether it is the last of its epoch."""
         is_last = super()._received()
         if is_last and self._epochs == {0} and not self._sampler.evaluation:
+            # If the next epoch is read by a new loader of this feed, `__iter__` warns.
             _ONE_EPOCH.setdefault(self.feed, {})[type(self)] = ref(self)
         return is_last
 

@@ -66,13 +66,13 @@ class DecodedCache:
         The request has no padding. Images whose last use this is are dropped from the cache.
         """
         with self._lock:
-            if (request.epoch, request.step) != self._next:
+            if (request.epoch, request.step) != self._next:  # not the step after the last one
                 self._images.clear()
             self._next = (request.epoch, request.step + 1)
             records = request.records.tolist()
             new = [record for record in records if record not in self._images]
             images: Sequence[Decoded] = ()
-            if new and self._pool is not None:
+            if new and self._pool is not None:  # a thread is decoding them, or has done so
                 submitted, future = self._pending.popleft()
                 assert submitted == new
                 images = future.result()

@@ -95,10 +95,11 @@ class BatchFunction:
             for name, field in self.spec.items():
                 shape = np.shape(values[name][0])
                 if len(shape) == len(field.shape) and shape != field.shape:
+                    # Sizes that differ between the first batch and this one become None.
                     sizes = zip(shape, field.shape, strict=True)
                     common_shape = tuple(size if size == first else None for size, first in sizes)
                     spec[name] = FieldSpec(common_shape, field.dtype)
-            collate(values, self.spec | spec, how=self.how)
+            collate(values, self.spec | spec, how=self.how)  # raises if this does not help
         except (KeyError, MisfitError):
             return "make each batch like the first, or say with batch_spec= what differs"
         shown = {

@@ -191,7 +191,7 @@ class _Items:
         columns = dict(self._values(ids, without_nulls)) if without_nulls else {}
         for name in self.null_masks.keys() & names:
             is_null = self.null_masks[name][ids]
-            values = iter(self._values(ids[~is_null], [name])[name])
+            values = iter(self._values(ids[~is_null], [name])[name])  # in order, without the nulls
             columns[name] = [None if null else next(values) for null in is_null]
         return columns
 

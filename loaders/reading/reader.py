@@ -206,6 +206,8 @@ class Reader(Closing):
             else:
                 data = files.read(rows, coalesce=coalesce)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
+            # Find the row that caused the error: the first that is not within its shard, or the
+            # first with wrong bytes.
             damaged = outside(self.index, rows).tolist()
             if damaged:
                 row, found = damaged[0], None

@@ -89,7 +89,7 @@ class HttpStore(Store):
         Raises:
             LoaderError: a header Content-Range or Content-Length that is wrong or missing.
         """
-        header = response.headers.get("Content-Range")
+        header = response.headers.get("Content-Range")  # such as "bytes 0-99/1234"
         match = _CONTENT_RANGE.fullmatch(header or "")
         if match:
             first, last = int(match[1]), int(match[2])

@@ -121,8 +121,8 @@ class Location:
         web = self.web
         key = quote(path, safe=_UNQUOTED, errors="surrogatepass") if web else path
         parts = [unquote(part) if web else part for part in key.split("/")]
-        chains = not web and self.protocol not in OBJECTS
-        faults = {
+        chains = not web and self.protocol not in OBJECTS  # a URL of fsspec, as a::b
+        faults = {  # whether the path has each of these
             "a query (?), a fragment (#) or a backslash": web and re.search(r"[?#\\]", path),
             "a chain of file systems": chains and "::" in path,
             "an empty name, as in a//b": "" in parts,
@@ -185,12 +185,12 @@ def masked(text: str, /) -> str:
     scheme, separator, url = text.partition("://")
     if not separator:
         scheme, url = "", text
-    found = _SECRET_START.search(url)
+    found = _SECRET_START.search(url)  # the query, which may have a token
     shown, hidden = (url[: found.start()], url[found.start() :]) if found else (url, "")
     user, at, host = shown.rpartition("@")
     if "@" in scheme + hidden:  # a password may hold a ? or a #
         return "***"
-    if at and (":" in user or "/" not in user):
+    if at and (":" in user or "/" not in user):  # user:password@host, not a path with @
         shown = f"***@{host}"
     return f"{scheme}{separator}{shown}{hidden[:1]}{'***' if hidden else ''}"
 

@@ -231,6 +231,7 @@ class ChosenSource(NumberSource):
         sizes = self._sizes_of(pass_state)
         batches = self._batch(elements, sizes)
         spec = batches.element_spec
+        # A batch of length 0, in place of batches that are missing because a dataset has ended.
         empty_batch = tf.data.Dataset.from_tensors(0).map(
             lambda _: (tf.constant(0, tf.int64), tf.raw_ops.OptionalNone())
         )

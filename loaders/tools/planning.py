@@ -166,6 +166,7 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
         return samples, max(map(len, batches), default=0)
     spans = Spans(schedule, 0)
     opened = spans.opened_before(steps)
+    # By first record: a block may be opened several times, and each time has its last step.
     last_steps: dict[int, deque[int]] = defaultdict(deque)
     for record, last_step in spans.closed_before(steps):
         last_steps[record].append(last_step)
@@ -191,6 +192,7 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
                 counts += len(ranges), (ranges["stop"] - ranges["start"]).sum()
         if 2 * step < steps < total:
             middle, first_half = reads.next, counts.copy()
+    # Each counted step after `middle` stands for `scale` steps of the epoch.
     scale = (total - middle) / max(1, min(reads.next, total) - middle)
     requests, read = first_half + scale * (counts - first_half)
     return round(requests), round(read)

@@ -128,7 +128,7 @@ class Results:
         """
         rows = self.part() if all_gather is None else _concatenate(all_gather(self.part()))
         ids, first_rows, counts = np.unique(rows["id"], return_index=True, return_counts=True)
-        wrong = {
+        wrong = {  # by what is wrong, the ids
             "no result": self._ids[~np.isin(self._ids, ids)],
             "too many results": ids[(counts > 1) | ~np.isin(ids, self._ids)],
         }
@@ -309,8 +309,9 @@ def _array(name: str, value: Any) -> Array:
         raise ValueError(problem) from error
     if array.dtype.hasobject:
         raise TypeError(f"{name} must be numbers or strings, got objects")
+    # Values of several types in a list, as 1 and "a": numpy would convert some of them.
     for stored, leaf in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
         leaf = leaf.item() if hasattr(leaf, "item") else leaf
-        if stored != leaf and leaf == leaf:
+        if stored != leaf and leaf == leaf:  # not a NaN
             raise ValueError(f"{name} cannot hold {leaf!r} as {array.dtype}: give one dtype")
     return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array  # of ml_dtypes

@@ -111,6 +111,7 @@ class CudaCopier(Copier):
         computing.wait_event(sent.copied)
 
         def record(tensor: torch.Tensor) -> torch.Tensor:
+            """Keep the tensor's memory from being reused before the current stream is done."""
             tensor.record_stream(computing)
             return tensor
 

@@ -56,7 +56,7 @@ def _value_as_parts(value: Any) -> Any:
 
     Strings become, or stay, lists. A read-only array is copied, since tensors are writable.
     """
-    if isinstance(value, Ragged) and value.values.dtype == object:
+    if isinstance(value, Ragged) and value.values.dtype == object:  # lists of strings
         return [part.tolist() for part in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):
         offsets = np.concatenate([[0], np.cumsum(value.lengths)])

@@ -230,6 +230,7 @@ class RangeBuffer:
             BufferedRange(0, file, start, stop, step)
             for file, start, stop, _, step in extents.tolist()
         ]
+        # The range of a row is the last one that starts at or before the row.
         starts = [(entry.file, entry.start) for entry in ranges]
         range_of_rows = [
             ranges[bisect_right(starts, (file, offset)) - 1] for offset, _, file, _ in rows.tolist()
@@ -243,6 +244,7 @@ class RangeBuffer:
 
         If several ranges contain them, return the one that was requested first.
         """
+        # The keys are (file, start, stop): search those that start last at or before `start`.
         end = bisect_right(self._sorted_keys, (file, start, NO_STEP))
         candidates = self._sorted_keys[max(0, end - _MAX_CANDIDATES) : end]
         found = [self._ranges[key] for key in candidates if key[0] == file and key[2] >= stop]

@@ -106,8 +106,8 @@ class ChunkCache:
         if start >= stop:
             return memoryview(b"")
         first, base = start // self.size, int(self.starts[shard])
-        numbers = range(base + first, base - (-stop // self.size))
-        found: dict[int, bytes] = {}
+        numbers = range(base + first, base - (-stop // self.size))  # of the chunks with the range
+        found: dict[int, bytes] = {}  # by number
         while missing := [number for number in numbers if number not in found]:
             done = threading.Event()
             with self._lock:  # claim the chunks that no other thread reads
@@ -154,7 +154,7 @@ class ChunkCache:
         missing = [chunk for chunk in chunks if chunk not in found]
         base = int(self.starts[shard])
         gaps = np.flatnonzero(np.diff(missing) != 1) + 1 if missing else ()
-        for adjacent in np.split(missing, gaps) if missing else ():
+        for adjacent in np.split(missing, gaps) if missing else ():  # consecutive numbers
             start = (int(adjacent[0]) - base) * self.size
             start, stop = self._clipped(shard, start, start + len(adjacent) * self.size)
             fetched = self._fetch(shard, start, stop, step)

@@ -88,7 +88,7 @@ class NextUses:
             step = self._current
         else:
             step = max(self._start - 1, min(step, self._stop - 1))
-        key = chunk * self._window + step - self._start
+        key = chunk * self._window + step - self._start  # see `_keys_of`
         next_key = int(self._keys[np.searchsorted(self._keys, key, side="right")])
         next_chunk, next_step = divmod(next_key, self._window)
         return self._start + next_step if next_chunk == chunk else NO_STEP
@@ -101,8 +101,8 @@ class NextUses:
         binary search finds the next use.
         """
         first, last, positions = self._chunks_of(records)
+        chunks = ranges(first, last + 1)  # all chunks of each field, one after another
         steps_of_chunks = np.repeat(steps[positions], last - first + 1)
-        chunks = ranges(first, last + 1)
         return _sorted_unique(chunks * self._window + steps_of_chunks - self._start)
 
 

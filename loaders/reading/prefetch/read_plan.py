@@ -149,7 +149,7 @@ class ReadPlan:
         Fetches are planned ahead until about `limit` bytes are prefetched and not read yet. At most
         two are yielded by a call, since the batch of this step waits for the caller.
         """
-        while self._fetched and self._fetched[0][0] <= step:
+        while self._fetched and self._fetched[0][0] <= step:  # all its batches were read
             self._bytes -= self._fetched.popleft()[1]
         for _ in range(2):
             below_limit = self._bytes < self.limit or self.next <= step + 1
@@ -235,6 +235,7 @@ def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /
     is_first[1:] = (
         (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (spans[1:] != spans[:-1])
     )
+    # Divide long extents: `part` is the number of each row's part within its extent.
     first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))  # of each row
     part = (start - start[first_row]) // MAX_RANGE_BYTES
     is_first[1:] |= part[1:] != part[:-1]

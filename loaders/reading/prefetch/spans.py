@@ -87,6 +87,7 @@ class Spans:
         """
         epoch_end = -(-stop // self._epoch_steps) * self._epoch_steps
         size = self._sampler.batch_size
+        # Look so far ahead that each span without a use from `stop` on counts as closed.
         while self._next_step < epoch_end and (self._next_step - stop) * size < self._idle_samples:
             self._read_chunk()
         closed = []
