@@ -137,6 +137,7 @@ class FeedLoader(Loader[B]):
         except StateMismatchError as error:
             error.add_note(f"before step {step}, from which it acts, a change must change nothing")
             raise
+        compile_feed(feed)  # raises what is wrong with it before anything changes
         self.schedules.change(sampler, step)
         self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler
         if self._ledger is not None:

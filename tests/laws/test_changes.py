@@ -16,14 +16,21 @@ import pytest
 import tensorflow as tf
 
 from twinfeed import (
+    BatchSampler,
     DatasetSource,
+    DecodeError,
     Feed,
     JaxLoader,
+    MixtureSampler,
     NumpyLoader,
     PKBatchSampler,
+    RandomSampler,
     ResumeCallback,
+    Sampler,
+    ShardShuffleSampler,
     TensorFlowLoader,
     TorchLoader,
+    WeightedSampler,
     diff,
     pack,
     samples,
@@ -178,6 +185,61 @@ def drawn_already(loader: Any) -> None:
     for _ in range(4):
         next(batches)
     loader.change(pk({0: 2, 5: 4}), at=5)
+
+
+def test_functions_that_write_to_arrays_are_found_when_a_record_is_excluded() -> None:
+    """Another record comes twice then, and samples share arrays: it is said now, not in the next
+    epoch.
+    """
+
+    def write(sample: dict[str, Any]) -> dict[str, Any]:
+        sample["x"] += 1
+        return {"x": sample["x"]}
+
+    order = RandomSampler(RECORDS, seed=0)
+    source = DatasetSource({"x": np.zeros((RECORDS, 2))})
+    with NumpyLoader(Feed(source, BatchSampler(order, batch_size=8), transform=write)) as loader:
+        received = [next(iter(loader))["id"].tolist()]
+        excluding = RandomSampler(RECORDS, seed=0, exclude={40: [3]})
+        with pytest.raises(DecodeError, match="copy the array"):
+            loader.change(BatchSampler(excluding, batch_size=8))
+        received += [batch["id"].tolist() for batch in loader]
+        assert received == [ids.tolist() for ids in loader.feed.sampler.batches(0, 0, len(loader))]
+
+
+@pytest.mark.parametrize(
+    "order",
+    [
+        lambda step: RandomSampler(RECORDS, seed=0, exclude={step: [3, 40]}),
+        lambda step: ShardShuffleSampler(
+            [20, 28], block=4, window=3, seed=0, exclude={step: [3, 40]}
+        ),
+        lambda step: WeightedSampler({0: np.arange(RECORDS), step: np.ones(RECORDS)}, seed=0),
+        lambda step: MixtureSampler(
+            [RandomSampler(40, seed=0), RandomSampler(8, seed=1)],
+            weights={0: [3, 1], step: [1, 2]},
+            num_samples=RECORDS,
+            seed=0,
+        ),
+    ],
+    ids=["random", "shards", "weighted", "mixture"],
+)
+def test_what_has_a_schedule_changes(order: Callable[[int], Sampler]) -> None:
+    """From each step of an epoch and of the next, with shards that are read ahead."""
+    index = pack([{"x": np.float32(n)} for n in range(RECORDS)], mkdtemp())["data"]
+    for call in range(1, 12):
+        before, final = (BatchSampler(order(step), batch_size=8) for step in (1000, call + 3))
+        with NumpyLoader(Feed(index, before), prefetch=2, threads=0, readahead=100) as loader:
+            received = []
+            while loader.epoch < 3:
+                for batch in loader:
+                    assert batch["x"].tolist() == batch["id"].tolist()
+                    received.append(batch["id"].tolist())
+                    if loader.global_step == call:
+                        assert loader.change(final) == call + 3
+        assert received == [
+            ids.tolist() for epoch in range(3) for ids in final.batches(epoch, 0, 6)
+        ]
 
 
 @pytest.mark.parametrize(

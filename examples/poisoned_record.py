@@ -1,0 +1,131 @@
+"""Find the record that makes the loss jump, leave it out by a schedule, and go on.
+
+One of 1,797 digits was scanned as a negative, at another depth. The ledger of the run says which
+records the step of the jump had:
+
+    python poisoned_record.py
+    python -m twinfeed who poisoned-data/ledger.jsonl --feed poisoned_record.py:feed --step 55
+    python poisoned_record.py --look 55
+    python poisoned_record.py --exclude 1234
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from digits import SEED, load
+from torch.nn.functional import cross_entropy
+
+from twinfeed import (
+    BatchSampler,
+    BatchStream,
+    Feed,
+    Index,
+    RandomSampler,
+    TorchLoader,
+    open_index,
+    pack,
+    who,
+)
+
+OUT = Path("poisoned-data")
+LEDGER, CHECKPOINT, EXCLUDED = OUT / "ledger.jsonl", OUT / "checkpoint.pt", OUT / "excluded.json"
+BATCH, STEPS, SAVED_EVERY, POISONED, JUMP = 8, 300, 25, 1234, 10.0
+
+
+def open_records() -> Index:
+    """Open the digits; pack them first, one of them a negative."""
+    if not (OUT / "data.index").exists():
+        images, labels = load()
+        images[POISONED] = 1000 * (16 - images[POISONED])
+        pixels = images.reshape(-1, 64).astype(np.float32) / 16
+        names = [f"scan{number:04}" for number in range(len(labels))]
+        rows = zip(names, pixels, labels.tolist(), strict=True)
+        samples = [{"__key__": name, "pixels": row, "label": label} for name, row, label in rows]
+        pack(samples, OUT)
+    return open_index(OUT / "data.index")
+
+
+def sampler(excluded: dict[int, list[int]]) -> BatchStream:
+    """Return the stream, without the records that are excluded from a step on."""
+    order = RandomSampler(len(index), seed=SEED, exclude=excluded or None)
+    return BatchSampler(order, batch_size=BATCH, last_batch="drop")
+
+
+index = open_records()
+excluded = json.loads(EXCLUDED.read_text()) if EXCLUDED.exists() else {}
+feed = Feed(index, sampler({int(step): records for step, records in excluded.items()}))
+
+
+def train(feed: Feed) -> None:
+    """Train from the last checkpoint on, until the loss jumps or to the end."""
+    torch.manual_seed(SEED)
+    model = torch.nn.Linear(64, 10)
+    optimiser = torch.optim.SGD(model.parameters(), 0.2)
+    with TorchLoader(feed, device="cpu", ledger=LEDGER) as loader:
+        if CHECKPOINT.exists():
+            weights, position = torch.load(CHECKPOINT)
+            model.load_state_dict(weights)
+            loader.load_state_dict(position)
+        while loader.global_step < STEPS:
+            for batch in loader:
+                loss = cross_entropy(model(batch["pixels"]), batch["label"])
+                optimiser.zero_grad()
+                loss.backward()
+                optimiser.step()
+                if loss > JUMP:
+                    print(f"the loss jumps to {loss:.1f} at step {loader.global_step - 1}")
+                    return
+                if loader.global_step % SAVED_EVERY == 0:
+                    torch.save((model.state_dict(), loader.state_dict()), CHECKPOINT)
+                if loader.global_step == STEPS:
+                    break
+    print(f"the loss of the last of {STEPS} steps is {loss:.2f}")
+
+
+def look(step: int) -> None:
+    """Print the brightest pixel of the records of a step, the two brightest records first."""
+    (request,) = who(LEDGER, feed, step)
+    batch = feed[request.epoch, request.step]
+    brightest = batch["pixels"].max(1)
+    for place in np.argsort(-brightest)[:2]:
+        print(f"{index.describe(batch['id'][place])}: pixels up to {brightest[place]:.0f}")
+
+
+def exclude(record: int) -> None:
+    """Leave a record out from the step of the last checkpoint on, and train on."""
+    position = torch.load(CHECKPOINT)[1]
+    step = position["epoch"] * len(feed) + position["step"]
+    EXCLUDED.write_text(json.dumps({step: [record]}))
+    changed = sampler({step: [record]})
+    print(f"going on from step {step} without record {record}")
+    train(feed.with_sampler(changed))
+    differ = [
+        number
+        for number in range(STEPS)
+        if feed[divmod(number, len(feed))]["id"].tolist()
+        != changed.batch(*divmod(number, len(feed))).tolist()
+    ]
+    print(f"other records in the batches {differ}, the same in all others")
+
+
+def main() -> None:
+    """Train, look at a step, or exclude a record and go on."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--look", type=int, help="the step to look at")
+    parser.add_argument("--exclude", type=int, help="the record to leave out")
+    options = parser.parse_args()
+    if options.look is not None:
+        look(options.look)
+    elif options.exclude is not None:
+        exclude(options.exclude)
+    else:
+        train(feed)
+
+
+if __name__ == "__main__":
+    main()
