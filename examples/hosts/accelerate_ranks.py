@@ -1,4 +1,4 @@
-"""Train with Accelerate on two ranks, and resume in mid-epoch on one.
+"""Train with Accelerate on three ranks, and resume in mid-epoch on two, and on one.
 
 python accelerate_ranks.py
 """
@@ -58,7 +58,8 @@ def delivered_by(start: int, world_size: int) -> list[Any]:
 
 
 if __name__ == "__main__":
-    debug_launcher(train, (0, 32), num_processes=2)
+    debug_launcher(train, (0, 16), num_processes=3)
+    debug_launcher(train, (16, 32), num_processes=2)
     train(32, 60)
-    whole = delivered_by(0, 2) + delivered_by(32, 1)
+    whole = delivered_by(0, 3) + delivered_by(16, 2) + delivered_by(32, 1)
     report(whole, BatchSampler(RandomSampler(600, seed=0), batch_size=24))

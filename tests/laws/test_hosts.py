@@ -19,7 +19,9 @@ import torch
 from absl import flags
 from accelerate import skip_first_batches
 from accelerate.data_loader import prepare_data_loader
+from support import PROGRAMS
 from support.datasets import Numbers
+from support.programs import run
 from support.sampler_cases import CASES
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
@@ -312,7 +314,22 @@ def test_one_rank_then_three_then_two(host: str) -> None:
         for world_size in (1, 3, 2):
             ranks = [make().shard(rank, world_size) for rank in range(world_size)]
             runs = [HOSTS[host](rank, state, 5) for rank in ranks]
-            for step, parts in enumerate(zip(*(run[0] for run in runs), strict=True), start):
+            for step, parts in enumerate(zip(*(ids for ids, _ in runs), strict=True), start):
                 epoch, batch = divmod(step, 8)
                 assert sorted(chain(*parts)) == sorted(make().batch(epoch, batch).tolist())
             start, state = start + 5, runs[-1][1]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("host", ["lightning", "transformers"])
+def test_trainers_on_one_rank_then_three_then_two(host: str, tmp_path: Path) -> None:
+    stream = BatchSampler(RandomSampler(600, seed=0), batch_size=24)
+    start = 0
+    for stop, ranks in ((39, 1), (65, 3), (78, 2)):
+        run(PROGRAMS / "host_ranks.py", host, str(tmp_path), str(stop), ranks=ranks)
+        files = [tmp_path / f"{stop}-{rank}.json" for rank in range(ranks)]
+        parts = [json.loads(file.read_text()) for file in files]
+        assert [len(part) for part in parts] == [stop - start] * ranks
+        for step, batch in enumerate(zip(*parts, strict=True), start):
+            assert sorted(chain(*batch)) == sorted(stream.batch(*divmod(step, 25)).tolist())
+        start = stop
