@@ -53,7 +53,7 @@ class Epochs(Samples):
             "version": STATE_VERSION,
             "epoch": epoch,
             "step": step,
-            "fingerprint": self._relevant_fingerprint(self.fingerprint, epoch * len(self) + step),
+            "fingerprint": fields_before(self.fingerprint, epoch * len(self) + step),
         }
 
     def position_of(self, state: Mapping[str, Any]) -> tuple[int, int]:
@@ -81,17 +81,13 @@ class Epochs(Samples):
             raise StateMismatchError(f"fingerprint of the state must be a mapping, got {saved!r}")
         global_step = epoch * len(self) + step
         compare_fingerprints(
-            self._relevant_fingerprint(saved, global_step),
-            self._relevant_fingerprint(self.fingerprint, global_step),
+            fields_before(saved, global_step),
+            fields_before(self.fingerprint, global_step),
         )
         validate.integer("epoch of the state", epoch, minimum=0, below=self.max_epochs)
         if step >= max(1, len(self)):
             raise StateMismatchError(f"the state is at step {step}, an epoch has {len(self)}")
         return epoch, step
-
-    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Return the fields of a fingerprint that some batch before this global step depends on."""
-        return fields_before(fingerprint, step)
 
     @property
     def fingerprint(self) -> dict[str, Any]:

@@ -14,11 +14,13 @@ from twinfeed.samplers._coverage import CoverageBatches
 from twinfeed.samplers._fair_batches import FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
-from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep, largest_k, largest_number
+from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep
 from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import check_class_pairs, class_order_of_lists, label_lists
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
+
+_KEPT = "classes that small='drop' keeps (min_class_size fixes them for any k)"
 
 
 class PKBatchSampler(BatchStream):
@@ -116,7 +118,8 @@ class PKBatchSampler(BatchStream):
             "super_labels": None if super_classes is None else super_classes.digest,
             **shape.parameters,
             "small": small,
-            "min_class_size": self._min_size,
+            # The largest k of all steps decides which classes small="drop" keeps.
+            **({_KEPT: len(classes)} if small == "drop" else {"min_class_size": self._min_size}),
             "coverage": coverage,
             "order_within": order_within,
             "records": self._record_ids,
@@ -207,7 +210,6 @@ class PKBatchSampler(BatchStream):
 
         The options are `min_class_size`, and `small`, which is for classes of fewer than K records.
         """
-        self._class_sizes = order.sizes  # of all classes, for states
         k = self._shape.largest_k
         num_kept = order.num_at_least(self._min_size)
         num_large = order.num_at_least(k)
@@ -310,20 +312,6 @@ class PKBatchSampler(BatchStream):
         stream._source = copy.copy(self._source)
         stream._source.by_class = True
         return self.num_classes, stream
-
-    def _relevant_fingerprint(self, fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
-        """Return the fields that batches before this step depend on, changes of P and K included.
-
-        With small="drop" a later k counts too: it decides which classes are left out from the first
-        step on. Their number replaces `min_class_size`.
-        """
-        relevant = super()._relevant_fingerprint(fingerprint, step)
-        if self._small == "drop" and "min_class_size" in relevant:
-            size = max(largest_number(relevant.pop("min_class_size")), largest_k(fingerprint))
-            count = int(np.count_nonzero(np.asarray(self._class_sizes) >= size))
-            name = "classes that small='drop' keeps (min_class_size fixes them for any k)"
-            relevant[name] = count
-        return relevant
 
     def _check_world(self, world_size: int) -> None:
         """Raise ValueError unless world_size divides P, the classes of a batch, at every step."""

@@ -32,7 +32,6 @@ from twinfeed.loaders.support.checks import check_bounds
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchStream, StateMismatchError, validate
-from twinfeed.samplers.drawing.batch_shape import largest_k
 from twinfeed.samplers.state import first_step, flattened
 
 _DAMAGES = LookupError, AttributeError, TypeError, ValueError, RecursionError
@@ -296,7 +295,5 @@ def _difference(
     if not differing:
         return None
     step = min(map(first_step, differing))
-    if streams[0].get("small") == "drop":  # a later k also decides which classes are left out
-        step = step if largest_k(streams[0]) == largest_k(streams[1]) else 0
     reason = ", ".join(f"{name} is {pair[0]!r} and {pair[1]!r}" for name, pair in differing.items())
     return LedgerDifference(max(start, step), reason)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from functools import partial
 from math import gcd
-from typing import Any, NamedTuple, SupportsIndex
+from typing import NamedTuple, SupportsIndex
 
 import numpy as np
 
@@ -92,18 +91,3 @@ def _k_range(k: tuple[SupportsIndex, ...]) -> tuple[int, int]:
     if len(bounds) != 2 or bounds[0] > bounds[1]:
         raise ValueError(f"k must be a range (low, high) with low at most high, got {k!r}")
     return bounds[0], bounds[1]
-
-
-def largest_number(*values: object) -> int:
-    """Return the largest number in the texts of values, such as a K or a range of K; 0 of none.
-
-    >>> largest_number(3, "2..5")
-    5
-    """
-    return max(map(int, re.findall(r"\d{1,18}", " ".join(map(str, values)))), default=0)
-
-
-def largest_k(fingerprint: Mapping[str, Any]) -> int:
-    """Return the largest K in a fingerprint, at any step."""
-    ks = [value for field, value in fingerprint.items() if re.match("k( from |$)", field)]
-    return largest_number(*ks)
