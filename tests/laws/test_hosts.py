@@ -53,7 +53,7 @@ STREAMS = {
 
 def is_order(stream: BatchStream) -> bool:
     """Return whether a host can make the batches, as each epoch of the order is cut into them."""
-    if not isinstance(stream, BatchSampler):
+    if not isinstance(stream, BatchSampler) or stream._order.traits.needs_steps:
         return False
     return len(stream) == -(-len(stream._order) // stream.batch_size // stream.world_size)
 
