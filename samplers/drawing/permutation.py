@@ -96,20 +96,28 @@ def _sorted_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     if not len(n):
         return np.empty(positions.shape, np.int64)
     first, table_of_row = distinct_pairs(keys, n)
-    n, keys = n[first], keys[first]  # of each table
-    # Tables are sorted together if they have the same width: their size, rounded up by a quarter at
-    # most, to one of four sizes between two powers of 2.
+    tables, starts = _sorted_tables(n[first], keys[first])
+    entries: NDArray[np.uint16] = tables[starts[table_of_row][:, None] + positions]
+    return entries.astype(np.int64)
+
+
+def _sorted_tables(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s]:
+    """Return the permutations of `range(n[i])` under `keys[i]`, and where each of them starts.
+
+    Permutations of the same width are computed together. The width is n, rounded up by a quarter at
+    most, to one of four numbers between two powers of 2. So they may have entries left over at
+    their ends.
+    """
     rounding = np.left_shift(1, np.maximum(np.frexp(n.astype(np.float64))[1] - 3, 0))
     widths = -(-n // rounding) * rounding
-    starts = np.cumsum(widths) - widths  # of the tables, one after the other
+    starts = np.cumsum(widths) - widths
     tables = np.empty(int(widths.sum()), np.uint16)
     for width in np.flatnonzero(np.bincount(widths)).tolist():  # np.unique would import numpy.ma
         same_width = np.flatnonzero(widths == width)
         for chunk in np.array_split(same_width, -(-len(same_width) * width // _TABLE_WORDS)):
             permutations = sorted_rows(keys[chunk], width, n[chunk])
             tables[starts[chunk][:, None] + np.arange(width)] = permutations
-    entries: NDArray[np.uint16] = tables[starts[table_of_row][:, None] + positions]
-    return entries.astype(np.int64)
+    return tables, starts
 
 
 def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
