@@ -30,7 +30,8 @@ WITHOUT_LINUX = """
 """
 
 PLAIN = """
-    import importlib, pkgutil, re
+    import importlib, pathlib, re
+    sys.modules["torch"] = None  # webdataset would import it
     import twinfeed.loaders as loaders
     from twinfeed.loaders.support.system import processors
     from twinfeed.loaders.reading.prefetch.schedule import Schedule
@@ -38,9 +39,11 @@ PLAIN = """
     from twinfeed.samplers import BatchSampler, SequentialSampler
     from twinfeed.loaders.command_line import main
 
-    for module in pkgutil.walk_packages(loaders.__path__, "twinfeed.loaders."):
-        if not re.search("grain|jax|keras|pictures|torch|tensorflow|__main__", module.name):
-            importlib.import_module(module.name)
+    root = pathlib.Path(loaders.__file__).parent
+    for path in root.rglob("*.py"):
+        parts = path.relative_to(root).with_suffix("").parts
+        if not re.search("grain|jax|keras|pictures|torch|tensorflow|__main__", str(parts)):
+            importlib.import_module(".".join(["twinfeed.loaders", *parts]))
     words = [{"word": f"{number}".encode()} for number in range(100)]
     for container in ("tfrecord", "tar"):
         index = loaders.pack(words, container, container=container)["data"]
