@@ -43,7 +43,8 @@ START = HERE / "support" / "start"
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
-settings.load_profile("any machine")
+# CI has all examples where the frameworks are left out, on each Python.
+settings.register_profile("few examples", settings.get_profile("any machine"), max_examples=40)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,12 +65,14 @@ def pytest_configure(config: pytest.Config) -> None:
     started. The processes import `support` as tests do.
     """
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    without = config.getoption("without_frameworks")
+    settings.load_profile("any machine" if without else "few examples")
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     os.environ["OPENBLAS_NUM_THREADS"] = "1"
     gc.disable()
     paths = [str(START), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
-    if not (config.getoption("without_frameworks") or hasattr(config, "workerinput")):
+    if not (without or hasattr(config, "workerinput")):
         config.add_cleanup(serve_forks())
 
 
