@@ -18,6 +18,7 @@ from typing import Any
 
 import fsspec
 import pytest
+from support.cases import mark_long
 from support.formats import archive, member
 from support.inside import _parser, main, tfrecord
 from support.servers import RangeServer
@@ -701,7 +702,8 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
 
 
 @pytest.mark.parametrize(
-    ("command", "delay"), [("verify", 0.0), ("index", 0.001), ("verify", 0.08), ("index", 0.5)]
+    ("command", "delay"),
+    mark_long([("verify", 0.0), ("index", 0.001), ("index", 0.5), ("verify", 0.08)], but_every=2),
 )
 def test_a_worker_that_is_killed_ends_the_command_with_one_line(
     tmp_path: Path, command: str, delay: float

@@ -65,7 +65,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(pack(records, tmp_path_factory.mktemp("many"))["data"].path)
 
 
-@pytest.mark.parametrize("delay", [0.0, 0.3, 1.0])
+@pytest.mark.parametrize("delay", [0.0, pytest.param(0.3, marks=pytest.mark.long), 1.0])
 def test_while_a_backend_runs_in_its_own_process(many: str, delay: float) -> None:
     """The process imports or works, and neither prints where nor goes on."""
     words = ["compare", many, "--backends", "numpy", "numpy", "--batch-size", "1"]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from support import PROGRAMS
+from support.cases import mark_long
 from support.programs import PYTHON, QUIET
 from support.servers import RangeServer
 
@@ -44,7 +45,9 @@ def test_a_child_leaves_the_pass_of_its_parent_alone(loader: str) -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("loader", ["torch", "torch, workers", "torch, workers that stay"])
+@pytest.mark.parametrize(
+    "loader", mark_long(["torch, workers", "torch", "torch, workers that stay"], but_every=2)
+)
 def test_a_child_leaves_the_workers_of_its_parent_alone(loader: str) -> None:
     """Once the child's garbage collector ended the parent's workers, and the parent waited."""
     check(forked(loader))

@@ -26,8 +26,9 @@ def own_environment() -> Iterator[None]:
     "target",
     [pytest.param(one, marks=[pytest.mark.frameworks] if one == "save" else []) for one in TARGETS],
 )
-def test_mutations_lead_to_documented_errors_alone(target: str) -> None:
-    cases = [f"{target}:{number}" for number in range(SLOW.get(target, EACH))]
+@pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
+def test_mutations_lead_to_documented_errors_alone(target: str, half: int) -> None:
+    cases = [f"{target}:{number}" for number in range(half, SLOW.get(target, EACH), 2)]
     with workshop(saves=target == "save") as corpus:
         found = {case: problem for case in cases if (problem := run(corpus, case))}
     assert not found

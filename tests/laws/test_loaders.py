@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from support.batches import Noted, expected, noted, received
+from support.cases import mark_long
 from support.sampler_cases import FED
 from support.torch_feeds import OPTIONS, pack_words
 
@@ -42,7 +43,9 @@ def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("number", "make"), [(n, make) for n, (_, make) in enumerate(FED)], ids=[c[0] for c in FED]
+    ("number", "make"),
+    mark_long([(n, make) for n, (_, make) in enumerate(FED)], but_every=2),
+    ids=[c[0] for c in FED],
 )
 def test_the_laws_hold_through_the_loader(number: int, make: Callable[[], BatchStream]) -> None:
     """Resumed at the start, in the middle, before the last step, and at the end."""

@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.cases import mark_long
 from support.keras_models import Interrupt
 from support.tensorflow_feeds import few_files
 
@@ -78,7 +79,7 @@ SAMPLERS: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("name", mark_long(SAMPLERS, but_every=2, first=1))
 def test_every_batch_is_as_drawn(name: str) -> None:
     """Of the size of its step, in order; and the length is asserted."""
     sampler = SAMPLERS[name]()
@@ -247,7 +248,7 @@ LABELLED: dict[str, tuple[BatchStream, int]] = {
 }
 
 
-@pytest.mark.parametrize("case", LABELLED)
+@pytest.mark.parametrize("case", mark_long(LABELLED, but_every=2, first=1))
 def test_labels_are_the_classes_of_the_elements(case: str) -> None:
     """Of an epoch, and of a pass that is resumed in the middle of the next, with `replay`."""
     sampler, number = LABELLED[case]

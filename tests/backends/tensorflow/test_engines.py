@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support.batches import expected, noted
+from support.cases import mark_long
 from support.plain import batches
 from support.sampler_cases import FED
 from support.tensorflow_feeds import decode, ids_of, loader, packed, word
@@ -45,7 +46,7 @@ STORED = BatchSampler(SequentialSampler(61), batch_size=8)
 Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
-@pytest.mark.parametrize("made", [decode, None])
+@pytest.mark.parametrize("made", [decode, pytest.param(None, marks=pytest.mark.long)])
 def test_a_snapshot_keeps_an_epoch(made: Transform | None, tmp_path: Path) -> None:
     """The next iterator, and another loader, take its batches from the disk."""
     for _ in range(2):
@@ -55,7 +56,7 @@ def test_a_snapshot_keeps_an_epoch(made: Transform | None, tmp_path: Path) -> No
             assert [batch["id"].numpy().tolist() for batch in kept] == ids_of(STORED, 0)
 
 
-@pytest.mark.parametrize("name", [name for name, _ in FED])
+@pytest.mark.parametrize("name", mark_long([name for name, _ in FED], but_every=3))
 def test_it_gives_what_a_plain_loop_gives(name: str) -> None:
     make = dict(FED)[name]
     index = packed(make().num_records)
@@ -246,7 +247,7 @@ def chosen(feed: Feed, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("number", "name"),
     [
-        pytest.param(number, name, marks=[pytest.mark.long] * (number % 3 > 0))
+        pytest.param(number, name, marks=[pytest.mark.long] * (number % 6 > 0))
         for number, name in enumerate(GROUPED)
     ],
 )
@@ -288,7 +289,7 @@ def test_the_dataset_of_a_segment_reads_one_block_after_the_other() -> None:
         assert np.count_nonzero(np.diff(first)) == len(set(first.tolist())) - 1
 
 
-@pytest.mark.parametrize("coverage", [None, "once"])
+@pytest.mark.parametrize("coverage", [pytest.param(None, marks=pytest.mark.long), "once"])
 def test_the_dataset_of_a_class_has_its_records_alone(coverage: Any) -> None:
     index = packed(61)
     whole = PKBatchSampler(index.labels, p=4, k=2, seed=1, coverage=coverage)
@@ -309,7 +310,7 @@ def test_source_datasets_serve_two_loaders_at_once() -> None:
         assert [noted(batch) for batch in both] == [noted(want)] * 2
 
 
-@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_the_batches_before_a_bad_record_come_first(prefetch: int) -> None:
     """Also where the record was read together with others of its segment."""
     index = packed(120)

@@ -74,7 +74,7 @@ def test_a_loop_that_ends_before_the_damage_leaves_no_error_behind(damaged: Inde
 
 
 @both_ways
-@pytest.mark.parametrize("prefetch", [0, 2, 8])
+@pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.long), 8])
 def test_the_batches_before_an_error_come_first(damaged: Index, prefetch: int) -> None:
     one = loader(damaged, once(), prefetch=prefetch)
     batches = iter(one)

@@ -65,7 +65,9 @@ def fit(network: keras.Model, dataset: Any, epochs: int, **options: Any) -> Any:
     return network.fit(dataset, epochs=epochs, verbose=0, shuffle=False, **options)
 
 
-@pytest.mark.parametrize(("warm", "records"), [(False, RECORDS), (True, 9)])
+@pytest.mark.parametrize(
+    ("warm", "records"), [(False, RECORDS), pytest.param(True, 9, marks=pytest.mark.long)]
+)
 def test_each_epoch_of_fit_is_the_next(warm: bool, records: int) -> None:
     one = made(sampler(records))
     dataset, seen = recording(one.dataset)
@@ -177,7 +179,7 @@ class StopEarly(keras.callbacks.Callback):
 
 
 @saves_weights
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_who_stops_a_resumed_fit_is_heard(tmp_path: Path, first: bool) -> None:
     one, network = made(), model()
     one.load_state_dict({**one.state_dict(), "step": 5})

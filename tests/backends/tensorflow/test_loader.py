@@ -72,7 +72,7 @@ def test_a_pass_that_was_given_up_moves_nothing() -> None:
     assert (one.epoch, one.step) == (1, 0)
 
 
-@pytest.mark.parametrize("how", ["map", "take", "device"])
+@pytest.mark.parametrize("how", [pytest.param("map", marks=pytest.mark.long), "take", "device"])
 def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
     one, got = loader(packed(RECORDS), sampler()), []
     dataset = one.dataset.map(lambda batch: {"id": batch["id"]})

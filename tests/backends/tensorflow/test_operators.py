@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from support.cases import mark_long
 from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, packed, word
 
 from twinfeed.loaders import DecodeError
@@ -101,7 +102,7 @@ REFUSED: dict[str, Made] = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
+@pytest.mark.parametrize("name", mark_long(REFUSED, but_every=3))
 def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> None:
     """Before anything is read, with map and prefetch before and after it."""
     one = made()
@@ -125,7 +126,7 @@ KEPT: dict[str, Made] = {
 }
 
 
-@pytest.mark.parametrize("name", KEPT)
+@pytest.mark.parametrize("name", mark_long(KEPT, but_every=3, first=2))
 def test_an_operator_that_keeps_the_batches_keeps_the_position(name: str) -> None:
     one, got = made(), []
     dataset = KEPT[name](one.dataset).map(same)
@@ -223,7 +224,7 @@ def test_while_nobody_counts_every_operator_is_allowed() -> None:
     assert (one.epoch, one.step) == (3, 0)
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_a_zip_draws_one_batch_too_many_of_the_longer_loader(first: bool) -> None:
     """As the page says. Here it is the last batch of an epoch, which nobody receives."""
     shorter = BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8, batches_per_epoch=7)
@@ -233,7 +234,7 @@ def test_a_zip_draws_one_batch_too_many_of_the_longer_loader(first: bool) -> Non
     assert (one.epoch, one.step) == (other.epoch, other.step) == (1, 0)
 
 
-@pytest.mark.parametrize("decode", [None, numbers])
+@pytest.mark.parametrize("decode", [None, pytest.param(numbers, marks=pytest.mark.long)])
 def test_the_last_batch_moves_on_in_a_graph_of_tf1(decode: Any) -> None:
     """In such a graph, `==` compares tensors as objects."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
@@ -286,7 +287,7 @@ def flat(*epochs: int) -> list[int]:
     return [number for batch in ids_of(sampler(), *epochs) for number in batch]
 
 
-@pytest.mark.parametrize("warm", [False, True])
+@pytest.mark.parametrize("warm", [False, pytest.param(True, marks=pytest.mark.long)])
 @saves_weights
 def test_a_validation_on_the_same_dataset_costs_no_epoch(tmp_path: Path, warm: bool) -> None:
     one = made()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from support import TESTS, tensorflow_feeds
+from support.cases import mark_long
 from support.programs import PYTHON, QUIET
 from support.servers import RangeServer
 
@@ -61,7 +62,9 @@ def without_collector() -> Iterator[None]:
     gc.enable()
 
 
-@pytest.mark.parametrize("more", [{}, {"decode": lambda sample: {"size": len(sample["x"])}}])
+@pytest.mark.parametrize(
+    "more", mark_long([{"decode": lambda sample: {"size": len(sample["x"])}}, {}], but_every=2)
+)
 def test_batches_are_those_of_local_shards(
     tmp_path: Path, server: RangeServer, more: dict[str, Any]
 ) -> None:

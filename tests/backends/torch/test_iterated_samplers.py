@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.cases import mark_long
 from torch.utils.data import DataLoader, Dataset, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
@@ -51,8 +52,13 @@ def test_a_dataloader_gives_one_epoch_after_the_other(workers: int) -> None:
     assert [received(loader) for _ in range(3)] == [order(epoch) for epoch in range(3)]
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("stop", [0, 1, 57, 101])
+@pytest.mark.parametrize(
+    ("workers", "stop"),
+    [
+        *((0, stop) for stop in (0, 1, 57, 101)),
+        *mark_long([(2, 57), (2, 0), (2, 1), (2, 101)], but_every=4),
+    ],
+)
 def test_a_stateful_dataloader_resumes_after_the_batches_that_came(workers: int, stop: int) -> None:
     """Its workers have drawn ahead; sampler and iterator are both loaded."""
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import sampler_definitions as slow
+from support.cases import mark_long
 
 from twinfeed.samplers import (
     BatchSampler,
@@ -72,7 +73,10 @@ def test_uniform_shuffles_have_no_flags_and_ratios_near_one() -> None:
         assert found.most_repeats == 1
 
 
-@pytest.mark.parametrize(("n", "size", "block"), [(60, 30, 1), (60, 30, 2), (90, 9, 4), (40, 1, 7)])
+@pytest.mark.parametrize(
+    ("n", "size", "block"),
+    mark_long([(60, 30, 1), (60, 30, 2), (40, 1, 7), (90, 9, 4)], but_every=2),
+)
 def test_what_a_uniform_shuffle_gives_is_what_shuffles_give(n: int, size: int, block: int) -> None:
     """Mean distinct blocks, in a batch and in the first tenth, and mean displacement."""
     shuffles = [
@@ -90,7 +94,7 @@ def test_what_a_uniform_shuffle_gives_is_what_shuffles_give(n: int, size: int, b
         assert np.std(values) <= 1.2 * measures[0].deviation + 1e-9
 
 
-@pytest.mark.parametrize("n", [1, 2, 3, 5, 10, 20, 50, 100, 200])
+@pytest.mark.parametrize("n", mark_long([1, 2, 3, 5, 10, 20, 50, 100, 200], but_every=3, first=2))
 def test_a_uniform_shuffle_of_few_records_has_no_flags(n: int) -> None:
     """Chance alone makes no flag: fewer than 1 in 100 shuffles have a flag, however few records."""
     labels = np.minimum(np.arange(n), 4) + np.arange(n) * 5 // n

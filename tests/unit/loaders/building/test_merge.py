@@ -204,7 +204,7 @@ def test_what_a_killed_build_was_writing_is_removed_by_the_next_one(tmp_path: Pa
     assert (tmp_path / "mine").exists()
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize("before", [None, "d-00000*"])
 def test_build_killed_at_any_change_leaves_old_or_new_index(
     tmp_path: Path, before: str | None, step: int

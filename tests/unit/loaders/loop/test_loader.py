@@ -85,8 +85,24 @@ def test_another_thread_may_end_a_pass(
     loader.close()
 
 
-@pytest.mark.parametrize("copied", [copy.deepcopy, lambda it: pickle.loads(pickle.dumps(it))])
-@pytest.mark.parametrize("name", LOADERS)
+def pickled(loader: Any) -> Any:
+    return pickle.loads(pickle.dumps(loader))
+
+
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    [
+        *(pytest.param(*loader.values, pickled, marks=loader.marks) for loader in LOADERS),
+        *(
+            pytest.param(
+                *loader.values,
+                copy.deepcopy,
+                marks=[*loader.marks, *[pytest.mark.long] * ("," in loader.id)],
+            )
+            for loader in LOADERS
+        ),
+    ],
+)
 def test_a_copy_goes_on_where_the_loop_is(index: Index, name: str, copied: Any) -> None:
     loader = forking.LOADERS[name]()(Feed(index, SAMPLER))
     batches = iter(loader)

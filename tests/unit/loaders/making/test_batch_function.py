@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from support.batches import noted, received
+from support.cases import mark_long
 from support.servers import RangeServer
 from support.transforms import decoded, in_place, mixed, trimmed
 
@@ -90,7 +91,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
     assert one == other
 
 
-@pytest.mark.parametrize("name", STREAMS)
+@pytest.mark.parametrize("name", mark_long(STREAMS, but_every=2))
 def test_every_loader_gives_what_the_function_makes_of_the_rows(index: Index, name: str) -> None:
     feed = Feed(index, STREAMS[name](index), decode=decoded, batch_transform=mixed)
     wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]
@@ -112,7 +113,7 @@ def twice(loader: Any) -> list[dict[str, Any]]:
         return received(loader) + received(loader)
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_workers_over_remote_shards(index: Index, tmp_path: Path, method: str) -> None:
     sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
     options: dict[str, Any] = {"decode": decoded, "batch_transform": in_place}

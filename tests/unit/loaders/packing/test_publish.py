@@ -43,7 +43,7 @@ def state(out: Path) -> dict[str, list[tuple[int, int]]] | None:
     return found or None
 
 
-@pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("step", [9, pytest.param(1, marks=pytest.mark.long)])
 def test_pack_killed_at_any_change_leaves_old_new_or_refused_state(
     tmp_path: Path, step: int
 ) -> None:

@@ -330,7 +330,7 @@ def test_objects_that_differ_are_random() -> None:
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("kind", ["grad", "sparse", "meta"])
+@pytest.mark.parametrize("kind", ["grad", "sparse", pytest.param("meta", marks=pytest.mark.long)])
 def test_tensors_without_values_are_named(kind: str) -> None:
     import torch
 

@@ -162,7 +162,7 @@ def test_a_range_is_fetched_once_and_dropped_when_it_is_passed(
         assert server.asked["GET"] == 2
 
 
-@pytest.mark.parametrize("batch_size", [4, 16, 64])
+@pytest.mark.parametrize("batch_size", [4, pytest.param(16, marks=pytest.mark.long), 64])
 def test_open_blocks_stay_however_much_they_take(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
@@ -328,7 +328,7 @@ def test_a_loader_keeps_the_requests_in_flight_at_their_bound(
     assert server.asked["GET"] <= 24, "a block is one request, and a few are cut"
 
 
-@pytest.mark.parametrize("readahead", [0, None])
+@pytest.mark.parametrize("readahead", [pytest.param(0, marks=pytest.mark.long), None])
 @pytest.mark.parametrize("kind", ["random", "weighted", "shards", "once", "pk", "stored"])
 def test_every_kind_of_stream_is_the_local_one(
     tmp_path: Path, server: RangeServer, kind: str, readahead: int | None

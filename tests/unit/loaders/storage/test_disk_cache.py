@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.batches import made
+from support.cases import mark_long
 from support.plain import batches
 from support.servers import RangeServer
 
@@ -105,7 +106,7 @@ def fewest_misses(accesses: Sequence[int], room: int) -> int:
     return best(0, frozenset())
 
 
-@pytest.mark.parametrize("room", [0, 1, 2, 3, 5, 8])
+@pytest.mark.parametrize("room", mark_long([0, 1, 2, 3, 5, 8], but_every=2))
 @pytest.mark.parametrize("kind", ["random", "weighted", "shards"])
 def test_hits_are_as_many_as_can_be(
     tmp_path: Path, server: RangeServer, room: int, kind: str
@@ -147,7 +148,7 @@ def furthest_first(accesses: Sequence[int], room: int) -> int:
 
 
 @pytest.mark.parametrize("kind", ["random", "weighted", "blocks"])
-@pytest.mark.parametrize("room", [16, 32])
+@pytest.mark.parametrize("room", [16, pytest.param(32, marks=pytest.mark.long)])
 @pytest.mark.parametrize("batches", [1, 8])
 def test_what_is_read_ahead_has_as_many_hits(
     tmp_path: Path,

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import sampler_definitions as slow
+from support.cases import mark_long
 
 from twinfeed.samplers.drawing.fair_subsets import FairSubsets
 
@@ -39,7 +40,7 @@ def test_subsets_equal_the_slow_definition(n: int, m: int, key: int) -> None:
     assert _subsets(n, m, 12, key).tolist() == slow.fair_subsets(n, m, own, 12)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     sizes=st.lists(st.integers(1, 99), min_size=1, max_size=8),
     m=st.integers(1, 12),
@@ -68,7 +69,7 @@ def test_populations_too_large_for_a_table_are_fair_too() -> None:
             assert np.ptp(np.bincount(subsets[:stop].ravel(), minlength=size)) <= 1
 
 
-@pytest.mark.parametrize(("n", "m"), [(5, 3), (7, 4), (7, 3), (10, 4)])
+@pytest.mark.parametrize(("n", "m"), mark_long([(5, 3), (7, 4), (10, 4), (7, 3)], but_every=2))
 def test_pairs_meet_as_often_as_in_independent_draws(n: int, m: int) -> None:
     """Fairness does not keep two items apart, or together."""
     count = 20_000

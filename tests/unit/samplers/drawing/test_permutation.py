@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support import sampler_definitions as slow
+from support.cases import mark_long
 
 from twinfeed.samplers import RandomSampler
 from twinfeed.samplers.drawing.permutation import (
@@ -164,7 +165,10 @@ EDGES = [33, 64, 65, 72, 100, 129, 1000, SMALL - 1, SMALL, SMALL + 1]
 
 @pytest.mark.parametrize(
     ("entries", "n"),
-    [*((one_by_one, n) for n in [7, 1000, *LARGE]), *((in_rows, n) for n in [7, *EDGES])],
+    mark_long(
+        [*((one_by_one, n) for n in [7, 1000, *LARGE]), *((in_rows, n) for n in [7, *EDGES])],
+        but_every=2,
+    ),
 )
 def test_places_and_values_and_differences_are_independent(entries: Any, n: int) -> None:
     """Law 10: 32 x 32 chi-squares of place against value and difference, 1,000 keys.

@@ -330,9 +330,9 @@ def test_a_shuffle_is_a_function_of_the_index(long: Index, tmp_path: Path) -> No
     order = shuffled(long, seed=3)
     assert repr(order) == repr(shuffled(long, seed=3))
     assert "200 blocks of 1, window=128" in repr(order)
-    many = pack([{"x": bytes(1000)} for _ in range(100_000)], tmp_path, shards=3)["data"]
-    assert "blocks of 512, window=128, sections=1" in repr(shuffled(many, seed=0))
-    assert "blocks of 512, window=4, " in repr(shuffled(many, seed=0, memory=2_100_000))
+    many = pack([{"x": bytes(8000)} for _ in range(12_500)], tmp_path, shards=3)["data"]
+    assert "blocks of 64, window=128, sections=1" in repr(shuffled(many, seed=0))
+    assert "blocks of 64, window=4, " in repr(shuffled(many, seed=0, memory=2_100_000))
     assert "window=126, sections=3" in repr(shuffled(many, seed=0, sections=3))
     with pytest.raises(ValueError, match="memory must be at least a block for each section"):
         shuffled(many, seed=0, memory=1000)

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.cases import mark_long
 from support.sampler_cases import CASES
 
 import twinfeed.loaders
@@ -128,7 +129,7 @@ def passes(loader: Any, epochs: int = EPOCHS) -> Iterator[int]:
 
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("options", [{"threads": 0, "prefetch": 0}, {"threads": 3}], ids=str)
-@pytest.mark.parametrize("readahead", [None, 0, 1 << 20])
+@pytest.mark.parametrize("readahead", [None, pytest.param(0, marks=pytest.mark.long), 1 << 20])
 def test_each_id_is_drawn_once(
     index: Index, drawn: list[int], kind: str, options: dict[str, Any], readahead: int | None
 ) -> None:
@@ -143,7 +144,7 @@ def test_each_id_is_drawn_once(
 
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("cached", [False, True], ids=["no cache", "cache"])
-@pytest.mark.parametrize("world", [1, 2])
+@pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_each_id_is_drawn_once_of_remote_shards(
     index: Index, tmp_path: Path, drawn: list[int], kind: str, cached: bool, world: int
 ) -> None:
@@ -178,7 +179,9 @@ def test_each_id_is_drawn_once_by_torch(
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("kind", ORDERS)
-@pytest.mark.parametrize("decode", [None, lambda sample: {"size": len(sample["x"])}])
+@pytest.mark.parametrize(
+    "decode", mark_long([lambda sample: {"size": len(sample["x"])}, None], but_every=2)
+)
 def test_each_id_is_drawn_once_by_tensorflow(
     index: Index, drawn: list[int], kind: str, decode: Any
 ) -> None:
@@ -205,7 +208,7 @@ def test_each_id_is_drawn_once_for_source_datasets(index: Index, drawn: list[int
 
 
 @pytest.mark.frameworks
-@pytest.mark.parametrize("replay", [False, True])
+@pytest.mark.parametrize("replay", [False, pytest.param(True, marks=pytest.mark.long)])
 def test_each_id_is_drawn_once_by_choose(drawn: list[int], replay: bool) -> None:
     import tensorflow as tf
 
