@@ -93,7 +93,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return SourceDatasets, (self._feed,)
 
     def groups_of(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Return a schedule that has, in place of each sample id, its group: class, set or lane.
+        """Return a schedule that has, in place of each sample id, its group: class, set or segment.
 
         Raises:
             ValueError: `sampler` draws other samples than the feed's sampler, or the caller has a
@@ -129,12 +129,12 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         )
 
     def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
-        """Return the dataset of the samples of a group (a class, set or lane) in a pass."""
+        """Return the dataset of the samples of a group (a class, set or segment) in a pass."""
         samples = generator_dataset(self.samples, tuple(self._layout.flat), (pass_state, group))
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
-        """Yield the samples of a group (a class, set or lane) from the start of a pass on.
+        """Yield the samples of a group (a class, set or segment) from the start of a pass on.
 
         Each item has the group's samples in up to `_BATCHES_AT_ONCE` batches, as stacked arrays.
         """
@@ -162,7 +162,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 def _requests_by_group(
     ids: Schedule, groups: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
-    """Return by group (class, set or lane) the requests for its samples in steps [first, stop).
+    """Return by group (class, set or segment) the requests for its samples in steps [first, stop).
 
     `ids` and `groups` are the schedules of the sample ids and of the group of each sample.
     """
