@@ -51,27 +51,15 @@ class Member(NamedTuple):
     @property
     def end(self) -> int:
         """The offset of the next header."""
-        return self.offset + _padded(self.size)
+        return self.offset + padded_size(self.size)
 
 
-def members(file: BinaryIO, path: str, /) -> Iterator[Member]:
-    """Yield every member of an archive, links and directories too.
+class HeaderReader:
+    """Read the headers of an archive one by one; `global_pax` has the global PAX records so far.
 
-    `file` is the open archive, seekable. When a member is yielded, the file's position is at its
-    data. The caller may seek. Warns (ShardWarning) of an archive without its end.
-
-    Raises:
-        DataCorruptionError: a broken header; the error names `path`.
-        TruncatedShardError: the archive ends within a member; the error names `path`.
+    `file` is the open archive, seekable. Errors and warnings name `path`. The next header is at
+    `position`, which the caller may set between two members.
     """
-    reader = _HeaderReader(file, path)
-    while (member := reader.next_member()) is not None:
-        yield member
-        reader.position = member.end
-
-
-class _HeaderReader:
-    """Read the headers of an archive one by one; `global_pax` has the global PAX records so far."""
 
     def __init__(self, file: BinaryIO, path: str) -> None:
         self.file = file
@@ -80,6 +68,19 @@ class _HeaderReader:
         self.position = 0
         self.global_pax: dict[bytes, bytes] = {}
         self.global_pax_bytes = 0
+
+    def members(self) -> Iterator[Member]:
+        """Yield every member, links and directories too.
+
+        Warns (ShardWarning) of an archive without its end.
+
+        Raises:
+            DataCorruptionError: a broken header.
+            TruncatedShardError: the archive ends within a member.
+        """
+        while (member := self.next_member()) is not None:
+            self.position = member.end
+            yield member
 
     def next_member(self) -> Member | None:
         """Return the next member, after its extended headers are read; None at the end."""
@@ -137,9 +138,9 @@ class _HeaderReader:
                 expected=f"1 to {LIMITS.header_bytes} bytes",
                 found=f"{size} bytes",
             )
-        if self.position + _padded(size) > self.size:
+        if self.position + padded_size(size) > self.size:
             raise self._truncated("an extended header", size)
-        data = self.file.read(_padded(size))
+        data = self.file.read(padded_size(size))
         self.position += len(data)
         return data
 
@@ -206,7 +207,7 @@ class _HeaderReader:
             )
         if kind in _DATALESS:
             size = 0
-        if self.position + _padded(size) > self.size:
+        if self.position + padded_size(size) > self.size:
             raise self._truncated(f"member {name!r}", size, at=start)
         return Member(name, kind, start, self.position, size, link, blocks + block)
 
@@ -251,7 +252,7 @@ class _HeaderReader:
 
     def _truncated(self, part: str, size: int, *, at: int | None = None) -> DataCorruptionError:
         """Return the error for an archive that ends within a part of `size` bytes."""
-        padded = _padded(size)
+        padded = padded_size(size)
         return TruncatedShardError(
             f"the archive ends within {part}",
             path=self.path,
@@ -271,6 +272,6 @@ def _text(field: bytes) -> bytes:
     return field.partition(b"\x00")[0]
 
 
-def _padded(size: int) -> int:
+def padded_size(size: int) -> int:
     """Return a size in bytes, rounded up to a multiple of the block size."""
     return -(-size // BLOCK) * BLOCK

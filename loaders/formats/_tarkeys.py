@@ -14,10 +14,12 @@ from collections import Counter
 from collections.abc import Iterator
 from itertools import groupby
 from operator import itemgetter
-from typing import BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError
-from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, Member, members
+from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, HeaderReader, Member
+
+FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
+"""What may not be in the name of a field's member."""
 
 METADATA_NAME = re.compile(r"__[^/]*__($|/)")
 
@@ -37,7 +39,7 @@ def split_name(name: str, /) -> tuple[str, str] | None:
     return name[:end], name[end + 1 :].lower()
 
 
-def field_members(file: BinaryIO, path: str, /) -> Iterator[tuple[Member, str, str]]:
+def field_members(headers: HeaderReader, /) -> Iterator[tuple[Member, str, str]]:
     """Yield (member, key, extension) of each member that is a field: a file or a link.
 
     Raises:
@@ -45,7 +47,7 @@ def field_members(file: BinaryIO, path: str, /) -> Iterator[tuple[Member, str, s
     """
     without_extension: Member | None = None
     has_fields = False
-    for member in members(file, path):
+    for member in headers.members():
         name = member.name.decode("utf-8", "surrogateescape")
         if member.kind not in (*REGULAR, *LINKS) or METADATA_NAME.match(name):
             continue
@@ -59,14 +61,14 @@ def field_members(file: BinaryIO, path: str, /) -> Iterator[tuple[Member, str, s
         name = repr(without_extension.name)
         raise DataCorruptionError(
             f"no file of the archive is called KEY.EXTENSION, such as {name}",
-            path=path,
+            path=headers.path,
             offset=without_extension.start,
             advice="write the archive again with such names, as 0001.jpg and 0001.cls",
         )
 
 
-def count_runs(file: BinaryIO, path: str, /) -> Counter[str]:
+def count_runs(headers: HeaderReader, /) -> Counter[str]:
     """Return for each key the number of its runs of consecutive members. Only headers are read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the scan itself warns
-        return Counter(key for key, _ in groupby(field_members(file, path), key=itemgetter(1)))
+        return Counter(key for key, _ in groupby(field_members(headers), key=itemgetter(1)))

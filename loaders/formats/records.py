@@ -36,6 +36,10 @@ TOO_LONG = "raise --max-record-bytes (in Python max_record_bytes=) if it is mean
 """What to do about a record that is refused for its length."""
 
 
+CHUNK_BYTES = 1 << 22
+"""The bytes of a shard that are read at a time, unless a record is longer."""
+
+
 class Range(NamedTuple):
     """A field of a record: the bytes `[offset, offset + length)` of its file.
 

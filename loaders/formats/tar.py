@@ -6,21 +6,35 @@ error.
 
 from __future__ import annotations
 
-import itertools
 import os
-import re
 import tarfile
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
-from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, Member
-from twinfeed.loaders.formats._tarkeys import METADATA_NAME, count_runs, field_members, split_name
-from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record, raise_error
+from twinfeed.loaders.formats._chunk_samples import chunk_samples
+from twinfeed.loaders.formats._tarheader import BLOCK, LINKS, HeaderReader, Member
+from twinfeed.loaders.formats._tarkeys import (
+    FORBIDDEN,
+    METADATA_NAME,
+    count_runs,
+    field_members,
+    split_name,
+)
+from twinfeed.loaders.formats.records import (
+    CHUNK_BYTES,
+    TOO_LONG,
+    OnBad,
+    Range,
+    Record,
+    RecordChunk,
+    one_by_one,
+    raise_error,
+)
 from twinfeed.loaders.support.checksum import crc32c
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
-from twinfeed.loaders.support.regular import BUFFER, open_shard
+from twinfeed.loaders.support.regular import BUFFER, open_shard, read_at
 
 _LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
 _DUPLICATE = "write the archive again; extensions are compared in lower case"
@@ -34,7 +48,6 @@ _FIT = (
     "a key must have no dot after its last slash, and a field no capitals and no slash; neither "
     "may have a newline or lead out of its folder"
 )
-_FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
 
 
 def scan(
@@ -62,23 +75,45 @@ def scan(
             later, a link for a member, files of which none has an extension, bytes after the end.
         TruncatedShardError: the archive ends within a member.
     """
+    chunks = scan_chunks(path, max_record_bytes=max_record_bytes, join=join, on_bad=on_bad)
+    return one_by_one(chunks)
+
+
+def scan_chunks(
+    path: str | os.PathLike[str], /, *, max_record_bytes: int, join: bool, on_bad: OnBad
+) -> Iterator[Record | RecordChunk]:
+    """Yield what `scan` yields, with a chunk in place of samples that have the same fields."""
     path = os.fspath(path)
-    numbers = itertools.count()
+    number = next_chunk = 0  # the number of the next sample, and where a chunk is tried next
     sample: _Sample | None = None
     incomplete: dict[str, _Sample] = {}  # the samples of which more runs will come
     first_offsets: dict[str, int] = {}  # the offset of the first member of each key
     with open_shard(path) as file:
         try:
-            runs = count_runs(file, path) if join else {}
-            for member, key, extension in field_members(file, path):
+            runs = count_runs(HeaderReader(file, path)) if join else {}
+            headers = HeaderReader(file, path)
+            for member, key, extension in field_members(headers):
                 if sample is None or key != sample.key:
                     if sample is not None and not sample.runs:
                         yield from sample.finish(on_bad)
+                    if member.start >= next_chunk and not join and not headers.global_pax:
+                        next_chunk = member.start + CHUNK_BYTES
+                        data = read_at(file.fileno(), CHUNK_BYTES, member.start)
+                        chunk = chunk_samples(data, member.start, number, max_record_bytes)
+                        if chunk is not None and first_offsets.keys().isdisjoint(chunk.keys):
+                            yield chunk
+                            starts = (chunk.starts + chunk.offset).tolist()
+                            first_offsets.update(zip(map(str, chunk.keys), starts, strict=True))
+                            number += len(starts)
+                            next_chunk = headers.position = chunk.offset + int(chunk.stops[-1])
+                            sample = None
+                            continue
                     first = first_offsets.setdefault(key, member.start)
                     sample = incomplete.pop(key, None)
                     if sample is None:
-                        sample = _Sample(path, key, member.start, next(numbers), max_record_bytes)
+                        sample = _Sample(path, key, member.start, number, max_record_bytes)
                         sample.runs = runs.get(key, 1)
+                        number += 1
                     if first != member.start and not join:
                         problem = f"key {key!r} comes again, first at offset {first}"
                         sample.fail(member, problem, APART)
@@ -88,7 +123,7 @@ def scan(
                 sample.add(member, extension, file)
         except DataCorruptionError as error:
             if error.record is None:  # the archive is broken within this sample, or after it
-                error.record = next(numbers) if sample is None else sample.number
+                error.record = number if sample is None else sample.number
             raise
         if sample is not None:
             yield from sample.finish(on_bad)
@@ -114,7 +149,7 @@ class _Sample:
         self.end = member.end
         offset, size = member.offset, member.size
         self.bytes += size
-        if _FORBIDDEN.search(self.key) or _FORBIDDEN.search(extension):
+        if FORBIDDEN.search(self.key) or FORBIDDEN.search(extension):
             self.fail(member, f"name {member.name!r} not allowed: NUL, newline or no UTF-8", _NAMES)
         elif member.kind in LINKS:
             target = member.link.decode("utf-8", "replace")
@@ -186,7 +221,7 @@ class TarWriter(Closing):
         names = {extension: f"{key}.{extension}" for extension in fields}
         for extension, name in names.items():
             is_unsafe = name.startswith("/") or ".." in name.split("/")
-            is_invalid = is_unsafe or _FORBIDDEN.search(name) or METADATA_NAME.match(name)
+            is_invalid = is_unsafe or FORBIDDEN.search(name) or METADATA_NAME.match(name)
             if is_invalid or split_name(name) != (key, extension):
                 raise ValueError(
                     f"key {key!r} with field {extension!r} makes no fit member name: {_FIT}"

@@ -21,6 +21,7 @@ from twinfeed.loaders.errors import DataCorruptionError, TruncatedShardError
 from twinfeed.loaders.formats._chunk_features import chunk_features
 from twinfeed.loaders.formats.example import locate
 from twinfeed.loaders.formats.records import (
+    CHUNK_BYTES,
     TOO_LONG,
     FieldRanges,
     OnBad,
@@ -39,8 +40,8 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_file, open_shard, read_at
 
 HEADER, FOOTER = 12, 4
-CHUNK_BYTES, CHUNK_RECORDS = 1 << 22, 1 << 13
-"""The bytes that are read at a time, at least a record, and the most records of one chunk."""
+CHUNK_RECORDS = 1 << 13
+"""The maximum number of records of a chunk."""
 
 _HEADER = struct.Struct("<QI")
 _CHECKSUM = struct.Struct("<I")
