@@ -190,7 +190,7 @@ def choose_samples(
 ) -> SampleLoader:
     """Let a sampler choose from pipelines: one for each class, or each set.
 
-    Each sample is the next one of its pipeline. A pass begins each pipeline anew. So pipelines must
+    Each sample is the next one of its pipeline. A pass restarts each pipeline. So pipelines must
     go on for an epoch: most need `repeat()`. One process draws from all of them: a `WebLoader` over
     what is chosen has `num_workers=0`.
 

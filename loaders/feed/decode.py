@@ -184,7 +184,7 @@ class DecodeImage:
         return array
 
     def _open(self, data: bytes) -> PIL.ImageFile.ImageFile:
-        """Return an image of Pillow, of which only the header has been read so far."""
+        """Open an image by Pillow, which only reads its header; its pixels are decoded later."""
         from PIL import Image, UnidentifiedImageError
 
         try:

@@ -131,7 +131,7 @@ class JaxLoader(MakingLoader[B]):
         }
 
     def _global_array(self, name: str, rows: Array) -> jax.Array:
-        """Return a global array, of which `rows` are the rows of this process.
+        """Return a global array, made of the `rows` of each process.
 
         It may share the memory of `rows`, which must not change any more.
         """

@@ -44,7 +44,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def state(self, step: int) -> dict[str, Any]:
         """Return the values of callbacks, learning rates and metrics, for a checkpoint.
 
-        `step` is the step of the epoch. At step 0, metrics start anew and need not be saved.
+        `step` is the step of the epoch. At step 0, metrics are reset and need not be saved.
         """
         return {
             "callbacks": _callback_states.get_states(self.user_callbacks),

@@ -23,7 +23,7 @@ _PEEKING = -1  # the generation of passes that move no position
 class PassStart(NamedTuple):
     """Where a pass starts, and the generation in which it was started.
 
-    The generation is a number that changes whenever somebody starts or stops counting the batches.
+    The generation is a number that changes whenever a counter of batches starts or stops.
     """
 
     epoch: int
@@ -152,7 +152,7 @@ class ExternalPasses:
         self._cursor.seek(epoch, step)
 
     def stop_tracking(self) -> None:
-        """Let the end of each pass set the position again: nobody counts the batches any more."""
+        """Let the end of each pass set the position again: the batches are no longer counted."""
         with _LOCK:
             self._generation += self._next is not None
             self._next = self._latest = None

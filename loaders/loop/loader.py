@@ -370,7 +370,7 @@ class Loader(Closing, Generic[B]):
         self._sampler.position_of(state)
 
     def close(self) -> None:
-        """Stop the running pass and close the files; a later pass starts them anew."""
+        """Stop the running pass and close the files; a later pass opens them again."""
         self._stop()
         if self._ledger is not None:
             self._ledger.close()

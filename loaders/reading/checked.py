@@ -18,7 +18,7 @@ class WrongBytes(Exception):  # noqa: N818, caught and turned into the errors of
         self.found = found
 
 
-def cut_rows(range_data: bytes, rows: Rows, checksums: bool, first: int) -> list[bytes]:
+def slice_rows(range_data: bytes, rows: Rows, checksums: bool, first: int) -> list[bytes]:
     """Slice the bytes of each row out of the bytes of a range, and check them.
 
     `range_data` begins at the offset of rows[0]. For errors, `first` is the number of this row

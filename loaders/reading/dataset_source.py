@@ -196,7 +196,7 @@ class _Items:
         return columns
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        """Return by field the values of these records, of which none is null."""
+        """Return by field the values of these records; none of them may be null in the data."""
         rows = [self._row(item) for item in self._items(ids.tolist())]
         return {name: [row[name] for row in rows] for name in names}
 

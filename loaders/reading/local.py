@@ -19,7 +19,7 @@ from twinfeed.loaders.formats.files import PathResolver
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.paths import join, resolve_below, stale_file_error
-from twinfeed.loaders.reading.checked import WrongBytes, cut_rows
+from twinfeed.loaders.reading.checked import WrongBytes, slice_rows
 from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
 from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
@@ -83,7 +83,7 @@ class LocalFiles:
             offset = int(rows["offset"][first])
             end = int(rows["offset"][stop - 1] + rows["length"][stop - 1])
             data = read_at(fds[first], end - offset, offset)
-            out += cut_rows(data, rows[first:stop], self.checksums, first)
+            out += slice_rows(data, rows[first:stop], self.checksums, first)
         return out
 
     def _read_by_files(self, rows: Rows) -> list[bytes]:
@@ -109,7 +109,7 @@ class LocalFiles:
         for row, (_, length, file, _) in enumerate(rows.tolist()):
             handle = self._handle(file, length)
             data = read_at(handle.fd, length, 0)
-            out += cut_rows(data, rows[row : row + 1], self.checksums, row)
+            out += slice_rows(data, rows[row : row + 1], self.checksums, row)
         return out
 
     def _handle(self, file: int, length: int) -> Handle:

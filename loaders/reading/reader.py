@@ -80,7 +80,7 @@ class Reader(Closing):
         return make, (self.index,)
 
     def close(self) -> None:
-        """Close the open files; a later call opens them anew."""
+        """Close the open files; a later call opens them again."""
         if self._pid == os.getpid():
             self._plans.clear()
             self._own_files.close()

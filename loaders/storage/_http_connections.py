@@ -64,7 +64,7 @@ def _remaining_seconds() -> float:
 
 
 class _Socket(socket.socket):
-    """A socket with a deadline for a whole response (a plain timeout starts anew at each byte)."""
+    """A socket with a deadline for a whole response (a plain timeout restarts at each byte)."""
 
     def recv(self, *arguments: Any) -> bytes:
         self.settimeout(_remaining_seconds())

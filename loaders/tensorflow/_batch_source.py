@@ -160,7 +160,7 @@ class BatchSource(GraphSource):
         return [*growing_ranges(start, self.steps, self.batches_per_call)]
 
     def read_chunk(self, pass_state: Int64s, chunk: np.int64) -> list[Array]:
-        """Return the batches of a chunk as arrays [batches, …], of which each batch is a row.
+        """Return the batches of a chunk as arrays [batches, …]: each batch is a row of each array.
 
         The arrays are: `pass_state`, the number and the size of each batch, and those of the
         layout. If batch n cannot be read, the n batches before it are returned, and a sentinel row

@@ -19,7 +19,7 @@ Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
 # No function branches on a tensor.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
-    """Return the dataset of the batches of `source`, of which each iteration ends with the epoch.
+    """Return the dataset of the batches of `source`. Each iteration of it ends with the epoch.
 
     The cardinality, which Keras takes for the length, is always the number of steps of a whole
     epoch. But an iteration (a pass) may start in the middle of an epoch, and a step may have a

@@ -41,7 +41,7 @@ def choose(
     Each batch is as the sampler draws it: of the size of its step, its elements in order, each the
     next element of its dataset.
 
-    A pass begins each dataset of your own anew, as every iterator of tf.data does. So datasets must
+    A pass restarts each dataset of your own, as every iterator of tf.data does. So datasets must
     go on for an epoch: most need `repeat()`. A dataset that ends is an error that names it.
 
     Args:
