@@ -115,14 +115,10 @@ class Index:
         self.built_root = Location.of(built, from_user=False) if built and is_url(built) else None
         self.digest: str = json_digest(manifest)
         self.fingerprint: str = manifest["fingerprint"]
-        self.fields: Mapping[str, Field] = MappingProxyType(
-            {
-                f["name"]: Field(
-                    validate.choice("kind", f["kind"], ("bytes", *WIRE_TYPES)), f["missing"]
-                )
-                for f in manifest["fields"]
-            }
-        )
+        fields = {f["name"]: Field(f["kind"], f["missing"]) for f in manifest["fields"]}
+        for field in fields.values():
+            validate.choice("kind", field.kind, ("bytes", *WIRE_TYPES))
+        self.fields: Mapping[str, Field] = MappingProxyType(fields)
         self.digests: Mapping[str, str] = MappingProxyType(manifest["digests"])
         arrays = self._arrays = Arrays(path, manifest)
         self._records: int = manifest["records"]

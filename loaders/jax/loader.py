@@ -123,12 +123,11 @@ class JaxLoader(MakingLoader[B]):
 
     def _to_devices(self, batch: Batch) -> Batch:
         """Replace the numeric arrays of a batch, but not "id", by global arrays on the devices."""
-        return {
-            name: self._global_array(name, value)
-            if isinstance(value, np.ndarray) and value.dtype != object and name != "id"
-            else value
-            for name, value in batch.items()
-        }
+        arrays = dict(batch)
+        for name, value in batch.items():
+            if isinstance(value, np.ndarray) and value.dtype != object and name != "id":
+                arrays[name] = self._global_array(name, value)
+        return arrays
 
     def _global_array(self, name: str, rows: Array) -> jax.Array:
         """Return a global array, made of the `rows` of each process.

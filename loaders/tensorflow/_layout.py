@@ -28,14 +28,10 @@ class Layout:
         self.batch = batch
         compiled = compile_feed(feed)
         empty = Batcher(compiled, reader=reader)(Request.plain(np.zeros(0, np.int64)))
-        self.specs = {
-            name: [
-                _tensor_spec(part, batch, _sample_shape(compiled, name, part))
-                for part in _parts(value)
-            ]
-            for name, value in empty.items()
-        }
+        self.specs: dict[str, list[tf.TensorSpec]] = {}
         for name, value in empty.items():
+            shapes = [(part, _sample_shape(compiled, name, part)) for part in _parts(value)]
+            self.specs[name] = [_tensor_spec(part, batch, shape) for part, shape in shapes]
             if isinstance(value, Ragged):  # only the lengths have an entry for each sample
                 shape = compiled.shapes[0][name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, shape)

@@ -255,7 +255,7 @@ class TorchLoader(MakingLoader[B]):
         return _PassDataLoader(self, arrange or identity)
 
     def close(self) -> None:
-        """Stop the running pass and the workers, and close the files; a later pass restarts them."""
+        """Stop the running pass and the workers, and close the files; a later pass opens them."""
         super().close()
         self.__dict__.pop("_workers", None)
 
