@@ -74,7 +74,7 @@ def _empty_value(index: Source, name: str) -> str:
 def _stored_value(index: Source, name: str, value: Any) -> Any:
     """Convert the user's value for a missing field to the form that the reader returns.
 
-    For example, the str "x" becomes b"x", and a list of numbers an array of float32.
+    For example, the str "x" becomes b"x", and a list of numbers an array.
 
     Raises:
         TypeError: the value is of another kind than the field.

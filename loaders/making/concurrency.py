@@ -23,7 +23,7 @@ def resolve_prefetch(
     `prefetch` and `threads` are the user's arguments, where None is the default.
     """
     in_memory = getattr(feed.index, "in_memory", False)
-    if prefetch is None:  # a batch of arrays in memory is made faster than it changes threads
+    if prefetch is None:  # to hand a batch to another thread takes longer than to slice arrays
         prefetch = 0 if in_memory and not feed.has_functions else PREFETCH
     prefetch = validate.integer("prefetch", prefetch, minimum=0)
     if threads is None:

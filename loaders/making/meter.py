@@ -164,7 +164,7 @@ class Meter:
         """Record that the loop has received a batch, which it requested at `requested` (ns)."""
         now = perf_counter_ns()
         with self._lock:
-            # A batch counts as ready from when it was made, or the batch before was received.
+            # A batch counts as ready once it is made and the batch before has been received.
             ready = max(self._ready_at.pop(self._step, now), self._last)
             self._ready += max(0, requested - ready)
             waiting = now - requested
