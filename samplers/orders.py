@@ -259,8 +259,9 @@ class InnerSampler(Sampler):
 def check_order(order: Sampler, *, name: str = "order") -> Sampler:
     """Return `order` if it is a complete Sampler; otherwise raise TypeError."""
     if not isinstance(order, Sampler):
+        kind = type(order).__name__
         raise TypeError(
-            f"{name} must be a Sampler such as RandomSampler, got a {type(order).__name__}: "
+            f"{name} must be a Sampler such as twinfeed.RandomSampler, got a {kind}: "
             f"SubsetSampler(ids, of=len(index)) makes one of ids"
         )
     if order.sharded:

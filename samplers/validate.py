@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -84,7 +84,7 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
     Raises:
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
     """
-    if not isinstance(n, Sized) or getattr(n, "shape", None) == ():
+    if not isinstance(n, (Sized, Iterable)) or getattr(n, "shape", None) == ():
         return integer(name, cast(SupportsIndex, n), minimum=minimum)
     kind = type(n).__name__
     if is_list(n) and _is_number(next(iter(cast(Sequence[Any], n)), None)):
@@ -92,7 +92,8 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
             f"{name} must be the number of records or a dataset, got {kind} of numbers: for some "
             f"of the records, {subset}"
         )
-    has_items = hasattr(n, "__getitem__") or hasattr(n, "digests")  # a source has digests
+    # A source has digests. An IterableDataset of torch has __getitem__, but no length.
+    has_items = isinstance(n, Sized) and (hasattr(n, "__getitem__") or hasattr(n, "digests"))
     is_stream = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
     if isinstance(n, (str, bytes, bytearray, Mapping)) or is_stream or not has_items:
         raise TypeError(

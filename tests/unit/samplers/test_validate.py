@@ -127,7 +127,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             (SequentialSampler(3), "__getitem__, got SequentialSampler"),
             (ExactOnceBatchSampler(3, batch_size=1), "got ExactOnceBatchSampler"),
             (Feed({"x": np.arange(3)}, ExactOnceBatchSampler(3, batch_size=1)), "got Feed"),
-            (iter([1]), "n must be an integer, got <list_iterator"),
+            (iter([1]), "dataset with __len__ and __getitem__, got list_iterator"),
             (Endless, "n must be an integer, got <class"),
         ]
     ),
@@ -434,7 +434,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             BatchSampler(SequentialSampler(2), batch_size=1), [1, 1], per_epoch="one", seed=0
         ),
         TypeError,
-        "order must be a Sampler such as RandomSampler, got a BatchSampler",
+        "order must be a Sampler such as twinfeed.RandomSampler, got a BatchSampler",
     ),
     (
         lambda: ViewSampler(views([2, 2]), [1, 2], per_epoch="one", seed=0),
