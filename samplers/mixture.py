@@ -93,9 +93,10 @@ class MixtureSampler(Sampler):
             raise ValueError(f"orders must hold one at least, got {orders!r}")
         self._weights = StepSchedule.parse("weights", weights, self._check_weights)
         never = np.flatnonzero(np.max(self._weights.values, axis=0) == 0)
-        if len(never):
+        if len(never) and not isinstance(weights, Mapping):
             raise ValueError(
-                f"weights must be above 0 for each sampler at some step, got 0 for {never[0]}"
+                f"weights must be above 0 for each sampler, got 0 for {never[0]}: one that joins "
+                f"later needs a schedule, weights={{0: weights}}"
             )
         self._samples = validate.integer("num_samples", num_samples, minimum=1)
         self.seed = validate.seed(seed)
