@@ -155,8 +155,6 @@ class FeedLoader(Loader[B]):
 
     def close(self) -> None:
         super().close()
-        for schedule in self.schedules.values():
-            schedule.clear()
         self.reader.close()
 
     def _check_state(self, state: Mapping[str, Any]) -> None:

@@ -154,12 +154,14 @@ class Ledger(Closing):
 
     def changed(self, stream: Feed | BatchStream, global_step: int, /) -> None:
         """Note that another stream, with the same batches before, is drawn from this step on."""
+        before = self._sampler.fingerprint
         self._stream, self._sampler = stream, sampler_of(stream)
-        if not self._enabled:
-            return
+        if not (self._enabled and self._identified):
+            return  # the line of the next range says what the stream is
+        after = self._sampler.fingerprint
+        names = [name for name in before | after if before.get(name) != after.get(name)]
         try:
-            self._write("change", global_step, **self._identity(global_step))
-            self._identified = True
+            self._write("change", global_step, fields={name: after.get(name) for name in names})
         except OSError as error:
             self._disable(error)
 

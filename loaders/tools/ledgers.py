@@ -209,13 +209,14 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
         try:
             entry = _parse_line(line)
             step = validate.integer("step", entry["step"], minimum=0)
-            run = entry if "state" in entry else run
             if entry["event"] == "begin":
+                run = entry if "state" in entry else run
                 run["state"]  # KeyError: no line before says what was run
                 running = StepRange(step, step, run, ended=False)
                 range_offset = offset
-            elif entry["event"] == "change" and running is not None:
-                running = running._replace(run=run)  # a longer schedule, with the same steps before
+            elif entry["event"] == "change":
+                run = _changed(run, entry["fields"])
+                running = running and running._replace(run=run)  # with the same steps before
             elif entry["event"] == "end" and running is not None:
                 ranges.append(running._replace(stop=step, ended="killed" not in entry))
                 running = None
@@ -231,6 +232,14 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
     return [steps for steps in ranges if steps.start < steps.stop]
 
 
+def _changed(run: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the line of a run with other fields of its fingerprint; None removes a field."""
+    state = run["state"]
+    kept = {name: value for name, value in state["fingerprint"].items() if name not in fields}
+    added = {name: value for name, value in fields.items() if value is not None}
+    return {**run, "state": {**state, "fingerprint": kept | added}}
+
+
 def _read_position(path: Path) -> tuple[int, int]:
     """Return where the line of the running range begins, and its last step plus 1."""
     try:
@@ -243,10 +252,11 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     """Return the values of a line; raise an error of `_DAMAGES` if they are not a ledger's."""
     entry: dict[str, Any] = json.loads(line)
     validate.choice("its version", entry["ledger"], (LEDGER_VERSION,))
+    dict(flattened(entry.get("fields", {})))  # raises if it is no mapping, or too deep
     if "state" in entry:
         state = entry["state"]
         for nested in (state["fingerprint"], state.get("records", {})):
-            dict(flattened(nested))  # raises if it is no mapping, or too deep
+            dict(flattened(nested))
         validate.integer("rank", entry["rank"], minimum=0)
         validate.integer("world_size", entry["world_size"], minimum=1)
         entry["index"]

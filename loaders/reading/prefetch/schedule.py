@@ -78,20 +78,10 @@ class Schedule:
                     f"{self.committed} are drawn: give all ranks a later step by at="
                 )
             self.sampler = sharded_as(sampler, self.sampler)
-            self._drop_chunks()
+            self._chunks.clear()
+            self._num_ids = 0
             if self._all_ranks is not None:
                 self._all_ranks.change(sampler, step)
-
-    def clear(self) -> None:
-        """Drop the cached batches."""
-        with self._lock():
-            self._drop_chunks()
-            if self._all_ranks is not None:
-                self._all_ranks.clear()
-
-    def _drop_chunks(self) -> None:
-        self._chunks.clear()
-        self._num_ids = 0
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
         """Return the batches of ids of the steps [start, stop) of an epoch, a list of int64[batch].

@@ -29,6 +29,7 @@ from twinfeed import (
     PKBatchSampler,
     RandomSampler,
     Selector,
+    diff,
     when,
     who,
 )
@@ -108,6 +109,37 @@ def test_a_host_calls_a_ledger_by_hand(tmp_path: Path) -> None:
             with pytest.raises(kind, match="global_step"):
                 ledger.delivered(wrong)  # type: ignore[arg-type]
     assert events(path) == [("begin", 4), ("end", 7)]
+
+
+def test_a_change_is_a_line_with_what_differs(tmp_path: Path) -> None:
+    """So many changes take little. Before the first batch, the line of the range has it all."""
+
+    def stream(k: dict[int, int]) -> PKBatchSampler:
+        return PKBatchSampler([0, 0, 0, 1, 1, 1], p=2, k=k, seed=0, batches_per_epoch=5)
+
+    path, k = tmp_path / "ledger.jsonl", {0: 1, 9_000: 2}
+    with Ledger(path, stream({0: 1})) as ledger:
+        ledger.changed(stream(k), 0)
+        ledger.delivered(0, 5)
+        k = {0: 1, 8: 2}
+        ledger.changed(stream(k), 8)
+        for step in range(10, 1000, 10):
+            k[step] = 1 + step // 10 % 3
+            ledger.changed(stream(k), step)
+            ledger.delivered(step - 5, 10)
+    assert events(path)[:3] == [("begin", 0), ("change", 8), ("change", 10)]
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert written[0]["state"]["fingerprint"]["k from step 9000"] == 2
+    assert written[1]["fields"] == {"k from step 9000": None, "k from step 8": 2}
+    assert written[2]["fields"] == {}  # K is 2 already
+    assert written[3]["fields"] == {"k from step 20": 3}
+    assert path.stat().st_size < 160 * len(written) + 1000
+    for step in (3, 8, 9, 500, 994):
+        assert (
+            who(path, stream(k), step)[0].ids.tolist() == stream(k).batch(*divmod(step, 5)).tolist()
+        )
+    assert when(path, stream(k), 5)[-1] <= 994
+    assert diff(path, path) is None
 
 
 def test_a_selector_has_a_ledger(tmp_path: Path) -> None:

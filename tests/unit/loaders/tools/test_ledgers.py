@@ -229,6 +229,11 @@ DAMAGED = {
     "a rank of no number": lines({**BEGIN, "rank": None}),
     "no world": lines({**BEGIN, "world_size": 0}),
     "another version": lines({**BEGIN, "ledger": 2}),
+    "a change of nothing": lines({**END, "event": "change"}),
+    "fields of no dict": lines({**END, "event": "change", "fields": [3]}),
+    "deep fields": lines({**END, "event": "change", "fields": {"a": 0}}).replace(
+        b'"a": 0', b'"a": ' + b'{"a":' * 9000 + b"0" + b"}" * 9000
+    ),
 }
 
 
