@@ -44,7 +44,7 @@ def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("number", "make"),
-    mark_long([(n, make) for n, (_, make) in enumerate(FED)], but_every=2),
+    mark_long([(n, make) for n, (_, make) in enumerate(FED)], but_every=5),
     ids=[c[0] for c in FED],
 )
 def test_the_laws_hold_through_the_loader(number: int, make: Callable[[], BatchStream]) -> None:

@@ -243,7 +243,7 @@ def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
     assert len(fit(tmp_path, shuffle=False, steps_per_epoch=None).epoch) == 1
 
 
-@pytest.mark.parametrize("make", [NumpyLoader, TorchLoader])
+@pytest.mark.parametrize("make", [pytest.param(NumpyLoader, marks=pytest.mark.long), TorchLoader])
 def test_other_loaders_train_the_same(tmp_path: Path, make: Any) -> None:
     """With weights of classes, a validation, and a model that is built in its first step."""
     once = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=16), decode=numbers)

@@ -56,7 +56,7 @@ def test_a_snapshot_keeps_an_epoch(made: Transform | None, tmp_path: Path) -> No
             assert [batch["id"].numpy().tolist() for batch in kept] == ids_of(STORED, 0)
 
 
-@pytest.mark.parametrize("name", mark_long([name for name, _ in FED], but_every=3))
+@pytest.mark.parametrize("name", mark_long([name for name, _ in FED], but_every=6))
 def test_it_gives_what_a_plain_loop_gives(name: str) -> None:
     make = dict(FED)[name]
     index = packed(make().num_records)

@@ -102,7 +102,7 @@ REFUSED: dict[str, Made] = {
 }
 
 
-@pytest.mark.parametrize("name", mark_long(REFUSED, but_every=3))
+@pytest.mark.parametrize("name", mark_long(REFUSED, but_every=5))
 def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> None:
     """Before anything is read, with map and prefetch before and after it."""
     one = made()

@@ -45,7 +45,7 @@ def run(scenario: str, *before: str, warn: str = "error") -> subprocess.Complete
     [
         ("killed", "was killed by SIGKILL", r"out of memory \(see `dmesg`\).*num_workers"),
         ("bus", "was killed by SIGBUS", r"/dev/shm.*\d+ MiB.*--shm-size.*prefetch_factor"),
-        ("left", "ended with exit code 0", "num_workers=0"),
+        pytest.param("left", "ended with exit code 0", "num_workers=0", marks=pytest.mark.long),
     ],
 )
 def test_a_worker_that_dies_is_an_error(scenario: str, how: str, advice: str) -> None:

@@ -57,7 +57,7 @@ def _at(schedule: dict[int, int], steps: int) -> list[int]:
     return [schedule[max(s for s in schedule if s <= step)] for step in range(steps)]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(sizes=CLASS_SIZES, data=st.data(), seed=st.integers(0, 2**64 - 1))
 def test_batches_are_whole_and_fair_for_any_schedule(
     sizes: list[int], data: st.DataObject, seed: int
@@ -372,7 +372,6 @@ def test_ten_thousand_classes_are_numpy_arrays_alone() -> None:
     assert len(pickle.dumps(sampler)) < 4 * 200_000 + 6 * 8 * 10_000 + 20_000
 
 
-@settings(max_examples=100)
 @given(sizes=CLASS_SIZES, data=st.data(), mode=st.sampled_from(["once", "all"]))
 def test_coverage_epochs_keep_their_promise(
     sizes: list[int], data: st.DataObject, mode: str

@@ -77,21 +77,21 @@ def test_merging_takes_the_same_memory_for_many_records_as_for_few(
 ) -> None:
     for name in ("SORTED", "READ"):
         monkeypatch.setattr(_classes, name, 5000)
-    few, many = (synthetic(tmp_path, records) for records in (50_000, 400_000))
+    few, many = (synthetic(tmp_path, records) for records in (50_000, 200_000))
 
     def merge(part: Path) -> None:
         merged([part], tmp_path / "x.index")
 
     merge(few)  # what the first use alone needs
     least = peak(lambda: merge(few))
-    blocks = (400_000 - 50_000) // 1000  # each has entries in the directory of the zip
+    blocks = (200_000 - 50_000) // 1000  # each has entries in the directory of the zip
     assert peak(lambda: merge(many)) < least + 7000 * blocks
     index = open_index(tmp_path / "x.index")
-    assert len(index) == 400_000
+    assert len(index) == 200_000
     order = ClassOrder(index.labels)
     assert index.class_order is not None
     assert np.array_equal(index.class_order.records, order.records)
-    assert index.keys([399_999]) == ["kkkkkkkk"]
+    assert index.keys([199_999]) == ["kkkkkkkk"]
 
 
 def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(

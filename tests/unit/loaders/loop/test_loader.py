@@ -22,6 +22,15 @@ LOADERS = [
     pytest.param(name, marks=[pytest.mark.frameworks] * (not name.startswith("numpy")), id=name)
     for name in forking.LOADERS
 ]
+# Once for each framework, and with its other options in a long test.
+FEW = [
+    pytest.param(
+        *loader.values,
+        id=loader.id,
+        marks=[*loader.marks, *[pytest.mark.long] * ("," in loader.id)],
+    )
+    for loader in LOADERS
+]
 
 
 @pytest.fixture(scope="module")
@@ -49,15 +58,7 @@ def close(loader: Any) -> None:
     ("name", "ends"),
     [
         *(pytest.param(*loader.values, close, marks=loader.marks) for loader in LOADERS),
-        *(
-            # Once for each framework, and with its other options in a long test.
-            pytest.param(
-                *loader.values,
-                set_epoch,
-                marks=[*loader.marks, *[pytest.mark.long] * ("," in loader.id)],
-            )
-            for loader in LOADERS
-        ),
+        *(pytest.param(*loader.values, set_epoch, marks=loader.marks) for loader in FEW),
     ],
 )
 def test_another_thread_may_end_a_pass(
@@ -93,14 +94,7 @@ def pickled(loader: Any) -> Any:
     ("name", "copied"),
     [
         *(pytest.param(*loader.values, pickled, marks=loader.marks) for loader in LOADERS),
-        *(
-            pytest.param(
-                *loader.values,
-                copy.deepcopy,
-                marks=[*loader.marks, *[pytest.mark.long] * ("," in loader.id)],
-            )
-            for loader in LOADERS
-        ),
+        *(pytest.param(*loader.values, copy.deepcopy, marks=loader.marks) for loader in FEW),
     ],
 )
 def test_a_copy_goes_on_where_the_loop_is(index: Index, name: str, copied: Any) -> None:
@@ -116,7 +110,7 @@ def test_a_copy_goes_on_where_the_loop_is(index: Index, name: str, copied: Any) 
     other.close()
 
 
-@pytest.mark.parametrize("name", LOADERS)
+@pytest.mark.parametrize("name", FEW)
 def test_a_shallow_copy_shares_the_feed_alone(index: Index, name: str) -> None:
     """Each of the two counts for itself, and closing the one does not end the other's pass."""
     loader = forking.LOADERS[name]()(Feed(index, SAMPLER))

@@ -109,7 +109,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(open_store, "_stores", {})
 
 
-@pytest.mark.parametrize("odd", mark_long(ODD, but_every=3))
+@pytest.mark.parametrize("odd", mark_long(ODD, but_every=5))
 def test_a_key_is_exactly_that_key(tmp_path: Path, bucket: Any, odd: str) -> None:
     """In a folder, a name, a glob's folder, a root, and in the place of the index."""
     put(tmp_path, bucket, f"top/{odd}/s.tfrecord")
@@ -128,7 +128,7 @@ def test_a_key_is_exactly_that_key(tmp_path: Path, bucket: Any, odd: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "odd", mark_long([odd for odd in ODD if not set("*?[{") & {*odd}], but_every=3, first=1)
+    "odd", mark_long([odd for odd in ODD if not set("*?[{") & {*odd}], but_every=5, first=1)
 )
 def test_a_glob_below_an_odd_folder_lists_that_folder(
     tmp_path: Path, bucket: Any, odd: str
@@ -150,7 +150,7 @@ def test_a_literal_key_goes_before_a_pattern(tmp_path: Path, bucket: Any) -> Non
     assert read(found) == ["a*.tfrecord", "ab.tfrecord", "c.tfrecord"]
 
 
-@pytest.mark.parametrize("odd", mark_long(ODD, but_every=3, first=2))
+@pytest.mark.parametrize("odd", mark_long(ODD, but_every=5, first=2))
 def test_an_index_lies_where_it_was_put(tmp_path: Path, bucket: Any, odd: str) -> None:
     """And no other index is overwritten, in the store or in the cache."""
     cache = DiskCache(tmp_path / "cache", bytes=10**8)

@@ -103,7 +103,7 @@ class Counting(Executor):
 
 
 def test_an_executor_opens_the_index_once_and_is_given_groups_of_shards(tmp_path: Path) -> None:
-    index = build_index(tars(tmp_path, shards=600, each=1), tmp_path / "x.index")
+    index = build_index(tars(tmp_path, shards=120, each=1), tmp_path / "x.index")
     opened: list[str] = []
     watching = True
 
@@ -115,7 +115,7 @@ def test_an_executor_opens_the_index_once_and_is_given_groups_of_shards(tmp_path
 
     sys.addaudithook(note)
     executor = Counting()
-    assert verify(open_index(index.path), executor=executor).shards == 600
+    assert verify(open_index(index.path), executor=executor).shards == 120
     watching = False
     assert len(opened) == 2  # here, and where the executor works
     assert executor.tasks == 60

@@ -40,7 +40,7 @@ def test_subsets_equal_the_slow_definition(n: int, m: int, key: int) -> None:
     assert _subsets(n, m, 12, key).tolist() == slow.fair_subsets(n, m, own, 12)
 
 
-@settings(max_examples=30)
+@settings(max_examples=25)
 @given(
     sizes=st.lists(st.integers(1, 99), min_size=1, max_size=8),
     m=st.integers(1, 12),

@@ -167,7 +167,7 @@ EDGES = [33, 64, 65, 72, 100, 129, 1000, SMALL - 1, SMALL, SMALL + 1]
     ("entries", "n"),
     mark_long(
         [*((one_by_one, n) for n in [7, 1000, *LARGE]), *((in_rows, n) for n in [7, *EDGES])],
-        but_every=2,
+        but_every=3,
     ),
 )
 def test_places_and_values_and_differences_are_independent(entries: Any, n: int) -> None:

@@ -86,7 +86,6 @@ def test_equal_bounds_differ_by_one_the_shorter_first(size: int, segments: int) 
     assert (np.diff(lengths) >= 0).all()
 
 
-@settings(max_examples=120)
 @given(
     lengths=LENGTHS,
     block=st.integers(1, 20),
@@ -239,7 +238,6 @@ def test_ranks_read_blocks_of_their_own(sections: int, lengths: list[int]) -> No
             assert sum(map(len, blocks)) <= len(set().union(*blocks)) + world_size - 1
 
 
-@settings(max_examples=150)
 @given(data=st.data(), batch=st.integers(1, 6), reuse=st.integers(1, 15))
 def test_reuse_keeps_few_live_and_brings_new_ones_steadily(
     data: st.DataObject, batch: int, reuse: int
