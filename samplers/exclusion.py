@@ -16,7 +16,7 @@ from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 
-_ATTEMPTS_OUTSIDE_BATCH = 64  # a batch that has nearly all records may leave no other choice
+_ATTEMPTS_OUTSIDE_BATCH = 64  # to find a replacement that is in another batch
 
 
 class Exclusion:
@@ -29,7 +29,7 @@ class Exclusion:
     """
 
     def __init__(self, exclude: Mapping[int, ArrayLike] | None, n: int, seed: int) -> None:
-        self._n, self._key = n, root_key(seed, "exclude")
+        self._num_records, self._key = n, root_key(seed, "exclude")
         if exclude is not None and not isinstance(exclude, Mapping):
             raise TypeError(
                 f"exclude must be {{training step: ids}}, got {exclude!r}: to leave records out "
@@ -41,19 +41,20 @@ class Exclusion:
         self.parameters = {field: ids for field, ids in by_field if len(ids)}
         steps = np.repeat(schedule.starts, [len(ids) for ids in schedule.values])
         # The number of a record is the index at which it is excluded first.
-        self._records, self._numbers = np.unique(np.concatenate(schedule.values), return_index=True)
-        self._steps = steps[self._numbers]  # from which on each is excluded
-        if 2 * len(self._records) > n:
+        all_ids = np.concatenate(schedule.values)
+        self._excluded_ids, self._numbers = np.unique(all_ids, return_index=True)
+        self._first_steps = steps[self._numbers]  # from which on each record is excluded
+        if 2 * len(self._excluded_ids) > n:
             raise ValueError(
-                f"exclude must leave half of the records, got {len(self._records)} of {n}: to draw "
-                f"from few records, take SubsetSampler"
+                f"exclude must leave half of the records, got {len(self._excluded_ids)} of {n}: to "
+                f"draw from few records, take SubsetSampler"
             )
         self._stride = next(s for s in count(n * 3 // 8 + 1) if gcd(s, n) == 1)
-        excludes = bool(len(self._records))
+        excludes = bool(len(self._excluded_ids))
         self.traits = SamplerTraits(repeats=excludes, needs_steps=excludes)
 
     def _check_ids(self, ids: ArrayLike) -> Int64s:
-        return validate.sorted_record_ids(ids, self._n, name="exclude")
+        return validate.sorted_record_ids(ids, self._num_records, name="exclude")
 
     def draw(
         self,
@@ -63,32 +64,46 @@ class Exclusion:
         batch_size: int,
         num_steps: int,
     ) -> Int64s:
-        """Return the ids at positions of an epoch, which has `num_steps` batches.
+        """Return the record ids at these positions of an epoch, int64[positions] both.
 
-        `permutation(epoch, positions)` has the ids of an epoch without exclusions.
+        They are `permutation(epoch, positions)`, a shuffle of all records, in which each record
+        that is excluded at its training step is replaced by another record of the epoch: if 2 is
+        excluded, the order 4 0 2 1 3 may become 4 0 3 1 3. Replacements are found by rejection
+        sampling. An epoch has `num_steps` batches of `batch_size` records.
         """
         ids = permutation(epoch, positions)
-        if not len(self._records):
+        if not len(self._excluded_ids):
             return ids
         batch = positions // batch_size
         steps = epoch * num_steps + batch
         key = derive(self._key, epoch)
-        excluded = np.flatnonzero(self._is_excluded(ids, steps))
-        numbers = self._numbers[np.searchsorted(self._records, ids[excluded])]
+        # The indices, in `ids`, of the records that still need a replacement.
+        pending = np.flatnonzero(self._is_excluded(ids, steps))
+        # Each excluded record has a number, from 0 on. In attempt t, record number i tries the
+        # entry i + t * stride of a random permutation of the epoch's positions. So records try
+        # different positions, and a record tries all positions before any a second time.
+        numbers = self._numbers[np.searchsorted(self._excluded_ids, ids[pending])]
         attempt = 0
-        while len(excluded):
-            entries = (numbers + attempt * self._stride % self._n) % self._n
-            other_positions = permute(self._n, key, entries)
-            replacements = permutation(epoch, other_positions)
-            fits = ~self._is_excluded(replacements, steps[excluded])
+        while len(pending):
+            shift = attempt * self._stride % self._num_records
+            new_positions = permute(self._num_records, key, (numbers + shift) % self._num_records)
+            replacements = permutation(epoch, new_positions)
+            is_valid = ~self._is_excluded(replacements, steps[pending])
+            # A record of the same batch would be twice in it. After many attempts it is valid, too:
+            # a batch that has nearly all records leaves no other choice.
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
-                fits &= other_positions // batch_size != batch[excluded]
-            ids[excluded[fits]] = replacements[fits]
-            excluded, numbers, attempt = excluded[~fits], numbers[~fits], attempt + 1
+                is_valid &= new_positions // batch_size != batch[pending]
+            ids[pending[is_valid]] = replacements[is_valid]
+            pending, numbers, attempt = pending[~is_valid], numbers[~is_valid], attempt + 1
         return ids
 
     def _is_excluded(self, ids: Int64s, steps: Int64s) -> NDArray[np.bool_]:
-        """Return whether each record is excluded at its training step."""
-        index = np.searchsorted(self._records, ids).clip(max=len(self._records) - 1)
-        excluded: NDArray[np.bool_] = (self._records[index] == ids) & (self._steps[index] <= steps)
+        """Return whether each record is excluded at its training step, bool[ids].
+
+        Record `_excluded_ids[i]` (they are sorted) is excluded from step `_first_steps[i]` on.
+        """
+        # The only excluded id that may be equal to each id.
+        index = np.searchsorted(self._excluded_ids, ids).clip(max=len(self._excluded_ids) - 1)
+        is_same_record = self._excluded_ids[index] == ids
+        excluded: NDArray[np.bool_] = is_same_record & (self._first_steps[index] <= steps)
         return excluded
