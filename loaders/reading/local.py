@@ -197,7 +197,7 @@ class Advice:
                 for fd, start, stop in self._waiting.popleft():
                     if self._stopped:
                         break
-                    advise(fd, start, stop - start, "WILLNEED")
+                    advise(fd, start, stop - start)
 
 
 def open_shard(index: Index, number: int) -> int:

@@ -14,7 +14,6 @@ import sys
 from contextlib import suppress
 from pathlib import Path
 from signal import Signals
-from typing import Literal
 
 try:
     import resource
@@ -109,18 +108,17 @@ def open_files() -> int:
     return len(os.listdir("/dev/fd"))
 
 
-def advise(fd: int, offset: int, length: int, advice: Literal["WILLNEED", "DONTNEED"], /) -> None:
-    """Tell the kernel that a range of a file will be read soon, or is not needed any more.
+def advise(fd: int, offset: int, length: int, /) -> None:
+    """Tell the kernel that a range of a file will be read soon, so that it reads it ahead.
 
     This calls `posix_fadvise`, if the system has it.
     """
     if not hasattr(os, "posix_fadvise"):
         return
-    flag = getattr(os, f"POSIX_FADV_{advice}")
     # In one call, Linux reads no more pages than the read-ahead of the disk.
-    step = _MAX_READAHEAD if advice == "WILLNEED" else max(1, length)
-    for start in range(offset, offset + max(1, length), step):
-        os.posix_fadvise(fd, start, min(step, offset + length - start), flag)
+    for start in range(offset, offset + max(1, length), _MAX_READAHEAD):
+        nbytes = min(_MAX_READAHEAD, offset + length - start)
+        os.posix_fadvise(fd, start, nbytes, os.POSIX_FADV_WILLNEED)
 
 
 def keep_freed_memory() -> None:

@@ -116,7 +116,7 @@ def traced(
         requests.append(f"{names.index(path)}:{start}+{stop - start}")
         return read(path, start, stop)
 
-    def advised(fd: int, start: int, size: int, _how: str) -> None:
+    def advised(fd: int, start: int, size: int) -> None:
         shard = Path(f"/proc/self/fd/{fd}").readlink().name
         requests.append(f"{names.index(shard)}:{start}+{size}")
 
