@@ -209,7 +209,7 @@ def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         resume.fit(model(), pairs, callbacks=[Interrupt(7)], verbose=0)
     assert (one.epoch, one.step) == (0, 6)
-    with pytest.raises(StateMismatchError, match="k: the state has"):
+    with pytest.raises(StateMismatchError, match="k from step 5: the state has"):
         ResumeCallback(classes({0: 2, 5: 3}), tmp_path).restore(model())
     one = classes({0: 2, 6: 3})
     resume = ResumeCallback(one, tmp_path)
