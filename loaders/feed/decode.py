@@ -287,7 +287,7 @@ class DecodeImage:
             self._check_size(height, width)
             is_transposed = orientation in range(5, 9)  # EXIF: the image is turned by 90 degrees
             divisor = self._divisor(*((width, height) if is_transposed else (height, width)))
-            height, width = -(-height // divisor), -(-width // divisor)
+            height, width = -(-height // divisor), -(-width // divisor)  # rounded up, as libjpeg
             shape = (height, width) + (() if self.mode == "L" else (3,))
             is_final = orientation == 1 and self.size in (None, (height, width))
             if slot is None or not is_final or slot.shape != shape or slot.dtype != np.uint8:

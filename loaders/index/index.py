@@ -146,6 +146,7 @@ class Index:
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
         fields, columns = range(len(self.fields)), range(len(self.manifest["columns"]))
         rows: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
+        # The number of strings in each column of strings; None if it may be any number.
         lengths = {"keys": records, "tags": shards, "files": None, "classes": None}
         strings = {name: n for name, n in lengths.items() if f"{name}-ends" in arrays}
         strings["shardpaths"] = shards

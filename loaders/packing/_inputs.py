@@ -181,7 +181,7 @@ def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any
             sample["__key__"] = key
     names = list(index.fields)
     is_missing = (index.rows(names, ids)["length"] == -1).reshape(len(ids), len(names))
-    for pattern in np.unique(is_missing, axis=0):
+    for pattern in np.unique(is_missing, axis=0):  # which fields are missing, bool[fields]
         positions = np.flatnonzero((is_missing == pattern).all(axis=1))
         fields = [name for name, missing in zip(names, pattern, strict=True) if not missing]
         for name, values in reader.read(ids[positions], fields).items():

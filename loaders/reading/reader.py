@@ -173,6 +173,7 @@ class Reader(Closing):
         data = self._fetch(unique, names, missing, inverse is not None or len(names) > 1)
         out: list[Sequence[Value]] = []
         for field, name in enumerate(names):
+            # `data` has all fields of a record, then of the next one.
             values = self._decode(name, data[field :: len(names)])
             if name in missing and name in self._fields_with_missing:
                 is_missing = self.index.rows([name], unique)["length"] == -1

@@ -102,7 +102,7 @@ class BatchSource(GraphSource):
     @contextmanager
     def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
         """Open the batchers of a pass for the `with` block, and yield its number of chunks."""
-        for ended_pass in self._errors.keys() - self._passes.keys():
+        for ended_pass in self._errors.keys() - self._passes.keys():  # errors that nobody has seen
             del self._errors[ended_pass]
         batchers = [
             Batcher(

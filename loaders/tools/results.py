@@ -198,7 +198,8 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
         ValueError: its arrays have more bytes than the file, as in a file made to fill the memory.
     """
     status = os.fstat(file.fileno())
-    most = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)  # of a sparse file
+    # A sparse file has fewer blocks on the disk than bytes.
+    most = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)
     with zipfile.ZipFile(file) as archive:
         if sum(member.file_size for member in archive.infolist()) > min(status.st_size, most):
             raise ValueError("its arrays have more bytes than the file")
