@@ -720,7 +720,7 @@ def test_a_worker_that_is_killed_ends_the_command_with_one_line(
     assert running.returncode == 1
     assert error.startswith("twinfeed: error: a worker process was killed by SIGKILL; what to do: ")
     assert error.count("\n") == 1
-    for _ in range(1000):
+    for _ in range(6000):
         if not group(running.pid):
             return
         time.sleep(0.01)
@@ -880,7 +880,7 @@ def test_a_ledger_is_asked_by_the_feed_of_a_file(
         "        loader.load_state_dict(loader.state_at(0, 1))\n"
         "        for batch in loader: pass\n"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
     asked = ["run/ledger.jsonl", "--feed", "ledger_feed.py:feed"]
     assert main(["who", *asked, "--step", "3"]) == 0
     printed = capsys.readouterr().out.splitlines()

@@ -66,7 +66,7 @@ def python(code: str, *arguments: object, **options: Any) -> subprocess.Complete
     """Run code in a fresh process, with a limit on its time."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, timeout=120, check=False, **options
+        command, capture_output=True, text=True, timeout=300, check=False, **options
     )
 
 

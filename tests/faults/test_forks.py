@@ -13,7 +13,7 @@ from support.servers import RangeServer
 from twinfeed.loaders import pack
 
 SCRIPT = PROGRAMS / "forking.py"
-LIMIT = 120  # seconds, for several children
+LIMIT = 300  # seconds, for several children
 
 
 def forked(*arguments: str) -> list[str]:

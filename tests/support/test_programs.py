@@ -57,7 +57,7 @@ def test_a_program_in_a_fork_is_as_in_an_interpreter(tmp_path: Path, name: str, 
             check=False,
             cwd=tmp_path,
             env=os.environ | QUIET | {"MINE": "yes"},
-            timeout=100,
+            timeout=300,
         )
         for python in (PYTHON, sys.executable)
     ]

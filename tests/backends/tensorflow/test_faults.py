@@ -67,7 +67,7 @@ def test_a_loop_that_ends_before_the_damage_leaves_no_error_behind(damaged: Inde
     one = loader(damaged, once(), prefetch=8)
     for _ in islice(one.dataset, 4):
         time.sleep(0.1)  # until the pass has met the damage
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(errors()) > len(before) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert len(errors()) == len(before)
@@ -213,7 +213,7 @@ def test_nothing_hangs_at_exit() -> None:
     environment = os.environ | QUIET | {"PYTHONPATH": f"{TESTS}:{os.environ['PYTHONPATH']}"}
     command = [PYTHON, str(PROGRAMS / "tensorflow_faults.py"), *ends]
     done = subprocess.run(
-        command, capture_output=True, text=True, timeout=150, check=False, env=environment
+        command, capture_output=True, text=True, timeout=300, check=False, env=environment
     )
     said, hows, ended = (
         re.split(r"^(.*): status (.*)\n", done.stderr, flags=re.MULTILINE)[n::3] for n in range(3)
@@ -241,7 +241,7 @@ def test_live_iterators_at_exit() -> None:
         env=os.environ | QUIET | {"PYTHONPATH": str(TESTS)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=True,
     )
     assert "Exception ignored" not in done.stderr, done.stderr

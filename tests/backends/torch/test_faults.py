@@ -13,7 +13,7 @@ from support import PROGRAMS
 from support.programs import PYTHON, QUIET
 
 SCRIPT = PROGRAMS / "torch_faults.py"
-LIMIT = 60  # seconds; each takes a few
+LIMIT = 300  # seconds; each takes a few
 
 
 MOUNT = 'mount -t tmpfs -o size=16m tmpfs /dev/shm && exec "$@"'

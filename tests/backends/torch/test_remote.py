@@ -147,7 +147,7 @@ def test_workers_tell_what_is_wrong_and_go_on_after_it(
             assert sum(len(batch["id"]) for batch in loader) == 64
     for thread in {*threading.enumerate()} - {*threads.before}:
         if "twinfeed" in thread.name:
-            thread.join(10)
+            thread.join(60)
     assert not threads.started_threads()
 
 

@@ -374,7 +374,7 @@ def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persiste
     loader.close()
     del loader, caught
     workers = set(multiprocessing.active_children()) - before
-    deadline = time.monotonic() + 4
+    deadline = time.monotonic() + 60
     while any(worker.is_alive() for worker in workers) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not any(worker.is_alive() for worker in workers)
@@ -502,8 +502,8 @@ def test_close_ends_the_workers_of_an_iterator_that_is_held(index: Index, persis
 def test_the_report_knows_when_each_batch_of_the_workers_was_ready(index: Index) -> None:
     """Four of five wait for a loop that takes long over each step."""
     with TorchLoader(Feed(index, random()), num_workers=1) as loader:
-        for _ in loader:
-            time.sleep(0.1)
+        for step, _ in enumerate(loader):
+            time.sleep(0.1 if step else 1)  # the worker makes what it may make ahead
     ready = loader.report().ready
     assert ready is not None
     assert ready > 0.25

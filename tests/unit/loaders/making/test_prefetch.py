@@ -106,7 +106,7 @@ def test_threads_keep_the_order(count: int) -> None:
 
 
 def test_threads_work_on_as_many_items_at_once_and_no_more() -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=300)
     drawn: list[int] = []
 
     def items() -> Iterator[int]:
@@ -148,4 +148,4 @@ def test_the_interpreter_exits_with_a_live_prefetcher() -> None:
         "from twinfeed.loaders.making.prefetch import Prefetcher\n"
         "alive = Prefetcher(iter(int, 1), depth=2); next(alive)"
     )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=30)
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=300)

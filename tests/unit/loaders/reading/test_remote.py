@@ -284,7 +284,7 @@ def test_a_child_process_reads_with_connections_of_its_own(
         queue = context.Queue()
         process = context.Process(target=_read, args=(reader, queue), daemon=True)
         process.start()
-        pid, found = queue.get(timeout=60)
+        pid, found = queue.get(timeout=300)
         process.join(60)
     assert process.exitcode == 0
     assert (pid, found) == (process.pid, want)
@@ -307,7 +307,7 @@ def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: Range
         reader.read(range(8))
     mine = [thread for thread in threading.enumerate() if thread.name == "twinfeed-request"]
     for thread in mine:
-        thread.join(10)
+        thread.join(60)
     assert not any(thread.is_alive() for thread in mine)
     assert request_pool.request_pool()._threads == 0
 

@@ -178,7 +178,7 @@ def test_a_script_that_runs_again_in_each_process_is_refused(index: Index) -> No
         compare(feed, backends=["numpy", "numpy"])
     """
     command = [sys.executable, "-c", code]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 1
     assert "WorkerDiedError: a worker process ended" in done.stderr
     assert "what to do: define the functions that you pass in a module" in done.stderr
