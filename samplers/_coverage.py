@@ -50,46 +50,54 @@ class CoverageBatches:
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of these global steps of one epoch, concatenated.
 
-        A batch is P chunks of K records of a class each. A rank gets `P / world_size` of them.
+        A batch is P chunks, each of K records of one class. A rank gets `P / world_size` of them.
+        The chunks of an epoch are the cells of a table, class by class. The table has a column for
+        each batch, so a step is looked up by its cells.
         """
         epoch, step = int(steps[0]) // self.steps, steps % self.steps
         table = self._cache.get(epoch, lambda: self._epoch_table(epoch))
         cells = self._cells(epoch, step, rank, world_size)
         index = np.searchsorted(table.bounds, cells, side="right") - 1
         classes, chunk = table.class_order[index], cells - table.bounds[index]
-        if self.by_class:
+        if self.by_class:  # class numbers in place of record ids
             return np.repeat(classes, self._k)
+        # `member` is the number of a record within its class.
         member = table.chunks.subsets(classes, chunk)
-        # An epoch uses the first records of a class. The records that it leaves out are others in
-        # each epoch, as the class is rotated.
-        size = self._classes.sizes[classes]
-        num_unused = size - self._records_used[classes]
-        rotated = (member + (epoch * num_unused)[:, None]) % size[:, None]
+        # If an epoch does not use all records of a class, each epoch starts at another record of
+        # the class, so that other records are unused.
+        class_size = self._classes.sizes[classes]
+        num_unused = class_size - self._records_used[classes]
+        rotated = (member + (epoch * num_unused)[:, None]) % class_size[:, None]
         return self._classes.record_ids(classes[:, None], rotated).reshape(-1)
 
     def _cells(self, epoch: int, step: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return the cells of the epoch's table that a rank gets in these steps, int64[n].
+        """Return which cells of the epoch's table are one rank's parts of these steps, int64[n].
 
-        The table of chunks has a column for each batch, and P rows. Its cells are numbered row by
-        row. The columns are in random order. So are the rows of each column, since a row has few
-        classes, and otherwise a rank would get these classes alone.
+        Each cell of the table stands for K records of one class. The table has P rows, and a column
+        for each batch, in random order. A cell has the number `row * steps + column`. A rank gets
+        `P / world_size` rows of a column. The rows are permuted in each column: neighbouring cells
+        of a row are often of the same class, so a rank with fixed rows would get few classes.
         """
+        # Independent keys: 1 for the order of the columns, and 3 for the rows of each column.
         column = permute(self.steps, derive(self._key, epoch, 1), step)
-        keys = random_words(derive(self._key, epoch, 3), step)
+        row_keys = random_words(derive(self._key, epoch, 3), step)
         rank_rows = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(step), 1))
-        row = permute_rows(np.full_like(step, self._p), keys, rank_rows)
+        row = permute_rows(np.full_like(step, self._p), row_keys, rank_rows)
         return (row * self.steps + column[:, None]).reshape(-1)
 
     def _epoch_table(self, epoch: int) -> _EpochTable:
-        """Return the table of an epoch: which class has which cells, one for each chunk.
+        """Return the table of an epoch: one cell for each chunk (K records of one class).
 
-        `_num_chunks` may be more chunks than the table has cells, or fewer. Then some classes lose
-        a chunk, or get one chunk more. These are other classes in each epoch, in turn.
+        The classes are in random order, and each has consecutive cells, as many as it has chunks.
+        There may be more chunks in all (`_num_chunks`) than cells: then some of the classes in
+        `_adjustable` lose one. Or there may be fewer: then some get one more. These classes rotate
+        over the epochs.
         """
         num_changed = abs(self._surplus)
         index = (epoch * num_changed + np.arange(num_changed)) % max(1, len(self._adjustable))
         changes = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))
         num_chunks = self._num_chunks - np.sign(self._surplus) * changes
+        # Independent keys: 0 for the order of the classes, and 2 for the records of the chunks.
         order = permute(len(num_chunks), derive(self._key, epoch, 0), np.arange(len(num_chunks)))
         bounds = np.append(0, np.cumsum(num_chunks[order]))
         chunks = FairSubsets(self._records_used, self._k, derive(self._key, epoch, 2))
@@ -107,13 +115,14 @@ class _EpochTable(NamedTuple):
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the largest number of batches that use no record twice, and the chunks in them.
 
-    `sizes` are the records of each class. A chunk is K records of a class, and a batch is P chunks
-    of different classes. So n batches have at most n chunks of a class. With sizes 8, 4 and 3,
-    P = 2 and K = 2, classes have 4, 2 and 1 whole chunks, which fill 3 batches.
+    `sizes` has the number of records of each class. A chunk is K records of a class, and a batch is
+    P chunks of different classes. So n batches have at most n chunks of a class. With sizes 8, 4
+    and 3, P = 2 and K = 2, the classes have 4, 2 and 1 full chunks, which fill 3 batches.
 
     Returns:
-        The number of batches, the number of chunks of each class, and for each chunk that may be
-        left out its class.
+        The number of batches; the number of chunks of each class, which may be more in all than
+        the batches hold; and the classes that may lose a chunk then, each as often as it has
+        chunks.
     """
     full_chunks = sizes // k
     # If n batches can be filled, so can fewer: a binary search finds the largest n.
@@ -126,18 +135,18 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
 def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the smallest number of batches that use every record, and the chunks in them.
 
-    `sizes` are the records of each class. A chunk is K records of a class, and a batch is P chunks
-    of different classes. So n batches have at most n chunks of a class. With sizes 8, 4 and 3,
-    P = 2 and K = 2, classes need 4, 2 and 2 chunks, which are 4 batches.
+    `sizes` has the number of records of each class. A chunk is K records of a class, and a batch is
+    P chunks of different classes. So n batches have at most n chunks of a class. With sizes 8, 4
+    and 3, P = 2 and K = 2, the classes need 4, 2 and 2 chunks, which are 4 batches.
 
     Returns:
-        The number of batches, the number of chunks of each class, and the classes that may get one
-        chunk more.
+        The number of batches; the number of chunks of each class, which may be fewer in all than
+        the batches hold; and the classes that may get one chunk more then.
     """
-    needed = -(-sizes // k)
+    needed = -(-sizes // k)  # chunks of each class, rounded up
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
-    # There may be room for more chunks. So each class gets at least `minimum` chunks, the largest
-    # number for which there is room.
+    # If the batches hold more chunks, the classes with the fewest get more, at least `minimum`
+    # each: the largest number for which there is room.
     counts = range(1, steps + 1)
     minimum = bisect_left(counts, True, key=lambda n: np.maximum(needed, n).sum() > p * steps)
     return steps, np.maximum(needed, minimum), np.flatnonzero(needed <= minimum)

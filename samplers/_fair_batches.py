@@ -19,7 +19,7 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
-_LOOK_AHEAD = 8  # subsets of records of a class that are searched at once for a free record
+_LOOK_AHEAD = 8  # subsets of records of a class that are computed at once, to replace a record
 
 
 class FairBatches:
@@ -65,11 +65,12 @@ class FairBatches:
     def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of these global steps, concatenated.
 
-        All steps are in one phase, a range of steps with constant P and K. A rank gets the record
-        ids of `P / world_size` classes of each batch, K ids a class.
+        All steps are in one phase, a range of steps with constant P and K. A batch has P classes,
+        and K record ids of each. A rank gets the ids of `P / world_size` of the classes.
         """
         schedule, p, k = self._schedule(phase), phase.p, phase.k
-        start, stop = rank * p // world_size, (rank + 1) * p // world_size  # of the rank's classes
+        # The rank gets the columns `start` to `stop - 1` of the P classes of each batch.
+        start, stop = rank * p // world_size, (rank + 1) * p // world_size
         if self.by_class:
             classes, _ = schedule.classes_at(steps, start, stop)
             ids = np.broadcast_to(classes[:, :, None], (*classes.shape, k))
@@ -107,87 +108,103 @@ class _PhaseSchedule:
         record_key = derive(keys["record"], phase.start)
         self._record_subsets = FairSubsets(class_sizes, phase.k, record_key)
         self._stored = batches.stored
-        # Nothing precedes the phase until it is counted.
-        self._num_traversals = np.zeros_like(self._num_classes)
-        self._in_last_traversal = np.zeros(len(class_sizes), np.bool_)
+        # How many batches before the phase have each class: the number for its super-class, and
+        # one more where `_has_extra_batch`.
+        self._batches_before = np.zeros_like(self._num_classes)  # of each super-class
+        self._has_extra_batch = np.zeros(len(class_sizes), np.bool_)  # of each class
         self._count_batches_before(phase.start - phase.p_start)
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
-        """Return the classes of each step, and how many earlier batches of the phase have each.
+        """Return the classes of each step's batch, and how many earlier batches have each class.
 
-        Only columns `start` to `stop` of the P classes of a step: int64[steps, stop - start] both.
+        Only batches of the phase, a range of steps with constant P and K, are counted. A batch has
+        P classes, of which only the columns `start` to `stop - 1` are returned. Both arrays are
+        int64[steps, stop - start].
         """
-        super_class, index = self._super_class_order.elements_at(steps - self._phase.p_start)
-        return self._classes_of(super_class, index, start, stop)
+        # All P classes of a batch are of one super-class: `batch_number` counts its batches.
+        positions = steps - self._phase.p_start
+        super_class, batch_number = self._super_class_order.elements_at(positions)
+        return self._classes_of(super_class, batch_number, start, stop)
 
     def _classes_of(
-        self, super_class: Int64s, index: Int64s, start: int, stop: int
+        self, super_class: Int64s, batch_number: Int64s, start: int, stop: int
     ) -> tuple[Int64s, Int64s]:
-        """Return the classes of steps, and how many earlier batches of the phase have each class.
+        """Return the classes of batches, and how many earlier batches have each class.
 
-        Row i of both, int64[steps, stop - start], is for step number `index[i]` of those that have
-        a batch of super-class `super_class[i]`. A batch has P classes of one super-class. Only
-        columns `start` to `stop` of the P classes are returned.
+        A super-class is a group of classes, and the P classes of a batch are of one super-class.
+        Row i of both arrays, int64[rows, stop - start], is for batch number `batch_number[i]` (from
+        0) of super-class `super_class[i]`. Of its P classes, only the columns `start` to `stop - 1`
+        are returned. Earlier batches are counted from the start of the phase, a range of steps with
+        constant P and K.
         """
-        members = self._class_subsets.subsets(super_class, index, start, stop)
-        # `members` are the numbers of the classes within their super-class.
-        classes = members
+        # The number of each class within its super-class.
+        member = self._class_subsets.subsets(super_class, batch_number, start, stop)
+        classes = member
         if self._super_classes is not None:
-            classes = self._super_classes.record_ids(super_class[:, None], members)
-        # The batches have all classes of the super-class once before any comes again. So a class
-        # at position q of the sequence of all classes was in q // num_classes batches before.
-        position = index[:, None] * self._phase.p + np.arange(start, stop)
+            classes = self._super_classes.record_ids(super_class[:, None], member)
+        # A super-class of n classes has all n in its batches before any of them comes again. So
+        # the class at position q of all its batches, concatenated, is in q // n earlier batches.
+        position = batch_number[:, None] * self._phase.p + np.arange(start, stop)
         num_earlier = position // self._num_classes[super_class][:, None]
-        num_earlier -= self._num_traversals[super_class][:, None]  # those before the phase
-        num_earlier -= self._in_last_traversal[classes]
+        # Subtract the batches before the phase, which have each class so often, or once more.
+        num_earlier -= self._batches_before[super_class][:, None]
+        num_earlier -= self._has_extra_batch[classes]
         return classes, num_earlier
 
     def _count_batches_before(self, num_steps: int) -> None:
-        """Count for each class the batches that contain it, of the last steps before the phase.
+        """Count for each class the batches that contain it, in the `num_steps` before the phase.
 
-        A traversal has each class of a super-class once. So the count is the number of complete
-        traversals, and one more for the classes that come in the last, incomplete traversal. With
-        5 classes, P = 2 and 4 steps before the phase, there are 8 classes: one complete traversal,
-        and 3 classes of the next. Sets `_num_traversals` (of each super-class) and
-        `_in_last_traversal` (of each class).
+        A phase is a range of steps with constant P and K. The P classes of a batch are of one
+        super-class, a group of classes. The batches of a super-class have all its classes once (a
+        *traversal*), then all of them again, and so on. So each class is in as many batches as
+        there are complete traversals, and some classes in one more, of an incomplete traversal.
+        With 5 classes, P = 2 and 4 steps, the batches have 8 classes: all 5, and 3 of them again.
+
+        Sets `_batches_before` of each super-class (the complete traversals), and `_has_extra_batch`
+        of each class.
         """
         if not num_steps:
             return
-        steps_of_super = self._super_class_order.num_before(num_steps)  # of each super-class
-        self._num_traversals = steps_of_super * self._phase.p // self._num_classes
-        # The step of each super-class at which its last traversal starts.
-        first_step = self._num_traversals * self._num_classes // self._phase.p
-        super_class, offset = groups_and_indices(steps_of_super - first_step)
-        in_last_traversal = np.zeros_like(self._in_last_traversal)
-        for chunk in slices(len(offset), _CHUNK // self._phase.p + 1):
-            index = first_step[super_class[chunk]] + offset[chunk]
-            classes, num_earlier = self._classes_of(super_class[chunk], index, 0, self._phase.p)
-            # The first of these steps may also have classes of the traversal before the last.
-            in_last_traversal[classes[num_earlier == 0]] = True
-        self._in_last_traversal = in_last_traversal
+        p, num_classes = self._phase.p, self._num_classes
+        num_batches = self._super_class_order.num_before(num_steps)  # of each super-class
+        self._batches_before = num_batches * p // num_classes
+        # The batches of each super-class from the start of its incomplete traversal on.
+        first_batch = self._batches_before * num_classes // p
+        super_class, offset = groups_and_indices(num_batches - first_batch)
+        has_extra_batch = np.zeros_like(self._has_extra_batch)
+        for chunk in slices(len(offset), _CHUNK // p + 1):
+            batch_number = first_batch[super_class[chunk]] + offset[chunk]
+            classes, num_earlier = self._classes_of(super_class[chunk], batch_number, 0, p)
+            # Complete traversals are subtracted: 0 is a class of the incomplete one. The first
+            # batch may also have classes of the last complete traversal, which have -1.
+            has_extra_batch[classes[num_earlier == 0]] = True
+        self._has_extra_batch = has_extra_batch
 
     def records(self, classes: Int64s, numbers: Int64s) -> Int64s:
-        """Return K records of each class, int64[*classes.shape, K].
+        """Return the ids of K records of each class, int64[*classes.shape, K].
 
-        They are subset number `numbers[...]` of the records of class `classes[...]`, int64 arrays
-        of one shape. Subset t of a class of n records, in stored order, are its records `t * K` to
-        `t * K + K - 1`, modulo n: of 5 records and K = 2, subset 2 has records 4 and 0.
+        The records of a class are divided into subsets of K, and each batch that has the class
+        takes its next subset. Here it is subset number `numbers[i]` (from 0) of class `classes[i]`,
+        for arrays of any shape. In stored order, subset t has the records `t * K` to `t * K + K -
+        1` of the class, modulo its size: of 5 records and K = 2, subset 2 has records 4 and 0.
         """
         class_number, subset = classes.reshape(-1), numbers.reshape(-1)
         k = self._phase.k
+        # `member` is the number of a record within its class.
         if self._stored:
             class_size = np.asarray(self._classes.sizes)[class_number]
             member = (subset[:, None] * k + np.arange(k)) % class_size[:, None]
-        else:
+        else:  # in random order
             member = self._record_subsets.subsets(class_number, subset)
         return self._classes.record_ids(class_number[:, None], member).reshape(*classes.shape, k)
 
     def distinct_records(self, classes: Int64s, numbers: Int64s, class_labels: Array) -> Int64s:
-        """Return the records of batches, int64[batches, P, K], no record twice in a batch.
+        """Return the record ids of batches, int64[batches, P, K], no record twice in a batch.
 
-        Row i of `classes`, int64[batches, P], has the classes of batch i. Each takes subset number
-        `numbers[i, j]` of its records. A record may have several labels. If two classes of a batch
-        have the same record, the smaller class keeps it, and the larger takes its next free record.
+        Row i of `classes`, int64[batches, P], has the classes of batch i. Class `classes[i, j]`
+        takes its subset of K records number `numbers[i, j]`. A record may have several labels. If
+        two classes of a batch take the same record, the smaller class keeps it, and the larger
+        class takes its next record that is not in the batch. `class_labels` are for the error.
         """
         ids = self.records(classes, numbers)
         sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
@@ -207,10 +224,12 @@ class _PhaseSchedule:
         return ids
 
     def _later_records(self, classes: Int64s, numbers: Int64s, row: int) -> Iterator[int]:
-        """Yield records of class `classes[row]`, from its subsets after number `numbers[row]`.
+        """Yield the records that follow for a class of a batch: each at least once, some twice.
 
-        Every record of the class comes at least once.
+        A class takes its records in subsets of K. Class `classes[row]` of the batch has subset
+        number `numbers[row]`: yield the records of its next subsets, a few at a time.
         """
+        # All n records are within the next 2 n, as they come in traversals: all once, then again.
         num_subsets = 2 * int(self._classes.sizes[classes[row]]) // self._phase.k + 2
         same_class = np.full(_LOOK_AHEAD, classes[row])
         for first in range(1, num_subsets + 1, _LOOK_AHEAD):

@@ -42,50 +42,59 @@ class FairSubsets:
     def subsets(
         self, population: Int64s, number: Int64s, start: int = 0, stop: int | None = None
     ) -> Int64s:
-        """Return the items of one subset a row, int64[rows, stop - start].
+        """Return the items of one subset in each row, int64[rows, stop - start].
 
         Row i has items `start` to `stop - 1` (by default all m) of subset `number[i]` of population
-        `population[i]`. Subset t has the items at `t * m` to `t * m + m - 1` of an endless sequence
-        of random permutations of all n items, the traversals. With n = 5 and m = 2, subset 2 has
-        the last item of traversal 0 and the first item of traversal 1.
+        `population[i]`. A population is the items 0 to n - 1, such as the records of a class. All
+        items in a random order are a *traversal*. The traversals, one after the other, are cut into
+        subsets of m items. With n = 5 and m = 2, subset 2 has the last item of traversal 0 and the
+        first item of traversal 1.
         """
         n, m = self._sizes[population], self._m
         traversal, offset = np.divmod(number * m, n)  # where the subset starts
+        # Positions in this traversal; those from n on are in the next traversal.
         position = offset[:, None] + np.arange(start, m if stop is None else stop)
         # In a small population, m / gcd(n, m) traversals are the same permutation, so that no
         # subset has an item twice. In a large one, the start of a traversal is reordered instead.
         is_small = n < 2 * m - 1
         num_equal = np.where(is_small, m // np.gcd(n, m), 1)
         items = self._permuted(population, traversal // num_equal, position % n[:, None])
-        # From here on, positions are those in the last traversal that a subset reaches.
+        # Count positions from the start of the last traversal that the subset reaches: those in the
+        # traversal before it become negative.
         reaches_next = (position >= n[:, None]).any(axis=1)
         traversal += reaches_next
         position -= (n * reaches_next)[:, None]
         is_reordered = ~is_small & (traversal > 0) & (position < m).any(axis=1)
         rows = np.flatnonzero(is_reordered)
         if rows.size:
-            start_items = self._first_items(population[rows], traversal[rows])
-            items[rows] = _replace_start(items[rows], position[rows], start_items)
+            first_items = self._first_items(population[rows], traversal[rows])
+            items[rows] = _replace_first_items(items[rows], position[rows], first_items)
         return items
 
     def _permuted(self, population: Int64s, permutation: Int64s, positions: Int64s) -> Int64s:
-        """Return the items at `positions` of a permutation for each row, int64[rows, m].
+        """Return the items at `positions[i]` of a random permutation for each row i.
 
-        Row i has permutation number `permutation[i]` of the items of population `population[i]`.
+        It is permutation number `permutation[i]` (a new one for each number) of the items of
+        population `population[i]`. The result has the shape of `positions`, int64[rows, m].
         """
         keys = random_words(random_words(self._key, population), permutation)
         return permute_rows(self._sizes[population], keys, positions)
 
     def _first_items(self, population: Int64s, traversal: Int64s) -> Int64s:
-        """Return the first m items of traversals, reordered so that a subset has no item twice.
+        """Return the first m items of traversals, reordered so that no subset has an item twice.
 
-        Row i, of int64[rows, m], is of traversal `traversal[i]` (a permutation of all n items) of
-        population `population[i]`. A subset of m items may have the end of the previous traversal
-        and the start of this one. Items that it already has move back, after the next items that it
-        does not have. If a subset of 3 already has 0 and 4, then 4 0 2 becomes 2 4 0.
+        A traversal is a random order of all n items of a population. The traversals, one after the
+        other, are cut into subsets of m items. So a subset may have the last items of one traversal
+        and the first items of the next. Items of the next that it already has move back, after the
+        first items that it does not have. If a subset of 3 already has 0 and 4, and the next
+        traversal starts with 4 0 2, then this becomes 2 4 0.
+
+        Returns:
+            int64[rows, m]: row i is for traversal `traversal[i]` of population `population[i]`.
         """
         n, m = self._sizes[population], self._m
-        num_previous = traversal * n % m  # items of the subset that are of the previous traversal
+        # The number of items of the previous traversal in the subset in which this one starts.
+        num_previous = traversal * n % m
         index = np.broadcast_to(np.arange(m), (len(n), m))
         # Both traversals in one call: with few rows, the calls cost more than the items.
         both = self._permuted(
@@ -93,32 +102,37 @@ class FairSubsets:
             np.append(traversal - 1, traversal),
             np.concatenate([n[:, None] - 1 - index, index]),
         )
-        previous_items, items = np.split(both, 2)  # the last items of the previous, backwards
-        is_free = ~_is_in_row(items, previous_items, index < num_previous[:, None])
-        # The first free items fill the subset. All others follow, in their order.
-        fills = is_free & (np.cumsum(is_free, axis=1) <= (m - num_previous)[:, None])
-        return np.take_along_axis(items, np.argsort(~fills, axis=1, kind="stable"), axis=1)
+        # Column j of `previous_items` is the item j from the end of the previous traversal.
+        previous_items, items = np.split(both, 2)
+        is_new = ~_is_in_row(items, previous_items, index < num_previous[:, None])
+        # The first new items complete the subset. All other items follow, in their order.
+        num_needed = m - num_previous
+        completes_subset = is_new & (np.cumsum(is_new, axis=1) <= num_needed[:, None])
+        order = np.argsort(~completes_subset, axis=1, kind="stable")
+        return np.take_along_axis(items, order, axis=1)
 
 
-def _replace_start(items: Int64s, position: Int64s, start_items: Int64s) -> Int64s:
-    """Return items, with those at positions 0 to m - 1 replaced by the items of `start_items`.
+def _replace_first_items(items: Int64s, position: Int64s, first_items: Int64s) -> Int64s:
+    """Return `items`, with each item at a position from 0 to m - 1 replaced by a new item.
 
-    `position` has the position of each item, and row i of `start_items`, int64[rows, m], the items
-    at positions 0 to m - 1. Items 7 8 9 at positions -1 0 1, and start items 5 6, give 7 5 6.
+    `items` and `position` have the same shape: `position[i, j]` is the position of `items[i, j]` in
+    a sequence. `first_items[i, p]` is the new item of row i at position p, int64[rows, m]. The
+    items 7 8 9 at the positions -1 0 1 become 7 5 6 if the first items are 5 6.
     """
-    index = position.clip(0, start_items.shape[1] - 1)
-    return np.where(index == position, np.take_along_axis(start_items, index, axis=1), items)
+    index = position.clip(0, first_items.shape[1] - 1)
+    is_replaced = index == position
+    return np.where(is_replaced, np.take_along_axis(first_items, index, axis=1), items)
 
 
 def _is_in_row(queries: Int64s, table: Int64s, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Return whether `queries[i, j]` is one of `table[i][mask[i]]`, bool[rows, m].
+    """Return whether `queries[i, j]` is one of the values `table[i][mask[i]]`, bool[rows, m].
 
-    One binary search does it for all rows, whose numbers are shifted to ranges of their own.
-    (m * m comparisons a row would take seconds.)
+    As `np.isin` for each row, but by one binary search for all rows: each row's values are shifted
+    by an offset that no other row has, so that they equal no value of another row.
     """
     row_offsets = np.arange(len(queries))[:, None] * (max(queries.max(), table.max()) + 1)
     queries, table = queries + row_offsets, table + row_offsets
-    numbers = np.append(table[mask], validate.LIMIT)  # the limit is above every query
-    numbers.sort()
-    found: NDArray[np.bool_] = numbers[np.searchsorted(numbers, queries)] == queries
+    values = np.append(table[mask], validate.LIMIT)  # above every query, so each has an index
+    values.sort()
+    found: NDArray[np.bool_] = values[np.searchsorted(values, queries)] == queries
     return found
