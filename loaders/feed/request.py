@@ -99,10 +99,11 @@ def requests(
     """
     sampler = schedule.sampler
     sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
+    epoch_start = epoch * len(sampler)
     for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
         drawn_by = None
         for step in range(first_step, stop_step):
-            sampler = schedule.commit(epoch, step)
+            sampler = schedule.commit(epoch_start + step)
             if sampler is not drawn_by:  # in the first step, and after a change of the sampler
                 drawn_by = sampler
                 batches = schedule.batches(epoch, step, stop_step)

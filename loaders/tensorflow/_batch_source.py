@@ -144,7 +144,7 @@ class BatchSource(GraphSource):
         """Return the arrays of the batch with this number, in the order of `Layout.flatten`."""
         state, (step, rank) = PassState.of(pass_state), divmod(int(batch_number), self.ranks)
         schedule, batcher = self.schedules[rank], self._passes[state.number].batchers[rank]
-        sampler = schedule.commit(state.epoch, step)
+        sampler = schedule.commit(state.epoch * self.steps + step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
         request = Request.of(sampler, state.epoch, step, ids, seeds=self.feed.seeded)
         return self.layout.flatten(batcher(request))
@@ -168,7 +168,7 @@ class BatchSource(GraphSource):
         """
         state = PassState.of(pass_state)
         first, stop = self._passes[state.number].chunks[int(chunk)]
-        self.schedules[0].commit(state.epoch, stop - 1)
+        self.schedules[0].commit(state.epoch * self.steps + stop - 1)
         batches = self.schedules[0].batches(state.epoch, first, stop)
         batch_numbers = np.arange(first, stop)
         try:

@@ -57,10 +57,14 @@ class Schedule:
             self._all_ranks = Schedule(stream)
         return self._all_ranks
 
-    def commit(self, epoch: int, step: int, /) -> BatchStream:
-        """Return the sampler that draws a step, which no later change may concern."""
+    def commit(self, step: int, /) -> BatchStream:
+        """Return the sampler that draws a step, counted over all epochs.
+
+        No later change may concern the step.
+        """
         with self._lock():
-            self.committed = max(self.committed, epoch * len(self.sampler) + step + 1)
+            if step >= self.committed:
+                self.committed = step + 1
             return self.sampler
 
     def change(self, sampler: BatchStream, step: int, /) -> None:
