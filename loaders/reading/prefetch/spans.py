@@ -107,12 +107,7 @@ class Spans:
         stop = min(step + self._chunk_steps, self._epoch_steps)
         records, steps = self._schedule.records(self._next_step, self._next_step + stop - step)
         firsts, stops = self._sampler.spans(records, epoch)  # the span of each sample
-        # Group the samples by span; where a span has no sample for long, it is opened again.
-        order = np.argsort(firsts, kind="stable")
-        is_new = (np.diff(firsts[order]) != 0) | (np.diff(order) > self._idle_samples)
-        groups = np.split(order, np.flatnonzero(is_new) + 1) if len(order) else []
-        # `earliest` and `latest` are the first and the last sample of a group in this chunk.
-        for earliest, latest in sorted((int(group[0]), int(group[-1])) for group in groups):
+        for earliest, latest in _uses_of_spans(firsts, self._idle_samples):
             first = int(firsts[earliest])
             span, _, last_sample = self._open.get(first, (None, 0, 0))
             if span is not None and self._samples + earliest - last_sample > self._idle_samples:
@@ -133,6 +128,19 @@ class Spans:
         """Move the open span with this first record to the heap of closed spans."""
         span, last_step, _ = self._open.pop(first)
         heappush(self._closed, (span.step, first, last_step))
+
+
+def _uses_of_spans(firsts: Int64s, max_gap: int) -> list[tuple[int, int]]:
+    """Return where each span is used: (position of its first sample, position of its last one).
+
+    `firsts` has the span of each sample, by its first record. If a span has no sample for more than
+    `max_gap` positions, the samples after that are another use. For example, the samples of the
+    spans [8, 0, 8, 0, 0] give [(0, 2), (1, 4)].
+    """
+    order = np.argsort(firsts, kind="stable")  # by span, and within a span by position
+    is_new = (np.diff(firsts[order]) != 0) | (np.diff(order) > max_gap)
+    uses = np.split(order, np.flatnonzero(is_new) + 1) if len(order) else []
+    return sorted((int(positions[0]), int(positions[-1])) for positions in uses)
 
 
 def prefetches_spans(sampler: BatchStream, /) -> bool:
