@@ -101,6 +101,7 @@ class JaxLoader(MakingLoader[B]):
     def _start_pass(
         self, epoch: int, start: int
     ) -> Prefetcher[Batch] | Generator[Batch, None, None]:
+        """Start to make the batches of an epoch, from step `start` on, as global arrays."""
         if self._parts > 1:
             self._check_lengths()
         return self._prefetched(self._batches(epoch, start, self._to_devices))

@@ -271,6 +271,7 @@ class _HuggingFace(_Columns):
         return row.with_format(row_format["type"], **row_format["format_kwargs"])[[0]][name][0]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
+        """Return by field the values of these records, reading only the requested columns."""
         key = tuple(names)
         if key not in self._selected:  # to select takes a millisecond
             self._selected[key] = self.data.select_columns(names)

@@ -90,6 +90,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.threads = None if threads is None and not feed.sets_global_state else resolved
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
+        """Return the feed with another sampler, whose batches must have the same static size."""
         sizes = self._sampler.fixed_size, sampler.fixed_size
         if sizes[0] != sizes[1]:
             raise ValueError(
