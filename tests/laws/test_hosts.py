@@ -214,6 +214,49 @@ def by_transformers(stream: BatchStream, state: Any, steps: int) -> tuple[Delive
     return delivered, (stop, f"{folder}/checkpoint-{stop}")
 
 
+SERVED: list[BatchStream] = []  # the stream of `served`, which a trainer pickles by its name
+
+
+def served(dataset: Any, **_: Any) -> BatchStream:
+    return SERVED[-1]
+
+
+def by_sentence_transformers(stream: BatchStream, state: Any, steps: int) -> tuple[Delivered, Any]:
+    """The label of each sentence is the number of its record."""
+    import datasets
+    import sentence_transformers as st
+    from sentence_transformers.sentence_transformer.modules import BoW, Dense
+
+    start, saved = state or (0, None)
+    delivered, stop, folder = [], start + steps, mkdtemp()
+    SERVED[:] = [stream]
+
+    class Trainer(st.SentenceTransformerTrainer):
+        def compute_loss(self, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+            delivered.append(inputs["label"].tolist())
+            return next(model.parameters()).sum()
+
+    columns = {"sentence": ["word"] * stream.num_records, "label": range(stream.num_records)}
+    arguments = st.SentenceTransformerTrainingArguments(
+        folder,
+        batch_sampler=served,
+        max_steps=stop,
+        save_steps=stop,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+    )
+    modules = [BoW(["word"]), Dense(1, 1)]
+    trainer = Trainer(
+        st.SentenceTransformer(modules=modules, device="cpu"),
+        arguments,
+        train_dataset=datasets.Dataset.from_dict(columns),
+        loss=torch.nn.Identity(),
+    )
+    trainer.train(resume_from_checkpoint=saved)
+    return delivered, (stop, f"{folder}/checkpoint-{stop}")
+
+
 BY_ORDER: dict[str, Host] = {"Grain": by_grain, "tf.data": by_tf_data}
 BY_STREAM: dict[str, Host] = {
     "StatefulDataLoader": stateful,
@@ -223,7 +266,8 @@ BY_STREAM: dict[str, Host] = {
 }
 SLOW: dict[str, Host] = {"PyDataset of Keras": by_keras, "Lightning": by_lightning}
 SLOW_BY_ORDER: dict[str, Host] = {"Trainer of transformers": by_transformers}
-HOSTS = BY_ORDER | BY_STREAM | SLOW | SLOW_BY_ORDER
+EXTRA: dict[str, Host] = {"sentence-transformers": by_sentence_transformers}
+HOSTS = BY_ORDER | BY_STREAM | SLOW | SLOW_BY_ORDER | EXTRA
 
 
 def cases_of(host: str) -> list[str]:
@@ -259,12 +303,20 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     [
         host if host in BY_ORDER | BY_STREAM else pytest.param(host, marks=pytest.mark.long)
         for host in HOSTS
+        if host not in EXTRA
     ],
 )
 def test_every_sampler_is_stopped_and_resumed(host: str) -> None:
     """At one step, another for each."""
     for number, name in enumerate(cases_of(host)):
         check(host, name, 1 + number % (len(STREAMS[name]()) + 1))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", [*STREAMS][::6])  # a second each
+def test_some_samplers_are_stopped_and_resumed_in_sentence_transformers(name: str) -> None:
+    pytest.importorskip("sentence_transformers", reason="of the extra `hosts`")
+    check("sentence-transformers", name, 1 + len(name) % (len(STREAMS[name]()) + 1))
 
 
 @pytest.mark.long
