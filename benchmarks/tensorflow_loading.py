@@ -29,6 +29,7 @@ from figures import record
 
 from twinfeed import (
     BatchSampler,
+    DatasetSource,
     DecodeImage,
     Feed,
     Index,
@@ -53,7 +54,7 @@ FEATURES = {
 Make = Callable[[], Iterable[Any]]
 
 
-def dataset(index: Index, sampler: Any, *, decode: Any = None, **options: Any) -> tf.data.Dataset:
+def dataset(index: Any, sampler: Any, *, decode: Any = None, **options: Any) -> tf.data.Dataset:
     """Make the dataset of a loader."""
     return TensorFlowLoader(Feed(index, sampler, decode=decode), **options).dataset
 
@@ -151,6 +152,36 @@ def reading(options: argparse.Namespace, folder: Path) -> None:
             batches=min(count // BATCH - 1, options.batches),
             pairs=options.pairs,
         )
+
+
+def numbers(options: argparse.Namespace, folder: Path) -> None:
+    """Compare random reads of embeddings, which are float lists, and of rows of an array."""
+    count = 40_000 // BATCH * BATCH
+    rows = np.random.default_rng(0).normal(size=(count, 256)).astype(np.float32)
+    index = pack(({"image": row} for row in rows), folder / "embeddings", shards=8)["data"]
+    features = {"image": tf.io.FixedLenFeature([256], tf.float32)}
+    sampler = BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH)
+
+    def in_order() -> tf.data.Dataset:
+        records = tf.data.TFRecordDataset(shards(index)).batch(BATCH)
+        return records.map(lambda batch: tf.io.parse_example(batch, features))
+
+    def gathered() -> tf.data.Dataset:
+        ids = tf.data.Dataset.range(count).shuffle(count, seed=0).batch(BATCH)
+        tensor = tf.constant(rows)
+        return ids.map(lambda batch: tf.gather(tensor, batch))
+
+    for name, ways in {
+        "embeddings of 256 floats": {
+            "TFRecordDataset, batch, parse_example": in_order,
+            "loader, fully random": lambda: dataset(index, sampler),
+        },
+        "an array of 256 floats a row": {
+            "tf.gather of shuffled ids": gathered,
+            "loader, fully random": lambda: dataset(DatasetSource(rows), sampler),
+        },
+    }.items():
+        compare(name, ways, batches=count // BATCH - 1, pairs=options.pairs)
 
 
 def stages(options: argparse.Namespace, folder: Path) -> None:
@@ -373,6 +404,7 @@ def main() -> None:
     """Run what was asked for."""
     parts = {
         "reading": reading,
+        "numbers": numbers,
         "stages": stages,
         "classes": classes,
         "datasets": datasets,
