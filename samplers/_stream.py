@@ -73,7 +73,7 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
                 f"size or last_batch=, or take ExactOnceBatchSampler, whose epoch may be empty"
             )
         super().__init__(num_steps=num_steps, size=size, seed=seed)
-        self._largest = batch_size  # the ids of the largest global batch
+        self._largest_batch = batch_size  # the ids of the largest global batch
         self._augmentation_key = root_key(seed, "augmentation")
         self.batch_key = root_key(seed, "batch")  # what batch_seed derives the seeds from
 
@@ -96,7 +96,7 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     @property
     def batch_size(self) -> int:
         """Ids of the largest batch of this rank."""
-        return -(-self._largest // self.world_size)
+        return -(-self._largest_batch // self.world_size)
 
     @property
     def drop_last(self) -> bool:
@@ -113,21 +113,30 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         return True
 
     def _check_distributable(self, processes: int, /) -> None:
-        """Raise TypeError unless a trainer can distribute whole batches evenly among processes."""
+        """Raise TypeError unless a trainer can distribute whole batches evenly among processes.
+
+        Accelerate and Lightning give each process every n-th batch of a sampler. This is correct
+        only for the sampler of all ranks, with batches of one size, whose number is a multiple of
+        `processes`. Otherwise they would repeat batches or leave some out.
+        """
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
                 f"the sampler without shard(), or take a DataLoader that it has not prepared"
             )
-        if self.evaluation or self._size_divisor != self._largest:
+        # The divisor of all batch sizes is the largest size only if all batches are equally large.
+        has_one_size = self._size_divisor == self._largest_batch
+        if self.evaluation or not has_one_size:
             raise TypeError(
-                f"sharing out the batches of {self!r} would lose or repeat records: take "
-                f"last_batch='drop', or a DataLoader of sampler.shard(rank, world_size), unprepared"
+                f"a trainer that distributes the batches of {self!r} would lose or repeat records: "
+                f"take last_batch='drop', or a DataLoader of sampler.shard(rank, world_size) that "
+                f"the trainer has not prepared"
             )
         if self._steps % processes:
             raise TypeError(
-                f"{processes} processes cannot share out {validate.counted(self._steps, 'batch')} "
-                f"of an epoch: set batches_per_epoch to a multiple of {processes}"
+                f"{processes} processes cannot evenly divide "
+                f"{validate.counted(self._steps, 'batch')} of an epoch: set batches_per_epoch to a "
+                f"multiple of {processes}"
             )
 
     @property
@@ -138,8 +147,9 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     @property
     def fixed_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None if sizes may differ."""
-        size, remainder = divmod(self._largest, self.world_size)
-        fixed = self._size_divisor == self._largest and self._steps and not remainder
+        size, remainder = divmod(self._largest_batch, self.world_size)
+        # The divisor of all global batch sizes is the largest only if all are equally large.
+        fixed = self._size_divisor == self._largest_batch and self._steps and not remainder
         return size if fixed else None
 
     def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64s:
@@ -166,11 +176,11 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         return self._batches(epoch, start, stop) if start < stop else []
 
     def _batches(self, epoch: int, start: int, stop: int) -> list[Int64s]:
-        """Return the batches of steps `start` to `stop - 1`, at least one, without checks."""
+        """Return this rank's slices of the batches of steps `start` to `stop - 1`, unchecked."""
         lows, highs = self.rank_slices(epoch, start, stop)
-        ids = self._draw(epoch, start, lows, highs)
+        ids = self._draw(epoch, start, lows, highs)  # of all batches, one after the other
         bounds = [0, *np.cumsum(highs - lows).tolist()]  # of the batches, in `ids`
-        # Copies, as a trainer may change a batch, and one batch should not keep all in memory.
+        # Copies: a trainer may write to a batch, and a view would keep all of `ids` in memory.
         return [ids[low:high].copy() for low, high in pairwise(bounds)]
 
     def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64s:
@@ -199,7 +209,7 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         """Return a copy of this stream with one rank's slices of the same global batches.
 
         Each rank takes a contiguous slice of every global batch. Slice sizes differ by at most 1.
-        The longer slices rotate, so that the totals differ by at most 1 too.
+        The longer slices rotate over the ranks, so that the totals differ by at most 1 too.
 
         Raises:
             ValueError: the stream is one rank's already, or `rank` and `world_size` do not fit.
@@ -226,7 +236,7 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
             return np.zeros_like(sizes), sizes
         # A slice has as many ids of the batch as if all ids of the stream were dealt to the ranks
         # round-robin, so that the longer slices rotate. After n ids of the stream, the first r
-        # ranks have n // world * r + min(n % world, r) of them.
+        # ranks together have n // world * r + min(n % world, r) of them.
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
         start_in_batch, stop_in_batch = (
             np.diff(num_ids // world * num_ranks + np.minimum(num_ids % world, num_ranks))
@@ -255,10 +265,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def _batches_from(self, epoch: int, step: int) -> Iterator[Int64s]:
         """Yield the batches of an epoch from this step on.
 
-        They are drawn in chunks of more and more steps: the first batch comes soon, and later
-        batches cost less.
+        The first call draws one batch, so that it comes soon. Each further call draws twice as many
+        batches as the one before, up to a limit, which is faster.
         """
-        for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest)):
+        for start, stop in growing_ranges(step, self._steps, steps_per_draw(self._largest_batch)):
             yield from self._batches(epoch, start, stop)
 
     def __getitem__(self, step: object, /) -> NoReturn:

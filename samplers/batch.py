@@ -99,7 +99,7 @@ class BatchSampler(BatchStream):
     @property
     def _batches_text(self) -> str:
         """The number and the size of the batches, for `repr`."""
-        return f"{validate.counted(self._steps, 'batch')} of {self._largest:,}"
+        return f"{validate.counted(self._steps, 'batch')} of {self._largest_batch:,}"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         # Otherwise an epoch is parts of several epochs of the sampler, with blocks of their own.
@@ -132,11 +132,11 @@ class BatchSampler(BatchStream):
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         steps = (epoch * self._steps + np.arange(start, stop)) % max(1, self._inner_steps)
-        return np.minimum(self._inner_size - steps * self._largest, self._largest)
+        return np.minimum(self._inner_size - steps * self._largest_batch, self._largest_batch)
 
     def _samples_before(self, epoch: int, step: int) -> int:
         inner_epoch, inner_step = self._inner_position(epoch, step)
-        return inner_epoch * self._inner_size + inner_step * self._largest
+        return inner_epoch * self._inner_size + inner_step * self._largest_batch
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Return the ids `lows[i]` to `highs[i] - 1` of the batch of each step `start + i`.
@@ -159,7 +159,7 @@ class BatchSampler(BatchStream):
         The batches are those of one epoch of the inner sampler. Positions after its end are
         padding, which has the id -1.
         """
-        batch_starts = (start + np.arange(len(lows))) * self._largest
+        batch_starts = (start + np.arange(len(lows))) * self._largest_batch
         positions = ranges(batch_starts + lows, batch_starts + highs)
         real = positions[: np.searchsorted(positions, len(self._order))]
         ids = np.full(len(positions), -1)
@@ -168,6 +168,6 @@ class BatchSampler(BatchStream):
 
     def _step_text(self, inner_epoch: int, position: int) -> str:
         """Return as text the epoch and step that have a position of an epoch of the sampler."""
-        global_step = inner_epoch * self._inner_steps + position // self._largest
+        global_step = inner_epoch * self._inner_steps + position // self._largest_batch
         epoch, step = divmod(global_step, self._steps)
         return f"epoch {epoch}, step {step}"

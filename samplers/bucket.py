@@ -32,7 +32,7 @@ class BucketBatchSampler(BatchStream):
     if the ranks divide `multiple`, and equal costs only in the mean.
 
     Args:
-        costs: one a record, such as its number of tokens (integers of at least 1).
+        costs: one for each record, such as its number of tokens (integers of at least 1).
         budget: the most that a batch costs.
         multiple: the number of records in a batch is a multiple of this, except in one batch of an
             epoch, which has the remainder.

@@ -32,7 +32,7 @@ class ClassOrder:
     Other arrays are copied into each pickle.
 
     Args:
-        labels: one a record, int or str.
+        labels: one for each record, int or str.
 
     Attributes:
         records: record ids sorted by class, int[records], read-only.

@@ -52,7 +52,8 @@ class Cursor:
         """Start a pass, which is one iteration over the stream; return its first (epoch, step).
 
         A pass starts at the cursor's position. With `from_start`, and for an evaluation, it starts
-        at step 0 of the epoch, except for the first pass after `load_state_dict`.
+        at step 0 of the epoch, except for the first pass after `load_state_dict`, which resumes in
+        the middle of the epoch.
         """
         if not self._resuming and (from_start or self.stream.evaluation):
             self.step = 0
@@ -60,14 +61,14 @@ class Cursor:
         return self.epoch, self.step
 
     def count_pass(self, epoch: int, advice: str) -> None:
-        """Count the passes (iterations over the stream) that start at the same epoch in a row.
+        """Count the consecutive passes (iterations over the stream) that start at the same epoch.
 
-        Warn at the third pass of a training epoch, and advise to use `advice`: such a loop has
-        probably forgotten `set_epoch`, and trains on the same batches again and again.
+        Warn at the third pass of a training epoch: such a loop has probably forgotten `set_epoch`,
+        and trains on the same batches again and again. The warning suggests `advice`.
         """
-        # The second time is no mistake: sanity checks and Keras draw a batch to inspect it.
         last_epoch, count = self._pass_counts
         self._pass_counts = epoch, count + 1 if last_epoch == epoch else 1
+        # A second pass is no mistake: sanity checks, and Keras, draw a batch to inspect it.
         if self._pass_counts[1] == 3 and not self.stream.evaluation:
             warnings.warn(
                 f"passes begin epoch {epoch} for the third time, so the same batches come again: "
@@ -79,10 +80,10 @@ class Cursor:
     def advance(self) -> bool:
         """Move the position to the next batch; return whether the epoch has ended.
 
-        Warn if a state of the middle of an epoch was loaded, and then another epoch was set: the
-        rest of the loaded epoch is skipped.
+        Warn if the loop has loaded a state of the middle of an epoch, but has then set another
+        epoch, so that the remaining batches of the loaded epoch are skipped.
         """
-        if self._loaded is not None:
+        if self._loaded is not None:  # the first batch after load_state_dict
             epoch, step = self._loaded
             if step and epoch != self.epoch and not self.stream.evaluation:
                 warnings.warn(
@@ -108,8 +109,9 @@ class Cursor:
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the position to step 0 of an epoch.
 
-        Between `load_state_dict` and the next batch, setting the epoch of the state sets its step
-        too: trainers set an epoch after they have loaded a state, and some set two.
+        Between `load_state_dict` and the next batch, setting the epoch of the loaded state keeps
+        the step of the state. Trainers call this after they have loaded a state, and must not
+        restart the epoch by it.
         """
         limit = self.stream.max_epochs
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
@@ -140,56 +142,61 @@ class SamplerCursor(Cursor):
 
     def __init__(self, stream: Epochs, /) -> None:
         super().__init__(stream)
-        self._latest: Cursor | None = None  # the position of the latest pass, until it ends
+        self._latest_pass: Cursor | None = None  # the position of the latest pass, until it ends
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the state for copies and pickles, without the running pass."""
-        return {**vars(self), "_latest": None}
+        return {**vars(self), "_latest_pass": None}
 
     def iterate(
         self, draw: Callable[[int, int], Iterator[Int64s]]
     ) -> Iterator[tuple[int, int, Int64s]]:
-        """Yield (epoch, step, ids) for each batch of one pass (iteration), and advance the cursor.
+        """Yield (epoch, step, ids) for each batch of one pass, and advance the cursor.
 
-        `draw(epoch, step)` yields the ids of the batches from this step to the end of the epoch.
-        Nothing is drawn before the first `next`.
+        A pass is one iteration over the sampler. `draw(epoch, step)` yields the ids of the batches
+        from this step to the end of the epoch. Nothing is drawn before the first `next`.
+
+        There are two cursors: this one (`self`), which is saved in states and says where the next
+        pass starts, and the position of this pass. A loop may start another pass, set an epoch or
+        load a state before this pass ends. Then this pass continues, but no longer moves `self`.
         """
         epoch, step = self.start_pass(from_start=True)
-        position = self._latest = Cursor(self.stream)  # of this pass
-        position.seek(epoch, step)
-        self.count_pass(epoch, "use a loader of twinfeed.loaders")
+        pass_cursor = self._latest_pass = Cursor(self.stream)
+        pass_cursor.seek(epoch, step)
+        self.count_pass(epoch, "use a loader of twinfeed.loaders")  # for a warning
         try:
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
                 # Advance before the batch is yielded: a loop that takes exactly len() batches never
                 # resumes this generator.
-                position.advance()
-                # Do not move the cursor if a later pass, `set_epoch` or a state has set it.
-                if self._latest is position:
+                pass_cursor.advance()
+                # A later pass or `load_state_dict` has replaced `_latest_pass`, and `set_epoch` has
+                # changed `self.epoch`.
+                if self._latest_pass is pass_cursor:
                     if self.epoch == epoch:
                         self.advance()
-                    if position.step == 0:
-                        self._latest = None
+                    if pass_cursor.step == 0:  # the epoch has ended
+                        self._latest_pass = None
                 yield epoch, step, ids
-        finally:
-            if self._latest is position:
-                self._latest = None
+        finally:  # also if the loop breaks off
+            if self._latest_pass is pass_cursor:
+                self._latest_pass = None
                 self.end()
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass (iteration over the stream), which starts at its step 0.
 
-        Setting the epoch of the running pass keeps the position of this pass.
+        If a pass over the same epoch is running, its position is kept.
         """
         epoch = validate.as_int("epoch", epoch)
-        if self._latest is not None and self._latest.epoch == epoch:
-            self.seek(epoch, self._latest.step)
+        if self._latest_pass is not None and self._latest_pass.epoch == epoch:
+            self.seek(epoch, self._latest_pass.step)
         else:
             super().set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Start the next pass at the position of a state. A running pass moves no cursor then."""
         super().load_state_dict(state)
-        self._latest = None
+        self._latest_pass = None
 
 
 class IteratedSampler(ABC, Generic[_Cursor]):
@@ -199,23 +206,24 @@ class IteratedSampler(ABC, Generic[_Cursor]):
 
     @abstractmethod
     def _new_cursor(self) -> _Cursor:
-        """Return a cursor at the start of this sampler's stream.
+        """Return a cursor (a position) at the start of this sampler's stream.
 
-        It must have a copy of the sampler. A reference from the cursor back to the sampler would
-        keep large tables in memory until the garbage collector runs.
+        A subclass must give the cursor a copy of the sampler. If the cursor referred to the sampler
+        itself, which refers to the cursor, this reference cycle would keep large tables in memory
+        until the garbage collector runs.
         """
 
     @property
     def _cursor(self) -> _Cursor:
-        """The position of the iteration over this sampler."""
+        """The position of the iteration over this sampler, created when it is first used."""
         if self._own_cursor is None:
-            # By `vars`, since a sampler of a user may be a frozen dataclass.
+            # Set through `vars`: a user's sampler may be a frozen dataclass.
             vars(self)["_own_cursor"] = self._new_cursor()
         cursor: _Cursor = self._own_cursor
         return cursor
 
     def __copy__(self: _Sampler) -> _Sampler:
-        """Return a copy that is at the same position, and moves on by itself."""
+        """Return a copy at the same position, which then advances independently."""
         sampler = object.__new__(type(self))
         vars(sampler).update(vars(self), _own_cursor=copy.copy(self._own_cursor))
         return sampler

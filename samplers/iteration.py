@@ -94,7 +94,7 @@ class IdSamplerCursor(SamplerCursor):
     It is not moved by each id. `sync` asks the iterator for its position when it is needed.
     """
 
-    _latest: IdIterator | None
+    _latest_pass: IdIterator | None
 
     def __init__(self, sampler: IdStream) -> None:
         super().__init__(Positions(sampler))
@@ -105,13 +105,13 @@ class IdSamplerCursor(SamplerCursor):
 
     def sync(self) -> None:
         """Move to the position of the latest iterator, unless another epoch was set meanwhile."""
-        iterator = self._latest
+        iterator = self._latest_pass
         if iterator is not None:
             is_exhausted = iterator.sync()
             if self.epoch == iterator.start_epoch:
                 self.epoch, self.step = iterator.epoch, iterator.step
             if is_exhausted:
-                self._latest = None
+                self._latest_pass = None
 
     def next_start(self) -> tuple[int, int]:
         """Return the (epoch, position) at which the next iteration over the sampler starts."""
@@ -125,7 +125,7 @@ class IdSamplerCursor(SamplerCursor):
         order of ids, so that it is no mistake to iterate over an epoch again.
         """
         epoch, _ = self.start_pass(from_start=True)
-        self._latest = iterator
+        self._latest_pass = iterator
         if not (is_empty or is_fixed):
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
         if not is_empty:

@@ -13,33 +13,41 @@ from twinfeed.samplers.types import Array
 
 
 def labels_of(data: Any) -> Any:
-    """Return the labels of an index or a source; any other data are labels themselves."""
-    if not hasattr(data, "digests"):  # which an index and a source have
+    """Return the labels of an index or a source; any other data are labels already."""
+    is_source = hasattr(data, "digests")  # of the classes of data, only indexes and sources have it
+    if not is_source:
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
     if labels is None:
         kind = type(data).__name__
         raise ValueError(
-            f"labels must be one a record, and this {kind} has none: name them, label="
+            f"labels must be one for each record, and this {kind} has none: name them, label="
         )
     return labels
 
 
 def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] | NDArray[np.str_]:
-    """Return labels as int64[n] or str[n]; an int64 array is not copied."""
+    """Return the label of each record as an array, int64[n] or str[n].
+
+    `values` is a list, an array or a column of a table. An int64 array is not copied.
+
+    Raises:
+        TypeError: labels are neither all integers nor all strings; the first wrong ones are named.
+    """
     if isinstance(values, np.ndarray) and hasattr(values, "mask"):
         values = values.tolist()  # None where masked; np.asarray would drop the mask
-    # numpy would read a dataset item by item.
+    # From a dataset, np.asarray would read all items one by one: refuse it below, as None.
     array = np.asarray(values if validate.is_array_like(values) else None)
     if array.ndim == 0:
         kind = type(values).__name__
         example = "index.labels or dataset.targets"
-        raise TypeError(f"{name} must be one label a record, such as {example}, got {kind}")
+        raise TypeError(f"{name} must be one for each record, such as {example}, got {kind}")
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
+    # Of ["a", 1], np.asarray makes the strings "a" and "1": keep the types, to check them.
     if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
-        array = np.asarray(values, dtype=object)  # numpy has turned numbers into strings
-    if array.dtype.kind in "OT":
+        array = np.asarray(values, dtype=object)
+    if array.dtype.kind in "OT":  # Python objects, or numpy 2's strings of variable length
         array = _strings_or_integers(name, array.tolist())
     if array.dtype.kind == "U":
         return array
@@ -65,9 +73,10 @@ def _strings_or_integers(name: str, values: list[Any]) -> Array:
 def check_types(
     name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]
 ) -> None:
-    """Raise TypeError unless all values are of these types; it lists the first five others.
+    """Raise TypeError unless all values of argument `name` are of these types.
 
-    `rule` says in the error what the values of argument `name` must be.
+    The message lists the first five that are not. `rule` is its words for the types, such as
+    "integers or strings".
     """
     wrong = [index for index, value in enumerate(values) if not isinstance(value, kinds)]
     if wrong:

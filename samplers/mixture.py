@@ -130,7 +130,7 @@ class MixtureSampler(Sampler):
         integers = _smallest_integers(weights)
         if len(integers) != len(self._samplers):
             raise ValueError(
-                f"weights must be as many as orders, {len(self._samplers)}, got {len(integers)}"
+                f"weights must be one for each sampler, {len(self._samplers)}, got {len(integers)}"
             )
         return integers
 

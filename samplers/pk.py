@@ -247,7 +247,7 @@ class PKBatchSampler(BatchStream):
             "batches_per_epoch must not be given": batches_per_epoch is None,
             "super_labels must not be given": self.parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
-            "labels must be one a record": not self._several_labels,
+            "labels must be one for each record": not self._several_labels,
         }
         if coverage == "once":
             rules["small must be 'raise' or 'drop'"] = self._small != "repeat"
@@ -274,7 +274,7 @@ class PKBatchSampler(BatchStream):
             f"PKBatchSampler({subset}{counted(self.num_records, 'record')}, "
             f"{counted(self.num_classes, 'class')}, {counted(len(self), 'batch')} of "
             f"p={shape.p_text} x k={shape.k_text}, "
-            f"{most}{counted(self._largest, 'id')}{coverage})"
+            f"{most}{counted(self._largest_batch, 'id')}{coverage})"
         )
 
     @property

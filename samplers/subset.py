@@ -78,21 +78,23 @@ class SubsetSampler(InnerSampler):
         return f"SubsetSampler({of}, {self._order!r})"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the range of records that is read around the time of each record: first and stop.
+        """Return for each record a range of records that are read around the same time: its span.
 
-        The table has the ids of the subset, sorted. The inner sampler says which entries of the
-        table are read together. The range is that from the first of these records to the last. If
-        less than half of the records of the range are in the table, it is the record alone.
+        A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
+        `stop[i] - 1`. The inner sampler is over the table, the sorted record ids of the subset, and
+        reads a range of its entries around the same time. The span is from the record of the first
+        entry to that of the last. If more than half of the records in between are not in the
+        subset, the span is `records[i]` alone, so that they are not read for nothing.
         """
-        single, single_stop = super().spans(records)
+        record, record_stop = super().spans(records)  # the record alone
         if not self.traits.reads_blocks:
-            return single, single_stop
-        # With keys of another dtype, searchsorted would copy the table.
-        index = np.searchsorted(self._table, single.astype(self._table.dtype))
+            return record, record_stop
+        # The index of each record in the table. (searchsorted copies a table of another dtype.)
+        index = np.searchsorted(self._table, record.astype(self._table.dtype))
         first_index, stop_index = self._order.spans(index, epoch)
         first, stop = self._lookup(first_index), self._lookup(stop_index - 1) + 1
         is_dense = stop - first <= 2 * (stop_index - first_index)
-        return np.where(is_dense, first, single), np.where(is_dense, stop, single_stop)
+        return np.where(is_dense, first, record), np.where(is_dense, stop, record_stop)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._lookup(checked_draw(self._order, epoch, positions))
@@ -210,51 +212,58 @@ def _later_fractions(fraction: float | Sequence[float]) -> list[float]:
 def _stratify(
     part_of: Integers, order: ClassOrder, hashes: UInt64s, later_fractions: list[float], key: int
 ) -> None:
-    """Write to `part_of` the part of each record, so that all classes are split in proportion.
+    """Write to `part_of` the part of each record, so that each class is split in proportion.
 
-    `later_fractions[i]` is the fraction of the records in part i + 1 or later. The records of a
-    class with the lowest hashes are in the last part.
+    A stratified split into parts 0, 1, ... of all records: `later_fractions[i]` is the fraction of
+    the records in part i + 1 or a later part. The records of a class are sorted by their hashes,
+    the last part first: with fractions 0.5 and 0.25, a class of 4 records is in parts 2 1 0 0.
     """
     if not len(part_of):
         return
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
     class_number, rank = groups_and_indices(order.sizes)
-    # Within each class, the records in the order of their hashes.
+    # Sort the records by class, and within a class by hash: `rank` is the index within the class.
     records = records[np.lexsort((hashes[records], class_number))]
+    # Counts are rounded along a random order of the classes, so that no class is preferred.
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
     counts = order.sizes.copy()  # of each class, its records in this or a later part
     for part, (previous, fraction) in enumerate(pairwise([1.0, *later_fractions]), 1):
-        scaled = _scaled_counts(counts[classes], fraction / (previous or 1.0), derive(key, part))
-        counts[classes] = scaled
+        share = fraction / (previous or 1.0)  # of the records that are in no earlier part
+        counts[classes] = _scaled_counts(counts[classes], share, derive(key, part))
         part_of[records[rank < counts[class_number]]] = part
 
 
 def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
-    """Return counts multiplied by a fraction and rounded at random, with a rounded sum.
+    """Return counts multiplied by a fraction, rounded at random to integers.
 
     The prefix sums of the counts are multiplied and rounded, so that each count and the sum of all
     are within 1 of their exact value: [3, 1, 2] times 0.5 has the prefix sums 1.5, 2 and 3, and
     becomes [1, 1, 1] or [2, 0, 1].
     """
-    numerator, random_offset = int(fraction * 2.0**53), random_word >> 11  # both of 53 bits
-    prefix_sums = np.cumsum(counts).tolist()  # Python's integers, as products exceed 64 bits
+    # In fixed point with 53 bits after the point: (x + offset) >> 53 rounds x up or down at random.
+    # Python's integers, as products exceed 64 bits.
+    numerator, random_offset = int(fraction * 2.0**53), random_word >> 11
+    prefix_sums = np.cumsum(counts).tolist()
     scaled_sums = [(total * numerator + random_offset) >> 53 for total in prefix_sums]
     sums = np.array([0, *scaled_sums], np.int64)
     return sums[1:] - sums[:-1]
 
 
 def _check_count(name: str, count: int, records: int) -> None:
-    """Raise ValueError unless there are as many entries as records."""
+    """Raise ValueError unless argument `name` has one entry for each record."""
     if count != records:
         number = validate.counted(records, "record")
         raise ValueError(f"{name} must have one entry a record, got {count:,} for {number}")
 
 
 def _numbers_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
-    """Return the number by which each record is hashed, the same for all records of a group."""
+    """Return the number by which `split` hashes each record: the same for all records of a group.
+
+    It is the group's number, or a hash of the group's name. `count` is the number of records.
+    """
     array = as_labels(groups, name="groups")
     _check_count("groups", len(array), count)
-    if array.dtype.kind != "U":
+    if array.dtype.kind != "U":  # integers
         return array.astype(np.int64, copy=False)
     names, index = np.unique(array, return_inverse=True)
     return _hashed(names.tolist())[index]
@@ -263,12 +272,15 @@ def _numbers_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
 def _numbers_of_records(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
 ) -> Int64s | UInt64s:
-    """Return the number by which each record is hashed: its id, or a hash of its key."""
+    """Return the number by which `split` hashes each record: its id, or a hash of its key.
+
+    `records` are the argument of `split`: a number of records, a dataset, or a list of keys (str).
+    """
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
     is_list = validate.is_list(records) and not isinstance(records, str)
     first = next(iter(cast(Sequence[Any], records)), None) if is_list else None
-    # A list of samples is a dataset.
+    # A list of samples (dicts, tuples, arrays) is a dataset, not a list of keys.
     if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
         count = validate.record_count("records", records, subset="give one key each, index.keys()")
         return np.arange(count)

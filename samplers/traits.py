@@ -47,10 +47,11 @@ class SamplerTraits:
 
     @property
     def why_records_matter(self) -> str:
-        """Why it is not enough to know the group (class or data set) of each sample; "" if it is.
+        """Why a loader needs the record of each sample, not only its group; "" if it does not.
 
-        It is enough for a loader that takes the next record of a data set for each group, as
-        tf.data's `choose_from_datasets`.
+        A group is a class or a data set. A loader such as tf.data's `choose_from_datasets` has one
+        data set for each group, and takes the next record of the group's data set for each sample.
+        It cannot serve a stream that decides which record comes.
         """
         reasons = {
             "padding": self.padded,
@@ -78,11 +79,13 @@ class Samples:
         return self.num_records if self.traits.num_ids is None else self.traits.num_ids
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the range of records that is read around the same time as each record.
+        """Return for each record a range of records that are read around the same time: its span.
 
-        `records` are record ids without padding, int64[n]. The record ids of a range are `first`
-        to `stop - 1`, int64[n] both. By default a range is the record alone. Two parts of a range
-        may be read at different times in an epoch. With `epoch`, the part is returned.
+        A loader prefetches and caches a span as a whole, such as a block of a shuffle by blocks. By
+        default a span is the record alone. `records` are record ids without padding, int64[n]. The
+        span of `records[i]` is `first[i]` to `stop[i] - 1`, int64[n] both. An epoch may read the
+        first part of a block at its end, and the other part at its start: with `epoch`, the span
+        is the part that has the record.
         """
         records = np.array(records, dtype=np.int64)
         return records, records + 1
@@ -101,18 +104,20 @@ class Samples:
 
     @property
     def by_group(self) -> tuple[int, Any] | None:
-        """The number of groups, and the stream with group numbers in place of sample ids.
+        """The number of groups, and a copy of this sampler whose ids are group numbers.
 
-        Groups are classes, data sets or segments. None if samples have no groups.
+        A group is a class, a data set or a segment of a shuffle. A loader of one data set for each
+        group, such as tf.data's `choose_from_datasets`, draws from the copy which data set is next.
+        None if samples have no groups, as by default.
         """
         return None
 
 
 def check_record_ids(samples: Samples, source: str) -> None:
-    """Raise TypeError if sample ids are not record ids, but views or uses of records, or padding.
+    """Raise TypeError unless all sample ids are record ids, by which a dataset can be indexed.
 
-    A dataset that is indexed by such an id would return another record. `source` is the call that
-    returns the ids, for the error.
+    Ids of views or uses of records, and padding (-1), are not: `dataset[id]` would be another
+    record. `source` is the call that returns the ids, for the error message.
     """
     check_without_steps(samples)
     if samples.traits.padded or samples.traits.num_ids is not None:
@@ -124,7 +129,11 @@ def check_record_ids(samples: Samples, source: str) -> None:
 
 
 def check_without_steps(samples: Samples) -> None:
-    """Raise TypeError if ids depend on the training step, as a position says nothing of it."""
+    """Raise TypeError if ids depend on the training step, so that they need a batch sampler.
+
+    A sampler that changes during the training (weights, exclusions) must know the step of each
+    position, and so the batch size.
+    """
     if samples.traits.needs_steps:
         raise TypeError(
             f"{samples!r} changes at training steps, which only a batch sampler knows: take "

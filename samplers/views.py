@@ -60,8 +60,8 @@ class ViewSampler(InnerSampler):
         self._per_epoch = validate.choice("per_epoch", per_epoch, ("one", "all"))
         one_view = self._per_epoch == "one"
         self._counts = validate.counts("views", views, minimum=1 if one_view else 0)
-        self._sums = PrefixSums(self._counts)
-        self.num_records, num_ids = len(self._counts), self._sums.total
+        self._view_sums = PrefixSums(self._counts)
+        self.num_records, num_ids = len(self._counts), self._view_sums.total
         size = self.num_records if one_view else num_ids
         units = "records" if one_view else "(record, view) pairs"
         self._set_order(order, size, f"{size} {units} with per_epoch={per_epoch!r}")
@@ -84,37 +84,42 @@ class ViewSampler(InnerSampler):
         )
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the range of records that is read around the time of each record: first and stop.
+        """Return for each record a range of records that are read around the same time: its span.
 
-        The inner sampler says it, of records or of (record, view) pairs.
+        A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
+        `stop[i] - 1`, int64[n] both. It is computed from a span of the inner sampler, which gives
+        the order of the records, or of all (record, view) pairs with `per_epoch="all"`.
         """
-        if self._per_epoch == "one":
+        if self._per_epoch == "one":  # the inner sampler is over records
             return self._order.spans(records, epoch)
-        # The range of pairs that is read around the time of the first pair of each record.
-        first, stop = self._order.spans(self._sums.before(records), epoch)
+        # The inner sampler is over pairs, numbered record by record. Take the span of the first
+        # pair of each record, and return the records of its first and of its last pair.
+        first_pair = self._view_sums.before(records)
+        first, stop = self._order.spans(first_pair, epoch)
         return self.records(first), self.records(stop - 1) + 1
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64[positions] both.
 
-        A sample id is the number of a (record, view) pair, counted record by record.
+        A sample id is the number of a (record, view) pair, counted record by record: if record 0
+        has 2 views and record 1 has 3, view 0 of record 1 has the id 2.
         """
         inner_ids = checked_draw(self._order, epoch, positions)
         if self._per_epoch == "all":  # the inner sampler is over pairs
             return inner_ids
-        # The views of a record of V views are permuted anew every V epochs, and each epoch has the
-        # next view of the permutation.
+        # The inner sampler is over records. A record of V views has each of them once in V epochs:
+        # they are permuted every V epochs, and each epoch has the next view of the permutation.
         num_views = np.asarray(self._counts)[inner_ids].astype(np.int64)
         permutation, index = np.divmod(epoch, num_views)
         keys = random_words(random_words(self._key, inner_ids), permutation)
         view = permute_rows(num_views, keys, index[:, None])[:, 0]
-        return self._sums.before(inner_ids) + view
+        return self._view_sums.before(inner_ids) + view
 
     def records(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
-        return self._sums.find(ids.reshape(-1)).reshape(ids.shape)
+        return self._view_sums.find(ids.reshape(-1)).reshape(ids.shape)
 
     def views(self, ids: Int64s) -> Int64s:
         """Return the view number of each sample id within its record."""
-        first = self._sums.before(self.records(ids).reshape(-1))
+        first = self._view_sums.before(self.records(ids).reshape(-1))
         return ids - first.reshape(np.shape(ids))

@@ -175,7 +175,7 @@ def _integer_weights(weights: ArrayLike) -> Int64s | _ScaledWeights:
     """
     array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
-        raise ValueError(f"weights must be one number a record, got shape {array.shape}")
+        raise ValueError(f"weights must be one number for each record, got shape {array.shape}")
     if array.dtype.kind in "iu":
         return validate.counts("weights", array, minimum=0)
     if array.dtype.kind != "f":

@@ -312,7 +312,7 @@ def test_super_classes_keep_to_themselves_and_take_turns() -> None:
 
 
 def test_something_else_than_labels_is_named() -> None:
-    with pytest.raises(TypeError, match=r"one label a record, such as .*, got dict"):
+    with pytest.raises(TypeError, match=r"one for each record, such as .*, got dict"):
         PKBatchSampler({"labels": [1, 2]}, p=1, k=1, seed=0)  # type: ignore[arg-type]
 
 

@@ -163,7 +163,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: PKBatchSampler(DatasetSource([{"x": 1}]), p=1, k=1, seed=0),
         ValueError,
-        "labels must be one a record, and this DatasetSource has none: name them, label=",
+        "labels must be one for each record, and this DatasetSource has none: name them, label=",
     ),
     (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
     (lambda: SequentialSampler(2**64), ValueError, "n must be below"),
@@ -331,7 +331,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
         "last_batch must be 'smaller' or 'pad' for a sampler that reuses records",
     ),
     (reuse(reuse=0), ValueError, "reuse must be at least 1"),
-    (lambda: WeightedSampler([], seed=0), ValueError, "one number a record"),
+    (lambda: WeightedSampler([], seed=0), ValueError, "one number for each record"),
     (lambda: WeightedSampler([0, 0], seed=0), ValueError, "not all be 0"),
     (lambda: WeightedSampler([0.0], seed=0), ValueError, "not all be 0"),
     (lambda: WeightedSampler([1, np.nan], seed=0), ValueError, "got nan at 1"),
@@ -450,7 +450,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     ),
     (mixture(num_samples=0), ValueError, "num_samples must be at least 1, got 0"),
     (mixture(orders=[SequentialSampler(2**61)] * 2), ValueError, "sizes of orders must sum to"),
-    (mixture(weights=[1]), ValueError, "weights must be as many as orders, 2"),
+    (mixture(weights=[1]), ValueError, "weights must be one for each sampler, 2"),
     *(
         (mixture(weights=weights), error, words)
         for weights, error, words in [
@@ -464,7 +464,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             ({0: [1, 1], -1: [1, 1]}, ValueError, "a step of weights must be at least 0, got -1"),
             ({0: [1, 1], 2.5: [1, 2]}, TypeError, "a step of weights must be an integer, got 2.5"),
             ({0: [1, 1], True: [1, 2]}, TypeError, "a step of weights must be an integer"),
-            ({0: [1, 1], 9: [1]}, ValueError, "weights must be as many as orders, 2, got 1"),
+            ({0: [1, 1], 9: [1]}, ValueError, "weights must be one for each sampler, 2, got 1"),
             ({0: [1, 1], 9: [0, 0]}, ValueError, "not all 0, got [0, 0]"),
         ]
     ),
