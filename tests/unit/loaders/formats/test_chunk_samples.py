@@ -86,6 +86,16 @@ def test_samples_of_the_same_fields_are_a_chunk_but_for_the_last(tmp_path: Path)
     check(path, join=True)
 
 
+def test_a_global_header_and_names_of_metadata_are_noticed(tmp_path: Path) -> None:
+    path, plain = tmp_path / "a.tar", plain_members(extensions=["jpg"])
+    glob = pax({b"path": b"d/8.jpg"}, b"g") + member(b"a.jpg", b"a")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tar, "CHUNK_BYTES", 2048)
+        own = pax({b"path": b"d/9.jpg"}) + member(b"b.jpg", b"b")
+        check(archive(path, glob, own, *plain))
+    check(archive(path, *plain[:3], member(b"__m__/1.jpg", b"a"), *plain[3:]))
+
+
 KEYS = ["d/%d", "__m__/%d", "d/é%d", "d/" + "n" * 92 + "%d", "d/" + "n" * 93 + "%d"]
 
 
