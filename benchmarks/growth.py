@@ -16,6 +16,7 @@ import pickle
 import resource
 import statistics
 import tempfile
+import time
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import redirect_stdout
@@ -83,6 +84,29 @@ def many_blocks(blocks: int) -> Found:
     first = timed(lambda: stream.batch(1, 0))[1]
     seconds = timed(lambda: [stream.batches(1, at, at + 256) for at in range(0, 2560, 256)])[1]
     return {"first batch ms": first * 1e3, "µs a batch": seconds / 2560 * 1e6}
+
+
+def epochs_of(shards: int) -> Found:
+    """Draw from shards of one block, at 1,000 steps of epoch 0 and at the start of epoch 1.
+
+    Milliseconds are of the processor.
+    """
+    from twinfeed import BatchSampler, ShardShuffleSampler
+
+    order = ShardShuffleSampler(np.full(shards, 1000), block=1024, window=64, seed=0)
+    stream = BatchSampler(order, batch_size=64)
+    steps = np.linspace(0, len(stream) - 1, 1001).astype(int).tolist()
+    times = [time.process_time()]
+    for epoch, step in [*((0, step) for step in steps), (1, 0)]:
+        stream.batch(epoch, step)
+        times.append(time.process_time())
+    first, *others, later = np.diff(times) * 1e3
+    return {
+        "first batch ms": first,
+        "draw ms": statistics.median(others),
+        "slowest draw ms": max(others),
+        "first batch of epoch 1 ms": later,
+    }
 
 
 def mixture_of_many() -> Found:
@@ -390,6 +414,8 @@ WAYS: Ways = {
     **{f"a rank of 10,000: {name}": (partial(one_rank, name), None) for name in SCALE},
     "shuffle of 500,000 blocks": (partial(many_blocks, 500_000), None),
     "shuffle of 4 million blocks": (partial(many_blocks, 4_000_000), None),
+    "epochs of 10^6 shards": (partial(epochs_of, 10**6), None),
+    "epochs of 4 million shards": (partial(epochs_of, 4 * 10**6), None),
     "mixture of 1,000 orders": (mixture_of_many, None),
     "reuse, 100,000 live": (reuse_of_many, None),
     "weighted, no replacement, 10 million": (weighted_epochs, None),

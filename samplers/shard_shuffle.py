@@ -168,6 +168,10 @@ class ShardShuffleSampler(Sampler):
         return count, GroupSampler(self, count, self._segment_numbers)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        if self._blocks.has_many_shards:
+            # Prepare the next epoch while this one is drawn, so that its start does not take long.
+            fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
+            self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
         return self._exclusion.draw(
             self._permutation, epoch, positions, self._batch_size, self._num_steps
         )
@@ -223,21 +227,25 @@ class ShardShuffleSampler(Sampler):
 
     def _table(self, epoch: int) -> _EpochTable:
         """Return the tables of an epoch, from the cache if they are there."""
-        return self._cache.get(epoch, lambda: self._compute_table(derive(self._key, epoch)))
+        return self._cache.get(epoch, lambda: self._compute_table(epoch))
 
-    def _compute_table(self, key: int) -> _EpochTable:
-        """Return the tables of the epoch with this key.
+    def _blocks_key(self, epoch: int) -> int:
+        """Return the key of the order of the blocks in an epoch."""
+        return derive(derive(self._key, epoch), 0)
+
+    def _compute_table(self, epoch: int) -> _EpochTable:
+        """Return the tables of an epoch.
 
         All blocks in random order are a sequence of records. It is divided into sections of equal
         size, and each section into segments. A segment may start in the middle of a block.
         """
-        order = BlockOrder(self._blocks, derive(key, 0))
+        order = self._blocks.order(self._blocks_key(epoch))
         section_starts = np.arange(self._sections)[:, None] * self._section_size
         segment_starts = (section_starts + self._bounds[:-1]).reshape(-1)
         block_start, block_record, _ = order.locate(segment_starts)
         in_block = block_start < segment_starts  # other segments start with a block
         split_records = np.sort((block_record + segment_starts - block_start)[in_block])
-        keys = random_words(derive(key, 2), np.arange(self._sections))
+        keys = random_words(derive(derive(self._key, epoch), 2), np.arange(self._sections))
         round_robin = RoundRobin(self._bounds, keys)
         return _EpochTable(order, segment_starts[in_block], split_records, round_robin)
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import numpy as np
 
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.permutation import inverse_permute, permute
 from twinfeed.samplers.drawing.prefix_sums import ComputedCounts, PrefixSums
 from twinfeed.samplers.mapped import slices
@@ -27,6 +28,8 @@ class Blocks:
         self._record_sums = PrefixSums(lengths, _MAX_ENTRIES)
         counts = ComputedCounts(len(lengths), partial(_num_blocks, lengths, block))
         self._block_sums = PrefixSums(counts, _MAX_ENTRIES)
+        # Those of two epochs that are drawn alternately, and of the next.
+        self._orders: FifoCache[BlockOrder] = FifoCache(3)
 
     def __len__(self) -> int:
         return self._block_sums.total
@@ -35,6 +38,15 @@ class Blocks:
     def num_shards(self) -> int:
         """Number of shards."""
         return len(self._lengths)
+
+    @property
+    def has_many_shards(self) -> bool:
+        """Whether there are more shards than entries of a table."""
+        return self.num_shards > _MAX_ENTRIES
+
+    def order(self, key: int) -> BlockOrder:
+        """Return the random order of this key, from the cache if it is there."""
+        return self._orders.get(key, lambda: BlockOrder(self, key))
 
     def short_blocks(self) -> tuple[Int64s, Int64s]:
         """Return the numbers of the short blocks, and how many records each has too few.
@@ -110,11 +122,16 @@ class BlockOrder:
             table = permute(count, key, np.arange(count)).astype(np.int32)
             self._block_at = lambda ranks: table[ranks].astype(np.int64)
         self._sums: PrefixSums | _ShortBlockTable
-        if count > _MAX_ENTRIES >= blocks.num_shards:
+        if count > _MAX_ENTRIES and not blocks.has_many_shards:
             self._sums = _ShortBlockTable(blocks, key)
         else:
             sizes = ComputedCounts(count, partial(_sizes_at, blocks, self._block_at))
             self._sums = PrefixSums(sizes, _MAX_ENTRIES)
+
+    def prepare(self, fraction: float) -> None:
+        """Compute this fraction of the sums of all blocks' sizes, if there is no smaller table."""
+        if isinstance(self._sums, PrefixSums):
+            self._sums.prepare(fraction)
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the start, the first record and the size of the block that has each entry.

@@ -11,7 +11,9 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
-_CHUNK = 1 << 18  # counts that are summed at once
+_CHUNK = 1 << 18  # counts in rows that are queried, summed at once
+_STEP = 1 << 14  # counts of the table, summed at once
+_HEAD_START = 1.25  # a table is computed faster than it is asked for, by this factor
 
 
 class Counts(Protocol):
@@ -53,29 +55,42 @@ class PrefixSums:
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
         self._counts, self._max_entries = counts, max_entries
         self._row_size = max(1, -(-len(counts) // max_entries))
-        self._table: Int64s | None = None
+        num_rows = -(-len(counts) // self._row_size)
+        # The sum of all counts before each row, and of all counts. Threads may sum the same rows:
+        # they write the same values.
+        self._table = np.zeros(num_rows + 1, np.int64)
+        self._rows_done = 0
 
     def __reduce__(self) -> tuple[type[PrefixSums], tuple[Counts, int]]:
         """Pickle without the table, which is computed again at the first use."""
         return type(self), (self._counts, self._max_entries)
 
+    def prepare(self, fraction: float) -> None:
+        """Sum the first `fraction` of all rows, and a quarter more, unless they are summed already.
+
+        So the table is computed by many calls, and none of them takes long.
+        """
+        size, num_rows = self._row_size, len(self._table) - 1
+        step = max(1, _STEP // size)  # rows that are summed at once
+        goal = int(num_rows * fraction * _HEAD_START) // step * step
+        if fraction * _HEAD_START >= 1:
+            goal = num_rows
+        for first in range(self._rows_done, goal, step):
+            stop = min(first + step, num_rows)
+            counts = self._counts_at(slice(first * size, min(stop * size, len(self._counts))))
+            row_starts = np.arange(0, len(counts), size)
+            sums = np.cumsum(np.add.reduceat(counts, row_starts))
+            self._table[first + 1 : stop + 1] = self._table[first] + sums
+            self._rows_done = stop
+
     @property
     def _sums_before_rows(self) -> Int64s:
         """The sum of all counts before each row, and of all counts: int64[rows + 1].
 
-        A row is `_row_size` consecutive counts; the last may have fewer. Computed once, for a few
-        rows at a time.
+        A row is `_row_size` consecutive counts; the last may have fewer.
         """
-        if self._table is None:
-            size, count = self._row_size, len(self._counts)
-            row_sums = np.zeros(-(-count // size) + 1, np.int64)  # of the row before each entry
-            for chunk in slices(count, max(1, _CHUNK // size) * size):
-                row_starts = np.arange(0, chunk.stop - chunk.start, size)
-                first_row = chunk.start // size
-                stop_row = first_row + len(row_starts)
-                sums = np.add.reduceat(self._counts_at(chunk), row_starts)
-                row_sums[first_row + 1 : stop_row + 1] = sums
-            self._table = np.cumsum(row_sums, out=row_sums)
+        if self._rows_done < len(self._table) - 1:
+            self.prepare(1)
         return self._table
 
     @property

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from support import sampler_definitions as slow
 
 from twinfeed.samplers import BatchSampler, ReuseSampler, ShardShuffleSampler, diagnose
-from twinfeed.samplers.drawing import blocks
+from twinfeed.samplers.drawing import blocks, prefix_sums
 from twinfeed.samplers.drawing.round_robin import (
     RoundRobin,
     ShuffledRoundRobin,
@@ -287,6 +287,17 @@ def test_a_drawing_names_records_and_uses() -> None:
         ids = sampler.batch(0, step)
         pairs = zip(sampler.records(ids), sampler.views(ids), strict=True)
         assert row == [str(step), *(f"{record}.{use}" for record, use in pairs)]
+
+
+def test_the_sums_of_an_epoch_are_computed_while_the_epoch_before_is_drawn() -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "_MAX_ENTRIES", 40)
+        patch.setattr(prefix_sums, "_STEP", 8)
+        order = ShardShuffleSampler([7] * 400, block=4, window=4, seed=0)
+        for drawn, least, most in ((0, 0, 0), (1400, 0.5, 0.7), (2799, 1, 1)):
+            order.ids(0, np.arange(drawn, drawn + 1))
+            sums = order._blocks.order(order._blocks_key(1))._sums
+            assert least <= sums._rows_done / (len(sums._table) - 1) <= most
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(3, marks=pytest.mark.long), 16])
