@@ -2,7 +2,6 @@
 
 import copy
 import json
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from itertools import chain, islice, repeat
@@ -176,7 +175,7 @@ def by_lightning(stream: BatchStream, state: Any, steps: int) -> tuple[Delivered
     from support.lightning_module import Notes, trainer
 
     start, saved = state or (0, None)
-    stop, folder = start + steps, mkdtemp()
+    stop, folder = start + steps, mkdtemp(dir=".")
     module = Notes(lambda batch: batch["number"].tolist())
     loader: Any = StatefulDataLoader(Numbers(), **parts_of(stream))
     saver = ModelCheckpoint(folder, "state", every_n_train_steps=stop)
@@ -189,7 +188,7 @@ def by_transformers(stream: BatchStream, state: Any, steps: int) -> tuple[Delive
     import transformers
 
     start, saved = state or (0, None)
-    sampler, delivered, stop, folder = order_of(stream), [], start + steps, mkdtemp()
+    sampler, delivered, stop, folder = order_of(stream), [], start + steps, mkdtemp(dir=".")
 
     class Trainer(transformers.Trainer):
         def _get_train_sampler(self, train_dataset: Any = None) -> Any:
@@ -228,7 +227,7 @@ def by_sentence_transformers(stream: BatchStream, state: Any, steps: int) -> tup
     from sentence_transformers.sentence_transformer.modules import BoW, Dense
 
     start, saved = state or (0, None)
-    delivered, stop, folder = [], start + steps, mkdtemp()
+    delivered, stop, folder = [], start + steps, mkdtemp(dir=".")
     SERVED[:] = [stream]
 
     class Trainer(st.SentenceTransformerTrainer):
@@ -294,7 +293,7 @@ def check(host: str, name: str, stop: int, **options: Any) -> None:
 
 @pytest.fixture(autouse=True)
 def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
     flags.FLAGS.mark_as_parsed()  # which Grain's workers ask for
 
 
