@@ -64,7 +64,7 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
     except KeyboardInterrupt:
         print_lines(f"twinfeed: interrupted{_INTERRUPTED.get(run, '')}", error=True)
         return 130
-    except BrokenPipeError:
+    except BrokenPipeError:  # the program that reads the output has ended, as head does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (LoaderError, OSError, EOFError) as error:

@@ -72,9 +72,9 @@ class NextUses:
             records, steps, _ = Spans(self._schedule, self._start).records_before(self._stop)
         else:
             records, steps = self._schedule.records(self._start, self._stop)
-        chunk_starts = range(0, len(records), MAX_IDS)
-        chunks = [slice(start, start + MAX_IDS) for start in chunk_starts]  # to bound the memory
-        keys = [self._keys_of(records[chunk], steps[chunk]) for chunk in chunks]
+        starts = range(0, len(records), MAX_IDS)
+        slices = [slice(start, start + MAX_IDS) for start in starts]  # to bound the memory
+        keys = [self._keys_of(records[ids], steps[ids]) for ids in slices]
         self._keys = _sorted_unique(np.concatenate([*keys, [NO_STEP]]))
         return True
 
@@ -191,7 +191,7 @@ class Eviction:
         with self._lock:
             while self._furthest:
                 next_use, chunk = -self._furthest[0][0], -self._furthest[0][1]
-                up_to_date = self._next.get(chunk) == next_use
+                up_to_date = self._next.get(chunk) == next_use  # else the entry is just dropped
                 if up_to_date and next_use <= step:
                     return None
                 heappop(self._furthest)
