@@ -12,6 +12,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,33 @@ def _trace_tensorflow() -> Iterator[None]:
     calls._kept = traced  # type: ignore[attr-defined]
     yield
     calls._kept = untraced  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def mapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Map the arrays of indexes, however small they are."""
+    from support.inside import arrays
+
+    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+
+
+@pytest.fixture
+def kept_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the parts that a build that fails has made, of however small shards."""
+    from support.inside import build
+
+    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
+
+
+@pytest.fixture
+def network(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that changes limits of the network, as in `network(requests=1)`."""
+    from support.inside import retries
+
+    def change(**limits: Any) -> None:
+        monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, **limits))
+
+    return change
 
 
 @pytest.fixture

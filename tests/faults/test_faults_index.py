@@ -29,8 +29,6 @@ from support.inside import (
     REBUILD,
     BuildPlan,
     ShardPart,
-    arrays,
-    build,
     file_digest,
     load_part,
 )
@@ -352,13 +350,13 @@ def test_fault_33_small_array_with_bytes_changed_in_place_is_found_by_opening(
         flip(file, file.stat().st_size - 1)
 
 
+@pytest.mark.usefixtures("mapped_arrays")
 def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_served(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Of the shards, a column and the keys when they are first asked for; of where the fields lie
     by each reading, and by verify.
     """
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     for file in index.path.glob("columns-*/*.npy"):
         at = file.stat().st_size - (
@@ -396,9 +394,9 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
         flip(file, at)
 
 
-def test_an_array_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("mapped_arrays")
+def test_an_array_is_checked_once(tmp_path: Path) -> None:
     """Not again by the same index, nor by a process that it is sent to."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     labels = index.labels.tolist()
     (file,) = index.path.glob("columns-*/column-0.npy")
@@ -409,16 +407,16 @@ def test_an_array_is_checked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         _ = open_index(index.path).labels
 
 
+@pytest.mark.usefixtures("mapped_arrays")
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
 @pytest.mark.parametrize(
     ("column", "value"),
     [("offset", (1 << 32) - 1), ("offset", 1 << 20), ("length", -9), ("length", (1 << 31) - 1)],
 )
 def test_fault_33_a_row_that_lies_outside_its_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, container: str, column: str, value: int
+    tmp_path: Path, container: str, column: str, value: int
 ) -> None:
     """A bit of a large table flipped on the disk: opening checks only sizes, reading finds it."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     made = tfrecords(tmp_path) if container == "tfrecord" else tars(tmp_path)
     index = build_index(made, tmp_path / "x.index")
     number = list(index.fields).index("image" if container == "tfrecord" else "png")
@@ -435,11 +433,9 @@ def test_fault_33_a_row_that_lies_outside_its_shard(
                 assert REBUILD in str(told.value)
 
 
-def test_fault_33_a_damaged_length_is_no_missing_field(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("mapped_arrays")
+def test_fault_33_a_damaged_length_is_no_missing_field(tmp_path: Path) -> None:
     """Though both are negative: it is neither filled up nor left out."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     samples = [*numbered(0, 5), {"label": 0, "key": "none"}]
     shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
     index = build_index(shard, tmp_path / "x.index", fields=["image", "key"], missing="empty")
@@ -641,10 +637,10 @@ def test_kills_at_random_moments_lose_nothing() -> None:
     assert ", 0 findings" in done.stdout
 
 
+@pytest.mark.usefixtures("kept_parts")
 def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
     shards = tfrecords(tmp_path, shards=5)
     flip(shards[3], 30)
     with pytest.raises(DataCorruptionError):
@@ -670,10 +666,8 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
     assert not (tmp_path / "x.index" / "parts").exists()
 
 
-def test_a_part_with_any_byte_changed_or_cut_is_built_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
+@pytest.mark.usefixtures("kept_parts")
+def test_a_part_with_any_byte_changed_or_cut_is_built_again(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=1, each=2)
     (part,) = made_parts(shards, tmp_path / "parts")
     whole, known = part.read_bytes(), load_part(part)
@@ -711,10 +705,8 @@ def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) ->
     assert tree(out) == before
 
 
-def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
+@pytest.mark.usefixtures("kept_parts")
+def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=2)
     flip(shards[1], 30)
     with pytest.raises(DataCorruptionError):

@@ -436,9 +436,8 @@ def test_an_index_is_the_same_bytes_in_another_folder_at_another_time(tmp_path: 
     assert tree(tmp_path / "one" / "x.index") == tree(tmp_path / "two" / "x.index")
 
 
-def test_what_a_function_gave_is_not_used_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("kept_parts")
+def test_what_a_function_gave_is_not_used_again(tmp_path: Path) -> None:
     """Its code is the same, and what it uses is not."""
     shards = tars(tmp_path, shards=2)
     now = {"label": 1}
@@ -446,7 +445,6 @@ def test_what_a_function_gave_is_not_used_again(
     def label(sample: dict[str, Any]) -> int:
         return now["label"]
 
-    monkeypatch.setattr(build, "MIN_KEPT_BYTES", 0)
     flip(shards[1], 0)
     with pytest.raises(DataCorruptionError):
         build_index(shards, tmp_path / "x.index", label=label)

@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -43,7 +42,7 @@ from twinfeed.loaders import (
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.prefetch import chunk_cache
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.storage import request_pool, retries
+from twinfeed.loaders.storage import request_pool
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.samplers import (
     BatchSampler,
@@ -208,9 +207,9 @@ def profiled(folder: Path, name: str, way: str) -> tuple[int, int, int]:
 
 
 def test_the_request_that_a_batch_waits_for_is_the_next(
-    folder: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+    folder: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
-    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, requests=1))
+    network(requests=1)
     for shard in folder.glob("*.tfrecord"):
         (server.folder / shard.name).write_bytes(shard.read_bytes())
     index = open_index(folder / "data.index", root=server.url)

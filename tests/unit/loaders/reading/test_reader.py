@@ -559,11 +559,9 @@ def test_loose_files_are_read_one_by_one_with_none_left_open(tmp_path: Path) -> 
     assert open_below(folder) == []
 
 
-def test_a_row_that_names_no_file_is_the_index_s_fault(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("mapped_arrays")
+def test_a_row_that_names_no_file_is_the_index_s_fault(tmp_path: Path) -> None:
     """A bit of a large table flipped on the disk: opening checks only sizes, reading finds it."""
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
     (tmp_path / "to.txt").write_bytes(b"to")
     index = build_index([Entry("to", {"word": "to.txt"})], tmp_path / "x.index")
     (table,) = index.path.glob("columns-*/field-0.npy")

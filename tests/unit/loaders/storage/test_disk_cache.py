@@ -11,9 +11,8 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -41,7 +40,6 @@ from twinfeed.loaders.reading.prefetch import chunk_cache
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
 from twinfeed.loaders.storage import disk as _disk
-from twinfeed.loaders.storage import retries
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.storage.disk_cache import cache_of_environment
 from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler, WeightedSampler
@@ -153,13 +151,13 @@ def furthest_first(accesses: Sequence[int], room: int) -> int:
 def test_what_is_read_ahead_has_as_many_hits(
     tmp_path: Path,
     server: RangeServer,
-    monkeypatch: pytest.MonkeyPatch,
+    network: Callable[..., None],
     kind: str,
     room: int,
     batches: int,
 ) -> None:
     """A chunk that was read ahead of its batch is needed next at its use after that batch."""
-    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, requests=1))
+    network(requests=1)
     path = chunk_records(tmp_path, shards=2, each=24)
     orders: dict[str, Any] = {
         "random": RandomSampler(48, seed=1),

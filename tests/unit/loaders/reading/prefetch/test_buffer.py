@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import wait
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
 from twinfeed.loaders.reading.prefetch.read_plan import EXTENT, NO_SPAN, Fetch, Release
-from twinfeed.loaders.storage import retries
 
 SIZE = 10  # bytes of a range
 
@@ -71,7 +70,7 @@ def test_a_range_is_read_by_who_has_it_after_its_release(buffer: RangeBuffer) ->
 
 
 def test_a_new_plan_keeps_what_it_goes_on_with(
-    buffer: RangeBuffer, monkeypatch: pytest.MonkeyPatch
+    buffer: RangeBuffer, network: Callable[..., None]
 ) -> None:
     """What the new plan does not ask for again goes where the plan before ended."""
     fetch(buffer, 0, 1, step=3, span=7)
@@ -81,15 +80,15 @@ def test_a_new_plan_keeps_what_it_goes_on_with(
     assert [found(buffer, number) for number in (0, 1)] == [True, False]
     buffer.start_plan(90, None)
     assert not buffer._ranges
-    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, buffer_bytes=SIZE))
+    network(buffer_bytes=SIZE)
     fetch(buffer, 0, 1)
     buffer.start_plan(90, 95)
     assert not buffer._ranges, "nor if it is much"
 
 
-def test_a_range_of_several_pieces_is_one_buffer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_range_of_several_pieces_is_one_buffer(network: Callable[..., None]) -> None:
     """Pieces of 4, 4 and 2 bytes. A piece fails before it is needed."""
-    monkeypatch.setattr(retries, "NETWORK", replace(retries.NETWORK, part_bytes=4))
+    network(part_bytes=4)
     failures = [OSError("once")]
 
     def read(_file: int, start: int, stop: int, _step: int) -> memoryview:

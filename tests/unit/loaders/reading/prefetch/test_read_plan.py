@@ -26,7 +26,6 @@ from twinfeed.loaders import (
     plan,
     shuffled,
 )
-from twinfeed.loaders.index import arrays
 from twinfeed.loaders.index.sizes import exceeds_memory
 from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.prefetch.read_plan import (
@@ -309,10 +308,8 @@ def test_a_sampler_that_fails_fails_when_it_is_asked(long: Index, readahead: int
         list(coming)
 
 
-def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+@pytest.mark.usefixtures("mapped_arrays")
+def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(tmp_path: Path) -> None:
     tfrecords(tmp_path, shards=1, each=8)
     index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
     rows = np.load(next(index.path.glob("columns-*/field-0.npy")), mmap_mode="r+")
