@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from functools import partial
 from itertools import count
 from math import gcd
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -12,11 +14,24 @@ from numpy.typing import ArrayLike, NDArray
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.permutation import permute
 from twinfeed.samplers.drawing.random_words import derive, root_key
+from twinfeed.samplers.state import first_step
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 
 _ATTEMPTS_OUTSIDE_BATCH = 64  # to find a replacement that is in another batch
+
+
+def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, Int64s]:
+    """Return what a user excludes as fields of a fingerprint, whose names have the steps."""
+    if exclude is not None and not isinstance(exclude, Mapping):
+        raise TypeError(
+            f"exclude must be {{training step: ids}}, got {exclude!r}: to leave records out from "
+            f"the start, give the others as records, or take SubsetSampler"
+        )
+    check = partial(validate.sorted_record_ids, num_records=n, name="exclude")
+    schedule = StepSchedule.parse("exclude", {0: [], **(exclude or {})}, check)
+    return {field: ids for field, ids in schedule.parameters("exclude").items() if len(ids)}
 
 
 class Exclusion:
@@ -30,20 +45,14 @@ class Exclusion:
 
     def __init__(self, exclude: Mapping[int, ArrayLike] | None, n: int, seed: int) -> None:
         self._num_records, self._key = n, root_key(seed, "exclude")
-        if exclude is not None and not isinstance(exclude, Mapping):
-            raise TypeError(
-                f"exclude must be {{training step: ids}}, got {exclude!r}: to leave records out "
-                f"from the start, take SubsetSampler"
-            )
-        schedule = StepSchedule.parse("exclude", {0: [], **(exclude or {})}, self._check_ids)
-        by_field = schedule.parameters("exclude").items()
         #: What states compare.
-        self.parameters = {field: ids for field, ids in by_field if len(ids)}
-        steps = np.repeat(schedule.starts, [len(ids) for ids in schedule.values])
+        self.parameters = excluded_ids(exclude, n)
+        ids = [np.zeros(0, np.int64), *self.parameters.values()]
         # The number of a record is the index at which it is excluded first.
-        all_ids = np.concatenate(schedule.values)
-        self._excluded_ids, self._numbers = np.unique(all_ids, return_index=True)
-        self._first_steps = steps[self._numbers]  # from which on each record is excluded
+        self._excluded_ids, self._numbers = np.unique(np.concatenate(ids), return_index=True)
+        starts = [0, *map(first_step, self.parameters)]
+        # The training steps from which on each record is excluded.
+        self._first_steps = np.repeat(starts, [*map(len, ids)])[self._numbers]
         if 2 * len(self._excluded_ids) > n:
             raise ValueError(
                 f"exclude must leave half of the records, got {len(self._excluded_ids)} of {n}: to "
@@ -53,29 +62,18 @@ class Exclusion:
         excludes = bool(len(self._excluded_ids))
         self.traits = SamplerTraits(repeats=excludes, needs_steps=excludes)
 
-    def _check_ids(self, ids: ArrayLike) -> Int64s:
-        return validate.sorted_record_ids(ids, self._num_records, name="exclude")
-
-    def draw(
-        self,
-        permutation: Callable[[int, Int64s], Int64s],
-        epoch: int,
-        positions: Int64s,
-        batch_size: int,
-        num_steps: int,
-    ) -> Int64s:
+    def draw(self, sampler: Any, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch, int64[positions] both.
 
-        They are `permutation(epoch, positions)`, a shuffle of all records, in which each record
-        that is excluded at its training step is replaced by another record of the epoch: if 2 is
-        excluded, the order 4 0 2 1 3 may become 4 0 3 1 3. Replacements are found by rejection
-        sampling. An epoch has `num_steps` batches of `batch_size` records.
+        They are `sampler._permutation(epoch, positions)`, a shuffle of all records, in which each
+        record that is excluded at its training step is replaced by another record of the epoch: if
+        2 is excluded, the order 4 0 2 1 3 may become 4 0 3 1 3. Replacements are found by rejection
+        sampling.
         """
-        ids = permutation(epoch, positions)
+        ids: Int64s = sampler._permutation(epoch, positions)
         if not len(self._excluded_ids):
             return ids
-        batch = positions // batch_size
-        steps = epoch * num_steps + batch
+        steps, batch_size = sampler._steps_at(epoch, positions), sampler._batch_size
         key = derive(self._key, epoch)
         # The indices, in `ids`, of the records that still need a replacement.
         pending = np.flatnonzero(self._is_excluded(ids, steps))
@@ -87,12 +85,12 @@ class Exclusion:
         while len(pending):
             shift = attempt * self._stride % self._num_records
             new_positions = permute(self._num_records, key, (numbers + shift) % self._num_records)
-            replacements = permutation(epoch, new_positions)
+            replacements = sampler._permutation(epoch, new_positions)
             is_valid = ~self._is_excluded(replacements, steps[pending])
             # A record of the same batch would be twice in it. After many attempts it is valid, too:
             # a batch that has nearly all records leaves no other choice.
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
-                is_valid &= new_positions // batch_size != batch[pending]
+                is_valid &= new_positions // batch_size != positions[pending] // batch_size
             ids[pending[is_valid]] = replacements[is_valid]
             pending, numbers, attempt = pending[~is_valid], numbers[~is_valid], attempt + 1
         return ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from math import gcd, lcm
 from typing import Any, SupportsIndex
@@ -91,7 +92,8 @@ class MixtureSampler(Sampler):
         self._samplers = [_checked(order) for order in orders]
         if not self._samplers:
             raise ValueError(f"orders must hold one at least, got {orders!r}")
-        self._weights = StepSchedule.parse("weights", weights, self._check_weights)
+        check = partial(_smallest_integers, count=len(self._samplers))
+        self._weights = StepSchedule.parse("weights", weights, check)
         never = np.flatnonzero(np.max(self._weights.values, axis=0) == 0)
         if len(never) and not isinstance(weights, Mapping):
             raise ValueError(
@@ -124,15 +126,6 @@ class MixtureSampler(Sampler):
 
     def __len__(self) -> int:
         return self._samples
-
-    def _check_weights(self, weights: ArrayLike) -> Int64s:
-        """Return the smallest integers in proportion to weights, one for each sampler."""
-        integers = _smallest_integers(weights)
-        if len(integers) != len(self._samplers):
-            raise ValueError(
-                f"weights must be one for each sampler, {len(self._samplers)}, got {len(integers)}"
-            )
-        return integers
 
     def __repr__(self) -> str:
         first, *later = self._weights.values
@@ -308,15 +301,13 @@ def _weights_and_samplers(weights: StepSchedule[Int64s], samplers: list[Sampler]
 
     A state of before that step then is one of a mixture without the sampler.
     """
-    stops = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
-    shown = [values[:stop].tolist() for values, stop in zip(weights.values, stops, strict=True)]
-    parameters = StepSchedule(weights.starts, shown).parameters("weights")
-    joined = np.maximum.accumulate(stops).tolist()
-    parameters["orders"] = samplers[: joined[0]]
-    for start, (first, stop) in zip(weights.starts[1:], pairwise(joined), strict=True):
-        if first < stop:
-            parameters[f"orders from step {start}"] = samplers[first:stop]
-    return parameters
+    # How many samplers have joined at each change: those up to the last that had a weight so far.
+    joined = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
+    joined = np.maximum.accumulate(joined).tolist()
+    shown = [values[:count].tolist() for values, count in zip(weights.values, joined, strict=True)]
+    new = StepSchedule(weights.starts, [samplers[a:b] for a, b in pairwise([0, *joined])])
+    orders = {field: joining for field, joining in new.parameters("orders").items() if joining}
+    return {**StepSchedule(weights.starts, shown).parameters("weights"), **orders}
 
 
 def _max_in_batch(weights: Int64s, batch_size: int) -> Int64s:
@@ -332,11 +323,13 @@ def _max_in_batch(weights: Int64s, batch_size: int) -> Int64s:
     )
 
 
-def _smallest_integers(weights: ArrayLike) -> Int64s:
+def _smallest_integers(weights: ArrayLike, count: int) -> Int64s:
     """Return the smallest integers in proportion to weights; ValueError if their sum is large."""
     if np.asarray(weights).dtype.kind != "f":
         weights = validate.counts("weights", weights, minimum=0)
     decimals = validate.decimals("weights", weights)
+    if len(decimals) != count:
+        raise ValueError(f"weights must be one for each sampler, {count}, got {len(decimals)}")
     if min(decimals, default=0) < 0 or not sum(decimals):
         raise ValueError(
             f"weights must be at least 0, and not all 0, got {np.asarray(weights).tolist()}"

@@ -356,9 +356,7 @@ class RandomSampler(Sampler):
         return f"RandomSampler({validate.counted(len(self), 'record')}, seed={self.seed})"
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        return self._exclusion.draw(
-            self._permutation, epoch, positions, self._batch_size, self._num_steps
-        )
+        return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the ids at these positions of the epoch's permutation, int64 as `positions`."""

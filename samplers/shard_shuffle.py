@@ -172,9 +172,7 @@ class ShardShuffleSampler(Sampler):
             # Prepare the next epoch while this one is drawn, so that its start does not take long.
             fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
             self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
-        return self._exclusion.draw(
-            self._permutation, epoch, positions, self._batch_size, self._num_steps
-        )
+        return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the records at these positions of an epoch, int64[positions] both.
