@@ -18,6 +18,10 @@ from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
+# A training step, the classes of which records are excluded from it on, and their other records:
+# class `classes[i]` is class i of this class order.
+ClassExclusion = tuple[int, Int64s, ClassOrder]
+
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
 _LOOK_AHEAD = 8  # subsets of records of a class that are computed at once, to replace a record
 
@@ -31,7 +35,9 @@ class FairBatches:
     in stored order, cyclically. Each batch that contains a class takes the next subset of the
     class. In each *phase*, a range of steps with constant P and K, the subsets are numbered from 0.
 
-    `class_labels` are given if a record may have several labels; else None.
+    `class_labels` are given if a record may have several labels; else None. `exclusions` have the
+    ids that are excluded, by training step. In each class they come no more from its next
+    traversal on, which is a permutation of the records that are left.
     """
 
     by_class = False  # whether `ids` returns class numbers in place of records
@@ -43,16 +49,25 @@ class FairBatches:
         shape: BatchShape,
         seed: int,
         stored: bool,
-        class_labels: Array | None = None,
+        class_labels: Array | None,
+        exclusions: list[ClassExclusion],
     ) -> None:
         self.classes, self.super_classes, self._shape = classes, super_classes, shape
         self.stored, self._class_labels = stored, class_labels
         self.keys = {of: root_key(seed, f"pk {of}") for of in ("super", "class", "record")}
+        self.exclusions = exclusions
         self._cache: FifoCache[_PhaseSchedule] = FifoCache(2)
         self._schedule(shape.phases[0])  # computed here, so that the first batch comes at once
 
     def _schedule(self, phase: Phase) -> _PhaseSchedule:
-        return self._cache.get(phase, lambda: _PhaseSchedule(phase, self))
+        return self._cache.get(phase, lambda: self._new_schedule(phase))
+
+    def _new_schedule(self, phase: Phase) -> _PhaseSchedule:
+        schedule = _PhaseSchedule(phase, self)
+        for step, classes, order in self.exclusions:
+            at_step = _PhaseSchedule(phase._replace(start=max(phase.start, step)), self)
+            schedule.exclude(step, at_step.num_before - schedule.num_before, classes, order)
+        return schedule
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of consecutive global steps, concatenated.
@@ -105,14 +120,30 @@ class _PhaseSchedule:
         self._super_class_order = Interleave(weights, derive(keys["super"], phase.p_start))
         class_key = derive(keys["class"], phase.p_start)
         self._class_subsets = FairSubsets(self._num_classes, phase.p, class_key)
-        record_key = derive(keys["record"], phase.start)
-        self._record_subsets = FairSubsets(class_sizes, phase.k, record_key)
+        self._record_key = derive(keys["record"], phase.start)
         self._stored = batches.stored
-        # How many batches before the phase have each class: the number for its super-class, and
-        # one more where `_has_extra_batch`.
-        self._batches_before = np.zeros_like(self._num_classes)  # of each super-class
-        self._has_extra_batch = np.zeros(len(class_sizes), np.bool_)  # of each class
+        self._record_subsets = FairSubsets(class_sizes, phase.k, self._record_key)
+        # Of each class, the length of its last traversals of records, and their first subset.
+        self._sizes, self._first = class_sizes.copy(), np.zeros_like(class_sizes)
+        self._exclusions: list[tuple[Int64s, Int64s, ClassOrder, FairSubsets]] = []
+        #: How many batches have each class, from the last change of P to this phase.
+        self.num_before = np.zeros(len(class_sizes), np.int64)
         self._count_batches_before(phase.start - phase.p_start)
+
+    def exclude(self, step: int, numbers: Int64s, classes: Int64s, order: ClassOrder) -> None:
+        """Let classes have the records of `order` from their next traversal after a step on.
+
+        A traversal has each record of a class once. `numbers` has how many batches of the phase
+        have each class before the step. If 7 subsets of K = 2 records came, of a class of 5, the
+        next traversal starts at record 15 of its sequence. So subset 7 is the first that is drawn
+        from the records of `order`, and the last record of the traversal before it does not come.
+        """
+        k, size, first = self._phase.k, self._sizes[classes], self._first[classes]
+        num_traversals = -((first - numbers[classes]).clip(max=0) * k // size)
+        first = first + num_traversals * size // k
+        self._sizes[classes], self._first[classes] = order.sizes, first
+        subsets = FairSubsets(order.sizes, k, derive(self._record_key, step))
+        self._exclusions.append((classes, first, order, subsets))
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return the classes of each step's batch, and how many earlier batches have each class.
@@ -146,9 +177,7 @@ class _PhaseSchedule:
         # the class at position q of all its batches, concatenated, is in q // n earlier batches.
         position = batch_number[:, None] * self._phase.p + np.arange(start, stop)
         num_earlier = position // self._num_classes[super_class][:, None]
-        # Subtract the batches before the phase, which have each class so often, or once more.
-        num_earlier -= self._batches_before[super_class][:, None]
-        num_earlier -= self._has_extra_batch[classes]
+        num_earlier -= self.num_before[classes]
         return classes, num_earlier
 
     def _count_batches_before(self, num_steps: int) -> None:
@@ -156,29 +185,26 @@ class _PhaseSchedule:
 
         A phase is a range of steps with constant P and K. The P classes of a batch are of one
         super-class, a group of classes. The batches of a super-class have all its classes once (a
-        *traversal*), then all of them again, and so on. So each class is in as many batches as
-        there are complete traversals, and some classes in one more, of an incomplete traversal.
+        *traversal*), then all of them again, and so on. So each class is in the last complete
+        traversal, or in the incomplete one after it, and has one batch more than before its last.
         With 5 classes, P = 2 and 4 steps, the batches have 8 classes: all 5, and 3 of them again.
 
-        Sets `_batches_before` of each super-class (the complete traversals), and `_has_extra_batch`
-        of each class.
+        Sets `num_before`, of each class.
         """
         if not num_steps:
             return
         p, num_classes = self._phase.p, self._num_classes
         num_batches = self._super_class_order.num_before(num_steps)  # of each super-class
-        self._batches_before = num_batches * p // num_classes
-        # The batches of each super-class from the start of its incomplete traversal on.
-        first_batch = self._batches_before * num_classes // p
+        # The batches of each super-class from the start of its last complete traversal on.
+        traversal = (num_batches * p // num_classes - 1).clip(min=0)
+        first_batch = traversal * num_classes // p
         super_class, offset = groups_and_indices(num_batches - first_batch)
-        has_extra_batch = np.zeros_like(self._has_extra_batch)
+        num_before = np.zeros_like(self.num_before)
         for chunk in slices(len(offset), _CHUNK // p + 1):
             batch_number = first_batch[super_class[chunk]] + offset[chunk]
             classes, num_earlier = self._classes_of(super_class[chunk], batch_number, 0, p)
-            # Complete traversals are subtracted: 0 is a class of the incomplete one. The first
-            # batch may also have classes of the last complete traversal, which have -1.
-            has_extra_batch[classes[num_earlier == 0]] = True
-        self._has_extra_batch = has_extra_batch
+            num_before[classes] = num_earlier + 1  # of equal classes the last counts
+        self.num_before = num_before
 
     def records(self, classes: Int64s, numbers: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].
@@ -188,15 +214,27 @@ class _PhaseSchedule:
         for arrays of any shape. In stored order, subset t has the records `t * K` to `t * K + K -
         1` of the class, modulo its size: of 5 records and K = 2, subset 2 has records 4 and 0.
         """
-        class_number, subset = classes.reshape(-1), numbers.reshape(-1)
+        class_number, number = classes.reshape(-1), numbers.reshape(-1)
+        ids = self._subset(self._classes, self._record_subsets, class_number, number)
+        for with_classes, first, order, subsets in self._exclusions:
+            index = np.searchsorted(with_classes, class_number).clip(max=len(with_classes) - 1)
+            later = number - first[index]  # counted from the first without the excluded records
+            rows = np.flatnonzero((with_classes[index] == class_number) & (later >= 0))
+            ids[rows] = self._subset(order, subsets, index[rows], later[rows])
+        return ids.reshape(*classes.shape, -1)
+
+    def _subset(
+        self, order: ClassOrder, subsets: FairSubsets, class_number: Int64s, number: Int64s
+    ) -> Int64s:
+        """Return the ids of K records of each class, int64[n, K]: subset `number[i]` of class i."""
         k = self._phase.k
         # `member` is the number of a record within its class.
         if self._stored:
-            class_size = np.asarray(self._classes.sizes)[class_number]
-            member = (subset[:, None] * k + np.arange(k)) % class_size[:, None]
+            class_size = np.asarray(order.sizes)[class_number]
+            member = (number[:, None] * k + np.arange(k)) % class_size[:, None]
         else:  # in random order
-            member = self._record_subsets.subsets(class_number, subset)
-        return self._classes.record_ids(class_number[:, None], member).reshape(*classes.shape, k)
+            member = subsets.subsets(class_number, number)
+        return order.record_ids(class_number[:, None], member)
 
     def distinct_records(self, classes: Int64s, numbers: Int64s, class_labels: Array) -> Int64s:
         """Return the record ids of batches, int64[batches, P, K], no record twice in a batch.

@@ -128,6 +128,18 @@ class ClassOrder:
             return self
         return self._unchecked(self.digest, self.records, self.starts[:count], self.sizes[:count])
 
+    def _without(self, excluded: Int64s, ids: Int64s) -> tuple[Int64s, ClassOrder]:
+        """Return the classes that have some of these ids, and their records that are not excluded.
+
+        Class `classes[i]` is class i of the class order, which is not sorted by size.
+        """
+        class_number, record = self.class_record_pairs()
+        classes = np.unique(class_number[np.isin(record, ids)])
+        is_kept = np.isin(class_number, classes) & ~np.isin(record, excluded)
+        sizes = np.bincount(np.searchsorted(classes, class_number[is_kept]), minlength=len(classes))
+        starts = np.cumsum(sizes) - sizes
+        return classes, self._unchecked(self.digest, record[is_kept], starts, sizes)
+
     def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records alone, with the digest of all labels."""
         class_of = np.empty(len(self.records), np.int64)  # of each record

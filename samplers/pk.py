@@ -11,12 +11,14 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers._coverage import CoverageBatches
-from twinfeed.samplers._fair_batches import FairBatches
+from twinfeed.samplers._fair_batches import ClassExclusion, FairBatches
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.class_order import ClassOrder, super_class_order
 from twinfeed.samplers.drawing.batch_shape import BatchShape, PerStep
+from twinfeed.samplers.exclusion import excluded_ids
 from twinfeed.samplers.label_arrays import labels_of
 from twinfeed.samplers.label_lists import check_class_pairs, class_order_of_lists, label_lists
+from twinfeed.samplers.state import first_step
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
 
@@ -62,6 +64,8 @@ class PKBatchSampler(BatchStream):
             sources that are read from front to back.
         records: ids of the records to draw from (int64, in any order), such as one part of `split`.
             Labels are given for all records. The other records are never drawn.
+        exclude: `{training step: ids}`: records that a class gives no more from the next time on
+            that it begins anew, after this step. Counts of its other records then begin anew.
 
     Raises:
         ValueError: too few classes or records, with the numbers, or options that contradict each
@@ -103,6 +107,7 @@ class PKBatchSampler(BatchStream):
         super_labels: ArrayLike | None = None,
         order_within: Literal["random", "stored"] = "random",
         records: ArrayLike | None = None,
+        exclude: Mapping[int, ArrayLike] | None = None,
     ) -> None:
         self._small = validate.choice("small", small, ("raise", "repeat", "drop"))
         self._min_size = validate.integer("min_class_size", min_class_size, minimum=1)
@@ -128,15 +133,14 @@ class PKBatchSampler(BatchStream):
         if class_labels is not None:
             check_class_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
-            stored = order_within == "stored"
-            self._source = FairBatches(classes, super_classes, shape, seed, stored, class_labels)
+            options = order_within == "stored", class_labels, self._class_exclusions(exclude)
+            self._source = FairBatches(classes, super_classes, shape, seed, *options)
             steps = self._num_batches(batches_per_epoch)
         else:
-            self._check_coverage(batches_per_epoch)
+            self._check_coverage(batches_per_epoch, exclude)
             self._source = CoverageBatches(classes, shape, coverage == "once", seed)
             steps = self._source.steps
-        self._size_divisor = shape.size_divisor
-        largest = shape.largest_batch
+        self._size_divisor, largest = shape.size_divisor, shape.largest_batch
         super().__init__(num_steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
     @classmethod
@@ -239,12 +243,33 @@ class PKBatchSampler(BatchStream):
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
             )
 
-    def _check_coverage(self, batches_per_epoch: SupportsIndex | None) -> None:
+    def _class_exclusions(self, exclude: Mapping[int, ArrayLike] | None) -> list[ClassExclusion]:
+        """Return what is excluded of each class, by training step, and set it as parameters."""
+        fields = excluded_ids(exclude, self.num_records)
+        self.parameters = {**self.parameters, **fields}
+        if fields and self._several_labels:
+            raise ValueError("exclude must not be given with lists of labels")
+        least = 1 if self._small == "repeat" else self._shape.largest_k
+        exclusions = []
+        for i, (field, ids) in enumerate(fields.items()):
+            excluded = np.concatenate([*fields.values()][: i + 1])
+            classes, order = self._classes._without(excluded, ids)
+            if len(classes) and min(order.sizes) < least:
+                raise ValueError(
+                    f"exclude must leave {least} records of each class, got {min(order.sizes)}, "
+                    f"{field}: exclude fewer, or pass small='repeat' to use one again"
+                )
+            if len(classes):
+                exclusions.append((first_step(field), classes, order))
+        return exclusions
+
+    def _check_coverage(self, batches_per_epoch: SupportsIndex | None, exclude: Any) -> None:
         """Raise ValueError for an option that cannot be used together with `coverage`."""
         coverage = validate.choice("coverage", self._coverage, ("once", "all"))
         rules = {
             "p and k must be plain integers": self._shape.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
+            "exclude must not be given": exclude is None,
             "super_labels must not be given": self.parameters["super_labels"] is None,
             "order_within must be 'random'": self._within == "random",
             "labels must be one for each record": not self._several_labels,
@@ -294,6 +319,7 @@ class PKBatchSampler(BatchStream):
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
             "records=": self._record_ids is not None,
+            "exclude=": any("exclude" in name for name in self.parameters),
             "several labels a record": self._several_labels,
             f"{self.world_size} ranks": self.world_size > 1,
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -85,6 +86,12 @@ def views(exclude: Any) -> Sampler:
     return ViewSampler(shuffle(exclude), [3] * 45, per_epoch="one", seed=0)
 
 
+def exclude_from_classes(exclude: Any, **options: Any) -> BatchStream:
+    """Return P x K batches of nine classes of eleven records, some of them excluded."""
+    options = {"p": 4, "k": 2, "seed": 0, "batches_per_epoch": 8, **options}
+    return PKBatchSampler(LABELS, exclude=exclude, **options)
+
+
 EXCLUDED = {0: [40], 5: [1, 2], 17: [30, 2, 44], 43: range(9, 17)}
 WEIGHTS = {0: [3, 1, 1], 5: [0, 2, 1], 6: [1, 0, 0], 29: [0.5, 0.25, 0.25], 47: [1, 1, 1]}
 CASES: dict[str, Case] = {
@@ -104,6 +111,14 @@ CASES: dict[str, Case] = {
     "shards": Case(cut(shuffle_blocks), EXCLUDED),
     "shards-drop": Case(cut(shuffle_blocks, last_batch="drop"), EXCLUDED),
     "views": Case(cut(views), EXCLUDED),
+    "pk-exclude": Case(exclude_from_classes, EXCLUDED),
+    "pk-exclude-k": Case(partial(exclude_from_classes, k={0: 2, 14: 3, 40: 4}), EXCLUDED),
+    "pk-exclude-super": Case(
+        partial(exclude_from_classes, super_labels=LABELS % 2, order_within="stored"), EXCLUDED
+    ),
+    "pk-exclude-repeat": Case(
+        partial(exclude_from_classes, k=12, small="repeat", min_class_size=2), EXCLUDED
+    ),
     "p": Case(
         lambda p: PKBatchSampler(LABELS, p=p, k=2, seed=0, batches_per_epoch=8),
         {0: 4, 9: 2, 33: 3},
@@ -298,3 +313,32 @@ def test_an_evaluation_excludes_nothing() -> None:
         Evaluation(shuffle(EXCLUDED), batch_size=4)
     with pytest.raises(TypeError, match="unexpected keyword argument 'exclude'"):
         ExactOnceBatchSampler(9, batch_size=4, exclude={0: [1]})  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("options", [{}, {"order_within": "stored"}, {"k": 3}, {"p": 9}])
+def test_a_class_goes_on_without_its_excluded_records(options: dict[str, Any]) -> None:
+    """They are out from its next traversal on; the others come equally often; no class changes."""
+    exclude = {5: [0, 9, 18], 11: [27, 1, 5], 12: range(2, 50, 9), 90: [90]}
+    changed, plain = exclude_from_classes(exclude, **options), exclude_from_classes(None, **options)
+    batches = drawn(changed, 400)
+    for ids, old_ids in zip(batches, drawn(plain, 400), strict=True):
+        assert LABELS[ids].tolist() == LABELS[old_ids].tolist()
+        of_others = LABELS[ids] > 5
+        assert np.array_equal(np.array(ids)[of_others], np.array(old_ids)[of_others])
+        assert len(set(ids)) == len(ids)
+    out = {id_: step for step, ids in exclude.items() for id_ in ids}
+    for id_, first in out.items():
+        after = [step for step, ids in enumerate(batches) if step >= first and id_ in ids]
+        assert len(after) <= 1
+        before = batches[first : after[0]] if after else []
+        assert sum((LABELS[ids] == LABELS[id_]).sum() for ids in before) <= 11
+    counts = np.bincount(np.concatenate(batches[200:]), minlength=99)
+    for label in range(9):
+        others = [counts[id_] for id_ in np.flatnonzero(label == LABELS) if id_ not in out]
+        assert max(others) - min(others) <= 2  # of the steps before 200, too
+
+
+def test_a_group_of_classes_is_no_choice_among_records() -> None:
+    """A pipeline of each class gives any of its records: it needs to know that some are out."""
+    assert exclude_from_classes({3: [1]}).traits.needs_records == "exclude="
+    assert exclude_from_classes(None).traits.needs_records is None

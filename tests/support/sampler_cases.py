@@ -193,6 +193,18 @@ CASES: list[Case] = [
     ("pk-all-repeat", _pk(k=6, coverage="all", small="repeat")),
     ("pk-stored", _pk(order_within="stored")),
     ("pk-records", _pk(records=np.flatnonzero(LABELS % 3 < 2))),
+    (
+        "pk-exclude",
+        _pk(
+            k={0: 2, 17: 1},
+            batches_per_epoch=8,
+            exclude={
+                0: [5],
+                6: np.flatnonzero(LABELS == 4)[:20],
+                8: np.flatnonzero(LABELS == 0)[:1],
+            },
+        ),
+    ),
     ("pk-lists", _pk(labels=[[n % 7, 7 + n % 3][: n % 4] for n in range(116)])),
     ("pk-classes", lambda: PKBatchSampler.of_classes(10, p=4, k={0: 2, 2: 3}, seed=5)),
     ("pk-super", _pk(p=2, super_labels=SUPER)),

@@ -131,6 +131,27 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             (Endless, "n must be an integer, got <class"),
         ]
     ),
+    *(
+        (pk(exclude=exclude, **options), error, words)
+        for exclude, options, error, words in [
+            ([3], {}, TypeError, "exclude must be {training step: ids}, got [3]"),
+            ({3: [14]}, {}, ValueError, "exclude must be below 14, their number, got 14"),
+            (
+                {0: [5], 4: [6]},
+                {"k": 2, "small": "drop"},
+                ValueError,
+                "must leave 2 records of each class, got 1, exclude from step 4: exclude fewer",
+            ),
+            ({0: [13]}, {"small": "repeat"}, ValueError, "must leave 1 records of each class"),
+            ({0: [1]}, {"coverage": "all"}, ValueError, "exclude must not be given with coverage"),
+            (
+                {0: [1]},
+                {"labels": [[0, 1]] * 5, "p": 1},
+                ValueError,
+                "exclude must not be given with lists of labels",
+            ),
+        ]
+    ),
     # What is no exclusion.
     *(
         (partial(make, seed=0, exclude=exclude), error, words)
