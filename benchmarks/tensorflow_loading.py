@@ -155,33 +155,36 @@ def reading(options: argparse.Namespace, folder: Path) -> None:
 
 
 def numbers(options: argparse.Namespace, folder: Path) -> None:
-    """Compare random reads of embeddings, which are float lists, and of rows of an array."""
+    """Compare random reads of lists of numbers, which are decoded, and of rows of an array."""
     count = 40_000 // BATCH * BATCH
-    rows = np.random.default_rng(0).normal(size=(count, 256)).astype(np.float32)
-    index = pack(({"image": row} for row in rows), folder / "embeddings", shards=8)["data"]
-    features = {"image": tf.io.FixedLenFeature([256], tf.float32)}
+    random = np.random.default_rng(0)
+    floats = random.normal(size=(count, 256)).astype(np.float32)
     sampler = BatchSampler(RandomSampler(count, seed=0), batch_size=BATCH)
+    ways: dict[str, Make]
+    for name, rows in (("floats", floats), ("tokens", random.integers(0, 32_000, floats.shape))):
+        index = pack(({"row": row} for row in rows), folder / name, shards=8)["data"]
+        features = {"row": tf.io.FixedLenFeature([256], tf.as_dtype(rows.dtype))}
 
-    def in_order() -> tf.data.Dataset:
-        records = tf.data.TFRecordDataset(shards(index)).batch(BATCH)
-        return records.map(lambda batch: tf.io.parse_example(batch, features))
+        def in_order(index: Index = index, features: Any = features) -> tf.data.Dataset:
+            records = tf.data.TFRecordDataset(shards(index)).batch(BATCH)
+            return records.map(lambda batch: tf.io.parse_example(batch, features))
+
+        ways = {
+            "TFRecordDataset, batch, parse_example": in_order,
+            "loader, fully random": lambda index=index: dataset(index, sampler),
+        }
+        compare(f"lists of 256 {name}", ways, batches=count // BATCH - 1, pairs=options.pairs)
 
     def gathered() -> tf.data.Dataset:
         ids = tf.data.Dataset.range(count).shuffle(count, seed=0).batch(BATCH)
-        tensor = tf.constant(rows)
+        tensor = tf.constant(floats)
         return ids.map(lambda batch: tf.gather(tensor, batch))
 
-    for name, ways in {
-        "embeddings of 256 floats": {
-            "TFRecordDataset, batch, parse_example": in_order,
-            "loader, fully random": lambda: dataset(index, sampler),
-        },
-        "an array of 256 floats a row": {
-            "tf.gather of shuffled ids": gathered,
-            "loader, fully random": lambda: dataset(DatasetSource(rows), sampler),
-        },
-    }.items():
-        compare(name, ways, batches=count // BATCH - 1, pairs=options.pairs)
+    ways = {
+        "tf.gather of shuffled ids": gathered,
+        "loader, fully random": lambda: dataset(DatasetSource(floats), sampler),
+    }
+    compare("an array", ways, batches=count // BATCH - 1, pairs=options.pairs)
 
 
 def stages(options: argparse.Namespace, folder: Path) -> None:

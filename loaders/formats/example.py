@@ -13,6 +13,8 @@ The values are those of `tensorflow.train.Example`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from functools import lru_cache
 from typing import Any, cast
 
 import numpy as np
@@ -112,10 +114,9 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
 
 
 def decode_lists(kind: str, lists: Sequence[bytes], /) -> Sequence[Values]:
-    """Return the values of each list message; float lists of one length become rows of an array.
+    """Return the values of each list message, as rows of one array if all have as many numbers.
 
-    The rows are cut from all messages at once. So the messages must be packed, which gives each the
-    same first bytes: a tag, and the number of bytes that follow.
+    Numbers that are packed, as by all usual writers, are decoded together.
 
     Raises:
         DataCorruptionError: a malformed message.
@@ -124,15 +125,11 @@ def decode_lists(kind: str, lists: Sequence[bytes], /) -> Sequence[Values]:
     array([[1.],
            [2.]], dtype=float32)
     """
-    if kind == "float_list" and len(set(map(len, lists))) == 1:
-        first = lists[0]
-        start = len(first) - 4 * len(decode_list(kind, first))
-        messages = np.frombuffer(b"".join(lists), np.uint8).reshape(len(lists), -1)
-        is_packed = first == length_delimited(0x0A, first[start:])
-        if is_packed and (messages[:, :start] == messages[0, :start]).all():
-            rows = messages[:, start:].copy().view("<f4").astype(np.float32, copy=False)
-            return cast(Sequence[Values], rows)
-    return [decode_list(kind, message) for message in lists]
+    together = None
+    if lists and kind != "bytes_list":
+        with suppress(WireError):  # decode_list raises the error of a message
+            together = _numbers_together(kind, lists)
+    return [decode_list(kind, item) for item in lists] if together is None else together
 
 
 def encode(features: Mapping[str, Any], /) -> bytes:
@@ -201,10 +198,54 @@ def _list_values(kind: str, data: bytes) -> Values:
     values = [data[start:stop] for start, stop in list_values(kind, data, 0, len(data))]
     if kind == "bytes_list":
         return values
-    joined = b"".join(values)
+    return _numbers(kind, b"".join(values))
+
+
+def _numbers(kind: str, packed: bytes) -> npt.NDArray[Any]:
+    """Return packed numbers as an array: int64[n] or float32[n] by `kind`."""
     if kind == "float_list":
-        return np.frombuffer(joined, "<f4").astype(np.float32)
-    return read_varints(joined).view(np.int64)
+        return np.frombuffer(packed, "<f4").astype(np.float32)
+    return read_varints(packed).view(np.int64)
+
+
+def _numbers_together(kind: str, lists: Sequence[bytes]) -> Sequence[Values] | None:
+    """Return the numbers of each list message; None unless each message is packed numbers alone."""
+    sizes = list(map(len, lists))
+    headers = list(map(_packed_header, sizes))
+    if not (all(headers) and all(map(bytes.startswith, lists, headers))):
+        return None
+    joined = b"".join(map(bytes.removeprefix, lists, headers))
+    byte_stops = np.cumsum(sizes) - np.cumsum(list(map(len, headers)))  # of each message's numbers
+    if kind == "float_list":
+        stops, remainders = np.divmod(byte_stops, 4)
+        is_whole = not remainders.any()
+    else:
+        is_last = np.frombuffer(joined, np.uint8) < 128  # whether a byte ends its number
+        stops = np.flatnonzero(is_last).searchsorted(byte_stops)
+        is_whole = is_last[byte_stops[byte_stops > 0] - 1].all()
+    if not is_whole:
+        return None
+    values = _numbers(kind, joined)
+    if (stops == stops[0] * np.arange(1, len(lists) + 1)).all():
+        return cast(Sequence[Values], values.reshape(len(lists), -1))
+    return np.split(values, stops[:-1])
+
+
+@lru_cache(1 << 12)
+def _packed_header(size: int) -> bytes:
+    """Return the tag and the length that begin a list message of packed numbers of `size` bytes.
+
+    Empty if no such message has this size: 130 bytes would be 127 and a header of two, or 128 and a
+    header of three.
+
+    >>> _packed_header(4).hex(), _packed_header(130).hex(), _packed_header(131).hex()
+    ('0a02', '', '0a8001')
+    """
+    for taken in range(2, min(size, 6) + 1):
+        header = b"\x0a" + varint(size - taken)
+        if len(header) == taken:
+            return header
+    return b""
 
 
 def _feature(name: str, value: Any) -> bytes:

@@ -317,7 +317,7 @@ def test_varint_without_an_end_is_refused(size: int) -> None:
 
 
 def packed(numbers: bytes) -> bytes:
-    """Serialize a float list as all writers do."""
+    """Serialize a list of numbers as all writers do."""
     return length_delimited(0x0A, numbers)
 
 
@@ -326,40 +326,59 @@ def unpacked(numbers: bytes) -> bytes:
     return b"".join(b"\x0d" + numbers[at : at + 4] for at in range(0, len(numbers), 4))
 
 
+LAYOUTS = (packed, unpacked, lambda numbers: b"\x78\x00" + packed(numbers))
+packed_floats = st.lists(floats, max_size=40).map(lambda values: np.float32(values).tobytes())
+packed_integers = st.lists(st.integers(0, 2**64 - 1), max_size=40).map(
+    lambda values: b"".join(map(varint, values))
+)
+
+
 @given(
-    lists=st.lists(st.binary(min_size=160, max_size=160), min_size=1, max_size=4),
-    size=st.sampled_from((0, 4, 8, 124, 128, 160)),
-    layout=st.sampled_from((packed, unpacked, lambda numbers: b"\x78\x00" + packed(numbers))),
+    kind=st.sampled_from(("float_list", "int64_list")),
+    lists=st.lists(
+        st.one_of(packed_floats, packed_integers, st.binary(max_size=160)), min_size=1, max_size=4
+    ),
+    same=st.booleans(),
+    layout=st.sampled_from(LAYOUTS),
     flip=st.none() | st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 255)),
 )
-def test_float_lists_at_once_equal_float_lists_one_by_one(
+def test_lists_at_once_equal_lists_one_by_one(
+    kind: str,
     lists: list[bytes],
-    size: int,
+    same: bool,
     layout: Callable[[bytes], bytes],
     flip: tuple[int, int, int] | None,
 ) -> None:
-    """For canonical and odd messages, and with a byte of a header or number changed."""
-    messages = [bytearray(layout(numbers[:size])) for numbers in lists]
+    """For canonical and odd messages, whole numbers and others, and with one byte changed."""
+    messages = [layout(lists[0] if same else numbers) for numbers in lists]
     if flip is not None:
         number, at, mask = flip
         for item in messages[number : number + 1]:
-            item[at : at + 1] = bytes(byte ^ mask for byte in item[at : at + 1])
+            changed = bytes(byte ^ mask for byte in item[at : at + 1])
+            messages[number] = item[:at] + changed + item[at + 1 :]
 
     def outcome(decode: Callable[[list[bytes]], Any]) -> Any:
         try:
-            return [array.tobytes() for array in decode(list(map(bytes, messages)))]
+            return [(array.dtype, array.tobytes()) for array in decode(messages)]
         except DataCorruptionError as error:
             return str(error)
 
-    one_by_one = outcome(lambda items: [decode_list("float_list", item) for item in items])
-    assert outcome(lambda items: list(decode_lists("float_list", items))) == one_by_one
+    one_by_one = outcome(lambda items: [decode_list(kind, item) for item in items])
+    assert outcome(lambda items: list(decode_lists(kind, items))) == one_by_one
 
 
-def test_float_lists_at_once_are_rows_of_one_writable_array() -> None:
-    rows = decode_lists("float_list", [packed(np.float32([n, 2]).tobytes()) for n in range(3)])
-    assert isinstance(rows, np.ndarray)
-    assert rows.tolist() == [[0, 2], [1, 2], [2, 2]]
-    assert rows.flags.writeable
+def test_numbers_at_once_are_rows_of_one_writable_array() -> None:
+    for kind, values in (("float_list", np.float32([[0, 2], [1, 2]])), ("int64_list", [[7, -1]])):
+        encoded = [encode({"x": np.array(row)}) for row in values]
+        lists = [part.data for data in encoded for part in locate(data).values()]
+        rows = decode_lists(kind, lists)
+        assert isinstance(rows, np.ndarray)
+        assert rows.tolist() == np.array(values).tolist()
+        assert rows.flags.writeable
+    assert [row.tolist() for row in decode_lists("int64_list", [packed(b"\1\2"), b""])] == [
+        [1, 2],
+        [],
+    ]
 
 
 def test_packed_numbers_that_are_not_whole_are_found_by_locate() -> None:
