@@ -109,6 +109,15 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(100_000)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, in their order: what a file's tests share is made once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    config.option.loadscopereorder = False
+    return LoadFileScheduling(config, log)
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
     """Leave out what cannot be imported; what is left and fails is to be marked `frameworks`."""
     if config.getoption("without_frameworks") and collection_path.suffix == ".py":

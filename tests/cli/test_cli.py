@@ -266,6 +266,7 @@ def test_compare_says_what_is_the_same_and_how_fast(
     out = capsys.readouterr().out
     assert "records/s" in out
     assert "word: the same" in out
+    options[2] = "numpy"
     assert main(["compare", index, *options, "--p", "2", "--k", "2"]) == 0
     pack([{"word": "w"}] * 3, tmp_path / "plain")
     assert main(["compare", str(tmp_path / "plain" / "data.index"), "--p", "2"]) == 2

@@ -146,12 +146,12 @@ def test_what_is_installed_is_the_same_of_a_wheel_an_sdist_and_a_folder(
     ("way", "where"),
     [
         ("wheel", "in the clone"),
-        ("editable", "beside the clone"),
         *(
             pytest.param(way, where, marks=pytest.mark.long)
             for way, where in (
                 ("wheel", "elsewhere"),
                 ("wheel", "beside the clone"),
+                ("editable", "beside the clone"),
                 ("editable", "elsewhere"),
                 ("editable", "in the clone"),
             )

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 from support import PROGRAMS
+from support.cases import mark_long
 from support.programs import QUIET, free_port
 
 from twinfeed.loaders import Feed, Index, LoaderError, NumpyLoader, pack
@@ -31,9 +32,7 @@ def shuffled(**options) -> BatchSampler:
     return BatchSampler(RandomSampler(40, seed=0), batch_size=8, **options)
 
 
-@pytest.mark.parametrize(
-    ("devices", "processes"), [(8, 1), (4, 2), pytest.param(1, 2, marks=pytest.mark.long)]
-)
+@pytest.mark.parametrize(("devices", "processes"), mark_long([(4, 2), (8, 1), (1, 2)], but_every=3))
 def test_shards_are_rows_of_the_plain_batches(index: Index, devices: int, processes: int) -> None:
     port, flag = free_port(), f"--xla_force_host_platform_device_count={devices}"
     ranks = [[str(processes), str(rank), port] for rank in range(processes)]
