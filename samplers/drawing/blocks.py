@@ -62,22 +62,27 @@ class Blocks:
 
     @property
     def commonest_size(self) -> int:
-        """The size (in records) that most blocks have; of several such sizes, the largest."""
+        """The size (in records) that most blocks have; of several such sizes, the largest.
+
+        A shard is divided into full blocks of `self.block` records, and a last block that may have
+        fewer. There may be millions of shards, so they are counted in chunks.
+        """
         counts: Counter[int] = Counter()  # how many blocks have each size
         for chunk in slices(self.num_shards):
             lengths = np.asarray(self._lengths[chunk]).astype(np.int64)
             last_sizes, num_shards = np.unique(lengths % self.block, return_counts=True)
             counts.update(dict(zip(last_sizes.tolist(), num_shards.tolist(), strict=True)))
             counts[self.block] += int((lengths // self.block).sum())
-        del counts[0]  # shards whose last block is full
-        # The largest (count, size); 1 if there is no block.
+        del counts[0]  # shards without a shorter last block
+        # The size with the largest (count, size); 1 if there is no block.
         size, count = max(counts.items(), key=lambda item: item[::-1], default=(1, 0))
         return size if count else 1
 
     def bounds_around(self, records: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the first record and the stop of the block that contains each record, int64[n].
+        """Return the block that contains each record: its first record, and its last plus 1.
 
-        In shards of 5 and 4 records and blocks of 4, the block of record 6 is from 5 to 9.
+        Both are int64[n]. Blocks are consecutive records of one shard. In shards of 5 and 4 records
+        and blocks of 4, the block of record 6 has the first record 5 and the stop 9.
         """
         shard, shard_start = self._record_sums.locate(records)
         first = records - (records - shard_start) % self.block
@@ -92,10 +97,12 @@ class Blocks:
     def locate_in_shards(self, numbers: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the shard of blocks of these numbers, their offsets in it, and their sizes.
 
-        Offsets and sizes are in records, int64[n] each.
+        Offsets and sizes are in records, int64[n] each. Blocks are numbered shard by shard: in
+        shards of 5 and 4 records and blocks of 4, block 1 is in shard 0 at offset 4, of size 1.
         """
-        shard, blocks_before = self._block_sums.locate(numbers)  # before the shard
-        offset = (numbers - blocks_before) * self.block
+        shard, blocks_before_shard = self._block_sums.locate(numbers)
+        offset = (numbers - blocks_before_shard) * self.block
+        # The last block of a shard has what remains of the shard.
         return shard, offset, np.minimum(self._lengths_of(shard) - offset, self.block)
 
     def _lengths_of(self, shards: Int64s) -> Int64s:
@@ -134,13 +141,15 @@ class BlockOrder:
             self._sums.prepare(fraction)
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the start, the first record and the size of the block that has each entry.
+        """Return the block that has each entry: its first entry, its first record and its size.
 
-        An entry is an index into the sequence of all blocks' records, block after block in random
-        order. So is the start of a block. int64[n] each.
+        An entry is an index into the sequence of all records, block after block in random order. If
+        the first two blocks are records 8 9 and 0 1 2, entry 3 is record 1, and its block has the
+        first entry 2, the first record 0 and the size 3. All are int64[n].
         """
-        ranks, start = self._sums.locate(entries)
-        return start, *self._blocks.first_and_size(self._block_at(ranks))
+        ranks, first_entry = self._sums.locate(entries)  # rank: position of a block in the order
+        first_record, size = self._blocks.first_and_size(self._block_at(ranks))
+        return first_entry, first_record, size
 
 
 def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], ranks: Int64s) -> Int64s:
@@ -170,10 +179,11 @@ class _ShortBlockTable:
         """Return the rank of the block of each entry, and the block's first entry, int64[n].
 
         An entry is an index into the records of all blocks, which are in a random order. The rank
-        of a block is its position in this order.
+        of a block is its position in this order. The table has a row for each short block, with the
+        rank and the first entry of the block after it. All blocks up to the next short one are
+        full, so the rank follows by division.
         """
-        # The last short block before each entry, and the number of full blocks in between.
         row = np.searchsorted(self._starts, entries, side="right") - 1
-        num_full = (entries - self._starts[row]) // self._block
+        num_full = (entries - self._starts[row]) // self._block  # blocks between row and entry
         ranks: Int64s = self._ranks[row] + num_full
         return ranks, self._starts[row] + num_full * self._block

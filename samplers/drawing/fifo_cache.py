@@ -20,7 +20,8 @@ class FifoCache(Generic[T]):
 
     def get(self, key: Hashable, compute: Callable[[], T]) -> T:
         """Return the cached result of this key, or compute and cache it."""
-        results = self._results  # replaced, never changed: safe to read from several threads
+        # Thread-safe without a lock, since the dict is replaced by a new one, and never changed.
+        results = self._results
         if key not in results:
             newest = list(results.items())[max(0, len(results) - self._size + 1) :]
             results = self._results = {**dict(newest), key: compute()}

@@ -36,8 +36,9 @@ def ranges(starts: Int64s, stops: Int64s) -> Int64s:
 def distinct_pairs(first: Array, second: Array) -> tuple[Int64s, Int64s]:
     """Return one index i of each distinct pair `(first[i], second[i])`, and each pair's number.
 
-    As `np.unique` with `return_index` and `return_inverse` over the pairs, but faster: the distinct
-    pairs are sorted and numbered from 0, and the second array has the number of each pair.
+    As the indices that `np.unique(pairs, return_index=True, return_inverse=True)` returns, but
+    faster: the distinct pairs are numbered from 0 in ascending order, and the second array has the
+    number of every pair.
 
     >>> [array.tolist() for array in distinct_pairs(np.array([5, 3, 5]), np.array([1, 2, 1]))]
     [[1, 0], [1, 0, 1]]

@@ -55,20 +55,27 @@ class Interleave:
         """
         if len(self._weights) == 1:
             return np.zeros_like(positions), positions.copy()
+        # The sequence is made of periods, in which each stream comes as often as its weight says.
         period, offset = np.divmod(positions, self._period_size)
         stream, index = np.empty_like(positions), np.empty_like(positions)
-        # All periods are the same unless they are renewed.
+        # The distinct periods, of which position i is in number `row[i]`. Unless they are renewed,
+        # all periods are the same.
         periods, row = np.unique(period if self._renew else 0 * period, return_inverse=True)
-        periods_at_once = max(1, _BUFFER // self._period_size)
-        for first in range(0, len(periods), periods_at_once):
-            streams, indices = self._periods(periods[first : first + periods_at_once])
-            is_here = (first <= row) & (row < first + periods_at_once)
-            cells = row[is_here] - first, offset[is_here]
+        periods_at_once = max(1, _BUFFER // self._period_size)  # to bound memory
+        for first_row in range(0, len(periods), periods_at_once):
+            stop_row = first_row + periods_at_once
+            streams, indices = self._periods(periods[first_row:stop_row])
+            is_here = (first_row <= row) & (row < stop_row)
+            cells = row[is_here] - first_row, offset[is_here]
             stream[is_here], index[is_here] = streams[cells], indices[cells]
         return stream, period * self._weights[stream] + index
 
     def num_before(self, position: int) -> Int64s:
-        """Return how often each stream comes before this position, int64[streams]."""
+        """Return how often each stream comes before this position, int64[streams].
+
+        The sequence is made of periods, in which each stream comes as often as its weight says. So
+        only the last, incomplete period must be counted.
+        """
         period, offset = divmod(position, self._period_size)
         counts = period * self._weights
         if offset:
@@ -77,7 +84,11 @@ class Interleave:
         return counts
 
     def position_of(self, stream: int, index: int) -> int:
-        """Return the position at which a stream comes for the time number `index`, from 0."""
+        """Return the position of element number `index` (from 0) of a stream.
+
+        In the sequence of streams 0 1 0 0 1 0, element 2 of stream 0 is at position 3. Each period
+        of the sequence has as many elements of a stream as its weight says.
+        """
         period, offset = divmod(index, int(self._weights[stream]))
         streams, _ = self._periods(np.array([period]))
         return period * self._period_size + int(np.flatnonzero(streams[0] == stream)[offset])

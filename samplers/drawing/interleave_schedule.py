@@ -31,34 +31,45 @@ class InterleaveSchedule:
         )  # elements of each stream before each change of the weights
 
     def _interleave(self, number: int) -> Interleave:
-        """Return the interleave after so many changes of the weights."""
+        """Return the interleave (a sequence of streams in proportion to weights) after a change.
+
+        `number` is the number of changes of the weights up to then.
+        """
         weights, key = self._weights.values[number], self._keys[number]
         return self._cache.get(number, lambda: Interleave(weights, key, renew=True))
 
     def num_changes(self, position: int) -> int:
-        """Return how many changes of the weights there are up to this position."""
+        """Return how often the weights have changed up to this position."""
         return self._weights.index_at(position)
 
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the stream of the element at each position, and the element's index in it."""
+        """Return the stream of the element at each position, and the element's index in it.
+
+        The sequence is divided at the positions where the weights of the streams change. Each part
+        is an interleave, which counts positions and elements from the start of the part.
+        """
         stream, index = np.empty_like(positions), np.empty_like(positions)
         for number, mask in self._weights.split(positions):
-            own_positions = positions[mask] - self._weights.starts[number]
-            stream[mask], own_index = self._interleave(number).elements_at(own_positions)
-            index[mask] = self._counts[number, stream[mask]] + own_index
+            position_in_part = positions[mask] - self._weights.starts[number]
+            stream[mask], index_in_part = self._interleave(number).elements_at(position_in_part)
+            # Add the elements of the stream before the part.
+            index[mask] = self._counts[number, stream[mask]] + index_in_part
         return stream, index
 
     def num_before(self, position: int) -> Int64s:
-        """Return the number of elements of each stream before this position, int64[streams]."""
+        """Return the number of elements of each stream before this position, int64[streams].
+
+        It is the number before the last change of the weights, and the number since then.
+        """
         number = self.num_changes(position)
-        own_position = position - self._weights.starts[number]
+        position_in_part = position - self._weights.starts[number]
         counts: Int64s = self._counts[number]
-        return counts + self._interleave(number).num_before(own_position)
+        return counts + self._interleave(number).num_before(position_in_part)
 
     def position_of(self, stream: int, index: int) -> int:
         """Return the position of element number `index` (from 0) of a stream."""
+        # The last change of the weights that has at most `index` elements of the stream before it.
         number = int(np.searchsorted(self._counts[:, stream], index, side="right")) - 1
-        own_index = index - int(self._counts[number, stream])
-        return self._weights.starts[number] + self._interleave(number).position_of(
-            stream, own_index
-        )
+        index_in_part = index - int(self._counts[number, stream])
+        position_in_part = self._interleave(number).position_of(stream, index_in_part)
+        return self._weights.starts[number] + position_in_part

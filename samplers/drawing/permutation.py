@@ -45,13 +45,14 @@ _HASH_CONSTANTS: dict[int, tuple[Any, ...]] = {
 
 
 def permute(n: int, key: int, positions: Int64s) -> Int64s:
-    """Return the entries at `positions` of the permutation of `range(n)` under `key`.
+    """Return `permutation[positions]`, for the random permutation of `range(n)` under `key`.
 
-    The result is int64 and has the shape of `positions`.
+    The result is int64 and has the shape of `positions`. A small permutation is computed once, as a
+    table. Of a large one, only the values at these positions are computed.
     """
     if n <= SMALL:
-        entries: Table = _shared_table(n, key)[positions]
-        return entries.astype(np.int64)
+        values: Table = _shared_table(n, key)[positions]
+        return values.astype(np.int64)
     flat = positions.reshape(-1)
     out = np.empty(flat.shape, np.int64)
     for start in range(0, len(flat), _CHUNK):
@@ -61,7 +62,7 @@ def permute(n: int, key: int, positions: Int64s) -> Int64s:
 
 
 def small_table(n: int, key: int) -> Table:
-    """Return the whole permutation of `range(n)` under `key`, read-only."""
+    """Return the whole random permutation of `range(n)` under `key`, read-only."""
     table: Table = sorted_rows(np.array([key], dtype=np.uint64), n)[0]
     table.flags.writeable = False
     return table
@@ -72,13 +73,14 @@ _shared_table = lru_cache(maxsize=8)(small_table)
 
 
 def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return the entries at `positions` of a permutation for each row, int64[rows, m].
+    """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
-    Row i has the permutation of `range(n[i])` under `keys[i]`.
+    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`. The fastest method
+    depends on n: a table that is sorted, or a Feistel network of 32 or of 64 bits.
     """
     method = (n > SORTED) + (n > SMALL).astype(np.int8)  # the index of the function below
     out = np.empty(positions.shape, np.int64)
-    for number, compute in enumerate((_sorted_entries, _narrow_entries, _wide_entries)):
+    for number, compute in enumerate((_from_tables, _from_narrow_feistel, _from_wide_feistel)):
         rows = method == number
         if rows.all():
             return compute(n, keys, positions)
@@ -87,27 +89,28 @@ def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     return out
 
 
-def _sorted_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return the entries at `positions` of a permutation for each row, int64[rows, m].
+def _from_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
+    """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
-    Row i has the permutation of `range(n[i])` under `keys[i]`, and n is at most 64. Each distinct
-    permutation is computed once, as a table, by `sorted_rows`.
+    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`, and n is at most 64.
+    Rows with the same n and key have the same permutation, which is computed once.
     """
     if not len(n):
         return np.empty(positions.shape, np.int64)
-    first, table_of_row = distinct_pairs(keys, n)
-    tables, starts = _sorted_tables(n[first], keys[first])
-    entries: NDArray[np.uint16] = tables[starts[table_of_row][:, None] + positions]
-    return entries.astype(np.int64)
+    first_row, table_of_row = distinct_pairs(keys, n)
+    tables, starts = _sorted_tables(n[first_row], keys[first_row])
+    values: NDArray[np.uint16] = tables[starts[table_of_row][:, None] + positions]
+    return values.astype(np.int64)
 
 
 def _sorted_tables(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s]:
-    """Return the permutations of `range(n[i])` under `keys[i]`, and where each of them starts.
+    """Return random permutations in one array, one after the other, and where each of them starts.
 
-    Permutations of the same width are computed together. The width is n, rounded up by a quarter at
-    most, to one of four numbers between two powers of 2. So they may have entries left over at
-    their ends.
+    Permutation i is that of `range(n[i])` under `keys[i]`. All of the same width are computed at
+    once, so widths are rounded up, by a quarter at most, to few different numbers: a permutation of
+    n = 33 has the width 40, and is followed by 7 unused entries.
     """
+    # Keep the three leading bits of n. frexp gives the number of its bits.
     rounding = np.left_shift(1, np.maximum(np.frexp(n.astype(np.float64))[1] - 3, 0))
     widths = -(-n // rounding) * rounding
     starts = np.cumsum(widths) - widths
@@ -121,111 +124,117 @@ def _sorted_tables(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s
 
 
 def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
-    """Return a permutation of `range(n)` for each key, uint16[keys, n].
+    """Return a random permutation of `range(n)` for each key, uint16[keys, n].
 
     With `lengths`, row i begins with a permutation of `range(lengths[i])`. A permutation is the
-    argsort of n random words. The lower 16 bits of each word are replaced by its index. So a plain
-    sort, which is faster, is a stable argsort: after it, the lower bits are the permutation.
+    argsort of n random words. A plain sort is faster than an argsort: so the lower 16 bits of each
+    word are replaced by its index, and after the sort these bits are the permutation.
     """
     index = np.arange(n, dtype=np.uint64)
     packed = random_words(keys[:, None], index[None, :])
     packed &= ~_INDEX_BITS
     packed |= index
     if lengths is not None:
+        # The largest word: sorted to the end of the row.
         packed[np.arange(n) >= lengths[:, None]] = np.uint64(0xFFFFFFFFFFFFFFFF)
     packed.sort(axis=1)
     return packed.astype(np.uint16)  # keeps the low 16 bits
 
 
-def _narrow_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
-    """Return the entries at `positions` of a permutation for each row, int64[rows, m].
+def _from_narrow_feistel(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
+    """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
-    Row i has the permutation of `range(n[i])` under `keys[i]`, and n is at most 2^15. It is
-    computed by a Feistel network of 32 bits. A random word has the keys of two of its rounds.
+    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`, and n is at most
+    2^15. It is a Feistel network, a cipher of several rounds, here of 32 bits.
     """
+    # The key of each round, in 32 bits: a random word of 64 bits has the keys of two rounds.
     words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
-    rounds = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)  # the keys of all rounds
-    rounds[0::2], rounds[1::2] = words & np.uint64(0xFFFFFFFF), words >> _HALF
+    round_keys = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)
+    round_keys[0::2], round_keys[1::2] = words & np.uint64(0xFFFFFFFF), words >> _HALF
     sizes = n.astype(np.uint32)
     # numpy is slow over arrays of short rows: transpose them.
     if positions.shape[1] > len(n):
         x = positions.astype(np.uint32, order="C")
-        return _cycle_walk(_encrypt, sizes[:, None], rounds[..., None], x).astype(np.int64)
+        return _cycle_walk(_encrypt, sizes[:, None], round_keys[..., None], x).astype(np.int64)
     x = positions.T.astype(np.uint32, order="C")
-    return _cycle_walk(_encrypt, sizes, rounds, x).T.astype(np.int64, order="C")
+    return _cycle_walk(_encrypt, sizes, round_keys, x).T.astype(np.int64, order="C")
 
 
-def _wide_entries(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
+def _from_wide_feistel(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     return feistel(n[:, None], keys[:, None], positions)
 
 
 def feistel(n: int | Int64s, key: int | UInt64s, positions: Int64s) -> Int64s:
-    """Return the entries at `positions` of the permutations of `range(n)` under `key`.
+    """Return `permutation[positions]`, for the random permutation of `range(n)` under `key`.
 
-    The permutations are Feistel networks of 64 bits, for n above 2^15. All arguments are broadcast.
+    It is a Feistel network, a cipher of several rounds, here of 64 bits, for n above 2^15. All
+    arguments are broadcast: n and keys may be arrays, too.
     """
     # Arrays, also of one number: numpy 1 adds a scalar of 64 bits to a Python int as floats.
     sizes, keys = np.atleast_1d(np.asarray(n, np.uint64)), np.atleast_1d(np.asarray(key, np.uint64))
-    rounds = random_words(keys[None], np.arange(_ROUNDS).reshape(-1, *[1] * keys.ndim))
-    return _cycle_walk(_encrypt, sizes, rounds, positions.astype(np.uint64)).view(np.int64)
+    round_keys = random_words(keys[None], np.arange(_ROUNDS).reshape(-1, *[1] * keys.ndim))
+    return _cycle_walk(_encrypt, sizes, round_keys, positions.astype(np.uint64)).view(np.int64)
 
 
-def inverse_permute(n: int, key: int, entries: Int64s) -> Int64s:
-    """Return the positions of these entries in the permutation of `range(n)` under `key`.
+def inverse_permute(n: int, key: int, values: Int64s) -> Int64s:
+    """Return the positions of these values in the random permutation of `range(n)` under `key`.
 
     >>> inverse_permute(10**6, 3, permute(10**6, 3, np.array([7, 0, 999_999]))).tolist()
     [7, 0, 999999]
     """
     if n <= SMALL:
-        return np.argsort(_shared_table(n, key))[entries]
-    rounds = random_words(key, np.arange(_ROUNDS)[::-1, None])
+        return np.argsort(_shared_table(n, key))[values]
+    round_keys = random_words(key, np.arange(_ROUNDS)[::-1, None])  # the last round first
     sizes = np.array([n], np.uint64)
-    return _cycle_walk(_decrypt, sizes, rounds, entries.astype(np.uint64)).view(np.int64)
+    return _cycle_walk(_decrypt, sizes, round_keys, values.astype(np.uint64)).view(np.int64)
 
 
 def _cycle_walk(
     encrypt: Callable[[Unsigned, Unsigned, Unsigned], Unsigned],
     n: Unsigned,
-    rounds: Unsigned,
+    round_keys: Unsigned,
     x: Unsigned,
 ) -> Unsigned:
     """Return numbers x below n encrypted repeatedly, until each result is below n, too.
 
-    `encrypt(n, rounds, x)` permutes a range that is a little larger than `range(n)`. Encrypting
-    those results again that are not below n ("cycle walking") makes this a permutation of
-    `range(n)`. `rounds` are the keys of the rounds of a Feistel network. All arrays are broadcast.
+    `encrypt(n, round_keys, x)` permutes a range that is a little larger than `range(n)`. To
+    encrypt the results that are not below n again, until they are ("cycle walking"), makes this a
+    permutation of `range(n)`. All arrays are broadcast.
     """
-    x = encrypt(n, rounds, x)
-    outside = np.nonzero(x >= n)  # rare: fewer than 1 number in sqrt(n)
+    x = encrypt(n, round_keys, x)
+    outside = np.nonzero(x >= n)  # indices; fewer than 1 number in sqrt(n)
     while outside[0].size:
         sizes = np.broadcast_to(n, x.shape)[outside]
-        keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in rounds])
+        keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in round_keys])
         x[outside] = encrypted = encrypt(sizes, keys, x[outside])
         outside = tuple(axis[encrypted >= sizes] for axis in outside)
     return x
 
 
 def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
-    """Return numbers below n as two digits to the base a: `x % a`, `x // a`, and their ranges.
+    """Return the two digits of numbers below n, `x % base` and `x // base`, and their ranges.
 
-    The base is the square root of n, rounded up: 9 for n = 81, where 30 has the digits 3 and 3.
+    A Feistel network mixes the two. The base is the square root of n, rounded up: 9 for n = 81,
+    where 32 has the digits 5 and 3. The ranges are the numbers of values that the digits may have.
     """
-    a = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
-    right = x // a
-    return x - right * a, right, a, (n + a - 1) // a
+    base = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
+    right = x // base
+    left = x - right * base
+    return left, right, base, (n + base - 1) // base
 
 
-def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
+def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     """Return numbers x encrypted once by a Feistel network with these round keys.
 
     The two halves of x are its digits as a number of two digits. Each round adds a hash of the
     right half to the left half, modulo its range, and swaps the halves.
     """
     left, right, left_size, right_size = _halves(n, x)
-    for key in rounds:
+    for key in round_keys:
         total = _hash(right, key, left_size)
         total += left
-        # total modulo left_size, as unsigned integers: a difference below 0 is huge.
+        # total % left_size, without a slow division: total is below 2 * left_size, and a difference
+        # below 0 is huge as an unsigned integer.
         np.subtract(total, left_size, out=left)
         np.minimum(total, left, out=left)
         left, right, left_size, right_size = right, left, right_size, left_size
@@ -233,13 +242,14 @@ def _encrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
     return left
 
 
-def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
-    """Return numbers x decrypted once: the inverse of `_encrypt`.
+def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
+    """Return numbers x decrypted once by a Feistel network: the inverse of `_encrypt`.
 
-    Each round undoes one of its rounds. So `rounds` are its round keys, the last first.
+    Each round undoes one round of the encryption, the last first, so `round_keys` are those of
+    `_encrypt` in reverse order.
     """
     left, right, left_size, right_size = _halves(n, x)
-    for key in rounds:
+    for key in round_keys:
         left, right, left_size, right_size = right, left, right_size, left_size
         left = left + left_size - _hash(right, key, left_size)
         np.minimum(left, left - left_size, out=left)  # modulo left_size, as in `_encrypt`
@@ -248,10 +258,10 @@ def _decrypt(n: Unsigned, rounds: Unsigned, x: Unsigned) -> Unsigned:
 
 
 def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
-    """Return a hash of each x under a key, in `[0, size)`: the round function of the network.
+    """Return a hash of each x under a key, in `[0, size)`: the round function of a Feistel network.
 
-    It is a multiply-xorshift hash, scaled to the size by the upper half of a product (multiply-
-    high) in place of a slow modulo.
+    It is a multiply-xorshift hash. Its upper half is scaled to `[0, size)` by multiplying by the
+    size and dropping the lower half of the product (multiply-high), which is faster than a modulo.
     """
     multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]
     h = x + key

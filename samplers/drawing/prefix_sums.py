@@ -101,11 +101,12 @@ class PrefixSums:
     def before(self, entries: Int64s) -> Int64s:
         """Return the sum of the counts before each entry (an index into the counts), int64[n].
 
-        With counts 2, 0, 3, the sums before entries 0, 1, 2 are 0, 2, 2. The table has the sum
-        before each row of consecutive counts. Within a row, the counts are summed here.
+        With counts 2, 0, 3, the sums before entries 0, 1, 2 are 0, 2, 2. The counts are divided
+        into rows. A table has the sum before each row, and the counts of a row are summed here.
         """
         row, column = np.divmod(entries, self._row_size)
         sums: Int64s = self._sums_before_rows[row]
+        # `queries` are indices into `entries`, and `rows` the sorted rows in which they are.
         for queries, rows, sums_in_rows in self._sums_in_rows(row):
             sums[queries] = sums_in_rows[np.searchsorted(rows, row[queries]), column[queries]]
         return sums
@@ -118,12 +119,13 @@ class PrefixSums:
         """Return the entry that contains each position, and the sum of the counts before it.
 
         Entry i contains `counts[i]` positions, after those of the entries before it: with counts 2,
-        0, 3, position 4 is in entry 2, and the sum before it is 2. The table has the sum before
-        each row of consecutive counts. Within a row, the search is done here.
+        0, 3, position 4 is in entry 2, and the sum before it is 2. The counts are divided into
+        rows. First search for the row of each position, then within the row.
         """
         row = np.searchsorted(self._sums_before_rows, positions, side="right") - 1
-        entry: Int64s = row * self._row_size
+        entry: Int64s = row * self._row_size  # the first of the row, and the only one if size is 1
         sums: Int64s = self._sums_before_rows[row]
+        # `queries` are indices into `positions`, and `rows` the sorted rows in which they are.
         for queries, rows, sums_in_rows in self._sums_in_rows(row):
             # The sums rise along a row and from row to row: one binary search over all rows.
             flat = sums_in_rows.reshape(-1)
@@ -134,13 +136,14 @@ class PrefixSums:
         return entry, sums
 
     def _sums_in_rows(self, row: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield the sum before each count of the rows that are queried, for a few rows at a time.
+        """Yield the sum of all counts before each count, for a few rows of counts at a time.
 
-        A row is `_row_size` consecutive counts, and `row[i]` is the row that query i needs.
+        A row is `_row_size` consecutive counts. Query i, of `before` or `locate`, needs row
+        `row[i]`.
 
         Yields:
-            The indices i of the queries of a few rows, the numbers of these rows in ascending
-            order, and the sum of all counts before each of their counts, int64[rows, row size].
+            The indices i of the queries that need a few rows; the numbers of these rows in
+            ascending order; and the sum before each of their counts, int64[rows, row size].
             Nothing if a row is one count, whose sum is in the table.
         """
         if self._row_size == 1:

@@ -46,8 +46,8 @@ def root_key(seed: int, purpose: str) -> int:
 def derive(key: int, *path: int) -> int:
     """Return the key of a substream, such as `derive(key, epoch, step)`: a hash of key and path.
 
-    Each number n of the path replaces the key by `random_words(key, n)`. This is splitmix64 as
-    there, but over plain integers: numpy takes ten times as long for a single word.
+    Each number n of the path replaces the key by `random_words(key, n)`: a word of the splitmix64
+    generator, computed here with Python's integers, as numpy takes ten times as long for one word.
     """
     for number in path:
         x = (key + (int(number) + 1) * int(_GOLDEN)) & _MASK
@@ -61,7 +61,8 @@ def uniform_below(random: UInt64s, bound: int | Int64s) -> Int64s:
     """Return random words scaled to `[0, bound)`, for any bound up to 2^63, by multiply-high.
 
     The result is the upper half of the 128-bit product of word and bound (Lemire, "Fast random
-    integer generation in an interval", 2019), here from products of 32-bit halves.
+    integer generation in an interval", 2019), here from products of 32-bit halves, as numpy has no
+    128-bit integers. The product of the two lower halves is too small to matter, and is dropped.
     """
     bounds = np.asarray(bound, dtype=np.uint64)
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)

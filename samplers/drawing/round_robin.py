@@ -48,7 +48,8 @@ class Rounds:
         """Return the round of each output, and its index in the round (slot): int64[n] both.
 
         `positions` are indices into the outputs of all rounds, round after round. With rounds of 3,
-        3 and 1 outputs, output 4 has round 1 and slot 1.
+        3 and 1 outputs, output 4 has round 1 and slot 1. Consecutive rounds of equal length are a
+        *range*, in which the round and the slot follow by division.
         """
         range_number = np.searchsorted(self._first_output, positions, side="right") - 1
         offset = positions - self._first_output[range_number]
@@ -73,13 +74,13 @@ class RoundRobin:
         self._starts = bounds[order]
 
     def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
-        """Return the index into a sequence of each of these outputs of the round-robin, int64[n].
+        """Return which entry of a sequence each output of the round-robin is, int64[n].
 
-        A round reads the next entry of each segment, and all rounds read the segments in the same
-        order. So the index of an output in its round says which segment it is from: output 1 of
-        round 2 is entry 2 of the segment that comes second.
+        The sequence is divided into segments, and each round reads the next entry of each segment,
+        always in the same order. So output 1 of round 2 is entry 2 of the second segment.
+        `sequence` selects one of several sequences, whose segments are in different orders.
         """
-        round_, slot = self._rounds.locate(positions)
+        round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
         entries: Int64s = self._starts[sequence, slot] + round_
         return entries
 
@@ -103,10 +104,11 @@ class ShuffledRoundRobin:
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
     def entries(self, positions: Int64s) -> Int64s:
-        """Return the index into the sequence of each of these outputs, int64[n].
+        """Return which entry of the sequence each of these outputs is, int64[n].
 
-        Each round reads one entry of each segment of the sequence. A segment of 5 entries whose
-        entry 0 comes in round 2 has its entry 3 in round 0.
+        The sequence is divided into segments, and each round reads one entry of each segment, as in
+        a round-robin. A segment is read cyclically, and its entry 0 comes in its first round: if
+        that is round 2, a segment of 5 entries has its entries 3 and 4 in rounds 0 and 1.
         """
         round_, slot = self._rounds.locate(positions)
         segment = self._segment_at(round_, slot)
@@ -116,13 +118,13 @@ class ShuffledRoundRobin:
     def _segment_at(self, round_: Int64s, slot: Int64s) -> Int64s:
         """Return the segment that is read at index `slot[i]` of round `round_[i]`, int64[n].
 
-        A round reads one entry of each segment of a sequence, in a random order of its own. To
-        bound memory, the orders of a few rounds are computed at a time.
+        A round reads one entry of each segment of a sequence. Each round has another random order
+        of the segments. To bound memory, the orders of a few rounds are computed at a time.
         """
         rounds, row = np.unique(round_, return_inverse=True)
         rounds_at_once = max(1, _MAX_SORTED // len(self._lengths))
         first_rows = np.arange(0, len(rounds), rounds_at_once)
-        # The outputs sorted by their rounds, and divided into those of each first row.
+        # Sort the outputs by round, and divide them into one part for each `rounds_at_once` rounds.
         by_round = np.argsort(row, kind="stable")
         parts = np.split(by_round, np.searchsorted(row[by_round], first_rows[1:]))
         segment = np.empty(round_.shape, np.int64)
@@ -137,10 +139,10 @@ class ShuffledRoundRobin:
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
         """Return the random order in which each round reads the segments: int32[rounds, W].
 
-        Segments without entries left in the round come last. The order is the argsort of random
-        words. The lower bits of each word are replaced by the number of its segment, so that
-        sorting the words sorts the segments, and the highest bit is set where the segment has no
-        entries left.
+        Segments that have no entry left in the round come last. The order is the argsort of random
+        words. A plain sort is faster: so the lower bits of each word are replaced by the number of
+        its segment, and after the sort these bits are the order. The highest bit is set where the
+        segment has no entry left.
         """
         segment = np.arange(len(self._lengths))
         packed = random_words(random_words(self._key, rounds)[:, None], segment) >> np.uint64(1)
@@ -166,15 +168,15 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     """Return the bounds of segments that reach the ends of blocks at different times.
 
     A sequence of `size` records, in blocks of `block` records, is divided into `count` segments,
-    which are read side by side. If all segments went on to their next block at once, the order
-    would be less random. So they start at different offsets within a block: of 64 records in blocks
-    of 16, three segments start at 0, 21 and 42, which are offsets 0, 5 and 10.
+    which are read side by side. If all segments came to their next block at once, the order would
+    be less random. So they start at different offsets within a block: of 64 records in blocks of
+    16, three segments start at 0, 21 and 42, which are the offsets 0, 5 and 10 in their blocks.
 
     The last segment may be shorter than the others, by half at most. Where it would be shorter
     still, and for few segments, all lengths differ by at most one.
 
     Returns:
-        int64[count + 1].
+        Where each segment starts, and where the last stops: int64[count + 1].
     """
     # A segment has blocks / count blocks. If these have no common divisor, all segments start at
     # different offsets within a block. So count a few blocks more than there are, if necessary.

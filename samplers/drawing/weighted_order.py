@@ -43,9 +43,11 @@ class WeightedPermutation:
         self._sorted: FifoCache[Int64s] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
-        """Divide the first records into buckets by their keys, if they are not divided yet.
+        """Divide the first records into buckets by their sort keys, if that is not done yet.
 
-        How many: `fraction` of all records, times 1.25, so that the work is done in good time.
+        This is the first half of a bucket sort, spread over time: `fraction` grows from 0 to 1
+        while the previous epoch is drawn. The work is 25 % faster than that, so that it is complete
+        before this epoch starts.
         """
         goal = min(len(self._blocks), int(len(self._blocks) * fraction * _HEAD_START))
         for number in range(self._blocks_done, goal):
@@ -57,8 +59,8 @@ class WeightedPermutation:
     def records(self, positions: Int64s) -> Int64s:
         """Return the records at these positions of the weighted random order, int64[positions].
 
-        The order is that of the records' keys. Bucket i has the keys below those of bucket i + 1,
-        and is sorted when it is needed.
+        The records are sorted by random keys, in a bucket sort: all keys of a bucket are below
+        those of the next bucket, and a bucket is sorted when it is needed.
         """
         bucket_starts = self._bucket_starts()
         bucket = np.searchsorted(bucket_starts, positions, side="right") - 1
@@ -70,7 +72,10 @@ class WeightedPermutation:
         return out
 
     def _bucket_starts(self) -> Int64s:
-        """Return the position at which each bucket of keys starts in the sorted order."""
+        """Return the position at which each bucket starts in the weighted random order.
+
+        A bucket is a range of sort keys. Before this, all records are divided into buckets.
+        """
         if self._starts is None:
             self.prepare(1)
             size = len(self._quantiles) + 1
@@ -87,9 +92,9 @@ class WeightedPermutation:
         """Return the keys by which records are sorted, float64[records].
 
         A key is an exponential variate with the weight as its rate, `-log(uniform) / weight`, and
-        infinite for weight 0. So heavy records are likelier to come first.
+        infinite for weight 0. So records of a large weight are likelier to come first.
         """
-        bits = random_words(self._key, records) >> np.uint64(11)
+        bits = random_words(self._key, records) >> np.uint64(11)  # 53 bits, as a float64 has
         uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
         weights: Int64s = np.asarray(self._weights[records])
         times = -log(uniform) / np.maximum(weights, 1)
@@ -98,9 +103,9 @@ class WeightedPermutation:
 
 
 def log(x: Float64s) -> Float64s:
-    """Return natural logarithms by correctly rounded operations alone.
+    """Return natural logarithms that are the same on every CPU, as those of `np.log` are not.
 
-    `np.log` differs in its last bit between CPUs. Here x = m * 2^e with m from sqrt(1/2) to
+    Only operations are used that IEEE 754 rounds exactly. Here x = m * 2^e with m from sqrt(1/2) to
     sqrt(2), and log x = e log 2 + log m. With s = (m - 1) / (m + 1), log m = 2 artanh(s), which is
     the series 2 (s + s^3 / 3 + s^5 / 5 + ...).
     """
@@ -114,5 +119,5 @@ def log(x: Float64s) -> Float64s:
     for odd in range(21, 0, -2):
         series = series * square
         series = series + 1 / odd
-    logarithm: Float64s = exponent * 0.6931471805599453 + 2 * s * series
+    logarithm: Float64s = exponent * 0.6931471805599453 + 2 * s * series  # log 2 = 0.693...
     return logarithm
