@@ -94,6 +94,7 @@ class CoverageBatches:
         over the epochs.
         """
         num_changed = abs(self._surplus)
+        # The next `num_changed` of the adjustable classes, cyclically over the epochs.
         index = (epoch * num_changed + np.arange(num_changed)) % max(1, len(self._adjustable))
         changes = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))
         num_chunks = self._num_chunks - np.sign(self._surplus) * changes
@@ -146,7 +147,7 @@ def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     needed = -(-sizes // k)  # chunks of each class, rounded up
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
     # If the batches hold more chunks, the classes with the fewest get more, at least `minimum`
-    # each: the largest number for which there is room.
+    # each: the largest number for which there is room, by binary search.
     counts = range(1, steps + 1)
     minimum = bisect_left(counts, True, key=lambda n: np.maximum(needed, n).sum() > p * steps)
     return steps, np.maximum(needed, minimum), np.flatnonzero(needed <= minimum)

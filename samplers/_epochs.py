@@ -37,7 +37,7 @@ class Epochs(Samples):
         return self._steps
 
     def _as_ints(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
-        """Return epoch and step as ints; IndexError unless `0 <= step < end`."""
+        """Return epoch and step as ints; IndexError unless the step is in `[0, end)`."""
         epoch, step = validate.as_int("epoch", epoch), validate.as_int("step", step)
         if not 0 <= epoch < self.max_epochs:
             raise IndexError(f"epoch must be in [0, {self.max_epochs}), got {epoch}")
@@ -79,6 +79,7 @@ class Epochs(Samples):
         saved = state["fingerprint"]
         if not isinstance(saved, Mapping):
             raise StateMismatchError(f"fingerprint of the state must be a mapping, got {saved!r}")
+        # Changes of a schedule after the state's step may differ: they have changed no batch yet.
         global_step = epoch * len(self) + step
         compare_fingerprints(
             fields_before(saved, global_step),
@@ -108,7 +109,10 @@ class Epochs(Samples):
 
 
 def normalise(stream: Epochs, epoch: int, step: int) -> tuple[int, int]:
-    """Return the position, where the end of an epoch is replaced by the start of the next pass."""
+    """Return (epoch, step), but step 0 of the next epoch if `step` is the end of the epoch.
+
+    An evaluation repeats the same epoch: then it is step 0 of this epoch.
+    """
     if step == len(stream) > 0:
         return (epoch if stream.evaluation else epoch + 1), 0
     return epoch, step

@@ -72,9 +72,10 @@ class FairBatches:
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of consecutive global steps, concatenated.
 
-        A batch of P classes with K record ids each is divided into `world_size` equal slices.
+        A batch of P classes with K record ids each is divided into `world_size` equal slices. P and
+        K may change at some steps: a *phase* is a range of steps with constant P and K.
         """
-        parts = self._shape.split_by_phase(steps)
+        parts = self._shape.split_by_phase(steps)  # pairs (phase, its steps)
         return np.concatenate([self._ids_in_phase(*part, rank, world_size) for part in parts])
 
     def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
@@ -152,7 +153,8 @@ class _PhaseSchedule:
         P classes, of which only the columns `start` to `stop - 1` are returned. Both arrays are
         int64[steps, stop - start].
         """
-        # All P classes of a batch are of one super-class: `batch_number` counts its batches.
+        # All P classes of a batch are of one super-class (a group of classes). `batch_number` is
+        # the number of the batch among those of its super-class, counted since P last changed.
         positions = steps - self._phase.p_start
         super_class, batch_number = self._super_class_order.elements_at(positions)
         return self._classes_of(super_class, batch_number, start, stop)
@@ -174,7 +176,7 @@ class _PhaseSchedule:
         if self._super_classes is not None:
             classes = self._super_classes.record_ids(super_class[:, None], member)
         # A super-class of n classes has all n in its batches before any of them comes again. So
-        # the class at position q of all its batches, concatenated, is in q // n earlier batches.
+        # the class at position q of its concatenated batches is in q // n earlier batches.
         position = batch_number[:, None] * self._phase.p + np.arange(start, stop)
         num_earlier = position // self._num_classes[super_class][:, None]
         num_earlier -= self.num_before[classes]

@@ -118,7 +118,10 @@ class BatchSampler(BatchStream):
 
     @property
     def by_group(self) -> tuple[int, BatchSampler] | None:
-        """The number of groups, and a copy of this stream whose ids are group numbers, or None."""
+        """The number of groups, and a copy of this stream whose ids are group numbers, or None.
+
+        A group is a class, a data set or a segment of a shuffle, as the inner sampler declares.
+        """
         groups = None if self.traits.padded else self._order.by_group
         if groups is None:
             return None
@@ -141,13 +144,13 @@ class BatchSampler(BatchStream):
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Return the ids `lows[i]` to `highs[i] - 1` of the batch of each step `start + i`.
 
-        The steps are of one epoch of this stream, and may be of several epochs of the inner
-        sampler.
+        With `batches_per_epoch`, an epoch of this stream may be parts of several epochs of the
+        inner sampler, which are drawn one after the other.
         """
         inner_epoch, inner_step = self._inner_position(epoch, start)
         parts = []
         while len(lows):
-            count = self._inner_steps - inner_step  # steps that the epoch of the sampler still has
+            count = self._inner_steps - inner_step  # steps up to the end of the inner epoch
             parts.append(self._draw_inner(inner_epoch, inner_step, lows[:count], highs[:count]))
             lows, highs = lows[count:], highs[count:]
             inner_epoch, inner_step = inner_epoch + 1, 0
@@ -160,14 +163,17 @@ class BatchSampler(BatchStream):
         padding, which has the id -1.
         """
         batch_starts = (start + np.arange(len(lows))) * self._largest_batch
-        positions = ranges(batch_starts + lows, batch_starts + highs)
-        real = positions[: np.searchsorted(positions, len(self._order))]
+        positions = ranges(batch_starts + lows, batch_starts + highs)  # ascending
+        real = positions[: np.searchsorted(positions, len(self._order))]  # those without padding
         ids = np.full(len(positions), -1)
         ids[: len(real)] = checked_draw(self._order, inner_epoch, real, self._step_text)
         return ids
 
     def _step_text(self, inner_epoch: int, position: int) -> str:
-        """Return as text the epoch and step that have a position of an epoch of the sampler."""
+        """Return the epoch and the step of this stream as text, for an error message.
+
+        They are those of the batch that has this position of an epoch of the inner sampler.
+        """
         global_step = inner_epoch * self._inner_steps + position // self._largest_batch
         epoch, step = divmod(global_step, self._steps)
         return f"epoch {epoch}, step {step}"

@@ -94,20 +94,21 @@ class BucketBatchSampler(BatchStream):
     def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
         """Return where batches start and stop in the order of costs, int64[batches + 1].
 
-        `costs` are sorted. A batch costs its number of records times its largest cost, and is as
-        large as the budget allows. All sizes but one are multiples of `multiple`. With costs 1 to 6
-        and a budget of 12, the bounds are 0, 3, 5, 6.
+        `costs` are the costs of all records (such as lengths), sorted. A batch costs its number of
+        records times its largest cost, and is as large as the budget allows. All sizes but one are
+        multiples of `multiple`. With costs 1 to 6 and a budget of 12, the bounds are 0, 3, 5, 6:
+        three records of cost 3 at most, two of 5 at most, and one of 6.
 
-        In an epoch, a position may get a record of a larger cost: one for which the sum of all
-        costs up to the record is larger by at most `window`. No batch may be above the budget even
-        then.
+        Each epoch shuffles records of similar costs. So a position may get a record of a larger
+        cost: one for which the sum of all costs up to the record is larger by at most `window`. No
+        batch may be above the budget even then.
         """
         num_records, multiple = len(costs), self._multiple
         # The largest cost that a record at each position may have, in any epoch.
         last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
         max_costs = costs[last]
         remainder = num_records % multiple
-        bounds = [0, remainder] if remainder else [0]
+        bounds = [0, remainder] if remainder else [0]  # the batch of another size comes first
         while bounds[-1] < num_records:
             start = bounds[-1]
             max_size = min(num_records - start, self._budget // int(max_costs[start]))
@@ -148,6 +149,7 @@ class BucketBatchSampler(BatchStream):
         the records of a batch are among those whose sums are within a window of the batch's own
         sums, and only these are sorted.
         """
+        # The records by cost, `self._order`, have the sums of costs `sums`.
         sums, (start, stop) = self._cost_sums, self._bounds[number : number + 2]
         first = int(np.searchsorted(sums, sums[start] - self._window))
         end = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))

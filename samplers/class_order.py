@@ -141,8 +141,11 @@ class ClassOrder:
         return classes, self._unchecked(self.digest, record[is_kept], starts, sizes)
 
     def subset(self, records: Int64s) -> ClassOrder:
-        """Return the class order of these records alone, with the digest of all labels."""
-        class_of = np.empty(len(self.records), np.int64)  # of each record
+        """Return the class order of these records only, with the digest of all labels.
+
+        A class order has the record ids sorted by class, the largest class first.
+        """
+        class_of = np.empty(len(self.records), np.int64)  # the class number of each record id
         class_number, record = self.class_record_pairs()
         class_of[record] = class_number
         subset = ClassOrder(class_of[records])  # its records are indices into `records`

@@ -42,9 +42,12 @@ class Measure:
 
     @property
     def low(self) -> bool:
-        """Whether the value is below half the uniform value, and not by chance."""
-        least = self.uniform - _MAX_DEVIATIONS * self.deviation
-        return self.ratio < _FLAGGED_RATIO and self.value < least
+        """Whether the value is below half of that in uniform shuffles, and not by chance.
+
+        "By chance" is up to six standard deviations below the mean of uniform shuffles.
+        """
+        lowest_by_chance = self.uniform - _MAX_DEVIATIONS * self.deviation
+        return self.ratio < _FLAGGED_RATIO and self.value < lowest_by_chance
 
     def __str__(self) -> str:
         return f"{self.value:,.1f} of {self.uniform:,.1f} ({self.ratio:.0%})"
@@ -107,9 +110,13 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[str]:
-        """The differences from a uniform shuffle, as phrases; empty for a good stream."""
+        """The differences from a uniform shuffle, as phrases; empty for a good stream.
+
+        A statistic is a difference if it is below half of that in uniform shuffles (`Measure.low`).
+        """
         uniform = "in a uniform shuffle"
-        largest_by_chance = _MAX_DEVIATIONS / self.samples**0.5  # correlation
+        # The correlation of a random order has a standard deviation of 1 / sqrt(samples).
+        largest_by_chance = _MAX_DEVIATIONS / self.samples**0.5
         is_correlated = abs(self.rank_correlation) > max(_FLAGGED_RATIO, largest_by_chance)
         findings = []  # pairs (whether it is present, text)
         displacement = f"records move {self.displacement.ratio:.0%} as far as {uniform}"
@@ -259,7 +266,7 @@ def _samples_of(
 
 
 def _required_size(batch_size: SupportsIndex | None) -> int:
-    """Return the size of batches of a stream that has none of its own."""
+    """Return `batch_size` checked; ValueError if it is None, for a stream without batches."""
     if batch_size is None:
         raise ValueError("batch_size must be given, unless a batch sampler is diagnosed, got None")
     return validate.integer("batch_size", batch_size, minimum=1)
@@ -326,7 +333,8 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     starts at sample i: the groups 5 7 7 7 in windows of 2 samples give [2, 1, 1].
     """
     samples = np.arange(len(group))
-    # The last earlier sample with the same group, or -1. A stable sort by group has it just before.
+    # For each sample, the last earlier sample of the same group, or -1: in a stable sort by group
+    # it is just before the sample.
     by_group = np.argsort(group, kind="stable")
     previous = np.full(len(group), -1)
     has_previous = np.flatnonzero(np.diff(group[by_group]) == 0) + 1
@@ -341,17 +349,20 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
 
 
 def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
-    """Return the mean number of distinct groups in batches, compared with uniform batches.
+    """Return the mean number of distinct groups in batches, compared with random batches.
 
-    `counts` has the number of distinct groups in each batch of `size` records, and `group` the
-    group of each record.
+    A group is a class, shard or block. `counts` has the number of distinct groups in each batch of
+    `size` records, and `group` the group number of each record of the data. A random batch is
+    drawn uniformly from all records, without replacement.
     """
     n = len(group)
+    # Groups of the same size are equally likely: how many groups there are of each size.
     group_sizes, num_groups = np.unique(np.bincount(group), return_counts=True)
-    # The probability that a batch has no record of a group, for each size of a group.
+    # For each size of a group, the probability that a random batch has no record of the group.
     missing = np.array([_probability_missing(n, count, size) for count in group_sizes.tolist()])
     expected = float((num_groups * (1 - missing)).sum())
-    # An upper bound: the variance if groups were independent, and not in each other's way.
+    # The variance if groups were independent: an upper bound, as they are negatively correlated (a
+    # batch with records of one group has less room for other groups).
     variance = (num_groups * missing * (1 - missing)).sum() / len(counts)
     return Measure(float(counts.mean()), expected, float(np.sqrt(variance)))
 

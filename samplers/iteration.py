@@ -104,7 +104,10 @@ class IdSamplerCursor(SamplerCursor):
         return super().__getstate__()
 
     def sync(self) -> None:
-        """Move to the position of the latest iterator, unless another epoch was set meanwhile."""
+        """Move to the position of the latest iterator, unless another epoch was set meanwhile.
+
+        The iterator does not move this cursor with each id, which would be slow.
+        """
         iterator = self._latest_pass
         if iterator is not None:
             is_exhausted = iterator.sync()
@@ -121,16 +124,16 @@ class IdSamplerCursor(SamplerCursor):
     def start(self, iterator: IdIterator, *, is_empty: bool, is_fixed: bool) -> None:
         """Start an iteration: from now on the position is that of this iterator.
 
-        `is_empty` says that the iteration has no ids, and `is_fixed` that every epoch has the same
-        order of ids, so that it is no mistake to iterate over an epoch again.
+        `is_empty` means that the iteration has no ids, and `is_fixed` that every epoch has the same
+        order of ids, so that it is no mistake to iterate over the same epoch again.
         """
         epoch, _ = self.start_pass(from_start=True)
         self._latest_pass = iterator
         if not (is_empty or is_fixed):
-            self.count_pass(epoch, "use a loader of twinfeed.loaders")
+            self.count_pass(epoch, "use a loader of twinfeed.loaders")  # may warn
         if not is_empty:
-            # It warns if another epoch was set than that of a loaded state. The position that it
-            # sets does not matter, since the iterator has its own.
+            # Only for its warning, if another epoch was set than that of a loaded state. `sync`
+            # replaces the position that it sets.
             self.advance()
 
     def state_dict(self) -> dict[str, Any]:
@@ -178,7 +181,7 @@ class IdIterator(Cursor):
         return next(self._ids)
 
     def _start(self) -> range:
-        """Start the iteration, where the sampler's cursor says, and return its positions."""
+        """Start the iteration at the position of the sampler's cursor; return all its positions."""
         self.start_epoch, self._start_position = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start_position)
         is_fixed = self._sampler._whole._fixed_order
@@ -186,9 +189,13 @@ class IdIterator(Cursor):
         return self._positions
 
     def sync(self) -> bool:
-        """Set the position to that after the last id returned; return whether there is no more."""
+        """Set the position to that after the last id returned; return whether no id remains.
+
+        Ids are drawn in chunks, ahead of those returned: so the position is computed only when it
+        is needed. A step of it is one id of all ranks' sampler, of which a rank has every n-th.
+        """
         assert self._positions is not None
-        num_returned = self._num_drawn - length_hint(self._ids)
+        num_returned = self._num_drawn - length_hint(self._ids)  # the hint: drawn, not yet returned
         is_exhausted = num_returned == len(self._positions)
         step = self._start_position + num_returned * self._positions.step
         if is_exhausted:
@@ -198,7 +205,7 @@ class IdIterator(Cursor):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position after the last id returned, as a state of the sampler."""
-        if self._positions is None:
+        if self._positions is None:  # not started yet
             return self.stream.state_at(*self._sampler_cursor.next_start())
         self.sync()
         return super().state_dict()

@@ -27,7 +27,7 @@ def label_lists(labels: Any, /) -> tuple[Int64s, Array] | None:
     result is None if there is one label for each record instead of a list.
     """
     if isinstance(labels, tuple) and [*map(type, labels)] == [np.ndarray] * 2:
-        offsets, values = labels
+        offsets, values = labels  # record i has `values[offsets[i]:offsets[i + 1]]`
         counts = np.diff(validate.integers("offsets of labels", offsets, minimum=0))
         if [*offsets[:1], *offsets[-1:]] != [0, len(values)] or any(counts < 0):
             raise ValueError(f"offsets of labels must rise from 0 to their number, {len(values)}")
@@ -47,12 +47,13 @@ def class_order_of_lists(
 ) -> tuple[ClassOrder, Array]:
     """Return records that may have several labels, sorted by class, and the label of each class.
 
-    `counts` is the number of labels of each record, and `labels` are all labels, record after
-    record. A record is in each class that it has a label of. With `record_ids`, only these records
-    are in the class order.
+    A record is in the class of each of its labels. `counts` is the number of labels of each record,
+    and `labels` are all labels, record after record. With `record_ids`, only these records are in
+    the class order.
     """
-    records, _ = groups_and_indices(counts)  # the record of each label
-    pairs = ClassOrder(labels)  # the pairs (record, label), sorted by label
+    # Each pair (record, label) has a number: its index in `records` and `labels`.
+    records, _ = groups_and_indices(counts)
+    pairs = ClassOrder(labels)  # the numbers of the pairs, sorted by label
     content = f"{pairs.digest} of {digest(records)}"
     if record_ids is not None:
         pairs = pairs.subset(np.flatnonzero(np.isin(records, record_ids)))
@@ -68,16 +69,17 @@ def class_order_of_lists(
 def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None:
     """Raise ValueError if two classes have fewer than 2 k distinct records together.
 
-    A batch could not have k records of each of these classes, as no record comes twice in it.
+    A record may be of several classes, and comes once in a batch: so a batch could not have k
+    records of each of two such classes. `class_labels` are the labels of the classes.
     """
     sizes = np.asarray(order.sizes)
     class_number, records = order.class_record_pairs()
     width = int(records.max(initial=0)) + 1
     members = class_number * width + records  # each (class, record) as one integer, sorted
     starts = np.cumsum(sizes) - sizes
+    # Pairs of classes: class `first[i]` and class `second[i]` have records in common.
     for first, second in _overlapping_pairs(class_number, records, sizes, k):
-        # How many records the two classes of each pair have in common: for each record of the first
-        # class, search (second class, record) among the members.
+        # How many? For each record of the first class, search (second class, record) in `members`.
         pair, _ = groups_and_indices(sizes[first])
         wanted = members[ranges(starts[first], starts[first] + sizes[first])]
         wanted += ((second - first) * width)[pair]

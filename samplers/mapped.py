@@ -57,7 +57,10 @@ def slices(count: int, size: int = _CHUNK) -> Iterator[slice]:
 
 
 def is_increasing(array: Array, *, strictly: bool = True) -> bool:
-    """Return whether each value of an array is above the value before it, or not below it."""
+    """Return whether the values of an array increase; with `strictly=False` they may be equal.
+
+    The comparison is in chunks, as the array may be a large file that is mapped.
+    """
     is_above = np.greater if strictly else np.greater_equal
     return all(
         bool(is_above(array[chunk.start + 1 : chunk.stop + 1], array[chunk]).all())
@@ -77,9 +80,10 @@ def _path_and_offset(array: Array) -> tuple[str, int] | None:
     # take the offset of the array from the difference of their addresses.
     while isinstance(base, np.memmap) and isinstance(base.base, np.memmap):
         base = base.base
+    # With mode "c" (copy on write), changes are in memory alone, not in the file.
     if not isinstance(base, np.memmap) or not base.filename or base.mode == "c":
         return None
-    if not array.size or not array.flags.forc:
+    if not array.size or not array.flags.forc:  # only contiguous bytes, in C or Fortran order
         return None
     return os.fspath(base.filename), int(base.offset) + array.ctypes.data - base.ctypes.data
 
@@ -112,9 +116,10 @@ def _check_unchanged(path: str, file: str | int, identity: tuple[int, ...]) -> N
 
 
 def _map(location: tuple[str, int], identity: tuple[int, ...], *array: Any) -> Array:
-    """Map an array again that was pickled as its location in a file.
+    """Map an array of a file again, which was pickled as its location: (path, byte offset).
 
-    `array` is its dtype, shape and order ("C" or "F").
+    `array` is its dtype, shape and order ("C" or "F"). `identity` is that of the file when it was
+    first mapped: OSError if the file was changed since then.
     """
     path, offset = location
     dtype, shape, order = array

@@ -151,16 +151,18 @@ class MixtureSampler(Sampler):
         return out
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the range of records that is read around the time of each record: first and stop.
+        """Return for each record a range of records that are read around the same time: its span.
 
-        The ranges are those of each record's own sampler.
+        A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
+        `stop[i] - 1`. It is the span of the record in its own sampler. Records are numbered sampler
+        by sampler, so the numbers of a sampler's own records are shifted.
         """
         records = np.asarray(records, dtype=np.int64)
         first, stop = np.empty_like(records), np.empty_like(records)
         for number, mask, own_records in _by_sampler(self._record_bounds, records):
-            low, high = self._samplers[number].spans(own_records)
+            own_first, own_stop = self._samplers[number].spans(own_records)
             offset = self._record_bounds[number]
-            first[mask], stop[mask] = low + offset, high + offset
+            first[mask], stop[mask] = own_first + offset, own_stop + offset
         return first, stop
 
     @property
@@ -173,11 +175,13 @@ class MixtureSampler(Sampler):
         return np.searchsorted(self._id_bounds, ids, side="right") - 1
 
     def for_batches(self, batch_size: int, num_steps: int) -> MixtureSampler:
-        """Return this mixture with all its weights, by the positions at which they change.
+        """Return a copy of this mixture for `num_steps` batches an epoch, each of `batch_size`.
 
-        No record comes twice in a batch of this size, where possible: `_max_in_batch` is the most
-        samples of each sampler in a batch, after each change of the weights. Only so many samples
-        at the start of a sampler's epoch are reordered. It is 0 for samplers that stay as they are.
+        Two things depend on the batches: the positions at which the weights change, as users give
+        them by training step; and which samples are reordered, so that no batch has a record twice
+        when a sampler starts its next epoch within the batch. `_max_in_batch` is the most samples
+        of each sampler in a batch, after each change of the weights: so many samples at the start
+        of an epoch may have to be reordered. It is 0 for samplers that are never reordered.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
@@ -208,7 +212,7 @@ class MixtureSampler(Sampler):
         # The sampler of each position, and the index of the sample over all epochs of the sampler.
         sampler, index = self._interleave.elements_at(epoch * self._samples + positions)
         self._move_duplicates_back(sampler, index)
-        # Draw each chunk of consecutive samples of a sampler once.
+        # A sampler is drawn in chunks of consecutive samples, each of which is drawn once.
         chunk, offset = np.divmod(index, _CHUNK)
         first, row = distinct_pairs(sampler, chunk)
         chunks = [
@@ -221,14 +225,17 @@ class MixtureSampler(Sampler):
     def _move_duplicates_back(self, sampler: Int64s, index: Int64s) -> None:
         """Reorder the samples at the start of a sampler's epoch, so that no batch repeats a record.
 
-        `sampler` is the sampler number of each sample. `index` is the number of the sample in all
-        epochs of its sampler, and is changed in place.
+        A sampler of a mixture may start its next epoch within a batch, which then has the end of
+        the previous epoch, too. Sample i of a draw is of sampler `sampler[i]`, and `index[i]` is
+        its number, counted over all epochs of this sampler. `index` is changed in place.
         """
         epoch, position = np.divmod(index, self._lengths[sampler])
+        # The head is the part of an epoch that may be in the batch in which the epoch starts.
         longest_head = self._max_in_batch.max(axis=0)
         in_head = np.flatnonzero((epoch > 0) & (position < longest_head[sampler]))
         if not len(in_head):
             return
+        # For each (sampler, epoch), look up the new position of its samples.
         first, row = distinct_pairs(sampler[in_head], epoch[in_head])
         for number, sample in enumerate(in_head[first].tolist()):
             samples = in_head[row == number]
@@ -239,10 +246,11 @@ class MixtureSampler(Sampler):
     def _head_order(self, sampler: int, epoch: int) -> Int64s:
         """Return a new order of the samples at the start of a sampler's epoch, as positions.
 
-        The batch in which the epoch starts may already have some of their records, from the end of
-        the previous epoch. These samples move back, after the next samples. As each epoch is longer
-        than two batches, its end never changes. Empty if the batch starts with the epoch, or if the
-        epoch may be shorter with the weights at its start.
+        The batch of the mixture in which the epoch starts may already have some of their records,
+        from the end of the previous epoch. These samples move back, after the next samples: if four
+        samples of the batch are of this sampler, of which two are the records 1 and 2 of the
+        previous epoch, and the epoch starts with 2 0 3 4, this becomes 0 3 2 4. The result is empty
+        if the batch has no samples of the previous epoch, or if this sampler is not reordered.
         """
         order, length = self._samplers[sampler], int(self._lengths[sampler])
         position = self._interleave.position_of(sampler, epoch * length)
@@ -251,20 +259,21 @@ class MixtureSampler(Sampler):
         start = position - offset % self._batch_size
         stop = min(start + self._batch_size, position - offset + self._samples)
         before, after = (int(self._interleave.num_before(p)[sampler]) for p in (start, stop))
+        # The samples of this sampler in the batch: of the previous epoch, and of both epochs.
         num_old, num_in_batch = epoch * length - before, after - before
         if not num_old or not self._max_in_batch[self._interleave.num_changes(position), sampler]:
             return np.empty(0, np.int64)
         old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
         new = order.records(checked_draw(order, epoch, np.arange(num_in_batch)))
-        is_free = ~np.isin(new, old)
-        # The first free samples fill the batch. All others follow, in their order.
-        stays = is_free & (np.cumsum(is_free) <= num_in_batch - num_old)
-        return np.argsort(~stays, kind="stable")
+        is_new = ~np.isin(new, old)
+        # The first samples of new records complete the batch. All others follow, in their order.
+        completes_batch = is_new & (np.cumsum(is_new) <= num_in_batch - num_old)
+        return np.argsort(~completes_batch, kind="stable")
 
 
 def _checked(order: Sampler) -> Sampler:
-    """Return a sampler; ValueError if it cannot be mixed with others."""
-    reasons = {
+    """Return a sampler for a mixture; ValueError if it cannot be mixed with others."""
+    reasons = {  # what is wrong, and whether it is so
         "be empty": not len(check_order(order, name="each of orders")),
         "reuse records, as other samples come between the uses": order.traits.max_cached
         is not None,
@@ -277,9 +286,10 @@ def _checked(order: Sampler) -> Sampler:
 
 
 def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
-    """Yield (number, mask of its ids, its own ids) for each sampler to which some ids belong.
+    """Yield (sampler number, mask, own ids) for each sampler of a mixture that some ids are of.
 
-    The ids of sampler i are `bounds[i]` to `bounds[i + 1] - 1`. Its own ids count from 0.
+    `ids[mask]` are the ids of this sampler in the mixture, which are numbered sampler by sampler:
+    those of sampler i are `bounds[i]` to `bounds[i + 1] - 1`. Its own ids start at 0.
     """
     ids = np.asarray(ids, dtype=np.int64)
     sampler = np.searchsorted(bounds, ids, side="right") - 1
@@ -289,7 +299,10 @@ def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.b
 
 
 def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
-    """Return chunk number `chunk` of the ids of a sampler over all its epochs, int64[_CHUNK]."""
+    """Return chunk number `chunk` of the ids of all epochs of a sampler, int64[_CHUNK].
+
+    A sampler is drawn for one epoch at a time, and a chunk may be in several epochs.
+    """
     epoch, position = np.divmod(chunk * _CHUNK + np.arange(_CHUNK), len(order))
     epoch_starts = np.flatnonzero(np.diff(epoch)) + 1
     parts = zip(np.split(epoch, epoch_starts), np.split(position, epoch_starts), strict=True)
@@ -297,9 +310,11 @@ def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
 
 
 def _weights_and_samplers(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
-    """Return weights and samplers as parameters, each sampler from the step on that it joins.
+    """Return weights and samplers of a mixture as fields of its fingerprint, which states compare.
 
-    A state of before that step then is one of a mixture without the sampler.
+    The weights change at training steps, and a sampler whose weight is 0 at first joins later. It
+    is a field of the step at which it joins, and is not compared with states of earlier steps: so
+    a state that was saved before samplers were added to the end of the mixture stays valid.
     """
     # How many samplers have joined at each change: those up to the last that had a weight so far.
     joined = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
@@ -311,20 +326,30 @@ def _weights_and_samplers(weights: StepSchedule[Int64s], samplers: list[Sampler]
 
 
 def _max_in_batch(weights: Int64s, batch_size: int) -> Int64s:
-    """Return the most samples of each sampler in a batch: int64[samplers].
+    """Return the most samples of each sampler that a batch of a mixture may have, int64[samplers].
 
-    They are of complete periods, and of a part of a period at either end.
+    In each period of `sum(weights)` samples, sampler i has `weights[i]`, in any order. A batch is
+    some complete periods, and at either end a part of a period, which may have all of a sampler's
+    samples. With weights 2 and 1, a batch of 4 samples has up to 4 of the first sampler (the end of
+    a period and the start of the next), or up to 2 of the second.
     """
     period = int(weights.sum())
-    complete = max(0, batch_size // period - 1)
+    num_complete = batch_size // period
+    # The parts at the two ends are shorter than a period together. Or they are a period longer, and
+    # there is one complete period less.
+    num_fewer = max(0, num_complete - 1)
     return np.maximum(
-        complete * weights + np.minimum(batch_size - complete * period, 2 * weights),
-        batch_size // period * weights + np.minimum(batch_size % period, 2 * weights),
+        num_fewer * weights + np.minimum(batch_size - num_fewer * period, 2 * weights),
+        num_complete * weights + np.minimum(batch_size % period, 2 * weights),
     )
 
 
 def _smallest_integers(weights: ArrayLike, count: int) -> Int64s:
-    """Return the smallest integers in proportion to weights; ValueError if their sum is large."""
+    """Return the smallest integers in proportion to weights: 0.5 and 0.25 become 2 and 1.
+
+    Decimals are exact: 0.7 and 0.3 become 7 and 3. ValueError if there are not `count` weights, or
+    if the sum of the integers is too large, as a mixture has a table of so many entries.
+    """
     if np.asarray(weights).dtype.kind != "f":
         weights = validate.counts("weights", weights, minimum=0)
     decimals = validate.decimals("weights", weights)

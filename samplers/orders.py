@@ -123,9 +123,10 @@ class Sampler(IdStream):
         }
 
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
-        """Return this sampler's variant for batches of this size; ValueError if there is none.
+        """Return a sampler with these ids in batches of `batch_size`; ValueError if it cannot be.
 
-        An epoch of the sampler has `num_steps` batches.
+        `BatchSampler` calls this. An epoch has `num_steps` batches. By default the ids do not
+        depend on the batches, and this is the sampler itself, unless it changes at training steps.
         """
         if not self.traits.needs_steps:
             return self
@@ -144,9 +145,11 @@ def checked_draw(
     positions: Int64s,
     position_text: Callable[[int, int], str] = "epoch {}, position {}".format,
 ) -> Int64s:
-    """Return the checked ids of `sampler.draw(epoch, positions)`: a wrong id is another record.
+    """Return `sampler.draw(epoch, positions)`, after checking the ids, int64[positions].
 
-    `position_text(epoch, position)` names a position in the error.
+    A sampler may be a user's class. A negative id, or one of a wrong type, might be accepted by a
+    dataset and silently give another record. `position_text` formats a position for the error
+    message.
 
     Raises:
         ValueError: another number of ids, no integers, or ids outside `[0, num_ids)`.
@@ -211,6 +214,11 @@ class RankSampler(Sampler):
         return self._order
 
     def _positions_from(self, start: int) -> range:
+        """Return this rank's positions of an epoch from `start` on: every `world_size`-th.
+
+        Raises:
+            ValueError: `world_size` does not divide their number, and `uneven` is "raise".
+        """
         stop, world_size = len(self._order), self.world_size
         remainder = (stop - start) % world_size
         if remainder and self._uneven == "raise":
@@ -233,9 +241,9 @@ class InnerSampler(Sampler):
     _order: Sampler
 
     def _set_order(self, order: Sampler, size: int, expected: str) -> None:
-        """Set the inner sampler; ValueError unless its ids are records 0 to `size - 1`.
+        """Set the inner sampler; ValueError unless its ids are record ids from 0 to `size - 1`.
 
-        `expected` says in the error what the inner sampler must be over.
+        `expected` is the text for "5 records" in the error "order must be over 5 records".
         """
         if check_order(order).traits.num_ids is not None:
             raise ValueError(
@@ -250,7 +258,7 @@ class InnerSampler(Sampler):
         return len(self._order)
 
     def for_batches(self: _Inner, batch_size: int, num_steps: int) -> _Inner:
-        """Return this sampler over the inner sampler's variant for batches of this size."""
+        """Return a copy of this sampler for batches of this size: the inner sampler is adapted."""
         sampler = copy.copy(self)
         sampler._order = self._order.for_batches(batch_size, num_steps)
         return sampler
@@ -364,6 +372,6 @@ class RandomSampler(Sampler):
         n = self.num_records
         if n > SMALL:
             return permute(n, key, positions)
-        # A sampler keeps its own tables: permute keeps few, and a mixture has many samplers.
+        # `permute` would cache only a few tables for all samplers, of which a mixture has many.
         table = self._cache.get(epoch, lambda: small_table(n, key))
         return table[positions].astype(np.int64)

@@ -190,13 +190,14 @@ class PKBatchSampler(BatchStream):
     def _sort_by_class(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, Array | None]:
-        """Return the records sorted by class, and the label of each class.
+        """Return the records sorted by class, and the label of each class (or None).
 
-        The labels are None unless records may have several labels. With `records`, only these are
-        sorted.
+        `labels` and `records` are the arguments of the sampler: one label or a list of labels for
+        each record, and the records to draw from. The label of each class is only needed, and
+        returned, if records have lists of labels.
         """
         labels = labels_of(labels)
-        lists = label_lists(labels)
+        lists = label_lists(labels)  # None unless there is a list of labels for each record
         self._several_labels = lists is not None
         if lists is None:
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
@@ -210,12 +211,13 @@ class PKBatchSampler(BatchStream):
         return (order if records is None else order.subset(records)), None
 
     def _num_kept(self, order: ClassOrder) -> int:
-        """Return how many classes are drawn from: the largest, as the options say.
+        """Return how many classes batches are drawn from, which are the largest classes.
 
-        The options are `min_class_size`, and `small`, which is for classes of fewer than K records.
+        Classes smaller than the option `min_class_size` are left out. The option `small` decides
+        what to do with classes of fewer than K records: drop them, repeat records, or raise.
         """
         k = self._shape.largest_k
-        num_kept = order.num_at_least(self._min_size)
+        num_kept = order.num_at_least(self._min_size)  # classes of at least this size
         num_large = order.num_at_least(k)
         if self._small == "drop":
             return min(num_kept, num_large)
@@ -281,7 +283,7 @@ class PKBatchSampler(BatchStream):
                 raise ValueError(f"{rule} with coverage={coverage!r}")
 
     def _num_batches(self, batches_per_epoch: SupportsIndex | None) -> int:
-        """Return `batches_per_epoch`, or by default as many batches as the records fill."""
+        """Return `batches_per_epoch`, or by default the number of batches that the records fill."""
         shape = self._shape
         if batches_per_epoch is not None:
             return validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
@@ -311,7 +313,9 @@ class PKBatchSampler(BatchStream):
     def traits(self) -> SamplerTraits:  # type: ignore[override]
         """Properties of the samples, on which loaders rely.
 
-        Each class is a group of samples. But groups are declared only if each class is one record.
+        `needs_records` is the first option that makes batches depend on records, not on classes
+        alone: such a stream cannot be served by one iterator for each class (tf.data's
+        `choose_from_datasets`). `num_groups` is declared if each class is one record.
         """
         # Options that depend on records, not on classes alone, and whether each is used.
         record_options = {

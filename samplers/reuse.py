@@ -103,8 +103,9 @@ class ReuseSampler(Sampler):
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids `record * reuse + use` at these positions, int64[positions].
 
-        All uses of all records are one sequence: every record `reuse` times in a row, the records
-        in random order. The sequence is divided into segments, which are read side by side.
+        All uses of all records are one sequence: the records in random order, each `reuse` times in
+        a row. The sequence is divided into segments, which are read side by side (round-robin), so
+        that the uses of a record are spread over several batches.
         """
         key = derive(self._key, epoch)
         round_robin = self._cache.get(
@@ -115,20 +116,23 @@ class ReuseSampler(Sampler):
 
 
 def _staggered_segments(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
-    """Return the bounds and the first rounds of the segments, int64[live + 1] and int64[live].
+    """Return the bounds and the first rounds of segments, int64[live + 1] and int64[live].
 
-    The sequence of all uses of all records, record after record, is divided into `live` segments.
-    Each round reads the next use of every segment. A segment is at its first entry in its first
-    round. The first rounds differ, so that segments come to new records at different times: with 4
-    records used 3 times each, in 2 segments, both come to a new record every 3 rounds, and their
-    first rounds are 0 and 1.
+    Each of n records is used `reuse` times. The sequence of all uses, record after record, is
+    divided into `live` segments, which are read cyclically and side by side: each round reads the
+    next use of every segment. The *first round* of a segment is the round that reads its first use.
+    First rounds differ, so that the segments come to new records at different times, and the number
+    of new records in each round is nearly constant. With 4 records used 3 times each, in 2
+    segments, both come to a new record every 3 rounds, and their first rounds are 0 and 1.
     """
     bounds = equal_bounds(n * reuse, live)
-    # A segment that does not start with a new record continues the last record of the segment
-    # before it. A segment that does, and the next segments that do not, are a chain.
+    # A segment may start in the middle of the uses of a record: then it must be in step with the
+    # segment before it, so that the uses of the record are read in order. A *chain* is a segment
+    # that starts with a new record, and all segments after it that do not: they have the same
+    # first round.
     chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)
-    # A chain reads a new record every `period` rounds. The first rounds of the chains of a period
-    # are spread evenly over the period: of three chains with period 6, they are 0, 2 and 4.
+    # A chain reads a new record every `period` rounds. The first rounds of all chains of the same
+    # period are spread evenly over it: those of three chains with period 6 are 0, 2 and 4.
     periods = np.gcd(np.diff(bounds)[chain_starts], reuse)
     first_rounds = np.empty_like(chain_starts)
     for period in np.unique(periods):

@@ -133,10 +133,12 @@ class ShardShuffleSampler(Sampler):
         )
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        """Return the first record and the stop of the block of each record, int64 as `records`.
+        """Return for each record a range of records that are read around the same time: its span.
 
-        In an epoch a few blocks are read in two parts, at different times. With `epoch`, the part
-        that has the record is returned in place of such a block.
+        A loader prefetches a span as a whole. Here it is the block of consecutive records that has
+        the record, from `first[i]` to `stop[i] - 1`. An epoch reads a few blocks in two parts, the
+        end of the block at its start, and the beginning of the block at its end. With `epoch`, the
+        span is the part that has the record.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
         >>> order.spans(np.array([5, 9, 0]))
@@ -148,9 +150,9 @@ class ShardShuffleSampler(Sampler):
         return first, stop
 
     def for_batches(self, batch_size: int, num_steps: int) -> ShardShuffleSampler:
-        """Return a copy of this sampler for batches of this size.
+        """Return a copy of this sampler for batches of this size; ValueError if it cannot be.
 
-        A batch has `batch_size // sections` records of each section.
+        A batch has the same number of records of each section. An epoch has `num_steps` batches.
         """
         if batch_size % self._sections:
             raise ValueError(
@@ -163,7 +165,11 @@ class ShardShuffleSampler(Sampler):
 
     @property
     def by_group(self) -> tuple[int, Sampler]:
-        """The number of segments of all sections, and a sampler of the segment of each position."""
+        """The number of segments, and a sampler whose ids are segment numbers, not record ids.
+
+        The shuffle reads segments side by side. A loader can read each segment as one tf.data
+        dataset.
+        """
         count = self._sections * (len(self._bounds) - 1)
         return count, GroupSampler(self, count, self._segment_numbers)
 
@@ -181,18 +187,19 @@ class ShardShuffleSampler(Sampler):
         segments, which are read side by side. The records of a block are permuted within the block.
         """
         table = self._table(epoch)
-        entry = self._entries(table.round_robin, positions)
-        first_record, offset, size = table.locate(entry)
+        entry = self._entries(table.round_robin, positions)  # indices into the sequence
+        first_record, offset, size = table.locate(entry)  # of the block, and in the block
         if self._within == "random":
             keys = random_words(derive(self._key, epoch, 1), first_record)
             offset = permute_rows(size, keys, offset[:, None])[:, 0]
         return first_record + offset
 
     def _entries(self, round_robin: RoundRobin, positions: Int64s) -> Int64s:
-        """Return the index of each position in the sequence of all blocks, one after the other.
+        """Return which entry of the sequence of blocks comes at each position of an epoch.
 
-        The sequence is divided into sections of equal size, and each section into segments, which
-        are read side by side.
+        All blocks in random order are one sequence of records. It is divided into sections of equal
+        size, and each section into segments, which are read side by side (round-robin). An entry is
+        an index into the sequence.
         """
         if self._sections == 1:
             return round_robin.entries(0, positions)
@@ -235,28 +242,32 @@ class ShardShuffleSampler(Sampler):
         """Return the tables of an epoch.
 
         All blocks in random order are a sequence of records. It is divided into sections of equal
-        size, and each section into segments. A segment may start in the middle of a block.
+        size, and each section into segments, which are read side by side. A segment may start in
+        the middle of a block, and so split the block into two parts.
         """
         order = self._blocks.order(self._blocks_key(epoch))
         section_starts = np.arange(self._sections)[:, None] * self._section_size
         segment_starts = (section_starts + self._bounds[:-1]).reshape(-1)
-        block_start, block_record, _ = order.locate(segment_starts)
-        in_block = block_start < segment_starts  # other segments start with a block
-        split_records = np.sort((block_record + segment_starts - block_start)[in_block])
+        block_start, first_record, _ = order.locate(segment_starts)
+        splits_block = block_start < segment_starts  # the segment starts within a block
+        split_records = np.sort((first_record + segment_starts - block_start)[splits_block])
+        # An independent key: 2 for the order of the segments, where 0 is for that of the blocks.
         keys = random_words(derive(derive(self._key, epoch), 2), np.arange(self._sections))
         round_robin = RoundRobin(self._bounds, keys)
-        return _EpochTable(order, segment_starts[in_block], split_records, round_robin)
+        return _EpochTable(order, segment_starts[splits_block], split_records, round_robin)
 
 
 def _clip(starts: Int64s, stops: Int64s, points: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the part of each range that contains an index, where points split the ranges.
+    """Return the start and the stop of the part of each range that contains an index, int64[n].
 
-    The ranges, from `starts` to `stops`, and their indices are int64[n]. The points are sorted. If
-    they are 5 and 8, the part of the range from 4 to 7 that contains index 6 is from 5 to 7.
+    Range i is `starts[i]` to `stops[i] - 1`, and contains `index[i]`. Sorted `points` split all
+    ranges into parts: with points 5 and 8, the part of the range 4 5 6 that contains 6 is 5 6.
     """
-    part = np.searchsorted(points, index, side="right")
-    lowest, highest = np.append(-1, points)[part], np.append(points, validate.LIMIT)[part]
-    return np.maximum(starts, lowest), np.minimum(stops, highest)
+    # The points around the index: the last that is at most the index, and the next.
+    number = np.searchsorted(points, index, side="right")
+    previous_point = np.append(-1, points)[number]
+    next_point = np.append(points, validate.LIMIT)[number]
+    return np.maximum(starts, previous_point), np.minimum(stops, next_point)
 
 
 class _EpochTable(NamedTuple):
@@ -268,13 +279,16 @@ class _EpochTable(NamedTuple):
     round_robin: RoundRobin  # of the segments
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return where each entry of the sequence of blocks lies, int64[n] each.
+        """Return the block of each entry of the sequence of blocks, and the offset in the block.
+
+        The sequence has all blocks in random order, and an entry is an index into it. Segments of
+        the sequence are read side by side, so a block in which a segment starts is read in two
+        parts, at different times: then "block" means the part that has the entry.
 
         Returns:
             The first record of the block, the offset of the entry from this record, and the number
-            of records of the block. If a segment starts within the block, all three are those of
-            the part of the block that has the entry.
+            of records of the block, int64[n] each.
         """
-        block_start, block_record, block_size = self.order.locate(entries)
+        block_start, first_record, block_size = self.order.locate(entries)
         start, stop = _clip(block_start, block_start + block_size, self.split_points, entries)
-        return block_record + start - block_start, entries - start, stop - start
+        return first_record + start - block_start, entries - start, stop - start

@@ -39,7 +39,11 @@ class StateMismatchError(ValueError):
 
 
 def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise StateMismatchError, with a line for each field that differs."""
+    """Raise StateMismatchError if two fingerprints differ, with a line for each such field.
+
+    A fingerprint has all that a stream of batches depends on: parameters, seed, hashes of the data.
+    `saved` is that of a loaded state, and `current` that of the sampler.
+    """
     default = "nothing"
     saved, current = dict(flattened(saved)), dict(flattened(current))
     lines = [
@@ -80,7 +84,11 @@ def first_step(field: str) -> int:
 
 
 def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (path, value) of every field of nested mappings, with paths such as `orders.0.seed`."""
+    """Yield (path, value) of every field of nested mappings, with paths such as `orders.0.seed`.
+
+    A list of mappings is flattened as a mapping from indices: `{"orders": [{"seed": 3}]}` gives
+    ("orders.0.seed", 3).
+    """
     for name, value in nested.items():
         if isinstance(value, list) and all(isinstance(item, Mapping) for item in value):
             value = {str(index): item for index, item in enumerate(value)}
@@ -91,9 +99,10 @@ def flattened(nested: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, 
 
 
 def json_value(parameter: Any, *, hashed: bool = True) -> Any:
-    """Return a parameter as a short JSON value: arrays and long values become hashes.
+    """Return a parameter of a sampler as a short JSON value: arrays and long values become hashes.
 
-    With `hashed=False` arrays become "", to check parameters without the cost of hashing them.
+    With `hashed=False` arrays become "": this only checks the types of parameters, without the cost
+    of hashing large arrays.
 
     Raises:
         TypeError: JSON has no value for the parameter.
@@ -102,7 +111,7 @@ def json_value(parameter: Any, *, hashed: bool = True) -> Any:
         return digest(parameter) if hashed else ""
     if isinstance(parameter, Mapping):
         return {str(name): json_value(value, hashed=hashed) for name, value in parameter.items()}
-    if hasattr(type(parameter), "fingerprint"):
+    if hasattr(type(parameter), "fingerprint"):  # a sampler, or large weights
         return parameter.fingerprint if hashed else ""
     if isinstance(parameter, (list, tuple)):
         parameter = [json_value(item, hashed=hashed) for item in parameter]
@@ -127,7 +136,8 @@ def _text_hash(text: str) -> str:
 def digest(values: Counts) -> str:
     """Return a hash of an array's values, the same for any integer type, byte order and machine.
 
-    Strings are hashed as their lengths, then all characters.
+    Integers are hashed as int64, and floats as the bytes of float64. Strings are hashed as their
+    lengths, then all characters.
     """
     content = hashlib.blake2b(digest_size=16)
     text = b""
@@ -137,7 +147,7 @@ def digest(values: Counts) -> str:
         text = "".join(values.tolist()).encode("utf-8", "surrogatepass")
     elif isinstance(values, np.ndarray) and values.dtype.kind == "f":
         numbers = values.astype("<f8").view("<i8")
-    for chunk in slices(len(numbers)):
+    for chunk in slices(len(numbers)):  # to bound memory: the array may be a large file
         content.update(np.ascontiguousarray(numbers[chunk], dtype="<i8").data)
     content.update(text)
     return f"{len(numbers)} values {content.hexdigest()}"

@@ -31,9 +31,10 @@ class StepSchedule(Generic[T]):
 
     @classmethod
     def parse(cls, name: str, values: Any, check: Callable[[Any], T]) -> StepSchedule[T]:
-        """Return the schedule that a user gave: one value, or `{training step: value}`.
+        """Return the schedule of a user's argument: one value, or `{training step: value}`.
 
-        `check` returns a value as it is used. Steps that change nothing are left out.
+        `check` validates a value and returns it converted, and `name` is the argument's name. A
+        step at which the value stays the same is left out: `{0: 2, 5: 2, 7: 3}` is `{0: 2, 7: 3}`.
         """
         by_step = {
             validate.integer(f"a step of {name}", step, minimum=0): check(value)
@@ -43,6 +44,7 @@ class StepSchedule(Generic[T]):
             raise ValueError(f"{name} as a schedule must say its value at step 0, got {values!r}")
         schedule = cls([0], [by_step.pop(0)])
         for step, value in sorted(by_step.items()):
+            # As JSON, since values may be arrays.
             if json_value(value) != json_value(schedule.values[-1]):
                 schedule.starts.append(step)
                 schedule.values.append(value)
@@ -53,11 +55,15 @@ class StepSchedule(Generic[T]):
         return bisect_right(self.starts, step) - 1
 
     def split(self, steps: Int64s) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
-        """Yield (i, selected) for each `values[i]` that some steps have: `steps[selected]`."""
+        """Yield (i, mask) for each value that some of the steps have: `steps[mask]` have value i.
+
+        If value 1 starts at step 7, the steps 5 6 7 give (0, [True, True, False]) and (1, [False,
+        False, True]). With a single value the mask is a slice of all steps, which costs nothing.
+        """
         if len(self.starts) == 1:
             yield 0, slice(None)
             return
-        index = np.searchsorted(self.starts, steps, side="right") - 1
+        index = np.searchsorted(self.starts, steps, side="right") - 1  # of the value at each step
         for i in np.unique(index).tolist():
             yield i, index == i
 

@@ -77,9 +77,9 @@ def is_list(data: object) -> bool:
 def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: int = 0) -> int:
     """Return a number of records as an int: `n`, or the length of the dataset `n`.
 
-    A dataset is what torch takes for a data source, an index, or a source of records: any object
-    that has a length and items other than numbers. `subset` says in the error for a list of ids how
-    to draw these records alone.
+    A dataset is any object with a length and with items that are no numbers, such as a dataset of
+    torch or an index. A list of numbers is refused, since it may be meant as ids: `subset` tells
+    the user in the error how to draw these records only.
 
     Raises:
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
@@ -104,8 +104,9 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
 
 
 def _is_number(value: Any) -> bool:
-    """Return whether a value is a scalar number, of any library."""
+    """Return whether a value is a scalar number, of Python, numpy, torch or another library."""
     number = hasattr(value, "__index__") or hasattr(value, "__float__")
+    # An array can have `__float__`, too, but a scalar has no shape or the empty shape.
     return number and not isinstance(value, (str, bytes)) and not getattr(value, "shape", ())
 
 
@@ -137,10 +138,10 @@ def counted(number: int, noun: str) -> str:
 
 
 def unmasked(name: str, values: Any) -> Array:
-    """Return values as an array; ValueError if an entry is masked, as `np.asarray` drops the mask.
+    """Return values as an array; ValueError if an entry is masked (`np.ma`) and so has no value.
 
     Raises:
-        TypeError: a dataset or a sampler. `np.asarray` would read all items of it.
+        TypeError: `values` is a dataset or a sampler, from which `np.asarray` would read all items.
     """
     has_items = hasattr(values, "__getitem__") and not isinstance(values, Mapping)
     if has_items and not is_array_like(values):
@@ -160,7 +161,10 @@ def decimals(name: str, values: ArrayLike) -> list[Fraction]:
 
 
 def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
-    """Return integers of at least `minimum`: a new int64[n], or a mapped array as it is."""
+    """Return integers of at least `minimum`, int64[n]: a copy of argument `name`.
+
+    An array that is mapped from a file may be very large: it is returned as a view of the file.
+    """
     array = unmasked(name, values)
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
@@ -169,19 +173,20 @@ def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
     if array.size and array.dtype.kind not in "iu":
         raise TypeError(f"{name} must hold integers, got dtype {array.dtype}")
     if array.size and array.max() >= LIMIT:
-        worst = int(array.argmax())
-        raise ValueError(f"{name} must be below {LIMIT}, got {array[worst]} at {worst}")
+        index = int(array.argmax())
+        raise ValueError(f"{name} must be below {LIMIT}, got {array[index]} at {index}")
     if array.size and array.min() < minimum:
-        worst = int(array.argmin())
-        raise ValueError(f"{name} must be at least {minimum}, got {array[worst]} at {worst}")
+        index = int(array.argmin())
+        raise ValueError(f"{name} must be at least {minimum}, got {array[index]} at {index}")
     if not is_mapped(array):
         return array.astype(np.int64)
+    # View uint64 ("u8") as int64 ("i8"), without a copy: values below 2^62 have the same bytes.
     return as_mapped(array.view(array.dtype.str.replace("u8", "i8")))
 
 
 def sorted_distinct(name: str, array: Int64s) -> Int64s:
     """Return the values of an array sorted; ValueError if two are equal."""
-    if is_increasing(array):
+    if is_increasing(array):  # sorted already, as for ids in stored order: no copy
         return array
     values, counts = np.unique(array, return_counts=True)
     if len(values) < len(array):
@@ -200,9 +205,12 @@ def sorted_record_ids(values: ArrayLike, num_records: int, name: str = "records"
 
 
 def counts(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
-    """Return integers of at least `minimum`, int64[n], whose sum must be below `LIMIT`."""
+    """Return integers of at least `minimum`, int64[n]; ValueError if their sum is not below 2^62.
+
+    Then all prefix sums fit int64.
+    """
     array = integers(name, values, minimum=minimum)
-    total = float(array.sum(dtype=np.float64))  # int64 would overflow
+    total = float(array.sum(dtype=np.float64))  # approximate, as a sum in int64 may overflow
     if total >= LIMIT:
         raise ValueError(f"{name} must sum to less than {LIMIT}, got about {total:.3g}")
     return array

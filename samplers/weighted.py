@@ -116,7 +116,9 @@ class WeightedSampler(Sampler):
         )
 
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
-        """Return this sampler with its training steps, of which an epoch has `num_steps`.
+        """Return a copy of this sampler for `num_steps` batches an epoch, each of `batch_size`.
+
+        Weights may change at training steps, so the sampler must know the step of each position.
 
         Raises:
             ValueError: without replacement, weights that change within an epoch.
@@ -140,12 +142,13 @@ class WeightedSampler(Sampler):
             fraction = int(positions.max(initial=-1) + 1) / max(1, self._samples)
             self._permutation(epoch + 1).prepare(fraction)
             return records
-        # Inverse transform sampling: a uniform point below the sum of all weights.
+        # Inverse transform sampling: draw a uniform point below the sum of all weights, and find
+        # the record in whose range of the prefix sums it is. The weights change at some steps.
         random = random_words(derive(self._key, epoch), positions)
         records = np.empty_like(positions)
-        for i, selected in self._weights.split(self._steps_at(epoch, positions)):
+        for i, mask in self._weights.split(self._steps_at(epoch, positions)):
             sums = self._sums[i]
-            records[selected] = sums.find(uniform_below(random[selected], sums.total))
+            records[mask] = sums.find(uniform_below(random[mask], sums.total))
         return records
 
     def _permutation(self, epoch: int) -> WeightedPermutation:
