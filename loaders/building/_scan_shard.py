@@ -39,6 +39,7 @@ from twinfeed.loaders.index.arrays import MISSING_ROW, StringColumn, row_type
 from twinfeed.loaders.index.manifest import file_digest
 from twinfeed.loaders.index.options import Label
 from twinfeed.loaders.index.paths import join, resolve_below
+from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
 from twinfeed.loaders.support.regular import open_file
@@ -71,6 +72,7 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
     source = plan.root if job.entries else join(plan.root, job.shard)
     if isinstance(plan.root, str) and not job.entries:
         resolve_below(plan.root, job.shard)
+    system.keep_freed_memory()  # of a chunk, for the next chunk
     with local_copy(source) as local_file:
         size = 0 if job.entries else os.stat(local_file.path).st_size
         part = ShardPart(plan.options, job.shard, size, local_file.tag, file=Path(file))
