@@ -96,7 +96,8 @@ def scan_chunks(
                 if sample is None or key != sample.key:
                     if sample is not None and not sample.runs:
                         yield from sample.finish(on_bad)
-                    if member.start >= next_chunk and not join and not headers.global_pax:
+                    is_plain = len(member.header) == BLOCK and not headers.global_pax
+                    if is_plain and member.start >= next_chunk and not join:
                         next_chunk = member.start + CHUNK_BYTES
                         data = read_at(file.fileno(), CHUNK_BYTES, member.start)
                         chunk = chunk_samples(data, member.start, number, max_record_bytes)
