@@ -63,8 +63,14 @@ class FairBatches:
         return self._cache.get(phase, lambda: self._new_schedule(phase))
 
     def _new_schedule(self, phase: Phase) -> _PhaseSchedule:
+        """Return the schedule of a phase (a range of steps with constant P and K), with exclusions.
+
+        An exclusion is a training step, the classes of which records are excluded from this step
+        on, and their other records.
+        """
         schedule = _PhaseSchedule(phase, self)
         for step, classes, order in self.exclusions:
+            # A phase that starts at the step counts how many batches before it have each class.
             at_step = _PhaseSchedule(phase._replace(start=max(phase.start, step)), self)
             schedule.exclude(step, at_step.num_before - schedule.num_before, classes, order)
         return schedule
@@ -132,16 +138,19 @@ class _PhaseSchedule:
         self._count_batches_before(phase.start - phase.p_start)
 
     def exclude(self, step: int, numbers: Int64s, classes: Int64s, order: ClassOrder) -> None:
-        """Let classes have the records of `order` from their next traversal after a step on.
+        """Exclude records of classes from a training step on: `order` has their other records.
 
-        A traversal has each record of a class once. `numbers` has how many batches of the phase
-        have each class before the step. If 7 subsets of K = 2 records came, of a class of 5, the
-        next traversal starts at record 15 of its sequence. So subset 7 is the first that is drawn
-        from the records of `order`, and the last record of the traversal before it does not come.
+        A class takes its records in subsets of K, and has all of them once, a *traversal*, before
+        any comes again. The excluded records come no more from the first traversal on that starts
+        after the step. `numbers` is how many subsets of each class come before the step. With 7
+        subsets of K = 2, of a class of 5 records, the next traversal starts at position 15 of its
+        sequence of records, which is in subset 7: the first that is drawn from `order`. (Position
+        14, the end of the traversal before it, is skipped.)
         """
         k, size, first = self._phase.k, self._sizes[classes], self._first[classes]
+        # Traversals that start before the step: the quotient, rounded up.
         num_traversals = -((first - numbers[classes]).clip(max=0) * k // size)
-        first = first + num_traversals * size // k
+        first = first + num_traversals * size // k  # the first subset drawn from `order`
         self._sizes[classes], self._first[classes] = order.sizes, first
         subsets = FairSubsets(order.sizes, k, derive(self._record_key, step))
         self._exclusions.append((classes, first, order, subsets))
@@ -179,7 +188,7 @@ class _PhaseSchedule:
         # the class at position q of its concatenated batches is in q // n earlier batches.
         position = batch_number[:, None] * self._phase.p + np.arange(start, stop)
         num_earlier = position // self._num_classes[super_class][:, None]
-        num_earlier -= self.num_before[classes]
+        num_earlier -= self.num_before[classes]  # the batches before the phase
         return classes, num_earlier
 
     def _count_batches_before(self, num_steps: int) -> None:
@@ -187,11 +196,12 @@ class _PhaseSchedule:
 
         A phase is a range of steps with constant P and K. The P classes of a batch are of one
         super-class, a group of classes. The batches of a super-class have all its classes once (a
-        *traversal*), then all of them again, and so on. So each class is in the last complete
-        traversal, or in the incomplete one after it, and has one batch more than before its last.
-        With 5 classes, P = 2 and 4 steps, the batches have 8 classes: all 5, and 3 of them again.
+        *traversal*), then all of them again, and so on. With 5 classes, P = 2 and 4 steps, the
+        batches have 8 classes: all 5, and 3 of them again, whose count is 2.
 
-        Sets `num_before`, of each class.
+        Sets `num_before`, the count of each class. Only the batches from the last complete
+        traversal on are computed, which have every class: the count of a class is the number of
+        batches before its last batch, plus 1.
         """
         if not num_steps:
             return
@@ -205,7 +215,7 @@ class _PhaseSchedule:
         for chunk in slices(len(offset), _CHUNK // p + 1):
             batch_number = first_batch[super_class[chunk]] + offset[chunk]
             classes, num_earlier = self._classes_of(super_class[chunk], batch_number, 0, p)
-            num_before[classes] = num_earlier + 1  # of equal classes the last counts
+            num_before[classes] = num_earlier + 1  # the last batch of a class overwrites earlier
         self.num_before = num_before
 
     def records(self, classes: Int64s, numbers: Int64s) -> Int64s:
@@ -218,17 +228,26 @@ class _PhaseSchedule:
         """
         class_number, number = classes.reshape(-1), numbers.reshape(-1)
         ids = self._subset(self._classes, self._record_subsets, class_number, number)
-        for with_classes, first, order, subsets in self._exclusions:
-            index = np.searchsorted(with_classes, class_number).clip(max=len(with_classes) - 1)
-            later = number - first[index]  # counted from the first without the excluded records
-            rows = np.flatnonzero((with_classes[index] == class_number) & (later >= 0))
-            ids[rows] = self._subset(order, subsets, index[rows], later[rows])
+        # Of classes with excluded records, subset number `first` and later ones are drawn from the
+        # other records of the class.
+        for excluded_classes, first, order, subsets in self._exclusions:
+            last_index = len(excluded_classes) - 1
+            index = np.searchsorted(excluded_classes, class_number).clip(max=last_index)
+            number_since = number - first[index]
+            is_later = (excluded_classes[index] == class_number) & (number_since >= 0)
+            rows = np.flatnonzero(is_later)
+            ids[rows] = self._subset(order, subsets, index[rows], number_since[rows])
         return ids.reshape(*classes.shape, -1)
 
     def _subset(
         self, order: ClassOrder, subsets: FairSubsets, class_number: Int64s, number: Int64s
     ) -> Int64s:
-        """Return the ids of K records of each class, int64[n, K]: subset `number[i]` of class i."""
+        """Return the ids of K records of each class, int64[n, K].
+
+        Row i is subset number `number[i]` (of K records) of class `class_number[i]` of `order`.
+        `subsets` are the random subsets of these classes, which are used unless records are drawn
+        in stored order.
+        """
         k = self._phase.k
         # `member` is the number of a record within its class.
         if self._stored:

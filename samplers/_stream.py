@@ -102,7 +102,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def drop_last(self) -> bool:
         """True: no batch is smaller than the others.
 
-        Accelerate and Lightning read it before they distribute the batches among processes.
+        Accelerate and Lightning read this property before they distribute the batches among
+        processes.
 
         Raises:
             TypeError: a trainer would lose or repeat records of this stream: it is one rank's
@@ -186,17 +187,18 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def seeds(self, epoch: SupportsIndex, step: SupportsIndex) -> UInt64s:
         """Return one augmentation seed for each id of `batch(epoch, step)`, uint64[batch].
 
-        A seed is a hash of (seed, epoch, step, index in the global batch). Ranks and workers
-        change no seed.
+        A seed is a hash of (seed, epoch, step, index in the global batch), so a sample has the same
+        seed on any number of ranks and workers.
         """
         epoch, step = self._as_ints(epoch, step, self._steps)
-        (low,), (high,) = self.rank_slices(epoch, step, step + 1)
+        (low,), (high,) = self.rank_slices(epoch, step, step + 1)  # of the global batch
         return random_words(derive(self._augmentation_key, epoch, step), np.arange(low, high))
 
     def batch_seed(self, epoch: SupportsIndex, step: SupportsIndex) -> int:
         """Return the seed of one step, of 64 bits: a hash of (seed, epoch, step).
 
-        Every rank, worker and framework has the same. `Feed(…, batch_transform=…)` is given it.
+        It is the same on every rank and worker, and in every framework. Functions that transform
+        whole batches get it: `Feed(…, batch_transform=…)`.
 
         >>> from twinfeed.samplers import BatchSampler, RandomSampler
         >>> stream = BatchSampler(RandomSampler(10, seed=0), batch_size=4)

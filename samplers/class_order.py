@@ -131,7 +131,8 @@ class ClassOrder:
     def _without(self, excluded: Int64s, ids: Int64s) -> tuple[Int64s, ClassOrder]:
         """Return the classes that have some of these ids, and their records that are not excluded.
 
-        Class `classes[i]` is class i of the class order, which is not sorted by size.
+        The first result has the numbers of these classes. The second has their records, class after
+        class: class i of it is class `classes[i]` of this class order, so it is not sorted by size.
         """
         class_number, record = self.class_record_pairs()
         classes = np.unique(class_number[np.isin(record, ids)])
@@ -170,7 +171,8 @@ def super_class_order(
             f"super_labels must be as many as labels, {num_records}, got {len(super_class)}"
         )
     class_number, record = order.class_record_pairs()
-    first_record = order.records[order.starts]  # of each class
+    # The first record of each class has the super-class of the class.
+    first_record = order.records[order.starts]
     super_class_of: Int64s = super_class[first_record]
     differing = np.flatnonzero(super_class[record] != super_class_of[class_number])
     if differing.size:
@@ -194,8 +196,8 @@ def by_size(sizes: Int64s, first: Integers) -> Int64s:
 def _small_integers(labels: Array) -> Int64s:
     """Return each label as an integer from 0 on, in the order of the labels: "b" "a" as 1 0.
 
-    The integers are small enough for `_sort_by_label`, which packs a label and a record id into 63
-    bits.
+    The integers are small enough for `_sort_by_label`, which packs a label and a record id into one
+    integer of 63 bits. So integers are only shifted to start at 0, unless they are too large.
     """
     if labels.dtype.kind == "i" and labels.size:
         smallest, largest = int(labels.min()), int(labels.max())
@@ -212,7 +214,7 @@ def _sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
     """
     id_bits = labels.size.bit_length()
     packed = labels << id_bits
-    for chunk in slices(labels.size):  # no second array of n
+    for chunk in slices(labels.size):  # to bound memory
         packed[chunk] |= np.arange(chunk.start, chunk.stop)
     packed.sort()
     records: Integers = np.empty(labels.size, np.int32 if labels.size < 1 << 31 else np.int64)

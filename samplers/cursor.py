@@ -126,6 +126,8 @@ class Cursor:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Set the position to that of a state, which may be of any rank and world size.
 
+        The next pass (iteration over the stream) resumes there.
+
         Raises:
             StateMismatchError: a state of another stream.
         """

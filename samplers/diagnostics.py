@@ -170,10 +170,13 @@ class Diagnosis:
 
 
 def plot_order(axes: Any, values: Int64s, /) -> None:
-    """Plot the value of each sample of a stream by its position, at most `_MAX_POINTS` of them."""
+    """Plot a point for each sample of a stream: its position, and its value (a record or class).
+
+    Of a long stream, `_MAX_POINTS` samples at equal distances are plotted. `axes` is of matplotlib.
+    """
     samples = len(values)
     positions = np.unique(np.linspace(0, samples - 1, min(samples, _MAX_POINTS)).astype(int))
-    size = max(2, 8000 / samples)
+    size = max(2, 8000 / samples)  # of a point: smaller if there are many
     axes.scatter(positions, values[positions], s=size, alpha=0.5, linewidths=0, rasterized=True)
 
 
@@ -273,7 +276,7 @@ def _required_size(batch_size: SupportsIndex | None) -> int:
 
 
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
-    """Return all statistics of a stream of record ids, int64[samples].
+    """Return all statistics of how well a stream of record ids, int64[samples], is shuffled.
 
     `batch` is the batch number of each sample, int64[samples]. `groups` are the classes, shards or
     blocks of the records: the group number of each record, int64[records], by name.
@@ -281,7 +284,7 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     samples = len(ids)
     first_tenth = ids[: -(-samples // 10)]
     position = np.arange(samples)
-    stored_position = ids * samples // records
+    stored_position = ids * samples // records  # the position in stored order
     counts = np.bincount(ids, minlength=records)
     batch_sizes = np.bincount(batch)
     size = int(batch_sizes.max())
@@ -291,7 +294,7 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         head_distinct[name] = _distinct_measure(in_first_tenth, group, len(first_tenth))
         in_full_batches = _distinct_in_batches(batch, group[ids])[batch_sizes == size]
         distinct[name] = _distinct_measure(in_full_batches, group, size)
-        in_windows = _distinct_in_windows(group[ids], size)
+        in_windows = _distinct_in_windows(group[ids], size)  # of consecutive samples
         start = int(in_windows.argmin())  # of the window with the fewest groups
         worst[name] = Stretch(_distinct_measure(in_windows[[start]], group, size), start)
     return Diagnosis(
@@ -321,7 +324,8 @@ def _distinct_in_batches(batch: Int64s, group: Int64s) -> Int64s:
     1 1 with the groups 5 7 7 7 have 2 and 1 distinct groups.
     """
     num_groups = int(group.max()) + 1
-    pairs = np.sort(batch * num_groups + group)  # np.unique takes many times as long
+    # Each pair (batch, group) as one integer. (np.unique takes many times as long.)
+    pairs = np.sort(batch * num_groups + group)
     distinct_pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]
     return np.bincount(distinct_pairs // num_groups)
 
@@ -409,7 +413,7 @@ def simulate_shuffle_buffer(
     total = validate.integer("n", n, minimum=0)
     capacity = min(total, validate.integer("buffer_size", buffer_size, minimum=1))
     buffer = list(range(capacity))
-    num_buffered = np.minimum(capacity, total - np.arange(total))  # at each step
+    num_buffered = np.minimum(capacity, total - np.arange(total))  # records in the buffer
     key = root_key(validate.seed(seed), "shuffle buffer")
     choices = uniform_below(random_words(key, np.arange(total)), num_buffered).tolist()
     out = np.empty(total, np.int64)
@@ -418,7 +422,7 @@ def simulate_shuffle_buffer(
         next_record = position + capacity
         if next_record < total:
             buffer[index] = next_record
-        else:
+        else:  # all stored records were read: the buffer shrinks
             buffer[index] = buffer[-1]
             buffer.pop()
     return out

@@ -23,7 +23,11 @@ _ATTEMPTS_OUTSIDE_BATCH = 64  # to find a replacement that is in another batch
 
 
 def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, Int64s]:
-    """Return what a user excludes as fields of a fingerprint, whose names have the steps."""
+    """Return the record ids that a user excludes, as fields of a sampler's fingerprint.
+
+    `exclude` is `{training step: ids}`, and `n` the number of records. The names of the fields have
+    the steps: `{7: [4, 2]}` gives `{"exclude from step 7": [2, 4]}`.
+    """
     if exclude is not None and not isinstance(exclude, Mapping):
         raise TypeError(
             f"exclude must be {{training step: ids}}, got {exclude!r}: to leave records out from "

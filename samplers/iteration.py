@@ -181,21 +181,26 @@ class IdIterator(Cursor):
         return next(self._ids)
 
     def _start(self) -> range:
-        """Start the iteration at the position of the sampler's cursor; return all its positions."""
+        """Start the iteration at the position of the sampler's cursor; return all its positions.
+
+        The sampler may be that of one rank, which reads every n-th position of the sampler of all
+        ranks (`_whole`).
+        """
         self.start_epoch, self._start_position = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start_position)
-        is_fixed = self._sampler._whole._fixed_order
+        is_fixed = self._sampler._whole._fixed_order  # every epoch has the same order of ids
         self._sampler_cursor.start(self, is_empty=not self._positions, is_fixed=is_fixed)
         return self._positions
 
     def sync(self) -> bool:
         """Set the position to that after the last id returned; return whether no id remains.
 
-        Ids are drawn in chunks, ahead of those returned: so the position is computed only when it
-        is needed. A step of it is one id of all ranks' sampler, of which a rank has every n-th.
+        The position is computed only when it is needed, since ids are returned one by one. It
+        counts the ids of all ranks, of which this rank may have every n-th.
         """
         assert self._positions is not None
-        num_returned = self._num_drawn - length_hint(self._ids)  # the hint: drawn, not yet returned
+        # Ids are drawn in chunks: subtract those that were drawn, but not yet returned.
+        num_returned = self._num_drawn - length_hint(self._ids)
         is_exhausted = num_returned == len(self._positions)
         step = self._start_position + num_returned * self._positions.step
         if is_exhausted:

@@ -59,7 +59,10 @@ def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] |
 
 
 def _strings_or_integers(name: str, values: list[Any]) -> Array:
-    """Return a list of labels as an array, after checking that all are str, or all integers."""
+    """Return a list of labels as an array, after checking that all are str, or all are integers.
+
+    `name` is the name of the argument, for errors.
+    """
     if not any(isinstance(value, str) for value in values):
         check_types(name, "integers or strings", values, (int, np.integer))
         return np.array(values)

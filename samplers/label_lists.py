@@ -97,25 +97,27 @@ def _overlapping_pairs(
 ) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield pairs of classes, among them all that have fewer than 2 k distinct records together.
 
-    `class_number` and `records` are the class and the id of each record, class after class. Two
-    such classes, of a and b records, share at least `a + b - 2 k + 1` records: one record if both
-    have k, else two records, which are among the first k + 1 of either class. So only classes that
-    share one of these records are compared (prefix filtering: Chaudhuri, Ganti and Kaushik, "A
-    primitive operator for similarity joins in data cleaning", 2006). The work grows with the number
-    of labels, not with the number of pairs of classes.
+    `class_number` and `records` are the class and the id of each record, class after class, and
+    each class has k records or more. To compare all pairs of classes would take too long. Two
+    classes of a and b records that have fewer than 2 k together share at least `a + b - 2 k + 1`:
+    one record if both classes have k, else two records, and these are among the first k + 1 of
+    either class. So only classes are compared that share one record, or two of the first k + 1
+    (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive operator for similarity joins in
+    data cleaning", 2006).
     """
     _, member = groups_and_indices(sizes)  # the index of each record in its class
     size = sizes[class_number]
-    # How many of the first k + 1 records of a small class there are from each record on.
+    # How many of the first k + 1 records of a class there are from each record on. (Two classes
+    # have enough records together if one has 2 k.)
     remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0).clip(min=0)
     width = int(records.max(initial=0)) + 1
-    num_parts = 1 + len(class_number) * k // _CHUNK
+    num_parts = 1 + len(class_number) * k // _CHUNK  # to bound memory
     for part in range(num_parts):  # of the pairs of records, by their first record
         rows = np.flatnonzero(records % num_parts == part)
         # All pairs of these records of a class: each record with itself and with those after it.
         row, distance = groups_and_indices(remaining[rows])
         first = rows[row]
-        # A record with itself counts only in classes of k records, where one common record counts.
+        # A pair of a record with itself stands for one common record, in classes of k records.
         is_pair = (distance > 0) | (size[first] == k)
         first, second = first[is_pair], (first + distance)[is_pair]
         pairs = records[first] * width + records[second]  # two records in one integer

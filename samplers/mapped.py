@@ -34,9 +34,13 @@ class MappedArray(np.ndarray[Any, np.dtype[Any]]):
 
 
 def as_mapped(array: Array) -> Array:
-    """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file."""
+    """Return a read-only view of an array: a `MappedArray` if the array is mapped from a file.
+
+    A `MappedArray` is pickled as the path, and remembers the identity of the file (inode, size,
+    time of the last change), so that another process does not map a file that was replaced.
+    """
     location = _path_and_offset(array)
-    if location is None:
+    if location is None:  # in memory
         view = array.view()
     else:
         view = mapped = array.view(MappedArray)
@@ -95,9 +99,10 @@ def _identity_of(file: str | int) -> tuple[int, ...]:
 
 
 def _is_deleted(address: int) -> bool:
-    """Return whether the file mapped at this address was replaced or removed; on Linux only.
+    """Return whether the file mapped at this memory address was deleted or replaced; only on Linux.
 
-    A line of /proc/self/maps is "start-end … path", and ends in "(deleted)" for such files.
+    Linux lists the mapped files of a process in /proc/self/maps, in lines "start-end … path", with
+    hexadecimal addresses. The line of a deleted file ends in "(deleted)".
     """
     with suppress(OSError), open("/proc/self/maps") as mappings:
         ranges = [line.split()[0].split("-") for line in mappings if line.endswith("(deleted)\n")]
@@ -108,8 +113,9 @@ def _is_deleted(address: int) -> bool:
 def _check_unchanged(path: str, file: str | int, identity: tuple[int, ...]) -> None:
     """Raise OSError if a file was written or replaced after an array mapped it.
 
-    `identity` is what `_identity_of` returned then. `file` is the file's path or descriptor, and
-    `path` is for the error.
+    `identity` is the identity of the file when it was mapped (inode, size, time of the last
+    change); () if it was deleted. `file` is the file's path or descriptor, and `path` is for the
+    error message.
     """
     if not identity or _identity_of(file) != identity:
         raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)

@@ -61,10 +61,10 @@ class Sampler(IdStream):
         *,
         uneven: Literal["raise", "drop", "keep"] = "raise",
     ) -> Sampler:
-        """Return the ids of one rank: the positions of an epoch are dealt to the ranks in turn.
+        """Return the sampler of one rank, which has every `world_size`-th position of an epoch.
 
         With batches of b on each of W ranks, step s of all ranks has the positions from `s * W * b`
-        to `(s + 1) * W * b`. A state is of all ranks, and any number of ranks goes on from it.
+        to `(s + 1) * W * b`. A state is of all ranks, and can be loaded with any number of ranks.
 
         Args:
             rank: this rank.
@@ -96,7 +96,7 @@ class Sampler(IdStream):
             IndexError: a position outside `[0, len(self))`.
         """
         check_without_steps(self)
-        limit = validate.LIMIT // max(1, len(self))
+        limit = validate.LIMIT // max(1, len(self))  # epochs whose positions fit int64
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         index = validate.unmasked("positions", positions)
         if index.size and index.dtype.kind not in "iu":

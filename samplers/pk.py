@@ -246,15 +246,19 @@ class PKBatchSampler(BatchStream):
             )
 
     def _class_exclusions(self, exclude: Mapping[int, ArrayLike] | None) -> list[ClassExclusion]:
-        """Return what is excluded of each class, by training step, and set it as parameters."""
+        """Return which records of each class remain from a training step on; set `parameters`.
+
+        `exclude` is `{training step: ids}`. The result has, for each step, the classes that have
+        some of these ids, and their records that are not excluded.
+        """
         fields = excluded_ids(exclude, self.num_records)
         self.parameters = {**self.parameters, **fields}
         if fields and self._several_labels:
             raise ValueError("exclude must not be given with lists of labels")
-        least = 1 if self._small == "repeat" else self._shape.largest_k
+        least = 1 if self._small == "repeat" else self._shape.largest_k  # records of each class
         exclusions = []
         for i, (field, ids) in enumerate(fields.items()):
-            excluded = np.concatenate([*fields.values()][: i + 1])
+            excluded = np.concatenate([*fields.values()][: i + 1])  # up to and at this step
             classes, order = self._classes._without(excluded, ids)
             if len(classes) and min(order.sizes) < least:
                 raise ValueError(

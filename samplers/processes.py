@@ -22,9 +22,9 @@ def add_probe(probe: Callable[[], int], /) -> None:
 def num_processes() -> int:
     """Return the number of processes that train together.
 
-    It is the largest of two kinds of numbers: the environment variable `WORLD_SIZE`, which
-    launchers such as torchrun set, and what the functions return that backends have added with
-    `add_probe`, which ask their frameworks.
+    It is the largest of several numbers: that in the environment variable `WORLD_SIZE`, which
+    launchers such as torchrun set, and the results of all probes. A probe is a function of a
+    backend that asks its framework, added by `add_probe`.
 
     >>> num_processes()
     1

@@ -83,7 +83,8 @@ class ReuseSampler(Sampler):
         """Return this sampler; ValueError if a batch could hold a record twice.
 
         `live` is the number of records in the cache. Each round of `live` samples uses each of them
-        once, so a batch must not be in two rounds.
+        once. A batch that is a part of one round holds no record twice, but a batch with the end of
+        one round and the start of the next may.
         """
         if self._live % batch_size:
             raise ValueError(

@@ -219,7 +219,7 @@ class ShardShuffleSampler(Sampler):
         sections, size = self._sections, self._section_size
         count = self._batch_size // sections  # records of a section in a batch
         step, index = np.divmod(positions, self._batch_size)
-        is_last = step == size // count
+        is_last = step == size // count  # the last batch, in which sections have fewer records
         section, offset = np.divmod(index, np.where(is_last, max(1, size % count), count))
         section_position = (step * count + offset).clip(max=size - 1)
         return np.minimum(section, sections - 1), section_position

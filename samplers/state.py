@@ -57,14 +57,17 @@ def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -
 
 
 def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
-    """Return the fields of a fingerprint that a batch before this training step depends on.
+    """Return the fields of a fingerprint on which the batches before this training step depend.
 
-    They are what a state has. Many changes of schedules become one hash, so that it stays small.
+    A state has only these, so that a schedule may be changed after the step at which it was saved.
+    A field such as "k from step 7" is a change of a schedule. If there are many, they are replaced
+    by one hash, so that a state stays small.
 
     >>> fields_before({"k": 2, "k from step 7": 3, "k from step 9": 4}, step=9)
     {'k': 2, 'k from step 7': 3}
     """
-    fields = {f: v for f, v in flattened(fingerprint) if first_step(f) < max(step, 1)}
+    all_fields = flattened(fingerprint)
+    fields = {field: value for field, value in all_fields if first_step(field) < max(step, 1)}
     changes = {field: value for field, value in fields.items() if first_step(field)}
     text = json.dumps(changes, sort_keys=True, default=str)
     if len(text) < _MAX_TEXT:
@@ -74,7 +77,7 @@ def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
 
 
 def first_step(field: str) -> int:
-    """Return the training step from which on a field of a fingerprint counts: 0 for most fields.
+    """Return the training step from which on a field of a fingerprint applies, by its name.
 
     >>> first_step("order.weights from step 12000"), first_step("order.weights")
     (12000, 0)

@@ -55,7 +55,7 @@ def as_int(name: str, value: SupportsIndex) -> int:
 
 
 def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT) -> int:
-    """Return `value` as an int within `[minimum, below)`."""
+    """Return argument `name` as an int; ValueError unless it is in `[minimum, below)`."""
     number = as_int(name, value)
     if number < minimum:
         raise ValueError(f"{name} must be at least {minimum}, got {number}")
@@ -153,7 +153,10 @@ def unmasked(name: str, values: Any) -> Array:
 
 
 def decimals(name: str, values: ArrayLike) -> list[Fraction]:
-    """Return each number as the fraction that its shortest decimal is: 0.1 becomes 1/10."""
+    """Return numbers as exact fractions of their printed decimals: 0.1 becomes 1/10.
+
+    The float 0.1 itself is a binary fraction that is not exactly 1/10.
+    """
     array = unmasked(name, values)
     if array.ndim != 1 or array.dtype.kind not in "iuf" or not np.isfinite(array).all():
         raise ValueError(f"{name} must be a sequence of finite numbers, got {values!r}")

@@ -152,7 +152,8 @@ class WeightedSampler(Sampler):
         return records
 
     def _permutation(self, epoch: int) -> WeightedPermutation:
-        """Return the weighted permutation of an epoch, from the cache if it is there."""
+        """Return the weighted random order of an epoch, from the cache if it is there."""
+        # The weights at the first step of the epoch.
         weights = self._weights.values[self._weights.index_at(epoch * self._num_steps)]
         return self._cache.get(
             epoch, lambda: WeightedPermutation(weights, derive(self._key, epoch))
@@ -198,7 +199,10 @@ def _scaled_at(weights: Array, largest: float, index: Int64s) -> Int64s:
 
 
 def _scale(weights: Array, largest: float) -> Int64s:
-    """Return weights as integers, the largest as 2^32; a weight above 0 becomes 1 at least."""
+    """Return weights as integers, scaled so that the largest is 2^32, and rounded.
+
+    A weight above 0 becomes at least 1, so that its record can be drawn.
+    """
     numbers = weights.astype(np.float64)
     scaled: Int64s = np.rint(numbers / largest * _SCALE).astype(np.int64)
     scaled[(scaled == 0) & (numbers > 0)] = 1

@@ -49,10 +49,10 @@ class Blocks:
         return self._orders.get(key, lambda: BlockOrder(self, key))
 
     def short_blocks(self) -> tuple[Int64s, Int64s]:
-        """Return the numbers of the short blocks, and how many records each has too few.
+        """Return the numbers of the short blocks, and how many records each lacks.
 
-        Only the last block of a shard may have fewer records than the others. Shards of 5 and 4
-        records in blocks of 4 have the blocks 4, 1 and 4: block 1 is short, by 3 records.
+        A shard is divided into blocks of the same size, of which the last may be shorter. Shards of
+        5 and 4 records in blocks of 4 have blocks of 4, 1 and 4 records: block 1 lacks 3 records.
         """
         shards = np.arange(self.num_shards)
         last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full

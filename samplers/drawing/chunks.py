@@ -9,7 +9,7 @@ MAX_IDS = 1 << 15
 
 
 def steps_per_draw(batch_size: int, /) -> int:
-    """Return the most steps that are drawn in one call, for batches of this size.
+    """Return how many steps are drawn in one call: as many as have `MAX_IDS` ids, at least one.
 
     >>> steps_per_draw(256)
     128

@@ -8,7 +8,7 @@ from twinfeed.samplers.types import Array, Int64s
 
 
 def groups_and_indices(sizes: Int64s) -> tuple[Int64s, Int64s]:
-    """Return for each member of groups of these sizes its group, and its index in the group.
+    """Return the group of each member of groups of these sizes, and its index within the group.
 
     Both are int64[sum(sizes)], group after group.
 
@@ -26,7 +26,7 @@ def ranges(starts: Int64s, stops: Int64s) -> Int64s:
     >>> ranges(np.array([2, 8]), np.array([5, 10])).tolist()
     [2, 3, 4, 8, 9]
     """
-    if len(starts) and (starts[1:] == stops[:-1]).all():
+    if len(starts) and (starts[1:] == stops[:-1]).all():  # adjacent ranges are one range
         return np.arange(starts[0], stops[-1])
     range_number, index = groups_and_indices(stops - starts)
     values: Int64s = starts[range_number] + index

@@ -100,10 +100,11 @@ class Interleave:
         index of an element is the number of earlier positions of the period with the same stream: a
         period 0 1 0 has the indices 0 0 1. Both arrays have a row for each period.
         """
+        # A random key for each period, or one key for all periods unless they are renewed.
         keys = random_words(self._key, periods) if self._renew else np.array([self._key], np.uint64)
         if len(keys) > 1:
             return self._permuted(keys)
-        # A period may be longer than a batch: the next batches use it again.
+        # A long period is cached, since the next batches need it again.
         return self._cache.get(int(keys[0]), lambda: self._permuted(keys))
 
     def _permuted(self, keys: UInt64s) -> tuple[Unsigned, Unsigned]:
@@ -114,6 +115,7 @@ class Interleave:
         period 0 1 0 has the indices 0 0 1. Both arrays have a row for each key.
         """
         size = self._period_size
+        # `_streams` has the streams of a period in ascending order: permute it for each key.
         if size <= SMALL:
             streams = self._streams[sorted_rows(keys, size)]
         else:

@@ -250,9 +250,11 @@ def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     """
     left, right, left_size, right_size = _halves(n, x)
     for key in round_keys:
+        # The round added a hash to the left half, then swapped the halves.
         left, right, left_size, right_size = right, left, right_size, left_size
         left = left + left_size - _hash(right, key, left_size)
-        np.minimum(left, left - left_size, out=left)  # modulo left_size, as in `_encrypt`
+        # left % left_size: a difference below 0 is huge as an unsigned integer.
+        np.minimum(left, left - left_size, out=left)
     left += right * left_size
     return left
 
@@ -263,7 +265,7 @@ def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:
     It is a multiply-xorshift hash. Its upper half is scaled to `[0, size)` by multiplying by the
     size and dropping the lower half of the product (multiply-high), which is faster than a modulo.
     """
-    multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]
+    multiplier_1, multiplier_2, shift, half = _HASH_CONSTANTS[x.itemsize]  # for 32 or 64 bits
     h = x + key
     h *= multiplier_1
     h ^= h >> shift

@@ -66,9 +66,10 @@ class PrefixSums:
         return type(self), (self._counts, self._max_entries)
 
     def prepare(self, fraction: float) -> None:
-        """Sum the first `fraction` of all rows, and a quarter more, unless they are summed already.
+        """Compute the first `fraction` of the table, and a quarter more, if that is not done yet.
 
-        So the table is computed by many calls, and none of them takes long.
+        The table has the sum of all counts before each row (`_row_size` consecutive counts). With a
+        fraction that grows from 0 to 1, it is computed by many calls, none of which takes long.
         """
         size, num_rows = self._row_size, len(self._table) - 1
         step = max(1, _STEP // size)  # rows that are summed at once
@@ -79,7 +80,7 @@ class PrefixSums:
             stop = min(first + step, num_rows)
             counts = self._counts_at(slice(first * size, min(stop * size, len(self._counts))))
             row_starts = np.arange(0, len(counts), size)
-            sums = np.cumsum(np.add.reduceat(counts, row_starts))
+            sums = np.cumsum(np.add.reduceat(counts, row_starts))  # up to the end of each row
             self._table[first + 1 : stop + 1] = self._table[first] + sums
             self._rows_done = stop
 

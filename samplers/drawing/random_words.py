@@ -21,9 +21,10 @@ _MASK = (1 << 64) - 1
 
 
 def random_words(key: int | UInt64s, counter: Int64s | UInt64s) -> UInt64s:
-    """Return random word number `counter` of the stream of `key`, by splitmix64.
+    """Return random word number `counter` of the stream of `key`: 64 random bits, by splitmix64.
 
-    Counters and keys are broadcast, to one dimension at least.
+    Counters and keys are broadcast, to one dimension at least. The same key and counter always give
+    the same word, so no generator has a state.
     """
     x = np.atleast_1d(np.asarray(counter)).astype(np.uint64)  # always a copy: updated in place
     x += np.uint64(1)

@@ -155,9 +155,10 @@ class ShuffledRoundRobin:
 
 
 def equal_bounds(size: int, count: int) -> Int64s:
-    """Return the bounds of `count` segments of `size` entries in all, int64[count + 1].
+    """Divide `size` entries into `count` segments; return their bounds, int64[count + 1].
 
-    Their lengths differ by at most one, the shorter first. 7 entries in 3 segments: 0, 2, 4, 7.
+    The lengths of segments differ by at most one, and the shorter segments come first: 7 entries in
+    3 segments have the bounds 0, 2, 4, 7.
     """
     length, num_longer = divmod(size, count)
     number = np.arange(count + 1)
