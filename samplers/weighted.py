@@ -101,9 +101,8 @@ class WeightedSampler(Sampler):
         }
         self._sums = [PrefixSums(integers) for integers in values]
         self._key = root_key(self.seed, "weighted")
-        self._cache: FifoCache[WeightedPermutation] = FifoCache(
-            3
-        )  # two epochs drawn alternately, and the next
+        # Two epochs that are drawn alternately, and the next.
+        self._cache: FifoCache[WeightedPermutation] = FifoCache(3)
 
     def __len__(self) -> int:
         return self._samples

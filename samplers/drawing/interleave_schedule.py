@@ -26,9 +26,8 @@ class InterleaveSchedule:
         counts = [np.zeros_like(weights.values[0])]
         for number, (start, stop) in enumerate(pairwise(weights.starts)):
             counts.append(counts[-1] + self._interleave(number).num_before(stop - start))
-        self._counts: Int64s = np.array(
-            counts
-        )  # elements of each stream before each change of the weights
+        # How many elements of each stream come before each change of the weights.
+        self._counts: Int64s = np.array(counts)
 
     def _interleave(self, number: int) -> Interleave:
         """Return the interleave (a sequence of streams in proportion to weights) after a change.
