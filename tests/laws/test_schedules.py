@@ -100,6 +100,11 @@ CASES: dict[str, Case] = {
     "mixture-pad": Case(cut(mixture, last_batch="pad"), WEIGHTS),
     "mixture-short-epochs": Case(cut(mixture, batches_per_epoch=5), WEIGHTS),
     "mixture-large-batches": Case(cut(mixture, batch_size=100, batches_per_epoch=7), WEIGHTS),
+    # Of three records, a batch of the second weights has all, so that none can be moved back.
+    "mixture-short-sampler": Case(
+        cut(partial(mixture, lengths=[11, 3, 7], num_samples=42)),
+        {0: [3, 1, 1], 29: [0, 1, 0], 35: [1, 1, 1]},
+    ),
     "weighted": Case(cut(weighted), BY_RECORD),
     "weighted-drop": Case(cut(weighted, last_batch="drop"), {**BY_RECORD, 13: np.arange(30)}),
     "weighted-no-replacement": Case(cut(once), BY_RECORD),
