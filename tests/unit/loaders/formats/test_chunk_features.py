@@ -49,6 +49,14 @@ def messages(draw: st.DrawFn) -> list[bytes]:
     return found
 
 
+@pytest.fixture(autouse=True, scope="module")
+def chunks_of_few_records() -> Iterator[None]:
+    """Have few records located together, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tfrecord, "FEW_RECORDS", 1)
+        yield
+
+
 @contextmanager
 def one_by_one() -> Iterator[None]:
     """Have the parser locate every record."""
