@@ -230,12 +230,10 @@ class _PhaseSchedule:
         ids = self._subset(self._classes, self._record_subsets, class_number, number)
         # Of classes with excluded records, subset number `first` and later ones are drawn from the
         # other records of the class.
-        for excluded_classes, first, order, subsets in self._exclusions:
-            last_index = len(excluded_classes) - 1
-            index = np.searchsorted(excluded_classes, class_number).clip(max=last_index)
+        for changed_classes, first, order, subsets in self._exclusions:
+            index = np.searchsorted(changed_classes, class_number).clip(max=len(first) - 1)
             number_since = number - first[index]
-            is_later = (excluded_classes[index] == class_number) & (number_since >= 0)
-            rows = np.flatnonzero(is_later)
+            rows = np.flatnonzero((changed_classes[index] == class_number) & (number_since >= 0))
             ids[rows] = self._subset(order, subsets, index[rows], number_since[rows])
         return ids.reshape(*classes.shape, -1)
 

@@ -129,15 +129,13 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         has_one_size = self._size_divisor == self._largest_batch
         if self.evaluation or not has_one_size:
             raise TypeError(
-                f"a trainer that distributes the batches of {self!r} would lose or repeat records: "
-                f"take last_batch='drop', or a DataLoader of sampler.shard(rank, world_size) that "
-                f"the trainer has not prepared"
+                f"a trainer would lose or repeat records of {self!r}: take last_batch='drop', or a "
+                f"DataLoader of sampler.shard(rank, world_size) that the trainer has not prepared"
             )
         if self._steps % processes:
             raise TypeError(
-                f"{processes} processes cannot evenly divide "
-                f"{validate.counted(self._steps, 'batch')} of an epoch: set batches_per_epoch to a "
-                f"multiple of {processes}"
+                f"{processes} processes cannot divide {validate.counted(self._steps, 'batch')} of "
+                f"an epoch evenly: set batches_per_epoch to a multiple of {processes}"
             )
 
     @property

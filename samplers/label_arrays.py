@@ -14,8 +14,7 @@ from twinfeed.samplers.types import Array
 
 def labels_of(data: Any) -> Any:
     """Return the labels of an index or a source; any other data are labels already."""
-    is_source = hasattr(data, "digests")  # of the classes of data, only indexes and sources have it
-    if not is_source:
+    if not hasattr(data, "digests"):  # neither an index nor a source: these have digests
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
     if labels is None:

@@ -212,7 +212,8 @@ class MixtureSampler(Sampler):
         # The sampler of each position, and the index of the sample over all epochs of the sampler.
         sampler, index = self._interleave.elements_at(epoch * self._samples + positions)
         self._move_duplicates_back(sampler, index)
-        # A sampler is drawn in chunks of consecutive samples, each of which is drawn once.
+        # A sampler is drawn in chunks of consecutive samples. Draw each chunk that is needed once
+        # (or take it from the cache): sample i is in chunk `chunks[row[i]]`.
         chunk, offset = np.divmod(index, _CHUNK)
         first, row = distinct_pairs(sampler, chunk)
         chunks = [

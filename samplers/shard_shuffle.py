@@ -174,8 +174,10 @@ class ShardShuffleSampler(Sampler):
         return count, GroupSampler(self, count, self._segment_numbers)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
+        """Return the record ids at these positions of an epoch, int64[positions] both."""
+        # With many shards, the order of the blocks has a large table. Compute that of the next
+        # epoch step by step while this epoch is drawn, so that its start does not take long.
         if self._blocks.has_many_shards:
-            # Prepare the next epoch while this one is drawn, so that its start does not take long.
             fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
             self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
         return self._exclusion.draw(self, epoch, positions)

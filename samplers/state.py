@@ -66,8 +66,7 @@ def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
     >>> fields_before({"k": 2, "k from step 7": 3, "k from step 9": 4}, step=9)
     {'k': 2, 'k from step 7': 3}
     """
-    all_fields = flattened(fingerprint)
-    fields = {field: value for field, value in all_fields if first_step(field) < max(step, 1)}
+    fields = {f: v for f, v in flattened(fingerprint) if first_step(f) < max(step, 1)}
     changes = {field: value for field, value in fields.items() if first_step(field)}
     text = json.dumps(changes, sort_keys=True, default=str)
     if len(text) < _MAX_TEXT:

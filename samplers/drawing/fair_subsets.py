@@ -48,17 +48,20 @@ class FairSubsets:
         `population[i]`. A population is the items 0 to n - 1, such as the records of a class. All
         items in a random order are a *traversal*. The traversals, one after the other, are cut into
         subsets of m items. With n = 5 and m = 2, subset 2 has the last item of traversal 0 and the
-        first item of traversal 1.
+        first item of traversal 1. No subset has an item twice (if m is at most n):
+
+        - In a population of n < 2 m - 1 items, several traversals have the same order, as many as
+          are needed until the end of a subset is the end of a traversal.
+        - In a larger population, the first items of a traversal are reordered.
         """
         n, m = self._sizes[population], self._m
         traversal, offset = np.divmod(number * m, n)  # where the subset starts
         # Positions in this traversal; those from n on are in the next traversal.
         position = offset[:, None] + np.arange(start, m if stop is None else stop)
-        # In a small population, m / gcd(n, m) traversals are the same permutation, so that no
-        # subset has an item twice. In a large one, the start of a traversal is reordered instead.
         is_small = n < 2 * m - 1
-        num_equal = np.where(is_small, m // np.gcd(n, m), 1)
+        num_equal = np.where(is_small, m // np.gcd(n, m), 1)  # traversals of the same order
         items = self._permuted(population, traversal // num_equal, position % n[:, None])
+        # In large populations, replace the first m items of a traversal by the reordered ones.
         # Count positions from the start of the last traversal that the subset reaches: those in the
         # traversal before it become negative.
         reaches_next = (position >= n[:, None]).any(axis=1)

@@ -202,7 +202,7 @@ def _cycle_walk(
     permutation of `range(n)`. All arrays are broadcast.
     """
     x = encrypt(n, round_keys, x)
-    outside = np.nonzero(x >= n)  # indices; fewer than 1 number in sqrt(n)
+    outside = np.nonzero(x >= n)  # the indices of these results; about 1 number in sqrt(n)
     while outside[0].size:
         sizes = np.broadcast_to(n, x.shape)[outside]
         keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in round_keys])

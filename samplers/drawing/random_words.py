@@ -26,10 +26,12 @@ def random_words(key: int | UInt64s, counter: Int64s | UInt64s) -> UInt64s:
     Counters and keys are broadcast, to one dimension at least. The same key and counter always give
     the same word, so no generator has a state.
     """
+    # The state of the generator after `counter` steps.
     x = np.atleast_1d(np.asarray(counter)).astype(np.uint64)  # always a copy: updated in place
     x += np.uint64(1)
     x *= _GOLDEN
     x = x + np.asarray(key, dtype=np.uint64)
+    # Mix the bits of the state: the output function of splitmix64.
     x ^= x >> np.uint64(30)
     x *= _MULTIPLIER_1
     x ^= x >> np.uint64(27)
