@@ -126,7 +126,8 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
         chunks.
     """
     full_chunks = sizes // k
-    # If n batches can be filled, so can fewer: a binary search finds the largest n.
+    # If n batches can be filled, so can fewer. A binary search finds how many n can be filled,
+    # which is the largest.
     candidates = range(1, int(full_chunks.sum()) // p + 1)
     steps = bisect_left(candidates, True, key=lambda n: np.minimum(full_chunks, n).sum() < p * n)
     num_chunks = np.minimum(full_chunks, steps)

@@ -93,7 +93,7 @@ class FairBatches:
         schedule, p, k = self._schedule(phase), phase.p, phase.k
         # The rank gets the columns `start` to `stop - 1` of the P classes of each batch.
         start, stop = rank * p // world_size, (rank + 1) * p // world_size
-        if self.by_class:
+        if self.by_class:  # class numbers in place of record ids
             classes, _ = schedule.classes_at(steps, start, stop)
             ids = np.broadcast_to(classes[:, :, None], (*classes.shape, k))
         elif self._class_labels is None:
@@ -101,7 +101,7 @@ class FairBatches:
         else:  # records may have several labels: which are free depends on the whole batch
             batch_classes = schedule.classes_at(steps, 0, p)
             ids = schedule.distinct_records(*batch_classes, self._class_labels)[:, start:stop]
-        if self._shape.lowest_k is None:
+        if self._shape.lowest_k is None:  # K is constant
             return ids.reshape(-1)
         # K is random in each step, and at most k: take the first K records of each class.
         random_k = self._shape.k_of_steps(phase, steps)

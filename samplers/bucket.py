@@ -157,6 +157,7 @@ class BucketBatchSampler(BatchStream):
         random = random_words(derive(self._keys["record"], epoch), candidates)
         sort_keys = sums[first:end] + uniform_below(random, self._window + 1)
         by_key = candidates[np.argsort(sort_keys, kind="stable")]
+        # All records before `first` have smaller keys, so `by_key` starts at position `first`.
         records = by_key[start - first : stop - first]
         random = random_words(derive(self._keys["place"], epoch), records)
         return records[np.argsort(random, kind="stable")]

@@ -255,12 +255,13 @@ class MixtureSampler(Sampler):
         """
         order, length = self._samplers[sampler], int(self._lengths[sampler])
         position = self._interleave.position_of(sampler, epoch * length)
-        # The batch in which the epoch starts: its first position, and where it stops.
+        # The batch in which the sampler's epoch starts: its first position, and where it stops.
         offset = position % self._samples  # in the epoch of the mixture
         start = position - offset % self._batch_size
         stop = min(start + self._batch_size, position - offset + self._samples)
+        # The samples of this sampler before the batch and up to its end. From these, how many are
+        # in the batch of the previous epoch, and in all.
         before, after = (int(self._interleave.num_before(p)[sampler]) for p in (start, stop))
-        # The samples of this sampler in the batch: of the previous epoch, and of both epochs.
         num_old, num_in_batch = epoch * length - before, after - before
         if not num_old or not self._max_in_batch[self._interleave.num_changes(position), sampler]:
             return np.empty(0, np.int64)
@@ -274,7 +275,7 @@ class MixtureSampler(Sampler):
 
 def _checked(order: Sampler) -> Sampler:
     """Return a sampler for a mixture; ValueError if it cannot be mixed with others."""
-    reasons = {  # what is wrong, and whether it is so
+    reasons = {  # {what is wrong: whether it is so}
         "be empty": not len(check_order(order, name="each of orders")),
         "reuse records, as other samples come between the uses": order.traits.max_cached
         is not None,

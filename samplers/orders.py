@@ -147,9 +147,9 @@ def checked_draw(
 ) -> Int64s:
     """Return `sampler.draw(epoch, positions)`, after checking the ids, int64[positions].
 
-    A sampler may be a user's class. A negative id, or one of a wrong type, might be accepted by a
-    dataset and silently give another record. `position_text` formats a position for the error
-    message.
+    A sampler may be a user's class, and a dataset might accept a wrong id (a negative one) and
+    silently return another record. `position_text(epoch, position)` is the text for a position in
+    the error message.
 
     Raises:
         ValueError: another number of ids, no integers, or ids outside `[0, num_ids)`.

@@ -272,7 +272,7 @@ class PKBatchSampler(BatchStream):
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None, exclude: Any) -> None:
         """Raise ValueError for an option that cannot be used together with `coverage`."""
         coverage = validate.choice("coverage", self._coverage, ("once", "all"))
-        rules = {
+        rules = {  # {rule: whether it is met}
             "p and k must be plain integers": self._shape.fixed,
             "batches_per_epoch must not be given": batches_per_epoch is None,
             "exclude must not be given": exclude is None,

@@ -106,9 +106,9 @@ class Samples:
     def by_group(self) -> tuple[int, Any] | None:
         """The number of groups, and a copy of this sampler whose ids are group numbers.
 
-        A group is a class, a data set or a segment of a shuffle. A loader of one data set for each
-        group, such as tf.data's `choose_from_datasets`, draws from the copy which data set is next.
-        None if samples have no groups, as by default.
+        A group is a class, a data set or a segment of a shuffle. A loader that has one data set for
+        each group, such as tf.data's `choose_from_datasets`, iterates over the copy to know which
+        data set is next. By default samples have no groups: None.
         """
         return None
 

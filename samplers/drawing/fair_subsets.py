@@ -86,11 +86,12 @@ class FairSubsets:
     def _first_items(self, population: Int64s, traversal: Int64s) -> Int64s:
         """Return the first m items of traversals, reordered so that no subset has an item twice.
 
-        A traversal is a random order of all n items of a population. The traversals, one after the
-        other, are cut into subsets of m items. So a subset may have the last items of one traversal
-        and the first items of the next. Items of the next that it already has move back, after the
-        first items that it does not have. If a subset of 3 already has 0 and 4, and the next
-        traversal starts with 4 0 2, then this becomes 2 4 0.
+        A population is the items 0 to n - 1, such as the records of a class, and a traversal is a
+        random order of all of them. The traversals, one after the other, are cut into subsets of m
+        items. So a subset may have the last items of one traversal and the first items of the next.
+        Items of the next that it already has move back, after the first items that it does not
+        have. If a subset of 3 already has 0 and 4, and the next traversal starts with 4 0 2, then
+        this becomes 2 4 0.
 
         Returns:
             int64[rows, m]: row i is for traversal `traversal[i]` of population `population[i]`.

@@ -58,8 +58,8 @@ class Interleave:
         # The sequence is made of periods, in which each stream comes as often as its weight says.
         period, offset = np.divmod(positions, self._period_size)
         stream, index = np.empty_like(positions), np.empty_like(positions)
-        # The distinct periods, of which position i is in number `row[i]`. Unless they are renewed,
-        # all periods are the same.
+        # The distinct periods: position i is in `periods[row[i]]`. Unless periods are renewed, they
+        # are all the same permutation, and one is enough.
         periods, row = np.unique(period if self._renew else 0 * period, return_inverse=True)
         periods_at_once = max(1, _BUFFER // self._period_size)  # to bound memory
         for first_row in range(0, len(periods), periods_at_once):
