@@ -47,7 +47,11 @@ class Epochs(Samples):
         return epoch, step
 
     def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
-        """Return the state to resume from at this step; `len(self)` is the end of the epoch."""
+        """Return the state to resume from at this step; `len(self)` is the end of the epoch.
+
+        A state has the position, and those fields of the fingerprint (all that batches depend on)
+        on which the batches before it depend.
+        """
         epoch, step = checked_position(self, epoch, step)
         return {
             "version": STATE_VERSION,

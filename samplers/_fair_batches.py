@@ -210,7 +210,7 @@ class _PhaseSchedule:
         # The batches of each super-class from the start of its last complete traversal on.
         traversal = (num_batches * p // num_classes - 1).clip(min=0)
         first_batch = traversal * num_classes // p
-        super_class, offset = groups_and_indices(num_batches - first_batch)
+        super_class, offset = groups_and_indices(num_batches - first_batch)  # of these batches
         num_before = np.zeros_like(self.num_before)
         for chunk in slices(len(offset), _CHUNK // p + 1):
             batch_number = first_batch[super_class[chunk]] + offset[chunk]

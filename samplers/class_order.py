@@ -217,9 +217,10 @@ def _sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
     for chunk in slices(labels.size):  # to bound memory
         packed[chunk] |= np.arange(chunk.start, chunk.stop)
     packed.sort()
+    # The lower bits of the packed integers are the ids, and the upper bits the labels.
     records: Integers = np.empty(labels.size, np.int32 if labels.size < 1 << 31 else np.int64)
     np.bitwise_and(packed, (1 << id_bits) - 1, out=records, casting="same_kind")
-    packed >>= id_bits  # the labels, sorted
+    packed >>= id_bits
     changes = np.flatnonzero(packed[1:] != packed[:-1]) + 1
     ends = [labels.size] if labels.size else []
     bounds: Int64s = np.concatenate([[0], changes, ends]).astype(np.int64)

@@ -383,7 +383,10 @@ def _probability_missing(n: int, group_size: int, batch_size: int) -> float:
 
 
 def _correlation(position: Int64s, ids: Int64s) -> float:
-    """Return Spearman's rank correlation of position and id; equal ids share their mean rank."""
+    """Return Spearman's rank correlation of position and id; equal ids share their mean rank.
+
+    It is the correlation of the positions with the ranks of the ids in ascending order.
+    """
     _, inverse, counts = np.unique(ids, return_inverse=True, return_counts=True)
     if len(counts) < 2:
         return 0.0

@@ -57,7 +57,8 @@ class Blocks:
         shards = np.arange(self.num_shards)
         last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full
         short = np.flatnonzero(last_size)
-        block_stops = np.cumsum(_num_blocks(self._lengths, self.block, shards))  # of each shard
+        # The number of the last block of each shard, plus 1.
+        block_stops = np.cumsum(_num_blocks(self._lengths, self.block, shards))
         return block_stops[short] - 1, self.block - last_size[short]
 
     @property

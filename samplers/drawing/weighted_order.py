@@ -78,7 +78,7 @@ class WeightedPermutation:
         """
         if self._starts is None:
             self.prepare(1)
-            size = len(self._quantiles) + 1
+            size = len(self._quantiles) + 1  # the number of buckets, which quantiles separate
             counts = sum(np.bincount(self._bucket_of[b], minlength=size) for b in self._blocks)
             self._starts = np.append(0, np.cumsum(counts))
         return self._starts
