@@ -5,6 +5,7 @@ import re
 import shutil
 import struct
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,10 +20,12 @@ from twinfeed import (
     Index,
     Ledger,
     LoaderError,
+    MixtureSampler,
     NumpyLoader,
     PKBatchSampler,
     RandomSampler,
     StateMismatchError,
+    WeightedSampler,
     diff,
     open_index,
     pack,
@@ -175,6 +178,42 @@ def test_schedules_differ_from_their_first_other_change_on(
     assert drawn[:1] == ([] if step is None else [step])
     difference = diff(one, two)
     assert (difference and difference.global_step) == step
+
+
+@pytest.mark.parametrize(
+    ("make", "first", "second"),
+    [
+        (lambda exclude: RandomSampler(30, seed=0, exclude=exclude), {2: [1]}, {2: [1], 7: [4]}),
+        (
+            lambda weights: WeightedSampler(weights, seed=0, num_samples=30),
+            {0: [1, 2, 3]},
+            {0: [1, 2, 3], 7: [3, 2, 1]},
+        ),
+        (
+            lambda weights: MixtureSampler(
+                [RandomSampler(9, seed=n) for n in range(len(weights[0]))],
+                weights=weights,
+                num_samples=30,
+                seed=0,
+            ),
+            {0: [2, 1], 4: [1, 1]},
+            {0: [2, 1, 0], 4: [1, 1, 0], 7: [1, 1, 1]},
+        ),
+    ],
+)
+def test_a_change_of_any_schedule_is_the_first_step_that_differs(
+    make: Any, first: Any, second: Any, tmp_path: Path
+) -> None:
+    """And the steps before it are drawn by both samplers."""
+    streams = [BatchSampler(make(changes), batch_size=4) for changes in (first, second)]
+    one, two = (write(tmp_path / f"{n}.jsonl", stream, (0, 12)) for n, stream in enumerate(streams))
+    difference = diff(one, two)
+    assert difference is not None
+    assert difference.global_step == 7
+    assert "from step 7" in difference.reason
+    assert who(one, streams[1], 6)[0].ids.tolist() == streams[0].batch(0, 6).tolist()
+    with pytest.raises(StateMismatchError, match="from step 7"):
+        who(one, streams[1], 7)
 
 
 BEGIN = {
