@@ -55,19 +55,22 @@ class FairSubsets:
         - In a larger population, the first items of a traversal are reordered.
         """
         n, m = self._sizes[population], self._m
+        stop = m if stop is None else stop
         traversal, offset = np.divmod(number * m, n)  # where the subset starts
         # Positions in this traversal; those from n on are in the next traversal.
-        position = offset[:, None] + np.arange(start, m if stop is None else stop)
+        position = offset[:, None] + np.arange(start, stop)
+        reaches_next = offset + stop > n
         is_small = n < 2 * m - 1
         num_equal = np.where(is_small, m // np.gcd(n, m), 1)  # traversals of the same order
-        items = self._permuted(population, traversal // num_equal, position % n[:, None])
+        wrapped = position.copy()
+        wrapped[reaches_next] %= n[reaches_next, None]
+        items = self._permuted(population, traversal // num_equal, wrapped)
         # In large populations, replace the first m items of a traversal by the reordered ones.
         # Count positions from the start of the last traversal that the subset reaches: those in the
         # traversal before it become negative.
-        reaches_next = (position >= n[:, None]).any(axis=1)
         traversal += reaches_next
         position -= (n * reaches_next)[:, None]
-        is_reordered = ~is_small & (traversal > 0) & (position < m).any(axis=1)
+        is_reordered = ~is_small & (traversal > 0) & (offset + start - n * reaches_next < m)
         rows = np.flatnonzero(is_reordered)
         if rows.size:
             first_items = self._first_items(population[rows], traversal[rows])
