@@ -6,7 +6,7 @@ from bisect import bisect_right
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.int_arrays import groups_and_indices
@@ -128,18 +128,16 @@ class ClassOrder:
             return self
         return self._unchecked(self.digest, self.records, self.starts[:count], self.sizes[:count])
 
-    def _without(self, excluded: Int64s, ids: Int64s) -> tuple[Int64s, ClassOrder]:
-        """Return the classes that have some of these ids, and their records that are not excluded.
+    def _without(self, classes: Int64s, is_excluded: NDArray[np.bool_]) -> ClassOrder:
+        """Return the records of some classes that are not excluded, class after class.
 
-        The first result has the numbers of these classes. The second has their records, class after
-        class: class i of it is class `classes[i]` of this class order, so it is not sorted by size.
+        `is_excluded` has an entry for each record id. Class i of the result is class `classes[i]`
+        of this class order, so the result is not sorted by size.
         """
-        class_number, record = self.class_record_pairs()
-        classes = np.unique(class_number[np.isin(record, ids)])
-        is_kept = np.isin(class_number, classes) & ~np.isin(record, excluded)
-        sizes = np.bincount(np.searchsorted(classes, class_number[is_kept]), minlength=len(classes))
-        starts = np.cumsum(sizes) - sizes
-        return classes, self._unchecked(self.digest, record[is_kept], starts, sizes)
+        all_ids = [self.record_ids(i, np.arange(self.sizes[i])) for i in classes]
+        kept = [ids[~is_excluded[ids]] for ids in all_ids]
+        sizes = np.array([len(ids) for ids in kept])
+        return self._unchecked(self.digest, np.concatenate(kept), np.cumsum(sizes) - sizes, sizes)
 
     def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records only, with the digest of all labels.

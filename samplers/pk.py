@@ -253,20 +253,32 @@ class PKBatchSampler(BatchStream):
         """
         fields = excluded_ids(exclude, self.num_records)
         self.parameters = {**self.parameters, **fields}
-        if fields and self._several_labels:
+        if not fields:
+            return []
+        if self._several_labels:
             raise ValueError("exclude must not be given with lists of labels")
         least = 1 if self._small == "repeat" else self._shape.largest_k  # records of each class
+        class_of = np.full(self.num_records, -1)  # the class of each record id, -1 without one
+        class_number, record = self._classes.class_record_pairs()
+        class_of[record] = class_number
+        is_excluded = np.zeros(self.num_records, bool)
         exclusions = []
-        for i, (field, ids) in enumerate(fields.items()):
-            excluded = np.concatenate([*fields.values()][: i + 1])  # up to and at this step
-            classes, order = self._classes._without(excluded, ids)
-            if len(classes) and min(order.sizes) < least:
+        for field, ids in fields.items():
+            is_excluded[ids] = True
+            classes = np.unique(class_of[ids])
+            classes = classes[classes >= 0]
+            if not len(classes):
+                continue
+            order = self._classes._without(classes, is_excluded)
+            smallest = order.sizes.argmin()
+            if order.sizes[smallest] < least:
+                excluded = np.flatnonzero(is_excluded & (class_of == classes[smallest]))
                 raise ValueError(
-                    f"exclude must leave {least} records of each class, got {min(order.sizes)}, "
-                    f"{field}: exclude fewer, or pass small='repeat' to use one again"
+                    f"exclude must leave {least} records of each class, got "
+                    f"{order.sizes[smallest]} of the class of record {excluded[0]}, {field}: "
+                    f"exclude fewer"
                 )
-            if len(classes):
-                exclusions.append((first_step(field), classes, order))
+            exclusions.append((first_step(field), classes, order))
         return exclusions
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None, exclude: Any) -> None:

@@ -140,7 +140,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
                 {0: [5], 4: [6]},
                 {"k": 2, "small": "drop"},
                 ValueError,
-                "must leave 2 records of each class, got 1, exclude from step 4: exclude fewer",
+                "got 1 of the class of record 5, exclude from step 4: exclude fewer",
             ),
             ({0: [13]}, {"small": "repeat"}, ValueError, "must leave 1 records of each class"),
             ({0: [1]}, {"coverage": "all"}, ValueError, "exclude must not be given with coverage"),
