@@ -30,8 +30,8 @@ def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, I
     """
     if exclude is not None and not isinstance(exclude, Mapping):
         raise TypeError(
-            f"exclude must be {{training step: ids}}, got {exclude!r}: to leave records out from "
-            f"the start, give the others as records, or take SubsetSampler"
+            f"exclude must be {{training step: ids}}, got a {type(exclude).__name__}: to leave "
+            f"records out from the start, give the others as records, or take SubsetSampler"
         )
     check = partial(validate.sorted_record_ids, num_records=n, name="exclude")
     schedule = StepSchedule.parse("exclude", {0: [], **(exclude or {})}, check)

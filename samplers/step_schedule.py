@@ -36,12 +36,19 @@ class StepSchedule(Generic[T]):
         `check` validates a value and returns it converted, and `name` is the argument's name. A
         step at which the value stays the same is left out: `{0: 2, 5: 2, 7: 3}` is `{0: 2, 7: 3}`.
         """
-        by_step = {
-            validate.integer(f"a step of {name}", step, minimum=0): check(value)
-            for step, value in (values if isinstance(values, Mapping) else {0: values}).items()
-        }
+        by_step = {}
+        for step, value in (values if isinstance(values, Mapping) else {0: values}).items():
+            step = validate.integer(f"a step of {name}", step, minimum=0)
+            try:
+                by_step[step] = check(value)
+            except (TypeError, ValueError) as error:
+                if step:
+                    error.add_note(f"in the schedule of {name}, from step {step} on")
+                raise
         if 0 not in by_step:
-            raise ValueError(f"{name} as a schedule must say its value at step 0, got {values!r}")
+            raise ValueError(
+                f"{name} as a schedule must say its value at step 0, got steps {sorted(by_step)}"
+            )
         schedule = cls([0], [by_step.pop(0)])
         for step, value in sorted(by_step.items()):
             # As JSON, since values may be arrays.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -141,10 +141,11 @@ def unmasked(name: str, values: Any) -> Array:
     """Return values as an array; ValueError if an entry is masked (`np.ma`) and so has no value.
 
     Raises:
-        TypeError: `values` is a dataset or a sampler, from which `np.asarray` would read all items.
+        TypeError: `values` is a dataset or a sampler, from which `np.asarray` would read all items,
+            or a set or an iterator, which it would take for a single value.
     """
     has_items = hasattr(values, "__getitem__") and not isinstance(values, Mapping)
-    if has_items and not is_array_like(values):
+    if isinstance(values, (Set, Iterator)) or (has_items and not is_array_like(values)):
         raise TypeError(f"{name} must be a list or an array, got a {type(values).__name__}")
     masked = np.flatnonzero(np.ma.getmask(values))
     if len(masked):

@@ -135,7 +135,10 @@ class FeedLoader(Loader[B]):
         try:
             feed.sampler.position_of(self._sampler.state_at(*divmod(step, len(self))))
         except StateMismatchError as error:
-            error.add_note(f"before step {step}, from which it acts, a change must change nothing")
+            error.add_note(
+                f"'the state' is this loader's: a change acts from step {step} on, so all that "
+                f"differs in the schedule must come at step {step} or later"
+            )
             raise
         compile_feed(feed)  # raises what is wrong with it before anything changes
         self.schedules.change(sampler, step)

@@ -134,7 +134,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     *(
         (pk(exclude=exclude, **options), error, words)
         for exclude, options, error, words in [
-            ([3], {}, TypeError, "exclude must be {training step: ids}, got [3]"),
+            ([3], {}, TypeError, "exclude must be {training step: ids}, got a list"),
             ({3: [14]}, {}, ValueError, "exclude must be below 14, their number, got 14"),
             (
                 {0: [5], 4: [6]},
@@ -160,8 +160,10 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             partial(ShardShuffleSampler, [4, 4], block=2, window=2),
         )
         for exclude, error, words in [
-            ([1, 2], TypeError, "exclude must be {training step: ids}, got [1, 2]: to leave"),
+            ([1, 2], TypeError, "exclude must be {training step: ids}, got a list: to leave"),
             ({3: 1}, ValueError, "exclude must be one-dimensional"),
+            ({3: {1, 2}}, TypeError, "exclude must be a list or an array, got a set"),
+            ({3: iter([1])}, TypeError, "exclude must be a list or an array, got a list_iterator"),
             ({3: [1.5]}, TypeError, "exclude must hold integers, got dtype float64"),
             ({3: [8]}, ValueError, "exclude must be below 8, their number, got 8"),
             ({3: [-1]}, ValueError, "exclude must be at least 0, got -1 at 0"),
@@ -480,7 +482,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             ([-1, 1], ValueError, "weights must be at least 0, got -1"),
             ([-0.5, 1], ValueError, "weights must be at least 0, and not all 0, got"),
             ([0, 0], ValueError, "weights must be at least 0, and not all 0, got"),
-            ({}, ValueError, "weights as a schedule must say its value at step 0, got {}"),
+            ({}, ValueError, "weights as a schedule must say its value at step 0, got steps []"),
             ({1: [1, 1]}, ValueError, "weights as a schedule must say its value at step 0"),
             ({0: [1, 1], -1: [1, 1]}, ValueError, "a step of weights must be at least 0, got -1"),
             ({0: [1, 1], 2.5: [1, 2]}, TypeError, "a step of weights must be an integer, got 2.5"),
@@ -670,3 +672,10 @@ def test_epochs_advance_by_themselves_when_nobody_sets_them() -> None:
     sampler.set_epoch(1)
     sampler.set_epoch(1)
     assert np.concatenate(list(sampler)).tolist() == passes[1]
+
+
+def test_an_error_in_a_schedule_says_at_which_step() -> None:
+    order = SequentialSampler(3)
+    with pytest.raises(ValueError, match="one for each sampler") as caught:
+        MixtureSampler([order], weights={0: [1], 7: [1, 1]}, num_samples=3, seed=0)
+    assert caught.value.__notes__ == ["in the schedule of weights, from step 7 on"]

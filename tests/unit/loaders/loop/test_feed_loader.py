@@ -186,7 +186,7 @@ def test_a_refused_change_leaves_the_loader_as_it_was() -> None:
     feed, state = loader.feed, loader.state_dict()
     with pytest.raises(StateMismatchError) as caught:
         loader.change(pk({0: 1, 3: 2}))
-    assert "before step 5, from which it acts" in caught.value.__notes__[0]
+    assert "must come at step 5 or later" in caught.value.__notes__[0]
     assert loader.feed is feed
     assert loader.state_dict() == state
     loader.close()
