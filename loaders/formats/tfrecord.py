@@ -107,14 +107,16 @@ def _chunk_fields(chunk: RecordChunk, example: bool) -> dict[str, FieldRanges] |
 def _records(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> Iterator[Record]:
     """Yield the records one by one, each with its own fields."""
     messages = slices(chunk.data, chunk.starts + HEADER, chunk.stops - FOOTER)
-    for record, data in zip(chunk.records(), messages, strict=True):
-        start = record.offset + HEADER
-        stored = _CHECKSUM.unpack(record.header[HEADER:])[0]
+    offsets = (chunk.starts + chunk.offset).tolist()
+    records = zip(offsets, chunk.headers, messages, strict=True)
+    for number, (offset, header, data) in enumerate(records, chunk.number):
+        start = offset + HEADER
+        stored = _CHECKSUM.unpack(header[HEADER:])[0]
         try:
             if masked_crc32c(data) != stored:
                 raise DataCorruptionError(
-                    f"corrupted data at offset {record.offset}",
-                    offset=record.offset,
+                    f"corrupted data at offset {offset}",
+                    offset=offset,
                     expected=f"data CRC {stored:#010x}",
                     found=f"{masked_crc32c(data):#010x}",
                 )
@@ -123,10 +125,10 @@ def _records(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> Ite
             else:
                 fields = {"data": Range("bytes", 0, start, len(data), data, 0)}
         except DataCorruptionError as error:
-            error.path, error.record = path, record.number
+            error.path, error.record = path, number
             on_bad(error)
             continue
-        yield record._replace(fields=fields)
+        yield Record(offset, HEADER + len(data) + FOOTER, None, fields, header, number)
 
 
 def _read_frames(file: BinaryIO, path: str, max_record_bytes: int) -> Iterator[RecordChunk]:
