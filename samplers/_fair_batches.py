@@ -72,7 +72,8 @@ class FairBatches:
         for step, classes, order in self.exclusions:
             # A phase that starts at the step counts how many batches before it have each class.
             at_step = _PhaseSchedule(phase._replace(start=max(phase.start, step)), self)
-            schedule.exclude(step, at_step.num_before - schedule.num_before, classes, order)
+            numbers = at_step.num_before(classes) - schedule.num_before(classes)
+            schedule.exclude(step, numbers, classes, order)
         return schedule
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
@@ -130,11 +131,14 @@ class _PhaseSchedule:
         self._record_key = derive(keys["record"], phase.start)
         self._stored = batches.stored
         self._record_subsets = FairSubsets(class_sizes, phase.k, self._record_key)
-        # Of each class, the length of its last traversals of records, and their first subset.
-        self._sizes, self._first = class_sizes.copy(), np.zeros_like(class_sizes)
+        # Of each class, the length of its last traversals of records, and their first subset. If
+        # nothing is excluded, the sizes are not copied: they may be mapped from a file.
+        self._sizes, self._first = class_sizes, np.zeros(0, np.int64)
         self._exclusions: list[tuple[Int64s, Int64s, ClassOrder, FairSubsets]] = []
-        #: How many batches have each class, from the last change of P to this phase.
-        self.num_before = np.zeros(len(class_sizes), np.int64)
+        # How many batches before the phase have each class: the number for its super-class, and
+        # one more where `_has_extra_batch`.
+        self._batches_before = np.zeros_like(self._num_classes)  # of each super-class
+        self._has_extra_batch = np.zeros(len(class_sizes), np.bool_)  # of each class
         self._count_batches_before(phase.start - phase.p_start)
 
     def exclude(self, step: int, numbers: Int64s, classes: Int64s, order: ClassOrder) -> None:
@@ -142,14 +146,16 @@ class _PhaseSchedule:
 
         A class takes its records in subsets of K, and has all of them once, a *traversal*, before
         any comes again. The excluded records come no more from the first traversal on that starts
-        after the step. `numbers` is how many subsets of each class come before the step. With 7
-        subsets of K = 2, of a class of 5 records, the next traversal starts at position 15 of its
-        sequence of records, which is in subset 7: the first that is drawn from `order`. (Position
-        14, the end of the traversal before it, is skipped.)
+        after the step. `numbers` is how many subsets of each of the `classes` come before the step.
+        With 7 subsets of K = 2, of a class of 5 records, the next traversal starts at position 15
+        of its sequence of records, which is in subset 7: the first that is drawn from `order`.
+        (Position 14, the end of the traversal before it, is skipped.)
         """
+        if not self._exclusions:
+            self._sizes, self._first = self._sizes.copy(), np.zeros_like(self._sizes)
         k, size, first = self._phase.k, self._sizes[classes], self._first[classes]
         # Traversals that start before the step: the quotient, rounded up.
-        num_traversals = -((first - numbers[classes]).clip(max=0) * k // size)
+        num_traversals = -((first - numbers).clip(max=0) * k // size)
         first = first + num_traversals * size // k  # the first subset drawn from `order`
         self._sizes[classes], self._first[classes] = order.sizes, first
         subsets = FairSubsets(order.sizes, k, derive(self._record_key, step))
@@ -188,35 +194,49 @@ class _PhaseSchedule:
         # the class at position q of its concatenated batches is in q // n earlier batches.
         position = batch_number[:, None] * self._phase.p + np.arange(start, stop)
         num_earlier = position // self._num_classes[super_class][:, None]
-        num_earlier -= self.num_before[classes]  # the batches before the phase
+        # Subtract the batches before the phase, which have each class so often, or once more.
+        num_earlier -= self._batches_before[super_class][:, None]
+        num_earlier -= self._has_extra_batch[classes]
         return classes, num_earlier
+
+    def num_before(self, classes: Int64s) -> Int64s:
+        """Return how many batches have each class, from the last change of P to this phase."""
+        super_class, order = np.zeros_like(classes), self._super_classes
+        if order is not None:
+            all_super_classes, members = groups_and_indices(order.sizes)
+            super_class_of = np.empty_like(all_super_classes)
+            super_class_of[order.record_ids(all_super_classes, members)] = all_super_classes
+            super_class = super_class_of[classes]
+        return self._batches_before[super_class] + self._has_extra_batch[classes]
 
     def _count_batches_before(self, num_steps: int) -> None:
         """Count for each class the batches that contain it, in the `num_steps` before the phase.
 
         A phase is a range of steps with constant P and K. The P classes of a batch are of one
         super-class, a group of classes. The batches of a super-class have all its classes once (a
-        *traversal*), then all of them again, and so on. With 5 classes, P = 2 and 4 steps, the
-        batches have 8 classes: all 5, and 3 of them again, whose count is 2.
+        *traversal*), then all of them again, and so on. So each class is in as many batches as
+        there are complete traversals, and some classes in one more, of an incomplete traversal.
+        With 5 classes, P = 2 and 4 steps, the batches have 8 classes: all 5, and 3 of them again.
 
-        Sets `num_before`, the count of each class. Only the batches from the last complete
-        traversal on are computed, which have every class: the count of a class is the number of
-        batches before its last batch, plus 1.
+        Sets `_batches_before` of each super-class (the complete traversals), and `_has_extra_batch`
+        of each class, as a byte each: there may be millions of classes.
         """
         if not num_steps:
             return
         p, num_classes = self._phase.p, self._num_classes
         num_batches = self._super_class_order.num_before(num_steps)  # of each super-class
-        # The batches of each super-class from the start of its last complete traversal on.
-        traversal = (num_batches * p // num_classes - 1).clip(min=0)
-        first_batch = traversal * num_classes // p
+        self._batches_before = num_batches * p // num_classes
+        # The batches of each super-class from the start of its incomplete traversal on.
+        first_batch = self._batches_before * num_classes // p
         super_class, offset = groups_and_indices(num_batches - first_batch)  # of these batches
-        num_before = np.zeros_like(self.num_before)
+        has_extra_batch = np.zeros_like(self._has_extra_batch)
         for chunk in slices(len(offset), _CHUNK // p + 1):
             batch_number = first_batch[super_class[chunk]] + offset[chunk]
             classes, num_earlier = self._classes_of(super_class[chunk], batch_number, 0, p)
-            num_before[classes] = num_earlier + 1  # the last batch of a class overwrites earlier
-        self.num_before = num_before
+            # Complete traversals are subtracted: 0 is a class of the incomplete one. The first
+            # batch may also have classes of the last complete traversal, which have -1.
+            has_extra_batch[classes[num_earlier == 0]] = True
+        self._has_extra_batch = has_extra_batch
 
     def records(self, classes: Int64s, numbers: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].

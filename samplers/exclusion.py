@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from math import gcd
@@ -63,8 +64,12 @@ class Exclusion:
                 f"draw from few records, take SubsetSampler"
             )
         self._stride = next(s for s in count(n * 3 // 8 + 1) if gcd(s, n) == 1)
-        excludes = bool(len(self._excluded_ids))
-        self.traits = SamplerTraits(repeats=excludes, needs_steps=excludes)
+
+    def declare(self, traits: SamplerTraits) -> SamplerTraits:
+        """Return the traits of a sampler with these exclusions, from those without."""
+        if not len(self._excluded_ids):
+            return traits
+        return replace(traits, repeats=True, needs_steps=True)
 
     def draw(self, sampler: Any, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch, int64[positions] both.

@@ -356,7 +356,7 @@ class RandomSampler(Sampler):
         self.seed = validate.seed(seed)
         self._key = root_key(self.seed, "random order")
         self._exclusion = Exclusion(exclude, self.num_records, self.seed)
-        self.traits = self._exclusion.traits
+        self.traits = self._exclusion.declare(self.traits)
         self.parameters = {"n": self.num_records, **self._exclusion.parameters}
         self._cache: FifoCache[Table] = FifoCache(2)
 

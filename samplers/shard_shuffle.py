@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Literal, NamedTuple, SupportsIndex
 
 import numpy as np
@@ -18,6 +17,7 @@ from twinfeed.samplers.drawing.random_words import derive, random_words, root_ke
 from twinfeed.samplers.drawing.round_robin import MAX_SEGMENTS, RoundRobin, desynchronized_bounds
 from twinfeed.samplers.exclusion import Exclusion
 from twinfeed.samplers.orders import GroupSampler, Sampler
+from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 from twinfeed.samplers.validate import counted
 
@@ -98,7 +98,7 @@ class ShardShuffleSampler(Sampler):
             )
         self.num_records = int(self._lengths.sum())
         self._exclusion = Exclusion(exclude, self.num_records, self.seed)
-        self.traits = replace(self._exclusion.traits, reads_blocks=self.block > 1)
+        self.traits = self._exclusion.declare(SamplerTraits(reads_blocks=self.block > 1))
         self._blocks = Blocks(self._lengths, self.block)
         self._count = len(self._blocks)
         if self._count < self._sections > 1:
