@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import time
 from pathlib import Path
 
 import torch
@@ -94,8 +93,8 @@ def main() -> None:
             f"{world_size} processes: {records:.0f} records, each once; "
             f"loss {loss / records:.6f}, {right:.0f} right"
         )
+    del model  # it shares the process group, which must end here: gloo's threads may hold tensors
     dist.destroy_process_group()
-    time.sleep(0.5)  # a thread of gloo's that drops a tensor after the interpreter's end aborts
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ from pathlib import Path
 import matplotlib as mpl
 import numpy as np
 import torch
+import torch._dynamo  # by torch.optim as well: imported once, before the forks
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from digits import SEED, load
@@ -130,6 +131,7 @@ def train(
     if rank == 0:
         (out / "losses.json").write_text(json.dumps(losses))
     dist.barrier()
+    del replica  # it shares the process group, which must end here: gloo's threads may hold tensors
     dist.destroy_process_group()
 
 
