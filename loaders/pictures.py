@@ -17,7 +17,7 @@ import numpy.typing as npt
 from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.reading.prefetch.spans import most_open
+from twinfeed.loaders.reading.prefetch.block_uses import most_open
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import (

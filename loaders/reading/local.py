@@ -23,10 +23,10 @@ from twinfeed.loaders.reading.checked import WrongBytes, slice_rows
 from twinfeed.loaders.reading.handles import Handle, Handles, default_limit
 from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
-    Extents,
     Fetch,
+    FileRanges,
+    LastUses,
     ReadPlan,
-    Release,
     Rows,
 )
 from twinfeed.loaders.support.checksum import crc32c_of_each
@@ -38,8 +38,8 @@ _SMALL, _GAP = 1 << 14, 1 << 12
 call. For longer rows the second copy costs more than the saved call.
 """
 
-_PROBED = 16
-"""The number of ranges that are probed for whether they are in the page cache."""
+_CHECKED_RANGES = 16
+"""The number of ranges whose last byte is looked up in the page cache, before a plan is used."""
 
 
 class LocalFiles:
@@ -123,22 +123,23 @@ class LocalFiles:
         path_of(self.index, self.index.files, file)
         return Handle(open_unchanged(self.paths.resolve(self.index.files[file]), length))
 
-    def apply(self, plan: ReadPlan, event: Fetch | Release, /) -> None:
-        """Advise the kernel (`posix_fadvise`) to read the file ranges of an event of a plan.
+    def apply(self, plan: ReadPlan, event: Fetch | LastUses, /) -> None:
+        """Advise the kernel (`posix_fadvise`) to read the file ranges of a `Fetch` ahead.
 
-        While the plan is `probing`, look first whether a few of the ranges are in the page cache
-        already, and if so, disable the plan.
+        At the first event, if the plan has `check_page_cache`, look whether a few of the ranges are
+        in the page cache already. If all of them are, disable the plan: the data are in memory.
         """
-        if isinstance(event, Release):
-            return  # the kernel evicts pages by itself
-        if plan.probing:
-            probed = event.ranges[:: max(1, len(event.ranges) // _PROBED)][:_PROBED]
-            plan.enabled = any(is_uncached(fd, stop - 1) for fd, _, stop in self.opened(probed))
-            plan.probing = False
+        if isinstance(event, LastUses):
+            return  # nothing to release: the kernel evicts pages by itself
+        if plan.check_page_cache:
+            interval = max(1, len(event.ranges) // _CHECKED_RANGES)
+            checked = event.ranges[::interval][:_CHECKED_RANGES]
+            plan.enabled = any(is_uncached(fd, stop - 1) for fd, _, stop in self.opened(checked))
+            plan.check_page_cache = False
         if plan.enabled:
             self.advice.add(self.opened(event.ranges))
 
-    def opened(self, extents: Extents, /) -> Iterator[tuple[int, int, int]]:
+    def opened(self, extents: FileRanges, /) -> Iterator[tuple[int, int, int]]:
         """Yield (descriptor, start, stop) for each range of a file that can be opened."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError):  # raised again when the batch reads the file

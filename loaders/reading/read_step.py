@@ -15,12 +15,13 @@ from twinfeed.loaders.reading.source import Reads
 def start_pass(
     reader: Reads, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
 ) -> ReadPlan | None:
-    """Return the plan of what to prefetch, from step `start` to the end of its epoch.
+    """Return the plan of what a pass prefetches: from step `start` to the end of its epoch.
 
-    If the previous plan ends where this pass starts, it is continued.
+    If the previous pass of this stream has ended at `start`, its plan is continued.
 
     Args:
-        reader: of the records. For a source that is no index, there is no plan: return None.
+        reader: reads the records. Only the byte ranges of an index are known, so for the reader of
+            any other source there is no plan: return None.
         schedule: the batches of ids.
         fields: the names of the fields to read.
         start: the first step, counted over all epochs.
@@ -35,17 +36,19 @@ def start_pass(
     reader._plans[schedule] = plan
     files = reader._files
     if isinstance(files, RemoteFiles):
-        overlaps = previous is not None and previous.start <= start <= previous.next
-        files.buffer.start_plan(start, previous.next if previous and overlaps else None)
+        # If the previous plan has prefetched up to step `start` or beyond, as after a pass that was
+        # broken off, the buffer keeps those ranges.
+        overlaps = previous is not None and previous.start <= start <= previous.next_step
+        files.buffer.start_plan(previous.next_step if previous and overlaps else None)
     return plan
 
 
 class ReadStep(AbstractContextManager[None]):
-    """Context manager for reading the batch of a step, which prefetches for coming batches.
+    """Context manager in which the batch of a step is read, and which prefetches coming batches.
 
     On entering, the ranges of coming batches are requested, without waiting. On leaving, also by an
-    exception, the bytes that no later batch needs are released. Without a plan, nothing happens.
-    The step is counted over all epochs.
+    exception, the bytes that no later batch needs are released. Without a plan (None), nothing
+    happens. The step is counted over all epochs.
     """
 
     def __init__(self, reader: Reads, step: int, plan: ReadPlan | None) -> None:
@@ -60,11 +63,11 @@ class ReadStep(AbstractContextManager[None]):
         self._files = files = reader._files
         if isinstance(files, RemoteFiles) and files.cache is not None:
             files.cache.advance(plan, self._step)
-        plan.enter(self._step)
-        if not plan.enabled or not plan.applying.acquire(blocking=False):
+        plan.step_started(self._step)
+        if not plan.enabled or not plan.events_lock.acquire(blocking=False):
             return
         try:
-            for event in plan.until(self._step):
+            for event in plan.next_events(self._step):
                 if isinstance(files, RemoteFiles):
                     files.buffer.apply(event)
                 else:
@@ -72,12 +75,12 @@ class ReadStep(AbstractContextManager[None]):
         except Exception:  # the error of a coming batch is raised when that batch is read
             plan.enabled = False
         finally:
-            plan.applying.release()
+            plan.events_lock.release()
 
     def __exit__(self, *_: object) -> None:
         """Release the bytes that only this step and earlier ones have used."""
         if self._plan is None:
             return
-        first_needed = self._plan.leave(self._step)
+        first_needed = self._plan.step_finished(self._step)
         if isinstance(self._files, RemoteFiles):
             self._files.buffer.release_before(first_needed)

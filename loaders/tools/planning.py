@@ -16,9 +16,13 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import exceeds_memory, record_bytes
 from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
+from twinfeed.loaders.reading.prefetch.block_uses import (
+    BlockUses,
+    most_open,
+    prefetches_whole_blocks,
+)
 from twinfeed.loaders.reading.prefetch.read_plan import LIMIT, Fetch, ReadPlan, gap_of
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import Spans, most_open, prefetches_spans
 from twinfeed.loaders.support import system
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
@@ -162,17 +166,17 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
     """
     batches = schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
-    if not prefetches_spans(schedule.sampler):
+    if not prefetches_whole_blocks(schedule.sampler):
         return samples, max(map(len, batches), default=0)
-    spans = Spans(schedule, 0)
-    opened = spans.opened_before(steps)
+    block_uses = BlockUses(schedule, 0)
+    opened = block_uses.first_used_before(steps)
     # By first record: a block may be opened several times, and each time has its last step.
     last_steps: dict[int, deque[int]] = defaultdict(deque)
-    for record, last_step in spans.closed_before(steps):
+    for record, last_step in block_uses.last_steps_before(steps):
         last_steps[record].append(last_step)
-    for span in opened:
-        last_steps[span.first].append(steps)  # of spans that are still open
-    closed = np.array([last_steps[span.first].popleft() for span in opened], np.int64)
+    for block in opened:
+        last_steps[block.first].append(steps)  # of blocks that are still open
+    closed = np.array([last_steps[block.first].popleft() for block in opened], np.int64)
     firsts, stops, opening_steps = np.array(opened, np.int64).reshape(-1, 3).T
     return samples, most_open(opening_steps, closed + 1, stops - firsts)
 
@@ -186,14 +190,14 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
     total = len(reads.schedule.sampler)
     counts, middle, first_half = np.zeros(2), 0, np.zeros(2)
     for step in range(steps if reads.fields else 0):
-        for event in reads.until(step):
+        for event in reads.next_events(step):
             if isinstance(event, Fetch):
                 ranges = event.ranges
                 counts += len(ranges), (ranges["stop"] - ranges["start"]).sum()
         if 2 * step < steps < total:
-            middle, first_half = reads.next, counts.copy()
+            middle, first_half = reads.next_step, counts.copy()
     # Each counted step after `middle` stands for `scale` steps of the epoch.
-    scale = (total - middle) / max(1, min(reads.next, total) - middle)
+    scale = (total - middle) / max(1, min(reads.next_step, total) - middle)
     requests, read = first_half + scale * (counts - first_half)
     return round(requests), round(read)
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter
@@ -13,38 +14,44 @@ from operator import attrgetter
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.reading.prefetch.block_uses import NO_STEP
 from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
 from twinfeed.loaders.reading.prefetch.read_plan import (
-    NO_SPAN,
+    NO_BLOCK,
     Fetch,
-    Release,
+    LastUses,
     Rows,
-    extents_of,
+    ranges_of_rows,
 )
-from twinfeed.loaders.reading.prefetch.spans import NO_STEP
 from twinfeed.loaders.storage import retries
 from twinfeed.loaders.storage.request_pool import request_pool
 
-Read = Callable[[int, int, int, int], memoryview]
-"""Return a range of a file, and the step of the batch that needs it: (file, start, stop, step)."""
+ReadRange = Callable[[int, int, int, int], memoryview]
+"""A function (file, start, stop, step) that returns the bytes [start, stop) of a file.
+
+The batch of `step` needs them.
+"""
 
 _MAX_CANDIDATES = 8
 """A row is searched in this many buffered ranges: the last ones that begin before the row."""
 
 
 class BufferedRange:
-    """A range of a remote file that is buffered: the requests for its parts, and then its bytes."""
+    """A range of a remote file in the buffer: the requests for its parts, and then its bytes.
+
+    `number` counts the ranges of a buffer in the order in which they were requested.
+    """
 
     def __init__(self, number: int, file: int, start: int, stop: int, step: int) -> None:
         self.number = number
         self.file = file
         self.start = start
         self.stop = stop
-        self.step = self.last = step  # the first and the last step that use the range
+        self.first_step = self.last_step = step  # the first and the last step that use the range
         self.parts: list[Future[memoryview]] = []
         self.failed = False  # whether a part could not be read
 
-    def request(self, read: Read, *, urgent: bool) -> None:
+    def request(self, read: ReadRange, *, urgent: bool) -> None:
         """Submit requests for the range, in parts of `part_bytes`, to the request pool.
 
         Several parts are copied to one buffer. `urgent` requests come before all that prefetch.
@@ -59,7 +66,7 @@ class BufferedRange:
             self.parts.append(request_pool().submit(call, stop - start, urgent=urgent))
 
     def _read_part(
-        self, read: Read, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
+        self, read: ReadRange, start: int, stop: int, buffer: npt.NDArray[np.uint8] | None
     ) -> memoryview:
         """Read the bytes [start, stop) of the file.
 
@@ -68,13 +75,13 @@ class BufferedRange:
             they were copied.
         """
         try:
-            data = read(self.file, start, stop, self.step)
+            data = read(self.file, start, stop, self.first_step)
         except BaseException:
             self.failed = True
             raise
         if buffer is None:
             return data
-        # numpy copies without the interpreter lock. Joining memoryviews would hold it.
+        # numpy copies without the interpreter lock, unlike joining memoryviews.
         np.copyto(buffer[start - self.start : stop - self.start], np.frombuffer(data, np.uint8))
         return buffer.data
 
@@ -92,25 +99,29 @@ class BufferedRange:
         return data
 
 
-_NUMBER = attrgetter("number")
+_REQUEST_ORDER = attrgetter("number")
+"""A sort key: the range that was requested first is the smallest."""
 
-_EMPTY = BufferedRange(0, 0, 0, 0, CURRENT_STEP)
-"""The range of an empty field."""
+_EMPTY = BufferedRange(number=0, file=0, start=0, stop=0, step=CURRENT_STEP)
+"""The range that an empty field lies in. It has no bytes, and is never requested."""
 
 
 class RangeBuffer:
     """The prefetched ranges of a `ReadPlan`, each kept until the last step that uses it is over.
 
-    `gap` is the longest gap, in bytes, between two rows that are fetched by one request. A span is
-    a block of records that the stream reads around the same time. While a span is open, its last
-    step is not known: it is `NO_STEP` until a `Release` names it. Thread-safe.
+    Where a stream reads blocks of records, a range belongs to a block. While a block is open, its
+    last step is not known: it is `NO_STEP` until the event `LastUses` says it. Thread-safe.
+
+    Args:
+        read: reads a range of a file.
+        gap: the longest gap, in bytes, between two rows that are fetched by one request.
     """
 
-    def __init__(self, read: Read, gap: int) -> None:
+    def __init__(self, read: ReadRange, gap: int) -> None:
         self._read, self._gap = read, gap
         self._lock = threading.Lock()
+        self._num_requested = 0  # ranges that were ever prefetched
         self._ranges: dict[tuple[int, int, int], BufferedRange] = {}  # by file, start and stop
-        self._count = 0  # of all ranges that were ever prefetched
         self._clear()
 
     def __iter__(self) -> Iterator[tuple[int, int, int]]:
@@ -124,98 +135,104 @@ class RangeBuffer:
 
     def _clear(self) -> None:
         """Cancel all requests, and drop all ranges. The caller has the lock."""
-        for entry in self._ranges.values():
-            entry.cancel()
-        self._bytes = 0
+        for buffered in self._ranges.values():
+            buffered.cancel()
         self._ranges = {}
         self._sorted_keys: list[tuple[int, int, int]] = []  # of `_ranges`
-        # Ranges of spans that are not closed yet, and ranges whose last step is known.
-        self._by_open_span: defaultdict[int, list[BufferedRange]] = defaultdict(list)
+        self._bytes = 0  # of all ranges
+        # The same ranges, in order to release them. Those of open blocks, by the first record of
+        # the block: their last step is not known. All others, by their last step.
+        self._by_block: defaultdict[int, list[BufferedRange]] = defaultdict(list)
         self._by_last_step: defaultdict[int, list[BufferedRange]] = defaultdict(list)
 
-    def start_plan(self, step: int, previous_end: int | None, /) -> None:
-        """Prepare the buffer for a new `ReadPlan` that starts at this step.
+    def start_plan(self, previous_end: int | None, /) -> None:
+        """Prepare the buffer for a new `ReadPlan`.
 
         The ranges that the previous plan has prefetched, up to its step `previous_end`, are kept
-        until that step. They are dropped if `previous_end` is None, or if they take more memory
-        than `buffer_bytes`.
+        until that step, since the new plan may need them. They are dropped if `previous_end` is
+        None, or if they take more memory than `buffer_bytes`.
         """
         with self._lock:
             if previous_end is None or self._bytes > retries.NETWORK.buffer_bytes:
                 self._clear()
-            self._close((span, previous_end or step) for span in list(self._by_open_span))
+            else:  # nobody will say when the previous plan's open blocks are closed
+                self._set_last_steps([(block, previous_end) for block in self._by_block])
 
-    def apply(self, event: Fetch | Release, /) -> None:
-        """Do what an event of the plan says.
+    def apply(self, event: Fetch | LastUses, /) -> None:
+        """Apply an event of the plan.
 
-        `Fetch`: request its ranges. `Release`: store the last step that uses each of its spans.
+        `Fetch`: request its ranges. `LastUses`: store for closed blocks the last step that uses
+        their ranges, after which `release_before` drops them.
         """
         with self._lock:
-            if isinstance(event, Release):
-                self._close(event.last_steps)
+            if isinstance(event, LastUses):
+                self._set_last_steps(event.last_steps)
             else:
-                for extent in event.ranges.tolist():
-                    self._submit(*extent)
+                for file, start, stop, block, step in event.ranges.tolist():
+                    self._prefetch(file, start, stop, block, step)
 
-    def _submit(self, file: int, start: int, stop: int, span: int, step: int) -> None:
-        """Request the bytes [start, stop) of a file, unless they are buffered.
+    def _prefetch(self, file: int, start: int, stop: int, block: int, step: int) -> None:
+        """Request the bytes [start, stop) of a file for `step`, unless they are in the buffer.
 
-        They are kept until the span (a block of records) is closed; or, without a span, until
-        after `step`.
+        They are kept until the block of records that they belong to is closed. Without a block
+        (`NO_BLOCK`), they are kept until `step` is over.
         """
-        entry = self._ranges.get((file, start, stop))
-        if entry is None:
-            self._count += 1
-            entry = BufferedRange(self._count, file, start, stop, step)
-            self._ranges[file, start, stop] = entry
+        buffered = self._ranges.get((file, start, stop))
+        if buffered is None:
+            self._num_requested += 1
+            buffered = BufferedRange(self._num_requested, file, start, stop, step)
+            self._ranges[file, start, stop] = buffered
             self._bytes += stop - start
             insort(self._sorted_keys, (file, start, stop))
-            entry.request(self._read, urgent=False)
-        if span == NO_SPAN:
-            entry.last = max(entry.last, step)
-            self._by_last_step[step].append(entry)
+            buffered.request(self._read, urgent=False)
+        if block == NO_BLOCK:
+            buffered.last_step = max(buffered.last_step, step)
+            self._by_last_step[step].append(buffered)
         else:
-            entry.last = NO_STEP
-            self._by_open_span[span].append(entry)
+            buffered.last_step = NO_STEP  # not known until the block is closed
+            self._by_block[block].append(buffered)
 
-    def _close(self, last_steps: Iterable[tuple[int, int]]) -> None:
-        """Store the last step that uses each span; `last_steps` are pairs (span, last step).
+    def _set_last_steps(self, last_steps: Sequence[tuple[int, int]]) -> None:
+        """Store the last step that uses the ranges of blocks that are closed.
 
-        `release_before` drops the ranges of a span after its last step.
+        `last_steps` has pairs (first record of the block, last step).
         """
-        for span, last in last_steps:
-            for entry in self._by_open_span.pop(span, ()):
-                entry.last = last
-                self._by_last_step[last].append(entry)
+        for block, last_step in last_steps:
+            for buffered in self._by_block.pop(block, ()):
+                buffered.last_step = last_step
+                self._by_last_step[last_step].append(buffered)
 
     def release_before(self, step: int, /) -> None:
         """Drop the ranges whose last use is before this step."""
         with self._lock:
-            for last in [last for last in self._by_last_step if last < step]:
-                for entry in self._by_last_step.pop(last):
-                    if entry.last < step:  # else a later step has requested the range since
-                        self._drop(entry)
+            for last_step in [last_step for last_step in self._by_last_step if last_step < step]:
+                for buffered in self._by_last_step.pop(last_step):
+                    if buffered.last_step < step:  # else a later step has requested it since
+                        self._drop(buffered)
 
     def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
         """Return for each row of the index the range that its bytes lie in.
 
-        A range that is not buffered, or whose prefetch has failed, is requested now. Requests that
-        have not started are moved to the front of the queue.
+        A range that is not in the buffer, or whose prefetch has failed, is requested now. Requests
+        that have not started are moved to the front of the queue.
         """
         with self._lock:
             found = [
                 self._find(file, offset, offset + length) if length else _EMPTY
                 for offset, length, file, _ in rows.tolist()
             ]
-            buffered = [entry for entry in dict.fromkeys(found) if entry]  # without duplicates
-            for entry in buffered:
-                if entry.failed:
-                    entry.request(self._read, urgent=True)
-            waiting = [part for entry in buffered for part in entry.parts if not part.done()]
-        if waiting:
-            request_pool().promote(waiting)
-        requested = iter(self._request_now(rows[[entry is None for entry in found]]))
-        return [entry or next(requested) for entry in found]
+            distinct = [buffered for buffered in dict.fromkeys(found) if buffered is not None]
+            for buffered in distinct:
+                if buffered.failed:
+                    buffered.request(self._read, urgent=True)
+            unfinished = [
+                part for buffered in distinct for part in buffered.parts if not part.done()
+            ]
+        if unfinished:
+            request_pool().promote(unfinished)
+        missing = rows[[buffered is None for buffered in found]]
+        requested = iter(self._request_now(missing))  # the ranges of the missing rows, in order
+        return [next(requested) if buffered is None else buffered for buffered in found]
 
     def _request_now(self, rows: Rows) -> list[BufferedRange]:
         """Request rows that were not prefetched, and return the range that each row lies in.
@@ -225,18 +242,18 @@ class RangeBuffer:
         """
         if not len(rows):
             return []
-        extents = extents_of(rows, NO_SPAN, CURRENT_STEP, self._gap)
+        merged = ranges_of_rows(rows, NO_BLOCK, CURRENT_STEP, self._gap)
         ranges = [
-            BufferedRange(0, file, start, stop, step)
-            for file, start, stop, _, step in extents.tolist()
+            BufferedRange(number=0, file=file, start=start, stop=stop, step=step)
+            for file, start, stop, _, step in merged.tolist()
         ]
-        # The range of a row is the last one that starts at or before the row.
-        starts = [(entry.file, entry.start) for entry in ranges]
+        # The ranges are sorted. That of a row is the last one that starts at or before the row.
+        starts = [(requested.file, requested.start) for requested in ranges]
         range_of_rows = [
             ranges[bisect_right(starts, (file, offset)) - 1] for offset, _, file, _ in rows.tolist()
         ]
-        for entry in dict.fromkeys(range_of_rows):
-            entry.request(self._read, urgent=True)
+        for requested in dict.fromkeys(range_of_rows):
+            requested.request(self._read, urgent=True)
         return range_of_rows
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:
@@ -244,22 +261,24 @@ class RangeBuffer:
 
         If several ranges contain them, return the one that was requested first.
         """
-        # The keys are (file, start, stop): search those that start last at or before `start`.
-        end = bisect_right(self._sorted_keys, (file, start, NO_STEP))
+        # The sorted keys are (file, start of range, stop of range). Those up to `end` start at or
+        # before `start`: the largest integer comes after every stop. Few ranges overlap, so it is
+        # enough to look at the last ones; a row that is not found is requested once more.
+        end = bisect_right(self._sorted_keys, (file, start, sys.maxsize))
         candidates = self._sorted_keys[max(0, end - _MAX_CANDIDATES) : end]
         found = [self._ranges[key] for key in candidates if key[0] == file and key[2] >= stop]
-        return min(found, key=_NUMBER, default=None)
+        return min(found, key=_REQUEST_ORDER, default=None)
 
     def drop(self, ranges: Iterable[BufferedRange], /) -> None:
         """Drop ranges (whose bytes turned out to be wrong), so that they are requested again."""
         with self._lock:
-            for entry in ranges:
-                self._drop(entry)
+            for buffered in ranges:
+                self._drop(buffered)
 
-    def _drop(self, entry: BufferedRange) -> None:
+    def _drop(self, buffered: BufferedRange) -> None:
         """Remove a range from the buffer, if it is still there, and cancel its requests."""
-        key = entry.file, entry.start, entry.stop
-        if self._ranges.get(key) is entry:
+        key = buffered.file, buffered.start, buffered.stop
+        if self._ranges.get(key) is buffered:
             del self._ranges[key], self._sorted_keys[bisect_left(self._sorted_keys, key)]
-            self._bytes -= entry.stop - entry.start
-            entry.cancel()
+            self._bytes -= buffered.stop - buffered.start
+            buffered.cancel()

@@ -10,8 +10,8 @@ from threading import Lock
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.reading.prefetch.block_uses import NO_STEP, BlockUses, prefetches_whole_blocks
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import NO_STEP, Spans, prefetches_spans
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.chunks import MAX_IDS
@@ -49,7 +49,7 @@ class NextUses:
     ) -> None:
         self._schedule, sampler = schedule, schedule.sampler
         self._chunks_of = chunks_of
-        self._prefetches_spans = prefetched and prefetches_spans(sampler)
+        self._prefetches_blocks = prefetched and prefetches_whole_blocks(sampler)
         epoch_samples = len(sampler) * sampler.batch_size
         samples = min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_EPOCHS * epoch_samples))
         self._window = max(1, -(-samples // sampler.batch_size))  # in steps
@@ -68,8 +68,10 @@ class NextUses:
         if self._start <= step < self._start + max(1, (self._stop - self._start) // 2):
             return False
         self._start, self._stop = step, step + self._window
-        if self._prefetches_spans:
-            records, steps, _ = Spans(self._schedule, self._start).records_before(self._stop)
+        if self._prefetches_blocks:
+            records, steps, _ = BlockUses(self._schedule, self._start).new_records_before(
+                self._stop
+            )
         else:
             records, steps = self._schedule.records(self._start, self._stop)
         starts = range(0, len(records), MAX_IDS)

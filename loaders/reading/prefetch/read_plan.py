@@ -12,30 +12,33 @@ import numpy.typing as npt
 
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import exceeds_memory
+from twinfeed.loaders.reading.prefetch.block_uses import BlockUses, prefetches_whole_blocks
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.prefetch.spans import Spans, prefetches_spans
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.samplers.drawing.chunks import steps_per_draw
 
 Rows = npt.NDArray[Any]
 """Rows of an index: the offset, length, file and checksum of each."""
 
-Extents = npt.NDArray[Any]
-"""An array of `EXTENT`s."""
+FileRanges = npt.NDArray[Any]
+"""An array of file ranges, whose type is `FILE_RANGE`."""
 
-EXTENT = np.dtype([("file", "i4"), ("start", "i8"), ("stop", "i8"), ("span", "i8"), ("step", "i8")])
-"""A range of a file that the batch of a `step`, counted over all epochs, reads. `span` is the first
-record of the block that the range belongs to: later batches use the range until the block is
-closed. With `NO_SPAN`, no later batch uses the range.
+FILE_RANGE = np.dtype(
+    [("file", "i4"), ("start", "i8"), ("stop", "i8"), ("block", "i8"), ("step", "i8")]
+)
+"""The bytes [start, stop) of a file, which the batch of `step` (counted over all epochs) reads.
+
+`block` is the first record of the block of records that the bytes belong to: later batches read
+them too, until the block is closed. With `NO_BLOCK`, no later batch reads them.
 """
 
-NO_SPAN = -1
+NO_BLOCK = -1
 
 MAX_RANGE_BYTES = 1 << 23
 """The largest range that is read by one call."""
 
 LOCAL_GAP = 1 << 16
-"""Two rows of a local file with a gap of at most so many bytes are read as one range."""
+"""Two rows of a local file are read as one range if at most this many bytes lie between them."""
 
 _MIN_GAP, _MAX_GAP = 1 << 12, 1 << 20
 """The same for shards at a URL, where the gap is the mean size of a record within these limits."""
@@ -45,32 +48,36 @@ LIMIT = 1 << 26
 
 
 class Fetch(NamedTuple):
-    """The event: fetch these `EXTENT`s, which no earlier step needs."""
+    """The event: fetch these `FILE_RANGE`s, which no earlier step needs."""
 
-    ranges: Extents
+    ranges: FileRanges
 
 
-class Release(NamedTuple):
-    """The event: blocks that are closed, each as (its first record, the last step that uses it)."""
+class LastUses(NamedTuple):
+    """The event: these blocks are closed. Each is (its first record, the last step that uses it).
+
+    The ranges of such a block are released after its last step.
+    """
 
     last_steps: Sequence[tuple[int, int]]
 
 
 class ReadPlan:
-    """The events of a stream from step `start` to the end of the epoch: `Fetch` and `Release`.
+    """Plan which ranges a stream reads: events to fetch and release ranges, ahead of each batch.
 
-    Nothing is read here. Each span of the stream (a block of records that are read around the same
-    time, or a single record) is fetched when the stream enters it. About `limit` bytes are fetched
-    ahead of the batches that are read; the last batch may exceed the limit. `limit=0` disables
-    prefetching. If no limit is given and the data fit in memory, the plan is `probing`: whoever
+    The plan itself reads nothing. The caller takes the `next_events` at each step, and fetches
+    their ranges. A block of records that are read around the same time is fetched as a whole before
+    its first use; other records are fetched one by one. About `limit` bytes are fetched ahead of
+    the batches that are read; the last batch may exceed the limit. `limit=0` disables the plan. If
+    no limit is given and the data fit in memory, the plan starts with `check_page_cache`: whoever
     receives the first event disables the plan if its ranges are in the page cache already.
 
     Consecutive epochs share a plan (`continues_at`), so that prefetching continues over the end of
     an epoch. After the last epoch, about `limit` bytes have been read that nobody uses. An
     evaluation has no next epoch. Steps are counted over all epochs.
 
-    Several threads may read batches of the plan (`enter`, `leave`). The events are consumed by one
-    thread at a time, which has the lock `applying`.
+    Several threads may read batches of the plan (`step_started`, `step_finished`). One thread at a
+    time may take events: it must have the lock `events_lock`.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -78,7 +85,7 @@ class ReadPlan:
     >>> index = pack([{"x": bytes(1000)} for _ in range(4)], mkdtemp())["data"]
     >>> stream = BatchSampler(SequentialSampler(4), batch_size=2)
     >>> plan = ReadPlan(index, ["x"], Schedule(stream), 0, limit=1)
-    >>> [len(event.ranges) for event in plan.until(0)], plan.next
+    >>> [len(event.ranges) for event in plan.next_events(0)], plan.next_step
     ([1, 1], 2)
     """
 
@@ -95,111 +102,126 @@ class ReadPlan:
         self.schedule, self.fields, self.limit = schedule, fields, LIMIT if limit is None else limit
         self._index, self._gap = index, gap_of(index)
         self._sampler, self._epoch_steps = schedule.sampler, max(1, len(schedule.sampler))
-        self._probes_first = limit is None and not index.remote and not exceeds_memory(index)
-        self._spans = Spans(schedule, start) if prefetches_spans(self._sampler) else None
-        # Ranges are only buffered for remote data. An image that a decoded cache has is read once.
-        self._releases_spans = index.remote and self._sampler.traits.max_cached is None
-        self.next, self._steps_per_fetch = start, 1  # the next step to fetch
-        self._fetched: deque[tuple[int, int]] = deque()  # of each fetch, the last step and bytes
-        self._bytes = 0  # of `_fetched`: what is prefetched and not read yet
-        self._lock, self.applying = Lock(), Lock()
-        self._start(start, epochs=1)
+        self._may_be_cached = limit is None and not index.remote and not exceeds_memory(index)
+        self._block_uses = (
+            BlockUses(schedule, start) if prefetches_whole_blocks(self._sampler) else None
+        )
+        # Only ranges of remote data are buffered, so only they are released. A sampler that reuses
+        # decoded images (`max_cached`) reads the bytes of an image once: no block stays open.
+        self._releases_blocks = index.remote and self._sampler.traits.max_cached is None
+        self.next_step, self._steps_per_fetch = start, 1  # the next step to fetch
+        # Of each fetch whose batches were not all read: its last step, and its size in bytes.
+        self._fetched: deque[tuple[int, int]] = deque()
+        self._unread_bytes = 0  # of all fetches in `_fetched`
+        self._lock, self.events_lock = Lock(), Lock()
+        self._start_pass(start, epochs=1)
 
-    def _start(self, start: int, *, epochs: int) -> None:
-        """Set the plan to a pass that starts at this step and may prefetch from `epochs` epochs."""
+    def _start_pass(self, start: int, *, epochs: int) -> None:
+        """Set the plan to a pass that reads from step `start` to the end of that epoch.
+
+        With `epochs=2`, batches of the next epoch are fetched too when the pass comes to its end.
+        """
         self.start = start
         self._epoch_end = (start // self._epoch_steps + 1) * self._epoch_steps
-        self._end = self._epoch_end + (epochs - 1) * self._epoch_steps
-        self.enabled, self.probing = self.limit > 0, self._probes_first
-        self._steps_in_progress: set[int] = set()
-        self._last_entered = start - 1
+        self._end = self._epoch_end + (epochs - 1) * self._epoch_steps  # nothing after is fetched
+        self.enabled, self.check_page_cache = self.limit > 0, self._may_be_cached
+        self._steps_in_progress: set[int] = set()  # whose batches are being read, by threads
+        self._last_started = start - 1
 
     def continues_at(self, start: int, /) -> bool:
-        """Continue the plan with the next epoch, if the last pass has ended where it starts.
+        """Continue the plan with the pass over the next epoch, if that begins at step `start`.
+
+        This needs that the previous pass has read its whole epoch, and that the plan is enabled.
 
         Returns:
             Whether the plan continues. If not, the pass that starts here needs a new plan.
         """
-        pass_ended_here = self._last_entered == self._epoch_end - 1 and start == self._epoch_end
-        if not self.enabled or self.probing or not pass_ended_here:
+        epoch_was_read = self._last_started == self._epoch_end - 1
+        is_enabled = self.enabled and not self.check_page_cache
+        if not (is_enabled and epoch_was_read and start == self._epoch_end):
             return False
-        self._start(start, epochs=1 if self._sampler.evaluation else 2)
+        self._start_pass(start, epochs=1 if self._sampler.evaluation else 2)
         return True
 
-    def enter(self, step: int, /) -> None:
+    def step_started(self, step: int, /) -> None:
         """Record that the reading of the batch of a step begins."""
         with self._lock:
             self._steps_in_progress.add(step)
-            self._last_entered = max(self._last_entered, step)
+            self._last_started = max(self._last_started, step)
 
-    def leave(self, step: int, /) -> int:
+    def step_finished(self, step: int, /) -> int:
         """Record that the batch of a step was read.
 
         Returns:
-            The first step that may still be read, so that ranges used before can be released.
-            Several threads read batches, about in order.
+            The first step that may still be read: ranges whose last use is before it can be
+            released. Several threads read batches, so an earlier step may still be in progress.
         """
         with self._lock:
             self._steps_in_progress.discard(step)
-            return min([*self._steps_in_progress, self._last_entered + 1])
+            return min([*self._steps_in_progress, self._last_started + 1])
 
-    def until(self, step: int, /) -> Iterator[Fetch | Release]:
-        """Yield the next events, to be applied while the batch of `step` is read.
+    def next_events(self, step: int, /) -> Iterator[Fetch | LastUses]:
+        """Yield the events that the caller applies while the batch of `step` is read.
 
-        Fetches are planned ahead until about `limit` bytes are prefetched and not read yet. At most
-        two are yielded by a call, since the batch of this step waits for the caller.
+        Batches are fetched ahead until `limit` bytes are fetched that were not read yet; the batch
+        of the next step is always fetched. A call makes at most two fetches, of one or several
+        steps each, since the batch of this step waits for the caller.
         """
-        while self._fetched and self._fetched[0][0] <= step:  # all its batches were read
-            self._bytes -= self._fetched.popleft()[1]
+        while self._fetched and self._fetched[0][0] <= step:  # a fetch whose batches were all read
+            _, fetched_bytes = self._fetched.popleft()
+            self._unread_bytes -= fetched_bytes
         for _ in range(2):
-            below_limit = self._bytes < self.limit or self.next <= step + 1
-            if self.enabled and below_limit and self.next < self._end:
-                epoch_end = (self.next // self._epoch_steps + 1) * self._epoch_steps
-                yield from self._events(min(self.next + self._steps_per_fetch, epoch_end))
+            is_needed = self._unread_bytes < self.limit or self.next_step <= step + 1
+            if self.enabled and is_needed and self.next_step < self._end:
+                epoch_end = (self.next_step // self._epoch_steps + 1) * self._epoch_steps
+                yield from self._fetch_until(min(self.next_step + self._steps_per_fetch, epoch_end))
 
-    def _events(self, stop: int) -> Iterator[Fetch | Release]:
-        """Yield the events of the steps [self.next, stop), which are of one epoch.
+    def _fetch_until(self, stop: int) -> Iterator[Fetch | LastUses]:
+        """Yield a fetch of the ranges of steps [self.next_step, stop), which are of one epoch.
 
-        The number of steps of the following fetch is halved or doubled, so that the bytes of a
-        fetch are between an eighth and a quarter of the limit.
+        For remote blocks, the last uses that are known by now follow. The number of steps of the
+        next fetch is halved or doubled, so that a fetch has an eighth to a quarter of the limit.
         """
-        extents = self._extents(stop)
-        yield Fetch(extents)
-        if self._spans is not None and self._releases_spans:
-            yield Release(self._spans.closed_before(stop))
-        fetched_bytes = int((extents["stop"] - extents["start"]).sum())
+        ranges = self._ranges_to_fetch(stop)
+        yield Fetch(ranges)
+        if self._block_uses is not None and self._releases_blocks:
+            yield LastUses(self._block_uses.last_steps_before(stop))
+        fetched_bytes = int((ranges["stop"] - ranges["start"]).sum())
         self._fetched.append((stop - 1, fetched_bytes))
-        self._bytes += fetched_bytes
-        self.next = stop
+        self._unread_bytes += fetched_bytes
+        self.next_step = stop
         if 4 * fetched_bytes > self.limit:
             self._steps_per_fetch = max(1, self._steps_per_fetch // 2)
         elif 8 * fetched_bytes < self.limit:
-            self._steps_per_fetch = min(
-                2 * self._steps_per_fetch, steps_per_draw(self._sampler.batch_size)
-            )
+            max_steps = steps_per_draw(self._sampler.batch_size)
+            self._steps_per_fetch = min(2 * self._steps_per_fetch, max_steps)
 
-    def _extents(self, stop: int) -> Extents:
-        """Return the file ranges (`EXTENT`s) that steps [self.next, stop) are the first to use."""
-        spans: Int64s | int = NO_SPAN
-        if self._spans is None:
-            records, steps = self.schedule.records(self.next, stop)
+    def _ranges_to_fetch(self, stop: int) -> FileRanges:
+        """Return the file ranges that steps [self.next_step, stop) are the first to need.
+
+        Those of their own records; or, if whole blocks are prefetched, those of all records of the
+        blocks that no earlier step has used.
+        """
+        blocks: Int64s | int = NO_BLOCK
+        if self._block_uses is None:
+            records, steps = self.schedule.records(self.next_step, stop)
         else:
-            records, steps, first_records = self._spans.records_before(stop)
-            spans = first_records if self._releases_spans else NO_SPAN
-        return extents_of_records(self._index, self.fields, records, steps, spans, gap=self._gap)
+            records, steps, first_records = self._block_uses.new_records_before(stop)
+            blocks = first_records if self._releases_blocks else NO_BLOCK
+        return ranges_of_records(self._index, self.fields, records, steps, blocks, gap=self._gap)
 
 
-def extents_of_records(
+def ranges_of_records(
     index: Index,
     fields: Sequence[str],
     records: Int64s,
     steps: Int64s,
-    spans: Int64s | int = NO_SPAN,
+    blocks: Int64s | int = NO_BLOCK,
     /,
     *,
     gap: int,
-) -> Extents:
-    """Return the file ranges (`EXTENT`s) that contain fields of records, to prefetch them.
+) -> FileRanges:
+    """Return the file ranges (`FILE_RANGE`s) that contain fields of records, to prefetch them.
 
     Fields that are not within their shard are skipped: reading such a field raises the error.
 
@@ -208,50 +230,63 @@ def extents_of_records(
         fields: their names.
         records: record ids.
         steps: the step that reads each record.
-        spans: for each record the first record of its span, or `NO_SPAN`.
+        blocks: for each record the first record of its block (of records that are read around the
+            same time); or `NO_BLOCK`, if no later step reads the record.
         gap: the longest gap, in bytes, between two fields that are fetched as one range.
     """
+    # There is a row for each field of each record: all fields of the first record, then the next.
     rows = index.rows(fields, records)
     nonempty = rows["length"] > 0
     nonempty[outside(index, rows)] = False
-    spans = np.repeat(np.broadcast_to(spans, len(records)), len(fields))[nonempty]
-    return extents_of(rows[nonempty], spans, np.repeat(steps, len(fields))[nonempty], gap)
+    block_of_rows = np.repeat(np.broadcast_to(blocks, len(records)), len(fields))
+    step_of_rows = np.repeat(steps, len(fields))
+    return ranges_of_rows(rows[nonempty], block_of_rows[nonempty], step_of_rows[nonempty], gap)
 
 
-def extents_of(rows: Rows, spans: Int64s | int, steps: Int64s | int, gap: int, /) -> Extents:
-    """Merge the byte ranges of rows of an index into `EXTENT`s, sorted by file and offset.
+def ranges_of_rows(
+    rows: Rows, blocks: Int64s | int, steps: Int64s | int, gap: int, /
+) -> FileRanges:
+    """Merge the byte ranges of rows of an index into `FILE_RANGE`s, sorted by file and offset.
 
-    Rows of one file and span with at most `gap` bytes between them share an extent, unless it would
-    be longer than about `MAX_RANGE_BYTES`. Its step is the last step of these rows. For example,
-    rows at offsets 0, 10 and 5000 of 10 bytes each, with a gap of 100, give [0, 20) and
-    [5000, 5010).
+    Rows of one file and block share a range if at most `gap` bytes lie between them, unless it
+    would be longer than about `MAX_RANGE_BYTES`. The step of a range is the last of its rows'. For
+    example, rows at offsets 0, 10 and 5000 of 10 bytes each, with a gap of 100, give the ranges
+    [0, 20) and [5000, 5010).
+
+    Args:
+        rows: the offset, length and file of each.
+        blocks: for each row the first record of its block, or `NO_BLOCK` for all.
+        steps: the step that reads each row, or one step for all.
+        gap: in bytes.
     """
     order = np.lexsort((rows["offset"], rows["file"]))
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
     stop = start + rows["length"][order]
-    spans = np.broadcast_to(spans, len(rows))[order]
+    blocks = np.broadcast_to(blocks, len(rows))[order]
     steps = np.broadcast_to(steps, len(rows))[order]
-    is_first = np.ones(len(order), bool)  # whether an extent begins with this row
+    is_first = np.ones(len(order), bool)  # whether a range begins with this row
     is_first[1:] = (
-        (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (spans[1:] != spans[:-1])
+        (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (blocks[1:] != blocks[:-1])
     )
-    # Divide long extents: `part` is the number of each row's part within its extent.
-    first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))  # of each row
+    # Divide long ranges: part 0 has the rows that begin in the first MAX_RANGE_BYTES of the range,
+    # part 1 those that begin in the next, and so on.
+    first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))  # of its range
     part = (start - start[first_row]) // MAX_RANGE_BYTES
     is_first[1:] |= part[1:] != part[:-1]
     first = np.flatnonzero(is_first)
-    extents = np.zeros(len(first), EXTENT)
+    ranges = np.zeros(len(first), FILE_RANGE)
     if len(first):
-        extents["file"], extents["start"], extents["span"] = file[first], start[first], spans[first]
-        extents["stop"] = np.maximum.reduceat(stop, first)
-        extents["step"] = np.maximum.reduceat(steps, first)
-    return extents
+        ranges["file"], ranges["start"], ranges["block"] = file[first], start[first], blocks[first]
+        ranges["stop"] = np.maximum.reduceat(stop, first)
+        ranges["step"] = np.maximum.reduceat(steps, first)
+    return ranges
 
 
 def outside(index: Index, rows: Rows, /) -> Int64s:
     """Return the positions of rows whose byte range is not within their shard, as int64[n]."""
     if index.container == "files":
         return np.zeros(0, np.int64)  # a row is a whole file, whose size is checked when it is read
+    # A damaged row may name a file that does not exist: reading the row raises the error.
     last_shard = len(index.shards) - 1
     sizes = index.shards["bytes"][np.minimum(rows["file"], last_shard)]
     inside = (rows["offset"] >= 0) & (rows["length"] >= 0)

@@ -31,7 +31,7 @@ from twinfeed.loaders import (
     pack,
     plan,
 )
-from twinfeed.loaders.reading.prefetch.read_plan import EXTENT, NO_SPAN
+from twinfeed.loaders.reading.prefetch.read_plan import FILE_RANGE, NO_BLOCK
 from twinfeed.loaders.storage import request_pool
 from twinfeed.loaders.storage import retries as _retries
 from twinfeed.samplers import (
@@ -73,8 +73,8 @@ def at(server: RangeServer, index: Index) -> Index:
 def extents(index: Index, ids: Any) -> Any:
     """Return a range for each of these records."""
     rows = index.rows(["x"], np.asarray(ids))
-    told = np.zeros(len(rows), EXTENT)
-    told["file"], told["start"], told["span"] = rows["file"], rows["offset"], NO_SPAN
+    told = np.zeros(len(rows), FILE_RANGE)
+    told["file"], told["start"], told["block"] = rows["file"], rows["offset"], NO_BLOCK
     told["stop"] = rows["offset"] + rows["length"]
     return told
 
@@ -150,7 +150,7 @@ def test_a_range_is_fetched_once_and_dropped_when_it_is_passed(
     tmp_path: Path, server: RangeServer
 ) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
-    told = np.array([(0, 0, int(index.shards["bytes"][0]), NO_SPAN, 3)], EXTENT)
+    told = np.array([(0, 0, int(index.shards["bytes"][0]), NO_BLOCK, 3)], FILE_RANGE)
     with Reader(at(server, index)) as reader:
         fetch_ahead(reader, told)
         for record in range(8):

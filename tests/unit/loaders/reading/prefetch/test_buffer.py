@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
-from twinfeed.loaders.reading.prefetch.read_plan import EXTENT, NO_SPAN, Fetch, Release
+from twinfeed.loaders.reading.prefetch.read_plan import FILE_RANGE, NO_BLOCK, Fetch, LastUses
 
 SIZE = 10  # bytes of a range
 
@@ -19,10 +19,10 @@ def buffer() -> RangeBuffer:
     return RangeBuffer(lambda _file, start, stop, _step: memoryview(bytes(range(start, stop))), 0)
 
 
-def fetch(buffer: RangeBuffer, *numbers: int, step: int = 0, span: int = NO_SPAN) -> None:
+def fetch(buffer: RangeBuffer, *numbers: int, step: int = 0, block: int = NO_BLOCK) -> None:
     """Announce ranges by their number in the file."""
-    extents = [(0, number * SIZE, (number + 1) * SIZE, span, step) for number in numbers]
-    buffer.apply(Fetch(np.array(extents, EXTENT)))
+    ranges = [(0, number * SIZE, (number + 1) * SIZE, block, step) for number in numbers]
+    buffer.apply(Fetch(np.array(ranges, FILE_RANGE)))
 
 
 def found(buffer: RangeBuffer, number: int) -> bool:
@@ -52,9 +52,9 @@ def test_a_range_is_buffered_until_its_last_step_is_over(buffer: RangeBuffer) ->
 
 
 def test_the_ranges_of_a_block_are_buffered_until_the_block_is_closed(buffer: RangeBuffer) -> None:
-    fetch(buffer, 0, 1, step=3, span=7)
+    fetch(buffer, 0, 1, step=3, block=7)
     buffer.release_before(100)
-    buffer.apply(Release([(7, 110), (8, 9)]))
+    buffer.apply(LastUses([(7, 110), (8, 9)]))
     buffer.release_before(110)
     needed(buffer, 0)
     buffer.release_before(111)
@@ -73,16 +73,16 @@ def test_a_new_plan_keeps_what_it_goes_on_with(
     buffer: RangeBuffer, network: Callable[..., None]
 ) -> None:
     """What the new plan does not ask for again goes where the plan before ended."""
-    fetch(buffer, 0, 1, step=3, span=7)
-    buffer.start_plan(2, 5)
-    fetch(buffer, 0, step=3, span=7)
+    fetch(buffer, 0, 1, step=3, block=7)
+    buffer.start_plan(5)
+    fetch(buffer, 0, step=3, block=7)
     buffer.release_before(6)
     assert [found(buffer, number) for number in (0, 1)] == [True, False]
-    buffer.start_plan(90, None)
+    buffer.start_plan(None)
     assert not buffer._ranges
     network(buffer_bytes=SIZE)
     fetch(buffer, 0, 1)
-    buffer.start_plan(90, 95)
+    buffer.start_plan(95)
     assert not buffer._ranges, "nor if it is much"
 
 
@@ -109,7 +109,7 @@ def test_a_range_of_a_cleared_buffer_drops_no_other(buffer: RangeBuffer) -> None
     """As where a batch of an abandoned pass fails while the next pass has begun."""
     fetch(buffer, 0)
     old = buffer._ranges[0, 0, SIZE]
-    buffer.start_plan(90, None)
+    buffer.start_plan(None)
     fetch(buffer, 3)
     buffer.drop([old])
     assert found(buffer, 3)

@@ -31,12 +31,12 @@ from twinfeed.loaders.reading import local
 from twinfeed.loaders.reading.prefetch.read_plan import (
     LOCAL_GAP,
     MAX_RANGE_BYTES,
-    NO_SPAN,
+    NO_BLOCK,
     Fetch,
+    LastUses,
     ReadPlan,
-    Release,
-    extents_of,
-    extents_of_records,
+    ranges_of_records,
+    ranges_of_rows,
 )
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support import system
@@ -74,16 +74,16 @@ class Noting:
         self.waiting = waiting
 
     def read(self, step: int) -> None:
-        self.plan.enter(step)
-        for event in self.plan.until(step):
+        self.plan.step_started(step)
+        for event in self.plan.next_events(step):
             self._apply(event)
-        self.plan.leave(step)
+        self.plan.step_finished(step)
 
-    def _apply(self, event: Fetch | Release) -> None:
+    def _apply(self, event: Fetch | LastUses) -> None:
         assert isinstance(event, Fetch), "of local shards nothing is released"
-        if self.plan.probing:
+        if self.plan.check_page_cache:
             self.probes += 1
-            self.plan.probing, self.plan.enabled = False, self.waiting
+            self.plan.check_page_cache, self.plan.enabled = False, self.waiting
         if self.plan.enabled:
             self.told.append(event.ranges[["file", "start", "stop", "step"]].tolist())
 
@@ -136,7 +136,7 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
         if not stream.traits.reads_blocks:
             most = 11 + 2 * stream.batch_size  # records: the bound, and the last to exceed it
             assert reader.bytes <= (len(consumed) + most) * RECORD + LOCAL_GAP * len(long)
-    assert plan.next == len(stream)
+    assert plan.next_step == len(stream)
 
 
 @pytest.mark.parametrize("limit", [1, 20 * RECORD, 10**12])
@@ -146,7 +146,7 @@ def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
     plan, reader = noting(long, BatchSampler(order, batch_size=4), limit=limit)
     for step in range(50):
         reader.read(step)
-        assert plan.next > step
+        assert plan.next_step > step
     assert len(reader.ranges) <= 20
     assert reader.records == 200
 
@@ -156,7 +156,7 @@ def test_the_next_batch_is_told_however_small_the_bound(long: Index) -> None:
     plan, reader = noting(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
     for step in range(49):
         reader.read(step)
-        assert plan.next == step + 2
+        assert plan.next_step == step + 2
 
 
 def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
@@ -182,7 +182,7 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     rows["length"] = [5, 5, 90, 5, 1, 7]
     rows["file"] = [0, 0, 0, 0, 0, 1]
     steps = np.arange(6)[::-1]
-    found = extents_of(rows[::-1], NO_SPAN, steps, LOCAL_GAP)[
+    found = ranges_of_rows(rows[::-1], NO_BLOCK, steps, LOCAL_GAP)[
         ["file", "start", "stop", "step"]
     ].tolist()
     gap = LOCAL_GAP
@@ -191,7 +191,9 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     many = np.zeros(100, rows.dtype)
     many["offset"] = np.arange(100) * (MAX_RANGE_BYTES // 10)
     many["length"] = MAX_RANGE_BYTES // 10
-    lengths = [stop - start for _, start, stop, *_ in extents_of(many, 1, 1, LOCAL_GAP).tolist()]
+    lengths = [
+        stop - start for _, start, stop, *_ in ranges_of_rows(many, 1, 1, LOCAL_GAP).tolist()
+    ]
     assert sum(lengths) == 100 * (MAX_RANGE_BYTES // 10)
     assert max(lengths) <= MAX_RANGE_BYTES + MAX_RANGE_BYTES // 10
 
@@ -318,9 +320,9 @@ def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(tmp_path: Pat
     rows.flush()
     again = open_index(index.path)
     ids, fields = np.arange(8), list(again.fields)[:1]
-    (told,) = extents_of_records(again, fields, ids, ids, gap=LOCAL_GAP).tolist()
+    (told,) = ranges_of_records(again, fields, ids, ids, gap=LOCAL_GAP).tolist()
     row = again.rows(fields, np.array([5]))[0]
-    assert told[2:] == (row["offset"] + row["length"], NO_SPAN, 5)
+    assert told[2:] == (row["offset"] + row["length"], NO_BLOCK, 5)
 
 
 def test_a_shuffle_is_a_function_of_the_index(long: Index, tmp_path: Path) -> None:
@@ -361,7 +363,7 @@ def test_a_shuffle_too_large_for_this_process_is_warned_of(
     "name", ["shards", "random", "shards-sections", "blocks-exclude", "exact-once"]
 )
 def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None:
-    """Once passes follow each other; each span once an epoch; an evaluation reads on nowhere."""
+    """Once passes follow each other; each block once an epoch; an evaluation reads on nowhere."""
     stream = dict(CASES)[name]()
     plan, reader = noting(long, stream, limit=30 * RECORD)
     steps = len(stream)
@@ -377,7 +379,7 @@ def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None
                 assert any(
                     row[0] == f and a <= row[1] and row[2] <= b for f, a, b, _ in reader.ranges
                 )
-        ahead = plan.next - (epoch + 1) * steps
+        ahead = plan.next_step - (epoch + 1) * steps
         assert ahead >= 0
         assert (ahead > 0) == (epoch > 0 and name != "exact-once")
         assert ahead <= 70
