@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
@@ -18,12 +20,16 @@ from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
-# A training step, the classes of which records are excluded from it on, and their other records:
-# class `classes[i]` is class i of this class order.
-ClassExclusion = tuple[int, Int64s, ClassOrder]
-
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
 _LOOK_AHEAD = 8  # subsets of records of a class that are computed at once, to replace a record
+
+
+class ClassExclusion(NamedTuple):
+    """Records of some classes that are excluded from a training step on."""
+
+    step: int
+    classes: Int64s  # the classes that have some of the excluded records
+    remaining: ClassOrder  # their other records: class `classes[i]` is class i of this class order
 
 
 class FairBatches:
@@ -33,14 +39,15 @@ class FairBatches:
     are one super-class. The classes of a super-class come in fair subsets of P, one subset a step.
     The records of a class come in subsets of K: fair subsets, or with `stored` the next K records
     in stored order, cyclically. Each batch that contains a class takes the next subset of the
-    class. In each *phase*, a range of steps with constant P and K, the subsets are numbered from 0.
+    class. In each *phase*, a range of steps with constant P and K, the subsets of a class have the
+    indices 0, 1, 2 and so on.
 
-    `class_labels` are given if a record may have several labels; else None. `exclusions` have the
-    ids that are excluded, by training step. In each class they come no more from its next
-    traversal on, which is a permutation of the records that are left.
+    `class_labels` are the labels of the classes if a record may have several labels; else None. A
+    class draws an excluded record until all of its records have come equally often, and then no
+    more.
     """
 
-    by_class = False  # whether `ids` returns class numbers in place of records
+    by_class = False  # whether `ids` returns class indices in place of record ids
 
     def __init__(
         self,
@@ -65,15 +72,15 @@ class FairBatches:
     def _new_schedule(self, phase: Phase) -> _PhaseSchedule:
         """Return the schedule of a phase (a range of steps with constant P and K), with exclusions.
 
-        An exclusion is a training step, the classes of which records are excluded from this step
-        on, and their other records.
+        An exclusion says which records of some classes are excluded from a training step on.
         """
         schedule = _PhaseSchedule(phase, self)
-        for step, classes, order in self.exclusions:
-            # A phase that starts at the step counts how many batches before it have each class.
-            at_step = _PhaseSchedule(phase._replace(start=max(phase.start, step)), self)
-            numbers = at_step.num_before(classes) - schedule.num_before(classes)
-            schedule.exclude(step, numbers, classes, order)
+        for exclusion in self.exclusions:
+            # How many batches from the start of the phase to the step have each class: those
+            # before a phase that starts at the step, without those before this phase.
+            at_step = _PhaseSchedule(phase._replace(start=max(phase.start, exclusion.step)), self)
+            classes = exclusion.classes
+            schedule.exclude(exclusion, at_step.num_before(classes) - schedule.num_before(classes))
         return schedule
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
@@ -94,17 +101,19 @@ class FairBatches:
         schedule, p, k = self._schedule(phase), phase.p, phase.k
         # The rank gets the columns `start` to `stop - 1` of the P classes of each batch.
         start, stop = rank * p // world_size, (rank + 1) * p // world_size
-        if self.by_class:  # class numbers in place of record ids
+        if self.by_class:  # class indices in place of record ids
             classes, _ = schedule.classes_at(steps, start, stop)
             ids = np.broadcast_to(classes[:, :, None], (*classes.shape, k))
         elif self._class_labels is None:
-            ids = schedule.records(*schedule.classes_at(steps, start, stop))
-        else:  # records may have several labels: which are free depends on the whole batch
-            batch_classes = schedule.classes_at(steps, 0, p)
-            ids = schedule.distinct_records(*batch_classes, self._class_labels)[:, start:stop]
+            classes, subset_index = schedule.classes_at(steps, start, stop)
+            ids = schedule.records(classes, subset_index)
+        else:  # a record may be of two classes of the batch: draw the batch of all ranks, to see it
+            classes, subset_index = schedule.classes_at(steps, 0, p)
+            batches = schedule.distinct_records(classes, subset_index, self._class_labels)
+            ids = batches[:, start:stop]
         if self._shape.lowest_k is None:  # K is constant
             return ids.reshape(-1)
-        # K is random in each step, and at most k: take the first K records of each class.
+        # K is random in each step, and `k` is its maximum: take the first K records of each class.
         random_k = self._shape.k_of_steps(phase, steps)
         is_taken = np.arange(k) < random_k[:, None, None]
         return ids[np.broadcast_to(is_taken, ids.shape)]
@@ -124,6 +133,7 @@ class _PhaseSchedule:
         self._num_classes = np.array([len(class_sizes)])  # of each super-class
         if self._super_classes is not None:
             self._num_classes = self._super_classes.sizes
+        # Super-classes take turns in proportion to their classes: 4 and 6 classes as 2 and 3.
         weights = self._num_classes // np.gcd.reduce(self._num_classes)
         self._super_class_order = Interleave(weights, derive(keys["super"], phase.p_start))
         class_key = derive(keys["class"], phase.p_start)
@@ -131,85 +141,96 @@ class _PhaseSchedule:
         self._record_key = derive(keys["record"], phase.start)
         self._stored = batches.stored
         self._record_subsets = FairSubsets(class_sizes, phase.k, self._record_key)
-        # Of each class, the length of its last traversals of records, and their first subset. If
-        # nothing is excluded, the sizes are not copied: they may be mapped from a file.
-        self._sizes, self._first = class_sizes, np.zeros(0, np.int64)
+        # After the exclusions so far, each class draws from this number of records, from the subset
+        # with this index on. If nothing is excluded, the sizes are not copied: they may be mapped
+        # from a file.
+        self._sizes, self._first_subset = class_sizes, np.zeros(0, np.int64)
+        # For each exclusion: the classes, the index of the first subset that each draws from its
+        # remaining records, these records, and their random subsets.
         self._exclusions: list[tuple[Int64s, Int64s, ClassOrder, FairSubsets]] = []
-        # How many batches before the phase have each class: the number for its super-class, and
-        # one more where `_has_extra_batch`.
-        self._batches_before = np.zeros_like(self._num_classes)  # of each super-class
-        self._has_extra_batch = np.zeros(len(class_sizes), np.bool_)  # of each class
-        self._count_batches_before(phase.start - phase.p_start)
+        # In the batches since P changed, up to the phase: how often all classes of each super-class
+        # came, and which classes came once more.
+        counts = self._count_batches_before(phase.start - phase.p_start)
+        self._traversals_before, self._has_extra_batch = counts
 
-    def exclude(self, step: int, numbers: Int64s, classes: Int64s, order: ClassOrder) -> None:
-        """Exclude records of classes from a training step on: `order` has their other records.
+    def exclude(self, exclusion: ClassExclusion, num_subsets: Int64s) -> None:
+        """Exclude records of some classes from a training step on.
 
         A class takes its records in subsets of K, and has all of them once, a *traversal*, before
-        any comes again. The excluded records come no more from the first traversal on that starts
-        after the step. `numbers` is how many subsets of each of the `classes` come before the step.
-        With 7 subsets of K = 2, of a class of 5 records, the next traversal starts at position 15
-        of its sequence of records, which is in subset 7: the first that is drawn from `order`.
-        (Position 14, the end of the traversal before it, is skipped.)
+        any comes again. It draws only from the remaining records from the first traversal on that
+        starts after the step. `num_subsets[i]` is the number of subsets that class
+        `exclusion.classes[i]` has taken before the step.
+
+        A class of 5 records has taken 7 subsets of K = 2, which is 14 records. So 3 traversals have
+        started, and the next starts at record 15 of the sequence, which is in subset 7 (records 14
+        and 15): this is the first subset that is drawn from the remaining records.
         """
         if not self._exclusions:
-            self._sizes, self._first = self._sizes.copy(), np.zeros_like(self._sizes)
-        k, size, first = self._phase.k, self._sizes[classes], self._first[classes]
-        # Traversals that start before the step: the quotient, rounded up.
-        num_traversals = -((first - numbers).clip(max=0) * k // size)
-        first = first + num_traversals * size // k  # the first subset drawn from `order`
-        self._sizes[classes], self._first[classes] = order.sizes, first
-        subsets = FairSubsets(order.sizes, k, derive(self._record_key, step))
-        self._exclusions.append((classes, first, order, subsets))
+            self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
+        classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
+        size, first_subset = self._sizes[classes], self._first_subset[classes]
+        # The traversals and subsets since the last exclusion that the class has had.
+        num_taken = (num_subsets - first_subset).clip(min=0)
+        num_traversals = -(-num_taken * k // size)  # started before the step: rounded up
+        first_subset = first_subset + num_traversals * size // k  # in which the next one starts
+        self._sizes[classes], self._first_subset[classes] = remaining.sizes, first_subset
+        subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, exclusion.step))
+        self._exclusions.append((classes, first_subset, remaining, subsets))
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return the classes of each step's batch, and how many earlier batches have each class.
 
-        Only batches of the phase, a range of steps with constant P and K, are counted. A batch has
-        P classes, of which only the columns `start` to `stop - 1` are returned. Both arrays are
-        int64[steps, stop - start].
+        Earlier batches are counted from the start of the phase, a range of steps with constant P
+        and K. A batch has P classes, of which only the columns `start` to `stop - 1` are returned.
+        Both arrays are int64[steps, stop - start].
         """
-        # All P classes of a batch are of one super-class (a group of classes). `batch_number` is
-        # the number of the batch among those of its super-class, counted since P last changed.
-        positions = steps - self._phase.p_start
-        super_class, batch_number = self._super_class_order.elements_at(positions)
-        return self._classes_of(super_class, batch_number, start, stop)
-
-    def _classes_of(
-        self, super_class: Int64s, batch_number: Int64s, start: int, stop: int
-    ) -> tuple[Int64s, Int64s]:
-        """Return the classes of batches, and how many earlier batches have each class.
-
-        A super-class is a group of classes, and the P classes of a batch are of one super-class.
-        Row i of both arrays, int64[rows, stop - start], is for batch number `batch_number[i]` (from
-        0) of super-class `super_class[i]`. Of its P classes, only the columns `start` to `stop - 1`
-        are returned. Earlier batches are counted from the start of the phase, a range of steps with
-        constant P and K.
-        """
-        # The number of each class within its super-class.
-        member = self._class_subsets.subsets(super_class, batch_number, start, stop)
-        classes = member
-        if self._super_classes is not None:
-            classes = self._super_classes.record_ids(super_class[:, None], member)
-        # A super-class of n classes has all n in its batches before any of them comes again. So
-        # the class at position q of its concatenated batches is in q // n earlier batches.
-        position = batch_number[:, None] * self._phase.p + np.arange(start, stop)
-        num_earlier = position // self._num_classes[super_class][:, None]
-        # Subtract the batches before the phase, which have each class so often, or once more.
-        num_earlier -= self._batches_before[super_class][:, None]
+        # The order of the classes starts at `p_start`, where P last changed. The phase may start
+        # later, as K may change while P stays.
+        steps_since_p_start = steps - self._phase.p_start
+        # The super-class of each batch, and the index of the batch among those of the super-class.
+        super_class, batch_index = self._super_class_order.elements_at(steps_since_p_start)
+        classes, traversal = self._classes_of(super_class, batch_index, start, stop)
+        # A class comes once in each traversal: `traversal` earlier batches have it, counted from
+        # `p_start` on. Subtract those before the phase.
+        num_earlier = traversal - self._traversals_before[super_class][:, None]
         num_earlier -= self._has_extra_batch[classes]
         return classes, num_earlier
 
-    def num_before(self, classes: Int64s) -> Int64s:
-        """Return how many batches have each class, from the last change of P to this phase."""
-        super_class, order = np.zeros_like(classes), self._super_classes
-        if order is not None:
-            all_super_classes, members = groups_and_indices(order.sizes)
-            super_class_of = np.empty_like(all_super_classes)
-            super_class_of[order.record_ids(all_super_classes, members)] = all_super_classes
-            super_class = super_class_of[classes]
-        return self._batches_before[super_class] + self._has_extra_batch[classes]
+    def _classes_of(
+        self, super_class: Int64s, batch_index: Int64s, start: int, stop: int
+    ) -> tuple[Int64s, Int64s]:
+        """Return the classes of batches, and the index of the traversal in which each class comes.
 
-    def _count_batches_before(self, num_steps: int) -> None:
+        A super-class is a group of classes, and the P classes of a batch are of one super-class.
+        The batches of a super-class have all its classes once (a *traversal*), then all of them
+        again, and so on. A super-class of 3 classes and P = 2 may have the batches 0 2, 1 0, 1 2,
+        with the traversals 0 0, 0 1, 1 1.
+
+        Row i of both arrays, int64[rows, stop - start], is for batch `batch_index[i]` of
+        super-class `super_class[i]`: the columns `start` to `stop - 1` of its P classes.
+        """
+        # The index of each class among those of its super-class.
+        index = self._class_subsets.subsets(super_class, batch_index, start, stop)
+        classes = index
+        if self._super_classes is not None:  # a class order with classes in place of records
+            classes = self._super_classes.record_ids(super_class[:, None], index)
+        position = batch_index[:, None] * self._phase.p + np.arange(start, stop)
+        return classes, position // self._num_classes[super_class][:, None]
+
+    def num_before(self, classes: Int64s) -> Int64s:
+        """Return how many batches have each class, from the last change of P to this phase.
+
+        A phase is a range of steps with constant P and K.
+        """
+        super_class = np.zeros_like(classes)
+        if self._super_classes is not None:  # a class order with classes in place of records
+            all_super_classes, all_classes = self._super_classes.class_record_pairs()
+            super_class_of = np.empty_like(all_classes)
+            super_class_of[all_classes] = all_super_classes
+            super_class = super_class_of[classes]
+        return self._traversals_before[super_class] + self._has_extra_batch[classes]
+
+    def _count_batches_before(self, num_steps: int) -> tuple[Int64s, NDArray[np.bool_]]:
         """Count for each class the batches that contain it, in the `num_steps` before the phase.
 
         A phase is a range of steps with constant P and K. The P classes of a batch are of one
@@ -218,97 +239,101 @@ class _PhaseSchedule:
         there are complete traversals, and some classes in one more, of an incomplete traversal.
         With 5 classes, P = 2 and 4 steps, the batches have 8 classes: all 5, and 3 of them again.
 
-        Sets `_batches_before` of each super-class (the complete traversals), and `_has_extra_batch`
-        of each class, as a byte each: there may be millions of classes.
+        Returns:
+            The number of complete traversals of each super-class; and for each class, whether it is
+            in one more batch (a byte each, as there may be millions of classes).
         """
-        if not num_steps:
-            return
         p, num_classes = self._phase.p, self._num_classes
         num_batches = self._super_class_order.num_before(num_steps)  # of each super-class
-        self._batches_before = num_batches * p // num_classes
-        # The batches of each super-class from the start of its incomplete traversal on.
-        first_batch = self._batches_before * num_classes // p
+        num_complete = num_batches * p // num_classes
+        # The batches of each super-class from that on in which its incomplete traversal starts.
+        first_batch = num_complete * num_classes // p
         super_class, offset = groups_and_indices(num_batches - first_batch)  # of these batches
-        has_extra_batch = np.zeros_like(self._has_extra_batch)
+        has_extra_batch = np.zeros(len(self._classes), np.bool_)
         for chunk in slices(len(offset), _CHUNK // p + 1):
-            batch_number = first_batch[super_class[chunk]] + offset[chunk]
-            classes, num_earlier = self._classes_of(super_class[chunk], batch_number, 0, p)
-            # Complete traversals are subtracted: 0 is a class of the incomplete one. The first
-            # batch may also have classes of the last complete traversal, which have -1.
-            has_extra_batch[classes[num_earlier == 0]] = True
-        self._has_extra_batch = has_extra_batch
+            chunk_super_class = super_class[chunk]
+            batch_index = first_batch[chunk_super_class] + offset[chunk]
+            classes, traversal = self._classes_of(chunk_super_class, batch_index, 0, p)
+            # The first of these batches may also have classes of the last complete traversal.
+            is_incomplete = traversal == num_complete[chunk_super_class][:, None]
+            has_extra_batch[classes[is_incomplete]] = True
+        return num_complete, has_extra_batch
 
-    def records(self, classes: Int64s, numbers: Int64s) -> Int64s:
+    def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].
 
         The records of a class are divided into subsets of K, and each batch that has the class
-        takes its next subset. Here it is subset number `numbers[i]` (from 0) of class `classes[i]`,
-        for arrays of any shape. In stored order, subset t has the records `t * K` to `t * K + K -
-        1` of the class, modulo its size: of 5 records and K = 2, subset 2 has records 4 and 0.
+        takes its next subset. Here it is subset `subset_index[i]` of class `classes[i]`, for
+        arrays of any shape.
         """
-        class_number, number = classes.reshape(-1), numbers.reshape(-1)
-        ids = self._subset(self._classes, self._record_subsets, class_number, number)
-        # Of classes with excluded records, subset number `first` and later ones are drawn from the
-        # other records of the class.
-        for changed_classes, first, order, subsets in self._exclusions:
-            index = np.searchsorted(changed_classes, class_number).clip(max=len(first) - 1)
-            number_since = number - first[index]
-            rows = np.flatnonzero((changed_classes[index] == class_number) & (number_since >= 0))
-            ids[rows] = self._subset(order, subsets, index[rows], number_since[rows])
+        class_index, subset_index = classes.reshape(-1), subset_index.reshape(-1)
+        ids = self._subset(self._classes, self._record_subsets, class_index, subset_index)
+        # Where records of a class are excluded from subset `first_subset` on, replace these subsets
+        # by subsets of the class's remaining records.
+        for excluded_classes, first_subset, remaining, subsets in self._exclusions:
+            # The only one of the (sorted) excluded classes that may be equal to each class.
+            i = np.searchsorted(excluded_classes, class_index).clip(max=len(excluded_classes) - 1)
+            index_since = subset_index - first_subset[i]  # 0 at the first subset to replace
+            is_replaced = (excluded_classes[i] == class_index) & (index_since >= 0)
+            rows = np.flatnonzero(is_replaced)
+            ids[rows] = self._subset(remaining, subsets, i[rows], index_since[rows])
         return ids.reshape(*classes.shape, -1)
 
     def _subset(
-        self, order: ClassOrder, subsets: FairSubsets, class_number: Int64s, number: Int64s
+        self, order: ClassOrder, subsets: FairSubsets, class_index: Int64s, subset_index: Int64s
     ) -> Int64s:
         """Return the ids of K records of each class, int64[n, K].
 
-        Row i is subset number `number[i]` (of K records) of class `class_number[i]` of `order`.
-        `subsets` are the random subsets of these classes, which are used unless records are drawn
-        in stored order.
+        Row i is subset `subset_index[i]`, of K records, of class `class_index[i]` of `order` (the
+        records sorted by class). In stored order, subset t has the records `t * K` to `t * K + K -
+        1` of the class, modulo its size: of 5 records and K = 2, subset 2 has records 4 and 0.
+        Otherwise it is that of `subsets`, the random subsets of these classes.
         """
         k = self._phase.k
-        # `member` is the number of a record within its class.
         if self._stored:
-            class_size = np.asarray(order.sizes)[class_number]
-            member = (number[:, None] * k + np.arange(k)) % class_size[:, None]
+            class_size = np.asarray(order.sizes)[class_index]
+            index_in_class = (subset_index[:, None] * k + np.arange(k)) % class_size[:, None]
         else:  # in random order
-            member = subsets.subsets(class_number, number)
-        return order.record_ids(class_number[:, None], member)
+            index_in_class = subsets.subsets(class_index, subset_index)
+        return order.record_ids(class_index[:, None], index_in_class)
 
-    def distinct_records(self, classes: Int64s, numbers: Int64s, class_labels: Array) -> Int64s:
+    def distinct_records(self, classes: Int64s, subset_index: Int64s, labels: Array) -> Int64s:
         """Return the record ids of batches, int64[batches, P, K], no record twice in a batch.
 
-        Row i of `classes`, int64[batches, P], has the classes of batch i. Class `classes[i, j]`
-        takes its subset of K records number `numbers[i, j]`. A record may have several labels. If
-        two classes of a batch take the same record, the smaller class keeps it, and the larger
-        class takes its next record that is not in the batch. `class_labels` are for the error.
+        Row i of `classes`, int64[batches, P], has the classes of batch i. The records of each class
+        are divided into subsets of K: class `classes[i, j]` takes subset `subset_index[i, j]`. A
+        record may be of several classes. If two classes of a batch take the same record, the
+        smaller class keeps it, and the larger class takes its next record that is not in the batch.
+        `labels` are those of the classes, for the error message.
         """
-        ids = self.records(classes, numbers)
+        ids = self.records(classes, subset_index)
         sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
         has_duplicates = (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)
         for batch in np.flatnonzero(has_duplicates):
             rows_by_size = np.argsort(
                 np.asarray(self._classes.sizes)[classes[batch]], kind="stable"
             )
-            candidates = partial(self._later_records, classes[batch], numbers[batch])
+            candidates = partial(self._later_records, classes[batch], subset_index[batch])
             failed_row = replace_duplicates(ids[batch], rows_by_size, candidates)
             if failed_row is not None:
-                labels = class_labels[classes[batch]].tolist()
+                batch_labels = labels[classes[batch]].tolist()
                 raise ValueError(
-                    f"class {labels[failed_row]} of {labels} has no {self._phase.k} free records: "
-                    f"lower k"
+                    f"class {batch_labels[failed_row]} of the batch {batch_labels} has fewer than "
+                    f"{self._phase.k} records that no other class of the batch takes: lower k"
                 )
         return ids
 
-    def _later_records(self, classes: Int64s, numbers: Int64s, row: int) -> Iterator[int]:
-        """Yield the records that follow for a class of a batch: each at least once, some twice.
+    def _later_records(self, classes: Int64s, subset_index: Int64s, row: int) -> Iterator[int]:
+        """Yield the next records of a class of a batch, which may replace a duplicate record.
 
-        A class takes its records in subsets of K. Class `classes[row]` of the batch has subset
-        number `numbers[row]`: yield the records of its next subsets, a few at a time.
+        A class takes its records in subsets of K. In the batch, class `classes[row]` has subset
+        `subset_index[row]`. Yield the records of its next subsets, until each record of the class
+        has come at least once.
         """
-        # All n records are within the next 2 n, as they come in traversals: all once, then again.
-        num_subsets = 2 * int(self._classes.sizes[classes[row]]) // self._phase.k + 2
+        # A class takes all of its n records once, then all of them again, and so on. So any 2 n
+        # consecutive records of this sequence have each record at least once.
+        num_subsets = -(-2 * int(self._classes.sizes[classes[row]]) // self._phase.k)
         same_class = np.full(_LOOK_AHEAD, classes[row])
         for first in range(1, num_subsets + 1, _LOOK_AHEAD):
-            later_numbers = numbers[row] + np.arange(first, first + _LOOK_AHEAD)
-            yield from self.records(same_class, later_numbers).reshape(-1).tolist()
+            later_subsets = subset_index[row] + np.arange(first, first + _LOOK_AHEAD)
+            yield from self.records(same_class, later_subsets).reshape(-1).tolist()

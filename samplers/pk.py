@@ -278,7 +278,7 @@ class PKBatchSampler(BatchStream):
                     f"{order.sizes[smallest]} of the class of record {excluded[0]}, {field}: "
                     f"exclude fewer"
                 )
-            exclusions.append((first_step(field), classes, order))
+            exclusions.append(ClassExclusion(first_step(field), classes, order))
         return exclusions
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None, exclude: Any) -> None:

@@ -166,6 +166,6 @@ def test_what_does_not_fit_is_refused(lists, options: dict, words: str) -> None:
 def test_classes_that_share_too_much_in_threes_are_named_where_they_meet() -> None:
     lists = [["a", "b", "c"]] * 5 + [["d"]] * 4
     sampler = PKBatchSampler(lists, p=3, k=2, seed=0, batches_per_epoch=30)
-    with pytest.raises(ValueError, match="has no 2 free records") as raised:
+    with pytest.raises(ValueError, match="has fewer than 2 records that no other class") as raised:
         sampler.batches(0, 0, 30)
     assert "a" in str(raised.value)
