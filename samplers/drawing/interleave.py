@@ -30,22 +30,22 @@ class Interleave:
     """The interleave of streams with these `weights`, int64[streams].
 
     By default all periods are the same permutation, so that any `sum(weights)` consecutive
-    positions are in proportion, wherever they start. With `renew` each period is a permutation of
+    positions are in proportion, wherever they start. With `reshuffle` each period is a permutation of
     its own.
     """
 
-    def __init__(self, weights: Int64s, key: int, *, renew: bool = False) -> None:
-        self._weights, self._key, self._renew = weights, key, renew
+    def __init__(self, weights: Int64s, key: int, *, reshuffle: bool = False) -> None:
+        self._weights, self._key, self._reshuffle = weights, key, reshuffle
         self._period_size = int(weights.sum())
         # A period before it is permuted: the stream of each element, and the element's index in it.
         streams, indices = groups_and_indices(weights)
-        self._streams = streams.astype(np.min_scalar_type(len(weights)))
-        self._indices = indices.astype(np.min_scalar_type(int(weights.max())))
+        self._sorted_streams = streams.astype(np.min_scalar_type(len(weights)))
+        self._sorted_indices = indices.astype(np.min_scalar_type(int(weights.max())))
         self._cache: FifoCache[tuple[Unsigned, Unsigned]] = FifoCache(4)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle without the tables, which are computed again."""
-        return partial(type(self), renew=self._renew), (self._weights, self._key)
+        return partial(type(self), reshuffle=self._reshuffle), (self._weights, self._key)
 
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the stream at each position, and the index of the element in this stream.
@@ -60,7 +60,7 @@ class Interleave:
         stream, index = np.empty_like(positions), np.empty_like(positions)
         # The distinct periods: position i is in `periods[row[i]]`. Unless periods are renewed, they
         # are all the same permutation, and one is enough.
-        periods, row = np.unique(period if self._renew else 0 * period, return_inverse=True)
+        periods, row = np.unique(period if self._reshuffle else 0 * period, return_inverse=True)
         periods_at_once = max(1, _BUFFER // self._period_size)  # to bound memory
         for first_row in range(0, len(periods), periods_at_once):
             stop_row = first_row + periods_at_once
@@ -101,13 +101,17 @@ class Interleave:
         period 0 1 0 has the indices 0 0 1. Both arrays have a row for each period.
         """
         # A random key for each period, or one key for all periods unless they are renewed.
-        keys = random_words(self._key, periods) if self._renew else np.array([self._key], np.uint64)
+        keys = (
+            random_words(self._key, periods)
+            if self._reshuffle
+            else np.array([self._key], np.uint64)
+        )
         if len(keys) > 1:
-            return self._permuted(keys)
+            return self._shuffled_periods(keys)
         # A long period is cached, since the next batches need it again.
-        return self._cache.get(int(keys[0]), lambda: self._permuted(keys))
+        return self._cache.get(int(keys[0]), lambda: self._shuffled_periods(keys))
 
-    def _permuted(self, keys: UInt64s) -> tuple[Unsigned, Unsigned]:
+    def _shuffled_periods(self, keys: UInt64s) -> tuple[Unsigned, Unsigned]:
         """Return a random period for each key, and the indices of its elements.
 
         A period is a permutation of stream numbers in which stream i comes `weights[i]` times. The
@@ -117,13 +121,15 @@ class Interleave:
         size = self._period_size
         # `_streams` has the streams of a period in ascending order: permute it for each key.
         if size <= SMALL:
-            streams = self._streams[sorted_rows(keys, size)]
+            streams = self._sorted_streams[sorted_rows(keys, size)]
         else:
             orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
-            streams = np.stack([self._streams[order] for order in orders])
+            streams = np.stack([self._sorted_streams[order] for order in orders])
         # A stable argsort by stream lists the positions of stream 0, then those of stream 1, and so
         # on: they get the indices 0, 1, 2 ... of each stream.
-        indices = np.empty(streams.shape, self._indices.dtype)
+        indices = np.empty(streams.shape, self._sorted_indices.dtype)
         by_stream = np.argsort(streams, axis=1, kind="stable")
-        np.put_along_axis(indices, by_stream, np.broadcast_to(self._indices, streams.shape), axis=1)
+        np.put_along_axis(
+            indices, by_stream, np.broadcast_to(self._sorted_indices, streams.shape), axis=1
+        )
         return streams, indices

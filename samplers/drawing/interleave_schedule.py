@@ -24,18 +24,18 @@ class InterleaveSchedule:
         self._weights, self._keys = weights, keys
         self._cache: FifoCache[Interleave] = FifoCache(4)
         counts = [np.zeros_like(weights.values[0])]
-        for number, (start, stop) in enumerate(pairwise(weights.starts)):
-            counts.append(counts[-1] + self._interleave(number).num_before(stop - start))
+        for num_changes, (start, stop) in enumerate(pairwise(weights.starts)):
+            counts.append(counts[-1] + self._interleave_after(num_changes).num_before(stop - start))
         # How many elements of each stream come before each change of the weights.
-        self._counts: Int64s = np.array(counts)
+        self._counts_at_changes: Int64s = np.array(counts)
 
-    def _interleave(self, number: int) -> Interleave:
+    def _interleave_after(self, num_changes: int) -> Interleave:
         """Return the interleave (a sequence of streams in proportion to weights) after a change.
 
-        `number` is the number of changes of the weights up to then.
+        `num_changes` is the number of changes of the weights up to then.
         """
-        weights, key = self._weights.values[number], self._keys[number]
-        return self._cache.get(number, lambda: Interleave(weights, key, renew=True))
+        weights, key = self._weights.values[num_changes], self._keys[num_changes]
+        return self._cache.get(num_changes, lambda: Interleave(weights, key, reshuffle=True))
 
     def num_changes(self, position: int) -> int:
         """Return how often the weights have changed up to this position."""
@@ -48,11 +48,13 @@ class InterleaveSchedule:
         is an interleave, which counts positions and elements from the start of the part.
         """
         stream, index = np.empty_like(positions), np.empty_like(positions)
-        for number, mask in self._weights.split(positions):
-            position_in_part = positions[mask] - self._weights.starts[number]
-            stream[mask], index_in_part = self._interleave(number).elements_at(position_in_part)
+        for num_changes, mask in self._weights.split(positions):
+            position_in_part = positions[mask] - self._weights.starts[num_changes]
+            stream[mask], index_in_part = self._interleave_after(num_changes).elements_at(
+                position_in_part
+            )
             # Add the elements of the stream before the part.
-            index[mask] = self._counts[number, stream[mask]] + index_in_part
+            index[mask] = self._counts_at_changes[num_changes, stream[mask]] + index_in_part
         return stream, index
 
     def num_before(self, position: int) -> Int64s:
@@ -60,15 +62,17 @@ class InterleaveSchedule:
 
         It is the number before the last change of the weights, and the number since then.
         """
-        number = self.num_changes(position)
-        position_in_part = position - self._weights.starts[number]
-        counts: Int64s = self._counts[number]
-        return counts + self._interleave(number).num_before(position_in_part)
+        num_changes = self.num_changes(position)
+        position_in_part = position - self._weights.starts[num_changes]
+        counts: Int64s = self._counts_at_changes[num_changes]
+        return counts + self._interleave_after(num_changes).num_before(position_in_part)
 
     def position_of(self, stream: int, index: int) -> int:
         """Return the position of element number `index` (from 0) of a stream."""
         # The last change of the weights that has at most `index` elements of the stream before it.
-        number = int(np.searchsorted(self._counts[:, stream], index, side="right")) - 1
-        index_in_part = index - int(self._counts[number, stream])
-        position_in_part = self._interleave(number).position_of(stream, index_in_part)
-        return self._weights.starts[number] + position_in_part
+        num_changes = (
+            int(np.searchsorted(self._counts_at_changes[:, stream], index, side="right")) - 1
+        )
+        index_in_part = index - int(self._counts_at_changes[num_changes, stream])
+        position_in_part = self._interleave_after(num_changes).position_of(stream, index_in_part)
+        return self._weights.starts[num_changes] + position_in_part

@@ -12,7 +12,7 @@ from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
 _CHUNK = 1 << 18  # counts in rows that are queried, summed at once
-_STEP = 1 << 14  # counts of the table, summed at once
+_TABLE_CHUNK = 1 << 14  # counts of the table, summed at once
 _HEAD_START = 1.25  # a table is computed faster than it is asked for, by this factor
 
 
@@ -72,7 +72,7 @@ class PrefixSums:
         fraction that grows from 0 to 1, it is computed by many calls, none of which takes long.
         """
         size, num_rows = self._row_size, len(self._table) - 1
-        step = max(1, _STEP // size)  # rows that are summed at once
+        step = max(1, _TABLE_CHUNK // size)  # rows that are summed at once
         goal = int(num_rows * fraction * _HEAD_START) // step * step
         if fraction * _HEAD_START >= 1:
             goal = num_rows

@@ -71,7 +71,7 @@ class RoundRobin:
         self._rounds = Rounds(lengths)
         random = random_words(keys[:, None], np.arange(len(lengths)))
         order = np.lexsort((random, np.broadcast_to(-lengths, random.shape)), axis=1)
-        self._starts = bounds[order]
+        self._segment_starts = bounds[order]
 
     def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
         """Return which entry of a sequence each output of the round-robin is, int64[n].
@@ -81,7 +81,7 @@ class RoundRobin:
         `sequence` selects one of several sequences, whose segments are in different orders.
         """
         round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
-        entries: Int64s = self._starts[sequence, slot] + round_
+        entries: Int64s = self._segment_starts[sequence, slot] + round_
         return entries
 
     def slots(self, positions: Int64s) -> Int64s:
@@ -98,7 +98,7 @@ class ShuffledRoundRobin:
     """
 
     def __init__(self, bounds: Int64s, first_rounds: Int64s, *, key: int) -> None:
-        self._starts, self._lengths = bounds[:-1], np.diff(bounds)
+        self._segment_starts, self._lengths = bounds[:-1], np.diff(bounds)
         self._first_rounds, self._key = first_rounds, key
         self._rounds = Rounds(self._lengths)
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
@@ -113,7 +113,7 @@ class ShuffledRoundRobin:
         round_, slot = self._rounds.locate(positions)
         segment = self._segment_at(round_, slot)
         offset = (round_ - self._first_rounds[segment]) % self._lengths[segment]
-        return self._starts[segment] + offset
+        return self._segment_starts[segment] + offset
 
     def _segment_at(self, round_: Int64s, slot: Int64s) -> Int64s:
         """Return the segment that is read at index `slot[i]` of round `round_[i]`, int64[n].

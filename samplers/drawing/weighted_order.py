@@ -19,7 +19,7 @@ from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Float64s, Int64s
 
-_BLOCK = 1 << 14  # records whose keys are computed at once
+_CHUNK = 1 << 14  # records whose keys are computed at once
 _BUCKET = 1 << 15  # approximate size of a bucket, which is sorted at once
 _SAMPLE = 1 << 12  # approximate number of keys from which the bounds of buckets are estimated
 _HEAD_START = 1.25  # the next epoch is divided faster than this epoch is drawn, by this factor
@@ -31,14 +31,14 @@ class WeightedPermutation:
     def __init__(self, weights: Counts, key: int) -> None:
         self._weights, self._key = weights, key
         count = len(weights)
-        self._blocks = [*slices(count, _BLOCK)]
-        sample = np.sort(self._waiting_times(np.arange(0, count, max(1, count // _SAMPLE))))
+        self._chunks = [*slices(count, _CHUNK)]
+        sample = np.sort(self._sort_keys(np.arange(0, count, max(1, count // _SAMPLE))))
         buckets = min(count // _BUCKET + 1, 1 << 15)
         # The quantiles decide how many records are sorted at once, never the order.
-        self._quantiles = sample[np.arange(1, buckets) * len(sample) // buckets]
+        self._bucket_bounds = sample[np.arange(1, buckets) * len(sample) // buckets]
         # Threads may divide the same block: they write the same values.
         self._bucket_of = np.empty(count, np.uint16)
-        self._blocks_done = 0
+        self._chunks_done = 0
         self._starts: Int64s | None = None  # of buckets, in the order; once all blocks are divided
         self._sorted: FifoCache[Int64s] = FifoCache(2)
 
@@ -49,12 +49,12 @@ class WeightedPermutation:
         while the previous epoch is drawn. The work is 25 % faster than that, so that it is complete
         before this epoch starts.
         """
-        goal = min(len(self._blocks), int(len(self._blocks) * fraction * _HEAD_START))
-        for number in range(self._blocks_done, goal):
-            block = self._blocks[number]
-            times = self._waiting_times(np.arange(block.start, block.stop))
-            self._bucket_of[block] = np.searchsorted(self._quantiles, times, side="right")
-            self._blocks_done = number + 1
+        goal = min(len(self._chunks), int(len(self._chunks) * fraction * _HEAD_START))
+        for number in range(self._chunks_done, goal):
+            chunk = self._chunks[number]
+            times = self._sort_keys(np.arange(chunk.start, chunk.stop))
+            self._bucket_of[chunk] = np.searchsorted(self._bucket_bounds, times, side="right")
+            self._chunks_done = number + 1
 
     def records(self, positions: Int64s) -> Int64s:
         """Return the records at these positions of the weighted random order, int64[positions].
@@ -78,17 +78,17 @@ class WeightedPermutation:
         """
         if self._starts is None:
             self.prepare(1)
-            size = len(self._quantiles) + 1  # the number of buckets, which quantiles separate
-            counts = sum(np.bincount(self._bucket_of[b], minlength=size) for b in self._blocks)
+            size = len(self._bucket_bounds) + 1  # the number of buckets, which quantiles separate
+            counts = sum(np.bincount(self._bucket_of[b], minlength=size) for b in self._chunks)
             self._starts = np.append(0, np.cumsum(counts))
         return self._starts
 
     def _sort_bucket(self, number: int) -> Int64s:
         """Return the records of a bucket, sorted by their keys; equal keys stay in stored order."""
         records = np.flatnonzero(self._bucket_of == number)
-        return records[np.argsort(self._waiting_times(records), kind="stable")]
+        return records[np.argsort(self._sort_keys(records), kind="stable")]
 
-    def _waiting_times(self, records: Int64s) -> Float64s:
+    def _sort_keys(self, records: Int64s) -> Float64s:
         """Return the keys by which records are sorted, float64[records].
 
         A key is an exponential variate with the weight as its rate, `-log(uniform) / weight`, and

@@ -158,7 +158,7 @@ def test_draws_without_replacement_in_pieces_are_those_of_one_sort(
 ) -> None:
     """In any order, and while the next epoch is prepared."""
     monkeypatch.setattr(weighted_order, "_BUCKET", piece)
-    monkeypatch.setattr(weighted_order, "_BLOCK", 128)
+    monkeypatch.setattr(weighted_order, "_CHUNK", 128)
     weights = np.random.default_rng(0).integers(0, 9, 6000)
     assert np.count_nonzero(weights) > samples
     order = WeightedSampler(weights, num_samples=samples, replacement=False, seed=0)
@@ -186,7 +186,7 @@ def test_no_draw_without_replacement_sorts_or_hashes_an_epoch(
         for step in range(len(stream)):
             made.clear()
             stream.batch(epoch, step)
-            assert sum(made) <= weighted_order._BLOCK + 3 * 4096 + weighted_order._SAMPLE
+            assert sum(made) <= weighted_order._CHUNK + 3 * 4096 + weighted_order._SAMPLE
     stream.batch(3, 0)
     made.clear()
     stream.batches(2, len(stream) - 2, len(stream))

@@ -292,7 +292,7 @@ def test_a_drawing_names_records_and_uses() -> None:
 def test_the_sums_of_an_epoch_are_computed_while_the_epoch_before_is_drawn() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "_MAX_ENTRIES", 40)
-        patch.setattr(prefix_sums, "_STEP", 8)
+        patch.setattr(prefix_sums, "_TABLE_CHUNK", 8)
         order = ShardShuffleSampler([7] * 400, block=4, window=4, seed=0)
         for drawn, least, most in ((0, 0, 0), (1400, 0.5, 0.7), (2799, 1, 1)):
             order.ids(0, np.arange(drawn, drawn + 1))
