@@ -51,9 +51,10 @@ def _augmenting_path(
     bipartite matching (Kuhn, "The Hungarian method for the assignment problem", 1955), found by
     depth-first search.
     """
-    path = [start]  # `path[i]` gets the record of `path[i + 1]`, which is `records[i]`
-    records: list[int] = []
-    untried: dict[_Cell, Iterator[int]] = {}  # of each visited cell, the candidates not yet tried
+    path = [start]  # the cells from `start` to the one that is searched now
+    new_records: dict[_Cell, int] = {}  # for each cell of the path, the record of the next cell
+    # For each cell that was visited, the candidates that were not tried yet.
+    untried: dict[_Cell, Iterator[int]] = {}
     while path:
         cell = path[-1]
         row = cell[0]
@@ -61,14 +62,14 @@ def _augmenting_path(
             untried[cell] = iter(candidates(row))
             free_record = next((r for r in candidates(row) if r not in cell_of), None)
             if free_record is not None:
-                return dict(zip(path, [*records, free_record], strict=True))
+                new_records[cell] = free_record
+                return {cell: new_records[cell] for cell in path}
         # Extend the path by the next candidate that is in a cell of another row, not yet visited.
         usable = (r for r in untried[cell] if cell_of[r][0] != row and cell_of[r] not in untried)
         record = next(usable, None)
         if record is None:  # a dead end: go back to the cell before it
             path.pop()
-            del records[-1:]
         else:
-            records.append(record)
+            new_records[cell] = record
             path.append(cell_of[record])
     return None

@@ -47,12 +47,14 @@ class FairSubsets:
         Row i has items `start` to `stop - 1` (by default all m) of subset `number[i]` of population
         `population[i]`. A population is the items 0 to n - 1, such as the records of a class. All
         items in a random order are a *traversal*. The traversals, one after the other, are cut into
-        subsets of m items. With n = 5 and m = 2, subset 2 has the last item of traversal 0 and the
-        first item of traversal 1. No subset has an item twice (if m is at most n):
+        subsets of m items. No subset has an item twice (if m is at most n):
 
         - In a population of n < 2 m - 1 items, several traversals have the same order, as many as
           are needed until the end of a subset is the end of a traversal.
         - In a larger population, the first items of a traversal are reordered.
+
+        With n = 5 and m = 2, subset 2 starts at item 4 of traversal 0. It has the positions 4 and 5
+        of this traversal, of which 5 is position 0 of traversal 1.
         """
         n, m = self._sizes[population], self._m
         stop = m if stop is None else stop
@@ -61,20 +63,22 @@ class FairSubsets:
         position = offset[:, None] + np.arange(start, stop)
         reaches_next = offset + stop > n
         is_small = n < 2 * m - 1
-        num_equal = np.where(is_small, m // np.gcd(n, m), 1)  # traversals of the same order
+        # How many traversals have the same order: with n = 3 and m = 2, two have 3 whole subsets.
+        num_equal = np.where(is_small, m // np.gcd(n, m), 1)
         wrapped = position.copy()
         wrapped[reaches_next] %= n[reaches_next, None]
         items = self._permuted(population, traversal // num_equal, wrapped)
-        # In large populations, replace the first m items of a traversal by the reordered ones.
-        # Count positions from the start of the last traversal that the subset reaches: those in the
-        # traversal before it become negative.
-        traversal += reaches_next
-        position -= (n * reaches_next)[:, None]
-        is_reordered = ~is_small & (traversal > 0) & (offset + start - n * reaches_next < m)
+        # In large populations, replace the first m items of a traversal by the reordered ones, and
+        # so all items that are not in the traversal in which the subset starts. Count positions
+        # from the start of the last traversal that the subset reaches: 4 and 5 become -1 and 0.
+        last_traversal = traversal + reaches_next
+        start_of_last = n * reaches_next
+        is_reordered = ~is_small & (last_traversal > 0) & (offset + start - start_of_last < m)
         rows = np.flatnonzero(is_reordered)
         if rows.size:
-            first_items = self._first_items(population[rows], traversal[rows])
-            items[rows] = _replace_first_items(items[rows], position[rows], first_items)
+            first_items = self._first_items(population[rows], last_traversal[rows])
+            position_in_last = position[rows] - start_of_last[rows, None]
+            items[rows] = _replace_first_items(items[rows], position_in_last, first_items)
         return items
 
     def _permuted(self, population: Int64s, permutation: Int64s, positions: Int64s) -> Int64s:
@@ -100,16 +104,18 @@ class FairSubsets:
             int64[rows, m]: row i is for traversal `traversal[i]` of population `population[i]`.
         """
         n, m = self._sizes[population], self._m
-        # The number of items of the previous traversal in the subset in which this one starts.
+        # The number of items of the previous traversal in the subset in which this one starts: the
+        # traversal starts at `traversal * n` in the whole sequence, and subsets at multiples of m.
         num_previous = traversal * n % m
         index = np.broadcast_to(np.arange(m), (len(n), m))
+        from_end = n[:, None] - 1 - index  # the last position, the last but one, and so on
         # Both traversals in one call: with few rows, the calls cost more than the items.
         both = self._permuted(
             np.tile(population, 2),
             np.append(traversal - 1, traversal),
-            np.concatenate([n[:, None] - 1 - index, index]),
+            np.concatenate([from_end, index]),
         )
-        # Column j of `previous_items` is the item j from the end of the previous traversal.
+        # The previous items in reverse: the first `num_previous` columns are those of the subset.
         previous_items, items = np.split(both, 2)
         is_new = ~_is_in_row(items, previous_items, index < num_previous[:, None])
         # The first new items complete the subset. All other items follow, in their order.

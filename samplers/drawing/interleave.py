@@ -30,14 +30,15 @@ class Interleave:
     """The interleave of streams with these `weights`, int64[streams].
 
     By default all periods are the same permutation, so that any `sum(weights)` consecutive
-    positions are in proportion, wherever they start. With `reshuffle` each period is a permutation of
-    its own.
+    positions are in proportion, wherever they start. With `reshuffle` each period is another random
+    permutation.
     """
 
     def __init__(self, weights: Int64s, key: int, *, reshuffle: bool = False) -> None:
         self._weights, self._key, self._reshuffle = weights, key, reshuffle
         self._period_size = int(weights.sum())
-        # A period before it is permuted: the stream of each element, and the element's index in it.
+        # A period before it is shuffled: the stream of each element, and the element's index in
+        # the stream. With weights 2 and 1 these are 0 0 1 and 0 1 0.
         streams, indices = groups_and_indices(weights)
         self._sorted_streams = streams.astype(np.min_scalar_type(len(weights)))
         self._sorted_indices = indices.astype(np.min_scalar_type(int(weights.max())))
@@ -58,16 +59,18 @@ class Interleave:
         # The sequence is made of periods, in which each stream comes as often as its weight says.
         period, offset = np.divmod(positions, self._period_size)
         stream, index = np.empty_like(positions), np.empty_like(positions)
-        # The distinct periods: position i is in `periods[row[i]]`. Unless periods are renewed, they
-        # are all the same permutation, and one is enough.
-        periods, row = np.unique(period if self._reshuffle else 0 * period, return_inverse=True)
+        # Without reshuffling all periods are the same permutation: compute period 0 for all.
+        computed_period = period if self._reshuffle else np.zeros_like(period)
+        periods, row = np.unique(computed_period, return_inverse=True)  # each position's row below
         periods_at_once = max(1, _BUFFER // self._period_size)  # to bound memory
         for first_row in range(0, len(periods), periods_at_once):
             stop_row = first_row + periods_at_once
             streams, indices = self._periods(periods[first_row:stop_row])
             is_here = (first_row <= row) & (row < stop_row)
-            cells = row[is_here] - first_row, offset[is_here]
-            stream[is_here], index[is_here] = streams[cells], indices[cells]
+            row_here, column_here = row[is_here] - first_row, offset[is_here]
+            stream[is_here] = streams[row_here, column_here]
+            index[is_here] = indices[row_here, column_here]
+        # `index` is that within the period: add the elements of the stream in earlier periods.
         return stream, period * self._weights[stream] + index
 
     def num_before(self, position: int) -> Int64s:
@@ -100,12 +103,9 @@ class Interleave:
         index of an element is the number of earlier positions of the period with the same stream: a
         period 0 1 0 has the indices 0 0 1. Both arrays have a row for each period.
         """
-        # A random key for each period, or one key for all periods unless they are renewed.
-        keys = (
-            random_words(self._key, periods)
-            if self._reshuffle
-            else np.array([self._key], np.uint64)
-        )
+        keys = np.array([self._key], np.uint64)  # the same key for all periods
+        if self._reshuffle:
+            keys = random_words(self._key, periods)
         if len(keys) > 1:
             return self._shuffled_periods(keys)
         # A long period is cached, since the next batches need it again.
@@ -119,17 +119,17 @@ class Interleave:
         period 0 1 0 has the indices 0 0 1. Both arrays have a row for each key.
         """
         size = self._period_size
-        # `_streams` has the streams of a period in ascending order: permute it for each key.
+        # `_sorted_streams` has the streams of a period in ascending order: permute it by each key.
         if size <= SMALL:
             streams = self._sorted_streams[sorted_rows(keys, size)]
         else:
             orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
             streams = np.stack([self._sorted_streams[order] for order in orders])
         # A stable argsort by stream lists the positions of stream 0, then those of stream 1, and so
-        # on: they get the indices 0, 1, 2 ... of each stream.
+        # on. These get the indices `_sorted_indices`: the period 0 1 0 has stream 0 at positions 0
+        # and 2, and stream 1 at position 1, which get the indices 0 1 and 0.
         indices = np.empty(streams.shape, self._sorted_indices.dtype)
         by_stream = np.argsort(streams, axis=1, kind="stable")
-        np.put_along_axis(
-            indices, by_stream, np.broadcast_to(self._sorted_indices, streams.shape), axis=1
-        )
+        sorted_indices = np.broadcast_to(self._sorted_indices, streams.shape)
+        np.put_along_axis(indices, by_stream, sorted_indices, axis=1)
         return streams, indices

@@ -110,14 +110,16 @@ def _sorted_tables(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s
     once, so widths are rounded up, by a quarter at most, to few different numbers: a permutation of
     n = 33 has the width 40, and is followed by 7 unused entries.
     """
-    # Keep the three leading bits of n. frexp gives the number of its bits.
-    rounding = np.left_shift(1, np.maximum(np.frexp(n.astype(np.float64))[1] - 3, 0))
+    # Round n up to a number of three leading bits, and zeros: 33 = 100001 becomes 40 = 101000.
+    num_bits = np.frexp(n.astype(np.float64))[1]  # frexp returns (mantissas, exponents)
+    rounding = np.left_shift(1, np.maximum(num_bits - 3, 0))
     widths = -(-n // rounding) * rounding
     starts = np.cumsum(widths) - widths
     tables = np.empty(int(widths.sum()), np.uint16)
     for width in np.flatnonzero(np.bincount(widths)).tolist():  # np.unique would import numpy.ma
         same_width = np.flatnonzero(widths == width)
-        for chunk in np.array_split(same_width, -(-len(same_width) * width // _TABLE_WORDS)):
+        num_chunks = -(-len(same_width) * width // _TABLE_WORDS)  # to bound memory
+        for chunk in np.array_split(same_width, num_chunks):
             permutations = sorted_rows(keys[chunk], width, n[chunk])
             tables[starts[chunk][:, None] + np.arange(width)] = permutations
     return tables, starts
@@ -195,14 +197,14 @@ def _cycle_walk(
     round_keys: Unsigned,
     x: Unsigned,
 ) -> Unsigned:
-    """Return numbers x below n encrypted repeatedly, until each result is below n, too.
+    """Return numbers x below n encrypted to numbers below n, different ones for different x.
 
-    `encrypt(n, round_keys, x)` permutes a range that is a little larger than `range(n)`. To
-    encrypt the results that are not below n again, until they are ("cycle walking"), makes this a
-    permutation of `range(n)`. All arrays are broadcast.
+    `encrypt(n, round_keys, x)` is a permutation of a range that is a little larger than `range(n)`.
+    So some results are n or more. They are encrypted again, until all are below n. This is called
+    cycle walking. It is a permutation of `range(n)`. All arrays are broadcast.
     """
     x = encrypt(n, round_keys, x)
-    outside = np.nonzero(x >= n)  # the indices of these results; about 1 number in sqrt(n)
+    outside = np.nonzero(x >= n)  # the indices of these results: one in sqrt(n), approximately
     while outside[0].size:
         sizes = np.broadcast_to(n, x.shape)[outside]
         keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in round_keys])
@@ -212,10 +214,11 @@ def _cycle_walk(
 
 
 def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
-    """Return the two digits of numbers below n, `x % base` and `x // base`, and their ranges.
+    """Return the left and the right half of numbers below n, and how many values each may have.
 
-    A Feistel network mixes the two. The base is the square root of n, rounded up: 9 for n = 81,
-    where 32 has the digits 5 and 3. The ranges are the numbers of values that the digits may have.
+    The halves are those that a Feistel network mixes: `x % base` and `x // base`, where the base is
+    the square root of n, rounded up. For n = 81 the base is 9, and 32 has the halves 5 and 3, of 9
+    possible values each.
     """
     base = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
     right = x // base
@@ -226,8 +229,10 @@ def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Uns
 def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     """Return numbers x encrypted once by a Feistel network with these round keys.
 
-    The two halves of x are its digits as a number of two digits. Each round adds a hash of the
-    right half to the left half, modulo its range, and swaps the halves.
+    A number is divided into two halves, `x % base` and `x // base`, where the base is the square
+    root of n, rounded up. Each round adds a hash of the right half to the left half, modulo the
+    number of values that the left half may have, and swaps the halves. The results may be a little
+    above n: the encryption permutes all numbers that the halves can express.
     """
     left, right, left_size, right_size = _halves(n, x)
     for key in round_keys:
@@ -245,8 +250,8 @@ def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
 def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     """Return numbers x decrypted once by a Feistel network: the inverse of `_encrypt`.
 
-    Each round undoes one round of the encryption, the last first, so `round_keys` are those of
-    `_encrypt` in reverse order.
+    The numbers x are divided into the halves that `n` determines. Each round undoes one round of
+    the encryption, the last first, so `round_keys` are those of `_encrypt` in reverse order.
     """
     left, right, left_size, right_size = _halves(n, x)
     for key in round_keys:

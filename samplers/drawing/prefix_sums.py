@@ -11,9 +11,9 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
-_CHUNK = 1 << 18  # counts in rows that are queried, summed at once
-_TABLE_CHUNK = 1 << 14  # counts of the table, summed at once
-_HEAD_START = 1.25  # a table is computed faster than it is asked for, by this factor
+_CHUNK = 1 << 18  # counts that are summed at once for a query
+_TABLE_CHUNK = 1 << 14  # counts that are summed at once while the table is computed
+_HEAD_START = 1.25  # the table is computed faster than it is needed, by this factor
 
 
 class Counts(Protocol):
@@ -49,7 +49,8 @@ class PrefixSums:
 
     The counts are laid out in rows of `_row_size` consecutive counts, at most `max_entries` rows,
     and the table has the sum of all counts before each row. The counts within a row are summed when
-    they are needed.
+    they are needed. Counts 2 0 3 1 in rows of 2 are the rows 2 0 and 3 1, and the table is 0 2 6:
+    the sums before both rows, and the sum of all.
     """
 
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
@@ -69,18 +70,17 @@ class PrefixSums:
         """Compute the first `fraction` of the table, and a quarter more, if that is not done yet.
 
         The table has the sum of all counts before each row (`_row_size` consecutive counts). With a
-        fraction that grows from 0 to 1, it is computed by many calls, none of which takes long.
+        fraction that grows from 0 to 1, it is computed by many calls, none of which takes long. It
+        is complete at a fraction of 0.8 already, before it is needed.
         """
         size, num_rows = self._row_size, len(self._table) - 1
-        step = max(1, _TABLE_CHUNK // size)  # rows that are summed at once
-        goal = int(num_rows * fraction * _HEAD_START) // step * step
-        if fraction * _HEAD_START >= 1:
-            goal = num_rows
-        for first in range(self._rows_done, goal, step):
-            stop = min(first + step, num_rows)
+        rows_at_once = max(1, _TABLE_CHUNK // size)
+        goal = min(num_rows, int(num_rows * fraction * _HEAD_START))
+        for first in range(self._rows_done, goal, rows_at_once):
+            stop = min(first + rows_at_once, num_rows)
             counts = self._counts_at(slice(first * size, min(stop * size, len(self._counts))))
-            row_starts = np.arange(0, len(counts), size)
-            sums = np.cumsum(np.add.reduceat(counts, row_starts))  # up to the end of each row
+            row_sums = np.add.reduceat(counts, np.arange(0, len(counts), size))
+            sums = np.cumsum(row_sums)  # of the rows from `first` on, up to the end of each
             self._table[first + 1 : stop + 1] = self._table[first] + sums
             self._rows_done = stop
 
@@ -102,14 +102,17 @@ class PrefixSums:
     def before(self, entries: Int64s) -> Int64s:
         """Return the sum of the counts before each entry (an index into the counts), int64[n].
 
-        With counts 2, 0, 3, the sums before entries 0, 1, 2 are 0, 2, 2. The counts are divided
-        into rows. A table has the sum before each row, and the counts of a row are summed here.
+        With counts 2, 0, 3, the sums before entries 0, 1, 2 are 0, 2, 2. The counts are laid out in
+        rows of `_row_size` consecutive counts. A table has the sum before each row, and the counts
+        of a row are summed here.
         """
         row, column = np.divmod(entries, self._row_size)
-        sums: Int64s = self._sums_before_rows[row]
-        # `queries` are indices into `entries`, and `rows` the sorted rows in which they are.
-        for queries, rows, sums_in_rows in self._sums_in_rows(row):
-            sums[queries] = sums_in_rows[np.searchsorted(rows, row[queries]), column[queries]]
+        sums: Int64s = self._sums_before_rows[row]  # final if a row is a single count
+        for queries, rows, sums_before in self._sums_in_rows(row):
+            # `sums_before[r, c]` is the sum before column c of row `rows[r]`. `queries` are the
+            # indices into `entries` for which it is needed: find r for each.
+            index_of_row = np.searchsorted(rows, row[queries])
+            sums[queries] = sums_before[index_of_row, column[queries]]
         return sums
 
     def find(self, positions: Int64s) -> Int64s:
@@ -120,41 +123,44 @@ class PrefixSums:
         """Return the entry that contains each position, and the sum of the counts before it.
 
         Entry i contains `counts[i]` positions, after those of the entries before it: with counts 2,
-        0, 3, position 4 is in entry 2, and the sum before it is 2. The counts are divided into
-        rows. First search for the row of each position, then within the row.
+        0, 3, position 4 is in entry 2, and the sum before it is 2. The counts are laid out in rows
+        of `_row_size` consecutive counts. First find the row of each position, then the entry
+        within the row.
         """
         row = np.searchsorted(self._sums_before_rows, positions, side="right") - 1
         entry: Int64s = row * self._row_size  # the first of the row, and the only one if size is 1
         sums: Int64s = self._sums_before_rows[row]
-        # `queries` are indices into `positions`, and `rows` the sorted rows in which they are.
-        for queries, rows, sums_in_rows in self._sums_in_rows(row):
-            # The sums rise along a row and from row to row: one binary search over all rows.
-            flat = sums_in_rows.reshape(-1)
-            index = np.searchsorted(flat, positions[queries], side="right") - 1
-            found_row, column = np.divmod(index, self._row_size)
-            entry[queries] = rows[found_row] * self._row_size + column
-            sums[queries] = flat[index]
+        for queries, rows, sums_before in self._sums_in_rows(row):
+            # `sums_before[r, c]` is the sum before column c of row `rows[r]`. `queries` are the
+            # indices into `positions` for which it is needed. The sums increase along a row and
+            # from row to row: one binary search over all rows.
+            flat_sums = sums_before.reshape(-1)
+            flat_index = np.searchsorted(flat_sums, positions[queries], side="right") - 1
+            index_of_row, column = np.divmod(flat_index, self._row_size)
+            entry[queries] = rows[index_of_row] * self._row_size + column
+            sums[queries] = flat_sums[flat_index]
         return entry, sums
 
     def _sums_in_rows(self, row: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
         """Yield the sum of all counts before each count, for a few rows of counts at a time.
 
-        A row is `_row_size` consecutive counts. Query i, of `before` or `locate`, needs row
-        `row[i]`.
+        Callers have many queries, and query i needs the sums in row number `row[i]`. The counts are
+        laid out in rows of `_row_size` consecutive counts: counts 2 0 3 1 in rows of 2 are the rows
+        2 0 and 3 1, whose sums are 0 2 and 2 5. Few rows are summed at once, to bound memory.
 
         Yields:
-            The indices i of the queries that need a few rows; the numbers of these rows in
-            ascending order; and the sum before each of their counts, int64[rows, row size].
-            Nothing if a row is one count, whose sum is in the table.
+            The indices i of the queries that need these rows, int64[queries]; the numbers of the
+            rows, ascending; and the sum before each of their counts, int64[rows, row size].
         """
-        if self._row_size == 1:
+        if self._row_size == 1:  # the table has all sums
             return
-        rows, index = np.unique(row, return_inverse=True)
-        for chunk in slices(len(rows), max(1, _CHUNK // self._row_size)):
+        needed_rows, index = np.unique(row, return_inverse=True)
+        for chunk in slices(len(needed_rows), max(1, _CHUNK // self._row_size)):
             queries = np.flatnonzero((chunk.start <= index) & (index < chunk.stop))
-            counts = self._counts_of_rows(rows[chunk])
-            sums_before = self._sums_before_rows[rows[chunk], None]
-            yield queries, rows[chunk], sums_before + np.cumsum(counts, axis=1) - counts
+            rows = needed_rows[chunk]
+            counts = self._counts_of_rows(rows)
+            sums_in_row = np.cumsum(counts, axis=1) - counts  # before each count of the row
+            yield queries, rows, self._sums_before_rows[rows, None] + sums_in_row
 
     def _counts_of_rows(self, rows: Int64s) -> Int64s:
         """Return the counts of rows, int64[rows, row size]; zeros after the last count."""

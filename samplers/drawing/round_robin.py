@@ -71,14 +71,16 @@ class RoundRobin:
         self._rounds = Rounds(lengths)
         random = random_words(keys[:, None], np.arange(len(lengths)))
         order = np.lexsort((random, np.broadcast_to(-lengths, random.shape)), axis=1)
+        # Where the segment starts that each sequence reads at each slot: int64[sequences, W].
         self._segment_starts = bounds[order]
 
     def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
-        """Return which entry of a sequence each output of the round-robin is, int64[n].
+        """Return which entry of the sequence comes at each position of the output, int64[n].
 
-        The sequence is divided into segments, and each round reads the next entry of each segment,
-        always in the same order. So output 1 of round 2 is entry 2 of the second segment.
-        `sequence` selects one of several sequences, whose segments are in different orders.
+        An entry is an index into the sequence, which is divided into segments. Each round reads the
+        next entry of each segment, so round 2 reads entry 2 of every segment. All rounds read the
+        segments in the same order. There may be several sequences, each with an order of its own:
+        `sequence` is the number of one.
         """
         round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
         entries: Int64s = self._segment_starts[sequence, slot] + round_
@@ -104,15 +106,16 @@ class ShuffledRoundRobin:
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
     def entries(self, positions: Int64s) -> Int64s:
-        """Return which entry of the sequence each of these outputs is, int64[n].
+        """Return which entry of the sequence comes at each position of the output, int64[n].
 
-        The sequence is divided into segments, and each round reads one entry of each segment, as in
-        a round-robin. A segment is read cyclically, and its entry 0 comes in its first round: if
-        that is round 2, a segment of 5 entries has its entries 3 and 4 in rounds 0 and 1.
+        An entry is an index into the sequence, which is divided into segments. Each round reads one
+        entry of each segment. A segment is read cyclically, and begins with its first entry in
+        round `_first_rounds[segment]`. If that is round 2, a segment of 5 entries has its entries
+        3 4 0 1 2 in rounds 0 to 4. So not all segments start in the same round.
         """
-        round_, slot = self._rounds.locate(positions)
+        round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
         segment = self._segment_at(round_, slot)
-        offset = (round_ - self._first_rounds[segment]) % self._lengths[segment]
+        offset = (round_ - self._first_rounds[segment]) % self._lengths[segment]  # in the segment
         return self._segment_starts[segment] + offset
 
     def _segment_at(self, round_: Int64s, slot: Int64s) -> Int64s:
@@ -121,19 +124,18 @@ class ShuffledRoundRobin:
         A round reads one entry of each segment of a sequence. Each round has another random order
         of the segments. To bound memory, the orders of a few rounds are computed at a time.
         """
-        rounds, row = np.unique(round_, return_inverse=True)
+        rounds, row = np.unique(round_, return_inverse=True)  # `round_[i]` is `rounds[row[i]]`
         rounds_at_once = max(1, _MAX_SORTED // len(self._lengths))
         first_rows = np.arange(0, len(rounds), rounds_at_once)
-        # Sort the outputs by round, and divide them into one part for each `rounds_at_once` rounds.
+        # The indices i, sorted by round and divided into a group for each `rounds_at_once` rounds.
         by_round = np.argsort(row, kind="stable")
-        parts = np.split(by_round, np.searchsorted(row[by_round], first_rows[1:]))
+        groups = np.split(by_round, np.searchsorted(row[by_round], first_rows[1:]))
         segment = np.empty(round_.shape, np.int64)
-        for first_row, outputs in zip(first_rows.tolist(), parts, strict=False):
-            compute = partial(self._orders, rounds[first_row : first_row + rounds_at_once])
+        for first_row, group in zip(first_rows.tolist(), groups, strict=False):
+            rounds_here = rounds[first_row : first_row + rounds_at_once]
             # A long round has many batches: without a cache, each batch would sort it again.
-            is_long = rounds_at_once == 1
-            orders = self._cache.get(int(rounds[first_row]), compute) if is_long else compute()
-            segment[outputs] = orders[row[outputs] - first_row, slot[outputs]]
+            orders = self._cache.get(rounds_here.tobytes(), partial(self._orders, rounds_here))
+            segment[group] = orders[row[group] - first_row, slot[group]]
         return segment
 
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
@@ -179,14 +181,17 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     Returns:
         Where each segment starts, and where the last stops: int64[count + 1].
     """
-    # A segment has blocks / count blocks. If these have no common divisor, all segments start at
-    # different offsets within a block. So count a few blocks more than there are, if necessary.
+    # Segment i starts after i * blocks / count blocks: 0, 4 / 3 and 8 / 3 in the example, whose
+    # fractions 0, 1 / 3 and 2 / 3 are the offsets within a block. All fractions differ if the two
+    # numbers have no common divisor. So count a few blocks more than there are, if necessary.
     blocks = -(-size // block)
     while gcd(blocks, count) > 1:
         blocks += 1
     total_length = blocks * block  # of all segments, before the last is shortened
-    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or 2 * count * (total_length - size) > size:
+    is_last_too_short = total_length - size > size // (2 * count)  # it lacks half of its records
+    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or is_last_too_short:
         total_length = size
+    # Segment i starts at i * total_length / count, rounded down; this product might overflow int64.
     length, remainder = divmod(total_length, count)
     number = np.arange(count + 1)
     bounds: Int64s = np.minimum(number * length + number * remainder // count, size)

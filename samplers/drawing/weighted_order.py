@@ -33,27 +33,30 @@ class WeightedPermutation:
         count = len(weights)
         self._chunks = [*slices(count, _CHUNK)]
         sample = np.sort(self._sort_keys(np.arange(0, count, max(1, count // _SAMPLE))))
-        buckets = min(count // _BUCKET + 1, 1 << 15)
-        # The quantiles decide how many records are sorted at once, never the order.
-        self._bucket_bounds = sample[np.arange(1, buckets) * len(sample) // buckets]
-        # Threads may divide the same block: they write the same values.
+        self._num_buckets = min(count // _BUCKET + 1, 1 << 15)
+        # The sort keys that separate the buckets: quantiles of a sample, so that all buckets have
+        # about as many records. They decide how many are sorted at once, never the order.
+        quantiles = np.arange(1, self._num_buckets) * len(sample) // self._num_buckets
+        self._bucket_bounds = sample[quantiles]
+        # Threads may divide the same chunk: they write the same values.
         self._bucket_of = np.empty(count, np.uint16)
         self._chunks_done = 0
-        self._starts: Int64s | None = None  # of buckets, in the order; once all blocks are divided
+        self._starts: Int64s | None = None  # where buckets start, once all chunks are divided
         self._sorted: FifoCache[Int64s] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
-        """Divide the first records into buckets by their sort keys, if that is not done yet.
+        """Divide this fraction of the records into buckets, and a quarter more, if not done yet.
 
-        This is the first half of a bucket sort, spread over time: `fraction` grows from 0 to 1
-        while the previous epoch is drawn. The work is 25 % faster than that, so that it is complete
-        before this epoch starts.
+        A bucket is a range of the random keys by which the records are sorted. To divide them is
+        the first half of a bucket sort. It is spread over time: `fraction` grows from 0 to 1 while
+        the previous epoch is drawn. All records are divided at a fraction of 0.8 already, so this
+        is complete before the epoch starts. The records are divided in chunks, in stored order.
         """
         goal = min(len(self._chunks), int(len(self._chunks) * fraction * _HEAD_START))
         for number in range(self._chunks_done, goal):
             chunk = self._chunks[number]
-            times = self._sort_keys(np.arange(chunk.start, chunk.stop))
-            self._bucket_of[chunk] = np.searchsorted(self._bucket_bounds, times, side="right")
+            keys = self._sort_keys(np.arange(chunk.start, chunk.stop))
+            self._bucket_of[chunk] = np.searchsorted(self._bucket_bounds, keys, side="right")
             self._chunks_done = number + 1
 
     def records(self, positions: Int64s) -> Int64s:
@@ -74,12 +77,14 @@ class WeightedPermutation:
     def _bucket_starts(self) -> Int64s:
         """Return the position at which each bucket starts in the weighted random order.
 
-        A bucket is a range of sort keys. Before this, all records are divided into buckets.
+        A bucket is a range of the random keys by which the records are sorted, and `_bucket_of` has
+        the bucket of each record. To count the records of the buckets, all must be divided.
         """
         if self._starts is None:
-            self.prepare(1)
-            size = len(self._bucket_bounds) + 1  # the number of buckets, which quantiles separate
-            counts = sum(np.bincount(self._bucket_of[b], minlength=size) for b in self._chunks)
+            self.prepare(1)  # divide the records for which this is not done yet
+            # The records are counted in chunks, since bincount makes a larger copy of its argument.
+            size = self._num_buckets
+            counts = sum(np.bincount(self._bucket_of[c], minlength=size) for c in self._chunks)
             self._starts = np.append(0, np.cumsum(counts))
         return self._starts
 
