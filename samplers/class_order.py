@@ -108,15 +108,18 @@ class ClassOrder:
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
     def record_ids(self, class_number: Int64s, member: Int64s) -> Int64s:
-        """Return the id of record number `member` (from 0 on) of each class; both broadcast."""
+        """Return ids of records, int64: record `member[i]` of class `class_number[i]`, from 0 on.
+
+        The two arrays are broadcast against each other, as numpy does.
+        """
         starts, records = np.asarray(self.starts), np.asarray(self.records)
         ids: Int64s = records[starts[class_number] + member].astype(np.int64)
         return ids
 
     def class_record_pairs(self) -> tuple[Int64s, Int64s]:
         """Return the class number and the id of each record, class after class."""
-        class_number, member = groups_and_indices(self.sizes)
-        return class_number, self.record_ids(class_number, member)
+        class_index, index_in_class = groups_and_indices(self.sizes)
+        return class_index, self.record_ids(class_index, index_in_class)
 
     def num_at_least(self, size: int) -> int:
         """Return the number of classes with at least `size` records."""
@@ -145,8 +148,8 @@ class ClassOrder:
         A class order has the record ids sorted by class, the largest class first.
         """
         class_of = np.empty(len(self.records), np.int64)  # the class number of each record id
-        class_number, record = self.class_record_pairs()
-        class_of[record] = class_number
+        class_index, record = self.class_record_pairs()
+        class_of[record] = class_index
         subset = ClassOrder(class_of[records])  # its records are indices into `records`
         return self._unchecked(self.digest, records[subset.records], subset.starts, subset.sizes)
 
@@ -168,13 +171,13 @@ def super_class_order(
         raise ValueError(
             f"super_labels must be as many as labels, {num_records}, got {len(super_class)}"
         )
-    class_number, record = order.class_record_pairs()
+    class_index, record = order.class_record_pairs()
     # The first record of each class has the super-class of the class.
     first_record = order.records[order.starts]
     super_class_of: Int64s = super_class[first_record]
-    differing = np.flatnonzero(super_class[record] != super_class_of[class_number])
+    differing = np.flatnonzero(super_class[record] != super_class_of[class_index])
     if differing.size:
-        record_1, record_2 = first_record[class_number[differing[0]]], record[differing[0]]
+        record_1, record_2 = first_record[class_index[differing[0]]], record[differing[0]]
         raise ValueError(
             f"super_labels must agree within a class: records {record_1} and {record_2} have one "
             f"label and two super-labels"

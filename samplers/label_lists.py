@@ -60,8 +60,8 @@ def class_order_of_lists(
     order = ClassOrder.from_arrays(
         records=records[pairs.records], starts=pairs.starts, sizes=pairs.sizes, digest=content
     )
-    class_number, record = order.class_record_pairs()
-    if ((np.diff(record) == 0) & (np.diff(class_number) == 0)).any():
+    class_index, record = order.class_record_pairs()
+    if ((np.diff(record) == 0) & (np.diff(class_index) == 0)).any():
         raise ValueError("labels must not name a class twice for one record")
     return order, labels[pairs.records[pairs.starts]]
 
@@ -73,12 +73,12 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
     records of each of two such classes. `class_labels` are the labels of the classes.
     """
     sizes = np.asarray(order.sizes)
-    class_number, records = order.class_record_pairs()
+    class_index, records = order.class_record_pairs()
     width = int(records.max(initial=0)) + 1
-    members = class_number * width + records  # each (class, record) as one integer, sorted
+    members = class_index * width + records  # each (class, record) as one integer, sorted
     starts = np.cumsum(sizes) - sizes
     # Pairs of classes: class `first[i]` and class `second[i]` have records in common.
-    for first, second in _overlapping_pairs(class_number, records, sizes, k):
+    for first, second in _overlapping_pairs(class_index, records, sizes, k):
         # How many? For each record of the first class, search (second class, record) in `members`.
         pair, _ = groups_and_indices(sizes[first])
         wanted = members[ranges(starts[first], starts[first] + sizes[first])]
@@ -93,11 +93,11 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
 
 
 def _overlapping_pairs(
-    class_number: Int64s, records: Int64s, sizes: Int64s, k: int
+    class_index: Int64s, records: Int64s, sizes: Int64s, k: int
 ) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield pairs of classes, among them all that have fewer than 2 k distinct records together.
 
-    `class_number` and `records` are the class and the id of each record, class after class, and
+    `class_index` and `records` are the class and the id of each record, class after class, and
     each class has k records or more. To compare all pairs of classes would take too long. Two
     classes of a and b records that have fewer than 2 k together share at least `a + b - 2 k + 1`:
     one record if both classes have k, else two records, and these are among the first k + 1 of
@@ -105,13 +105,13 @@ def _overlapping_pairs(
     (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive operator for similarity joins in
     data cleaning", 2006).
     """
-    _, member = groups_and_indices(sizes)  # the index of each record in its class
-    size = sizes[class_number]
+    _, index_in_class = groups_and_indices(sizes)  # the index of each record in its class
+    size = sizes[class_index]
     # How many of the first k + 1 records of a class there are from each record on. (Two classes
     # have enough records together if one has 2 k.)
-    remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - member, 0).clip(min=0)
+    remaining = np.where(size < 2 * k, np.minimum(size, k + 1) - index_in_class, 0).clip(min=0)
     width = int(records.max(initial=0)) + 1
-    num_parts = 1 + len(class_number) * k // _CHUNK  # to bound memory
+    num_parts = 1 + len(class_index) * k // _CHUNK  # to bound memory
     for part in range(num_parts):  # of the pairs of records, by their first record
         rows = np.flatnonzero(records % num_parts == part)
         # All pairs of these records of a class: each record with itself and with those after it.
@@ -121,7 +121,7 @@ def _overlapping_pairs(
         is_pair = (distance > 0) | (size[first] == k)
         first, second = first[is_pair], (first + distance)[is_pair]
         pairs = records[first] * width + records[second]  # two records in one integer
-        yield from _pairs_with_equal_keys(pairs, class_number[first])
+        yield from _pairs_with_equal_keys(pairs, class_index[first])
 
 
 def _pairs_with_equal_keys(keys: Int64s, classes: Int64s) -> Iterator[tuple[Int64s, Int64s]]:

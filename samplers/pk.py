@@ -259,8 +259,8 @@ class PKBatchSampler(BatchStream):
             raise ValueError("exclude must not be given with lists of labels")
         least = 1 if self._small == "repeat" else self._shape.largest_k  # records of each class
         class_of = np.full(self.num_records, -1)  # the class of each record id, -1 without one
-        class_number, record = self._classes.class_record_pairs()
-        class_of[record] = class_number
+        class_index, record = self._classes.class_record_pairs()
+        class_of[record] = class_index
         is_excluded = np.zeros(self.num_records, bool)
         exclusions = []
         for field, ids in fields.items():

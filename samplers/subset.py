@@ -221,16 +221,16 @@ def _stratify(
     if not len(part_of):
         return
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
-    class_number, rank = groups_and_indices(order.sizes)
+    class_index, rank = groups_and_indices(order.sizes)
     # Sort the records by class, and within a class by hash: `rank` is the index within the class.
-    records = records[np.lexsort((hashes[records], class_number))]
+    records = records[np.lexsort((hashes[records], class_index))]
     # Counts are rounded along a random order of the classes, so that no class is preferred.
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
     counts = order.sizes.copy()  # of each class, its records in this or a later part
     for part, (previous, fraction) in enumerate(pairwise([1.0, *later_fractions]), 1):
         share = fraction / (previous or 1.0)  # of the records that are in no earlier part
         counts[classes] = _scaled_counts(counts[classes], share, derive(key, part))
-        part_of[records[rank < counts[class_number]]] = part
+        part_of[records[rank < counts[class_index]]] = part
 
 
 def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
