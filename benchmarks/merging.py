@@ -32,10 +32,10 @@ def write_part(folder: Path, shard: int, records: int) -> Path:
     (folder / name).touch()
     options = IndexOptions(container="tfrecord", label_from="field", label="label")
     file = folder / f"{shard:032x}.part"
-    part = ShardPart(options, name, 0, records=records, labels={"names": name}, file=file)
-    part.names = [f"class {n}" for n in range(CLASSES)]
+    part = ShardPart(options, name, 0, num_records=records, first_labels={"names": name}, file=file)
+    part.label_names = [f"class {n}" for n in range(CLASSES)]
     part.fields = {"image": FieldStats("bytes", BLOCK, 100)}
-    part.strings = {"keys": (records, 8 * records)}
+    part.string_sizes = {"keys": (records, 8 * records)}
     rows = np.zeros(BLOCK, row_type(0, 0, whole_files=False))
     with new_part(file) as out:
         for start in range(0, records, BLOCK):
@@ -60,7 +60,7 @@ def merged(folder: Path, limit: int) -> None:
     stats = IndexStats(map(load_part, sorted(folder.glob("*.part"))), None)
     write_index(folder / "x.index", stats, classes=None)
     seconds = time.perf_counter() - start
-    print(f"merged {stats.records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")
+    print(f"merged {stats.num_records:,} records with {limit:,} bytes at most, in {seconds:.0f} s")
 
 
 def opening(path: Path) -> None:

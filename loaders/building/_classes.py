@@ -22,17 +22,17 @@ from twinfeed.samplers import ClassOrder
 from twinfeed.samplers.class_order import by_size
 from twinfeed.samplers.state import digest
 
-SORTED = 1 << 23
+SORTED_AT_ONCE = 1 << 23
 """The number of records sorted at a time. All labels are read for each such chunk."""
 
 
-class Numbering:
+class Vocabulary:
     """Number names by first occurrence, from 0."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)
 
-    def of(self, names: Sequence[Label | None], /) -> Int64s:
+    def add(self, names: Sequence[Label | None], /) -> Int64s:
         """Return the number of each name; new names get the next numbers."""
         return np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
 
@@ -100,7 +100,7 @@ def _is_integer(name: str) -> bool:
 def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str], /) -> str:
     """Write the record ids sorted by class, and the start and size of each class, to `store`.
 
-    `labels` is int64[records], and its digest is returned. About `SORTED` records are sorted at a
+    `labels` is int64[records], and its digest is returned. About `SORTED_AT_ONCE` records are sorted at a
     time, so the memory does not grow with the number of labels.
 
     Raises:
@@ -119,7 +119,7 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
     low = 0
     while low < len(values):  # the classes [low, high), by the order of their labels
         start = int(ends[low] - sizes[low])
-        high = max(low + 1, int(np.searchsorted(ends, start + SORTED, side="right")))
+        high = max(low + 1, int(np.searchsorted(ends, start + SORTED_AT_ONCE, side="right")))
         chunks = _records_between(labels, values[low], values[high - 1])
         if high > low + 1:
             ids, chunk_labels = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))

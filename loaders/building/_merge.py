@@ -35,7 +35,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
         merge = _IndexMerger(store, stats, classes)
         store.add(stats.arrays())
         with explain_full_disk(path):
-            for file in stats.parts:
+            for file in stats.part_files:
                 try:
                     merge.add(load_part(file, check=False))
                 except (IndexError, KeyError) as error:
@@ -45,7 +45,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
                 stats.options,
                 classes_given=bool(classes),
                 left_out=stats.num_excluded,
-                broken=stats.broken,
+                broken=stats.num_cut_shards,
             )
             store.finish(entries, vars(options))
 
@@ -94,23 +94,23 @@ class _IndexMerger:
         self, store: IndexWriter, stats: IndexStats, classes: Sequence[str] | None
     ) -> None:
         self.store, self.stats, self.classes = store, stats, classes
-        self.fields: dict[str, _ColumnWriter] = {}
-        self.columns: dict[str, _ColumnWriter] = {}
+        self.field_writers: dict[str, _ColumnWriter] = {}
+        self.column_writers: dict[str, _ColumnWriter] = {}
         for name, totals in sorted(stats.fields.items()):
-            width = totals.width(stats.nonempty)
+            width = totals.column_width(stats.num_nonempty_shards)
             if width:
                 self.new_column(name, "<f4" if totals.kind == "float_list" else "<i8", width)
             else:
-                largest = stats.files or totals.offset  # a row has a file number or an offset
-                rows = row_type(largest, totals.length, whole_files=stats.files > 0)
-                file = store.new(f"field-{len(self.fields)}", rows, (stats.records,))
-                self.fields[name] = _ColumnWriter(
+                largest = stats.num_files or totals.max_offset  # a row has a file number or an offset
+                rows = row_type(largest, totals.max_length, whole_files=stats.num_files > 0)
+                file = store.new(f"field-{len(self.field_writers)}", rows, (stats.num_records,))
+                self.field_writers[name] = _ColumnWriter(
                     file, "crc32c" if totals.kind == "bytes" else None
                 )
-        self.strings = [_StringWriter(store, name, *sizes) for name, sizes in stats.strings.items()]
-        self.files_before = 0
-        self.names = list(classes or ())
-        self.numbers = np.zeros(0, np.int64)  # the class of each name of `stats.name_numbers`
+        self.string_writers = [_StringWriter(store, name, *sizes) for name, sizes in stats.string_sizes.items()]
+        self.num_files_before = 0
+        self.class_names = list(classes or ())
+        self.class_of_name = np.zeros(0, np.int64)  # the class of each name of `stats.vocabulary`
         if stats.options.label_from:
             self.new_column("label", "<i8", 1)
             if stats.table is None:
@@ -118,20 +118,20 @@ class _IndexMerger:
 
     def new_column(self, name: str, dtype: Literal["<i8", "<f4"], width: int) -> None:
         """Create a column with `width` values per record."""
-        records = self.stats.records
+        records = self.stats.num_records
         shape = (records,) if width == 1 else (records, width)
-        file = self.store.new(f"column-{len(self.columns)}", dtype, shape)
-        self.columns[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
+        file = self.store.new(f"column-{len(self.column_writers)}", dtype, shape)
+        self.column_writers[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
     def number_classes(self) -> None:
         """Set the class number of each label name, when the names of all parts are known."""
         stats, background = self.stats, self.stats.options.background
-        names = stats.name_numbers.names
+        names = stats.vocabulary.names
         if stats.integer_labels:
             labels = [integer_background(background) if name is None else name for name in names]
-            self.numbers = np.array(labels, np.int64)
+            self.class_of_name = np.array(labels, np.int64)
         else:
-            self.numbers, self.names = class_numbers(
+            self.class_of_name, self.class_names = class_numbers(
                 names,
                 classes=self.classes,
                 background=background,
@@ -144,25 +144,25 @@ class _IndexMerger:
         has_labels = stats.options.label_from is not None and stats.table is None
         field_numbers = {name: number for number, name in enumerate(part.fields)}
         if has_labels:
-            class_of_name = self.numbers[stats.name_numbers.of(part.names)]
+            class_of_name = self.class_of_name[stats.vocabulary.add(part.label_names)]
         for block in part.blocks():
-            for strings in self.strings:
+            for strings in self.string_writers:
                 if f"{strings.name}-ends" in block.arrays:
                     strings.write(block)
-            if not block.records:
+            if not block.num_records:
                 continue
             if has_labels:
                 labels = block.arrays.get("labels")
                 labels = class_of_name[block.arrays["names"]] if labels is None else labels
-                self.columns["label"].write(labels)
-            for name, writer in self.columns.items():
+                self.column_writers["label"].write(labels)
+            for name, writer in self.column_writers.items():
                 if name in field_numbers:
                     values = block.arrays[f"values-{field_numbers[name]}"]
-                    writer.write(values.reshape(block.records, *writer.file.shape[1:]))
-            for name, writer in self.fields.items():
+                    writer.write(values.reshape(block.num_records, *writer.file.shape[1:]))
+            for name, writer in self.field_writers.items():
                 rows = block.arrays.get(f"rows-{field_numbers.get(name)}")
-                self.add_rows(writer, rows, block.records)
-        self.files_before += part.files
+                self.add_rows(writer, rows, block.num_records)
+        self.num_files_before += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, records: int) -> None:
         """Append the rows of a field for a block of records; None if no record has the field."""
@@ -170,8 +170,8 @@ class _IndexMerger:
             rows = np.array([MISSING_ROW] * records, writer.file.dtype)
         rows = rows.astype(writer.file.dtype)
         is_missing = rows["length"] < 0
-        if self.stats.files:
-            rows["file"][~is_missing] += self.files_before
+        if self.stats.num_files:
+            rows["file"][~is_missing] += self.num_files_before
         writer.missing += int(is_missing.sum())
         writer.write(rows)
 
@@ -180,34 +180,34 @@ class _IndexMerger:
         text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))
         keys = StringColumn(text, ends)
         partial = self.stats.options.background is not None
-        name_numbers = self.stats.name_numbers.of(table.match(keys.tolist(), partial=partial))
+        name_numbers = self.stats.vocabulary.add(table.match(keys.tolist(), partial=partial))
         self.number_classes()
-        self.columns["label"].write(self.numbers[name_numbers])
+        self.column_writers["label"].write(self.class_of_name[name_numbers])
 
     def finish(self) -> dict[str, Any]:
         """Write the arrays that depend on all records; return the entries of the manifest."""
         stats, store = self.stats, self.store
         if stats.table is not None:
             self.join_table(stats.table)
-        label, order = self.columns.get("label"), None
+        label, order = self.column_writers.get("label"), None
         if label is not None and label.kind == "<i8" and len(label.file.shape) == 1:
             values = store.finish_array(label.file.file.stem)
-            order = write_class_order(store, values, self.names)
-        elif self.names:
+            order = write_class_order(store, values, self.class_names)
+        elif self.class_names:
             raise ValueError(
                 "classes= names integer labels, and the index has no labels: name the source "
                 "of the labels with label="
             )
-        if self.names:
-            store.add(StringColumn.of(self.names).arrays("classes"))
-        writers = self.fields | self.columns
+        if self.class_names:
+            store.add(StringColumn.of(self.class_names).arrays("classes"))
+        writers = self.field_writers | self.column_writers
         return {
             "container": stats.options.container,
-            "records": stats.records,
-            "columns": list(self.columns),
+            "records": stats.num_records,
+            "columns": list(self.column_writers),
             "fields": [
                 {"name": name, "kind": stats.fields[name].kind, "missing": writer.missing}
-                for name, writer in self.fields.items()
+                for name, writer in self.field_writers.items()
             ],
             "digests": {name: w.digest.hexdigest() for name, w in writers.items() if w.kind},
             "class_order": order,

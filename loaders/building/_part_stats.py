@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.building._classes import Numbering
+from twinfeed.loaders.building._classes import Vocabulary
 from twinfeed.loaders.building._parts import FieldStats, ShardPart, check_field_count
 from twinfeed.loaders.building.labels import (
     FromTable,
@@ -30,29 +30,29 @@ class FieldTotals:
     """Totals of a field over all shards; `kinds` maps each kind to the first shard with it."""
 
     def __init__(self) -> None:
-        self.kinds, self.widths = dict[str, str](), set[int]()
-        self.offset = self.length = self.shards = 0
+        self.first_shards, self.widths = dict[str, str](), set[int]()
+        self.max_offset = self.max_length = self.num_shards = 0
 
     def add(self, stats: FieldStats, path: str, records: int) -> None:
         """Add the statistics of a shard."""
-        self.kinds.setdefault(stats.kind, path)
-        self.offset = max(self.offset, stats.offset)
-        self.length = max(self.length, stats.length)
+        self.first_shards.setdefault(stats.kind, path)
+        self.max_offset = max(self.max_offset, stats.max_offset)
+        self.max_length = max(self.max_length, stats.max_length)
         if records:
-            self.widths.add(stats.width)
-            self.shards += 1
+            self.widths.add(stats.column_width)
+            self.num_shards += 1
 
     @property
     def kind(self) -> str:
         """The kind of the field, the same in all shards."""
-        return next(iter(self.kinds))
+        return next(iter(self.first_shards))
 
-    def width(self, nonempty: int) -> int:
+    def column_width(self, num_nonempty_shards: int) -> int:
         """Return the number of values per record, if the field can be a column, or 0.
 
-        Every record must have the same number. `nonempty` is the number of shards with records.
+        Every record must have the same number. `num_nonempty_shards` is the number of shards with records.
         """
-        is_column = len(self.widths) == 1 and self.shards == nonempty
+        is_column = len(self.widths) == 1 and self.num_shards == num_nonempty_shards
         return next(iter(self.widths)) if is_column else 0
 
 
@@ -62,54 +62,54 @@ class IndexStats:
     def __init__(self, parts: Iterable[ShardPart], table: FromTable | None) -> None:
         self.table = table
         self.options = IndexOptions()
-        self.parts: list[Path] = []
-        self.paths: list[str] = []
-        self.tags: list[str | None] = []
-        self.sizes, self.headers, self.lengths = array("q"), array("L"), array("q")
-        self.sums = bytearray()
-        self.records = self.num_excluded = self.broken = self.nonempty = self.files = 0
+        self.part_files: list[Path] = []
+        self.shard_paths: list[str] = []
+        self.etags: list[str | None] = []
+        self.shard_sizes, self.headers_crcs, self.shard_lengths = array("q"), array("L"), array("q")
+        self.sha256s = bytearray()
+        self.num_records = self.num_excluded = self.num_cut_shards = self.num_nonempty_shards = self.num_files = 0
         self.fields = defaultdict[str, FieldTotals](FieldTotals)
-        self.strings: dict[str, tuple[int, int]] = {}
-        self.mixed: set[str] = set()
-        self.name_numbers = Numbering()
-        self.labels: dict[str, str] = {}
+        self.string_sizes: dict[str, tuple[int, int]] = {}
+        self.mixed_within_shards: set[str] = set()
+        self.vocabulary = Vocabulary()
+        self.first_labels: dict[str, str] = {}
         if table is not None:
-            self.labels = {label_kind(label): "the table" for label in table.labels.values()}
+            self.first_labels = {label_kind(label): "the table" for label in table.labels.values()}
         for part in parts:
             self.add(part)
 
     def add(self, part: ShardPart) -> None:
         """Add the statistics of a part."""
-        if not self.parts:
+        if not self.part_files:
             self.options = part.options
             if self.table is not None:
                 self.options = replace(part.options, label_from="table")
-        for name, (count, size) in part.strings.items():
-            total = self.strings.get(name, (0, 0))
-            self.strings[name] = (total[0] + count, total[1] + size)
-        self.files += part.files
-        self.parts.append(part.file)
-        self.paths.append(part.path)
-        self.records += part.records
-        self.nonempty += part.records > 0
-        self.sizes.append(part.bytes)
-        self.headers.append(part.headers)
-        self.lengths.append(part.records)
-        self.tags.append(part.tag)
-        self.sums += bytes.fromhex(part.sha256)
-        self.num_excluded += part.excluded + part.skipped
-        self.broken += part.broken
-        self.mixed.update(part.mixed)
-        self.name_numbers.of(part.names)
-        self.labels = part.labels | self.labels
+        for name, (count, size) in part.string_sizes.items():
+            total = self.string_sizes.get(name, (0, 0))
+            self.string_sizes[name] = (total[0] + count, total[1] + size)
+        self.num_files += part.num_files
+        self.part_files.append(part.file)
+        self.shard_paths.append(part.path)
+        self.num_records += part.num_records
+        self.num_nonempty_shards += part.num_records > 0
+        self.shard_sizes.append(part.bytes)
+        self.headers_crcs.append(part.headers_crc)
+        self.shard_lengths.append(part.num_records)
+        self.etags.append(part.etag)
+        self.sha256s += bytes.fromhex(part.sha256)
+        self.num_excluded += part.num_excluded + part.num_skipped
+        self.num_cut_shards += part.is_cut
+        self.mixed_within_shards.update(part.mixed_features)
+        self.vocabulary.add(part.label_names)
+        self.first_labels = part.first_labels | self.first_labels
         for name, stats in part.fields.items():
-            self.fields[name].add(stats, part.path, part.records)
+            self.fields[name].add(stats, part.path, part.num_records)
 
     @property
     def integer_labels(self) -> bool:
         """Whether labels are integers."""
-        no_names = "names" not in self.labels and isinstance(self.options.background, int)
-        return "integers" in self.labels or no_names
+        no_names = "names" not in self.first_labels and isinstance(self.options.background, int)
+        return "integers" in self.first_labels or no_names
 
     def mixed_features(self) -> set[str]:
         """Return the names of bytes features with one value in some records, several in others.
@@ -117,7 +117,7 @@ class IndexStats:
         Raises:
             ValueError: a feature has two other kinds, as bytes and floats.
         """
-        kinds_of = {name: totals.kinds for name, totals in self.fields.items()}
+        kinds_of = {name: totals.first_shards for name, totals in self.fields.items()}
         conflicts = {name: kinds for name, kinds in kinds_of.items() if len(kinds) > 1}
         for name, kinds in conflicts.items():
             if kinds.keys() != {"bytes", "bytes_list"}:
@@ -126,20 +126,20 @@ class IndexStats:
                     f"feature {name!r} is {where}: write it as one kind in all shards, or leave it "
                     "out with fields= (--field)"
                 )
-        return self.mixed | conflicts.keys()
+        return self.mixed_within_shards | conflicts.keys()
 
     def check(self) -> None:
         """Raise ValueError if no index can be made of the parts; warn of shards without records."""
-        if not self.records:
+        if not self.num_records:
             raise ValueError(
-                f"no records: all {len(self.paths)} shards are empty, or every record is left out, "
+                f"no records: all {len(self.shard_paths)} shards are empty, or every record is left out, "
                 "for what it lacks (--missing skip) or by exclude="
             )
-        if self.nonempty < len(self.paths):
-            lengths = zip(self.paths, self.lengths, strict=True)
+        if self.num_nonempty_shards < len(self.shard_paths):
+            lengths = zip(self.shard_paths, self.shard_lengths, strict=True)
             empty = [path for path, length in lengths if length == 0][:5]
             warnings.warn(
-                f"{len(self.paths) - self.nonempty} of {len(self.paths)} shards have no records "
+                f"{len(self.shard_paths) - self.num_nonempty_shards} of {len(self.shard_paths)} shards have no records "
                 f"(first: {', '.join(empty)})",
                 ShardWarning,
                 stacklevel=4,
@@ -152,14 +152,14 @@ class IndexStats:
                 f"no record has the fields {sorted(unknown)} of fields= or lists=; "
                 f"there are {sorted(self.fields)[:8]}"
             )
-        if not self.fields and not self.labels:
+        if not self.fields and not self.first_labels:
             raise ValueError(
                 "the records have no field and no label, so there is nothing to read: name "
                 "fields that records have, or read them as raw bytes with example=False (--raw)"
             )
         check_field_count(self.fields)
         if self.table is not None:
-            if "keys" not in self.strings:
+            if "keys" not in self.string_sizes:
                 raise ValueError(
                     "a label table is joined by key, and these records have no keys: name a "
                     "feature with key="
@@ -167,16 +167,16 @@ class IndexStats:
             if "label" in self.fields:
                 raise label_field_error(next(iter(self.fields["label"].kinds.values())))
         else:
-            check_one_kind(self.labels)
+            check_one_kind(self.first_labels)
 
     def arrays(self) -> dict[str, Array]:
         """Return by name the arrays of an index that have an entry for each shard."""
-        stops = np.cumsum(self.lengths, dtype=np.int64)
-        shards = np.array(list(zip(self.sizes, self.headers, strict=True)), SHARD)
+        stops = np.cumsum(self.shard_lengths, dtype=np.int64)
+        shards = np.array(list(zip(self.shard_sizes, self.headers_crcs, strict=True)), SHARD)
         lengths = np.diff(stops, prepend=0)
         arrays: dict[str, Array] = {"shards": shards, "shardstops": stops, "shardlengths": lengths}
         if self.options.digest:
-            arrays["shardsums"] = np.frombuffer(self.sums, np.uint8).reshape(-1, 32)
-        if any(self.tags):
-            arrays |= StringColumn.of(tag or "" for tag in self.tags).arrays("tags")
-        return arrays | StringColumn.of(self.paths).arrays("shardpaths")
+            arrays["shardsums"] = np.frombuffer(self.sha256s, np.uint8).reshape(-1, 32)
+        if any(self.etags):
+            arrays |= StringColumn.of(tag or "" for tag in self.etags).arrays("tags")
+        return arrays | StringColumn.of(self.shard_paths).arrays("shardpaths")

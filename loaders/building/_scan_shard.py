@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.building._classes import Numbering, integer_background
+from twinfeed.loaders.building._classes import Vocabulary, integer_background
 from twinfeed.loaders.building._parts import (
     FieldStats,
     PartFile,
@@ -47,7 +47,7 @@ from twinfeed.loaders.support.regular import open_file
 WIDEST_COLUMN = 16
 """The maximum number of values per record of a column."""
 
-CELLS = 1 << 16
+BLOCK_FIELDS = 1 << 16
 """The approximate number of fields, over all records, of one block of a part."""
 
 _CACHED, _CACHED_BYTES = 1 << 16, 64  # labels and decoded lists in a cache, and bytes of a label
@@ -103,10 +103,10 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
     try:
         for item in one_by_one(items) if looks_at_each or callable(plan.label) else items:
             if isinstance(item, RecordChunk):
-                part.headers = add_headers(part.headers, item.headers)
+                part.headers_crc = add_headers(part.headers_crc, item.headers)
                 scanner.add_chunk(item)
                 continue
-            part.headers = add_headers(part.headers, [item.header])
+            part.headers_crc = add_headers(part.headers_crc, [item.header])
             if job.excludes(item.number):
                 bad.add(item.number)
             else:
@@ -115,8 +115,8 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
         if job.rest is None or error.record is None or error.record < job.rest:
             raise
         bad.add(error.record)
-        part.broken = True
-    part.excluded = len(bad)
+        part.is_cut = True
+    part.num_excluded = len(bad)
 
 
 class _Column:
@@ -194,21 +194,21 @@ class ShardScanner:
     def __init__(
         self, plan: BuildPlan, part: ShardPart, shard: str, path: str, part_file: PartFile
     ) -> None:
-        self.options, self.source, self.wanted_keys = plan.options, plan.label, plan.keys
+        self.options, self.label_source, self.wanted_keys = plan.options, plan.label, plan.keys
         self.part, self.part_file = part, part_file
         self.shard, self.path = shard, path  # its path or URL, and the file with its bytes
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
         self.wanted_fields = [(name, names.split(";")) for name, names in fields.items()]
-        self.used_names = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
+        self.key_and_label_names = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
         self.columns: dict[str, _Column] = {}
-        self.name_numbers = Numbering()
+        self.vocabulary = Vocabulary()
         self.cached_labels = defaultdict[str, dict[bytes | str, Label | None]](dict)
         self.clear()
 
     def clear(self) -> None:
         """Start the next block."""
-        self.records = self.cells = 0
+        self.num_records = self.num_fields = 0
         self.keys: list[str] = []
         self.files: list[str] = []
         self.labels: list[Label | None] = []
@@ -222,18 +222,18 @@ class ShardScanner:
             and record.key is not None
             and record.key not in self.wanted_keys
         ):
-            self.part.skipped += 1
+            self.part.num_skipped += 1
             return
         selected = self.select(record)
         if selected is None or not self.add_label(record):
             return
         if record.key is not None:
             self.keys.append(record.key)
-        first_file = self.part.files + len(self.files)  # of the loose files of this record
+        first_file = self.part.num_files + len(self.files)  # of the loose files of this record
         self.files += record.paths
         for name, alias in selected:
             self.add_field(name, record.fields[alias], first_file, record.number)
-        self.count(1, len(selected))
+        self.finish_records(1, len(selected))
 
     def add_chunk(self, chunk: RecordChunk) -> None:
         """Add records that all have the same fields."""
@@ -243,7 +243,7 @@ class ShardScanner:
             chunk = chunk._replace(keys=[key.decode("utf-8", "surrogateescape") for key in keys])
         selected = self.select(chunk.record(0))
         if selected is None:
-            self.part.skipped += len(chunk.headers) - 1  # the other records lack the same field
+            self.part.num_skipped += len(chunk.headers) - 1  # the other records lack the same field
             return
         labelled = self.add_labels(chunk)
         first = next(labelled, None)
@@ -259,18 +259,18 @@ class ShardScanner:
         self.keys += [key for key in map(chunk.keys.__getitem__, kept) if key is not None]
         for column, starts, stops in columns:
             if column is not None:
-                column.add_chunk(self.records, chunk, starts[kept], stops[kept])
-        self.count(len(kept), len(selected))
+                column.add_chunk(self.num_records, chunk, starts[kept], stops[kept])
+        self.finish_records(len(kept), len(selected))
 
     def add_labels(self, chunk: RecordChunk) -> Iterator[int]:
         """Add the label of each record of a chunk; yield which of the records are not skipped.
 
         Equal bytes of the label's field, or else equal keys, give equal labels, which are cached.
         """
-        if self.source is None:
+        if self.label_source is None:
             yield from range(len(chunk.headers))
             return
-        name = self.source.field if isinstance(self.source, FromJson) else self.source
+        name = self.label_source.field if isinstance(self.label_source, FromJson) else self.label_source
         kind: str = "key"
         values: Iterable[bytes | str] = [key or "" for key in chunk.keys]
         if isinstance(name, str) and name in chunk.fields:
@@ -285,16 +285,16 @@ class ShardScanner:
                 cache[value] = self.labels[-1]
             yield n
 
-    def count(self, records: int, fields: int) -> None:
+    def finish_records(self, num_records: int, num_fields: int) -> None:
         """Count records that were added, and write the block if it is full."""
-        self.records += records
-        self.cells += records * (1 + fields)
-        if self.cells >= CELLS:
+        self.num_records += num_records
+        self.num_fields += num_records * (1 + num_fields)
+        if self.num_fields >= BLOCK_FIELDS:
             self.write_block()
 
     def add_label(self, record: Record) -> bool:
         """Add the label of a record; return False if the record is to be skipped."""
-        source = self.source
+        source = self.label_source
         if source is None:
             return True
         label = label_of(source, record, self.shard)
@@ -311,7 +311,7 @@ class ShardScanner:
 
     def check_label_kind(self, label: Label, record: Record) -> None:
         """Raise ValueError for labels of two kinds."""
-        kind, labels = label_kind(label), self.part.labels
+        kind, labels = label_kind(label), self.part.first_labels
         if kind not in labels:
             where = f"{self.part.path}, record {record.number}, key {record.key!r}"
             labels[kind] = f"{where}: {label!r}"
@@ -324,12 +324,12 @@ class ShardScanner:
         `wanted_fields` has for each name the aliases that the field may have in the record.
         """
         if self.options.fields is None:
-            return [(name, name) for name in record.fields if name not in self.used_names]
+            return [(name, name) for name in record.fields if name not in self.key_and_label_names]
         selected = []
         for name, aliases in self.wanted_fields:
             for alias in aliases:
                 if alias in record.fields:
-                    if (name, alias) != ("label", self.source):  # else it becomes the label column
+                    if (name, alias) != ("label", self.label_source):  # else it becomes the label column
                         selected.append((name, alias))
                     break
             else:
@@ -348,7 +348,7 @@ class ShardScanner:
         if self.options.missing != "skip":
             tar_advice = _DOTS_ADVICE if self.options.container == "tar" else ""
             raise missing_error(missing, record, self.path, advice + tar_advice)
-        self.part.skipped += 1
+        self.part.num_skipped += 1
 
     def add_field(self, name: str, range_: Range, first_file: int, number: int) -> None:
         """Add a field of record `number`, converted to a list if the index has it as a list.
@@ -360,13 +360,13 @@ class ShardScanner:
         column = self.column_for(name, range_.kind, number)
         if column is not None:
             offset = first_file + range_.file_number if self.whole_files else range_.offset
-            column.add(self.records, range_, offset)
+            column.add(self.num_records, range_, offset)
 
     def column_for(self, name: str, kind: str, number: int) -> _Column | None:
         """Return the column of a field of record `number`; None if the field has two kinds."""
         column = self.columns.get(name)
         if column is None:
-            if name == "label" and self.source is not None:
+            if name == "label" and self.label_source is not None:
                 raise label_field_error(self.part.path)
             column = self.columns[name] = _Column(kind, number)
             check_field_count(self.columns)
@@ -376,8 +376,8 @@ class ShardScanner:
                     f"feature {name!r} of {self.part.path} is {column.kind} in record "
                     f"{column.first_record} and {kind} in record {number}"
                 )
-            if name not in self.part.mixed:
-                self.part.mixed.append(name)
+            if name not in self.part.mixed_features:
+                self.part.mixed_features.append(name)
             return None
         return column
 
@@ -393,24 +393,24 @@ class ShardScanner:
         part, arrays = self.part, dict[str, Array]()
         for number, field in enumerate(self.columns.values()):
             if field.rows:
-                arrays |= field.arrays(number, self.records, whole_files=self.whole_files)
+                arrays |= field.arrays(number, self.num_records, whole_files=self.whole_files)
                 field.clear()
         for name, strings in (("keys", self.keys), ("files", self.files)):
             if strings:
                 column = StringColumn.of(strings)
                 arrays |= column.arrays(name)
-                count, size = part.strings.get(name, (0, 0))
-                part.strings[name] = (count + len(column), size + len(column.text))
-        if self.source is not None:
+                count, size = part.string_sizes.get(name, (0, 0))
+                part.string_sizes[name] = (count + len(column), size + len(column.text))
+        if self.label_source is not None:
             arrays |= self.label_arrays()
-        self.part_file.add(self.records, arrays)
-        part.records += self.records
+        self.part_file.add(self.num_records, arrays)
+        part.num_records += self.num_records
         self.clear()
 
     def label_arrays(self) -> dict[str, Array]:
         """Return the labels of the block: the integers, or the numbers of the names."""
-        if "integers" not in self.part.labels:
-            return {"names": self.name_numbers.of(self.labels)}
+        if "integers" not in self.part.first_labels:
+            return {"names": self.vocabulary.add(self.labels)}
         if None in self.labels:
             background = integer_background(self.options.background)
             self.labels = [background if label is None else label for label in self.labels]
@@ -420,6 +420,6 @@ class ShardScanner:
         """Write the last block, and the statistics of the part."""
         self.write_block()
         part = self.part
-        part.names = self.name_numbers.names
-        part.fields = {name: column.stats(part.records) for name, column in self.columns.items()}
+        part.label_names = self.vocabulary.names
+        part.fields = {name: column.stats(part.num_records) for name, column in self.columns.items()}
         self.part_file.finish(part)

@@ -152,7 +152,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
 def _is_small_part(file: Path) -> bool:
     """Return whether a file is the part of a small shard, or is not a part."""
     part = ShardPart.load(file, check=False)
-    return part is None or max(part.bytes, part.files << 10) < MIN_KEPT_BYTES
+    return part is None or max(part.bytes, part.num_files << 10) < MIN_KEPT_BYTES
 
 
 def _build_parts(
@@ -182,10 +182,10 @@ def _build_parts(
             pass
     for job, file in zip(jobs, files, strict=True):
         part = load_part(file)
-        if part.excluded < len(job.exclude):
+        if part.num_excluded < len(job.exclude):
             raise ValueError(
                 f"exclude= names {counted(len(job.exclude), 'record')} of {job.shard}, "
-                f"of which {part.excluded} are there"
+                f"of which {part.num_excluded} are there"
             )
         yield part
 

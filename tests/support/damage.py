@@ -440,7 +440,7 @@ def array_of(folder: Path, name: str) -> np.ndarray[Any, Any]:
 PARTS = [
     ("0/rows-0.npy", b"(10,)", b"(99,)"),
     ("0/rows-0.npy", b"'<u4'", b"'|O' "),
-    ("facts.json", b'"records": 10', b'"records": 11'),
+    ("facts.json", b'"num_records": 10', b'"num_records": 11'),
     ("facts.json", b'"keys-text"', b'"keys-next"'),
     ("facts.json", b'"bytes", 29184, 1, 0', b'"bytes", 29184, 1, 1'),
     ("facts.json", b'"options": {', b'"options": {"nobody": 1, '),

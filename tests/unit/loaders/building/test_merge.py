@@ -53,8 +53,8 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     options = IndexOptions(container="tar", label_from="field", label="cls")
     file = folder / f"{records:032x}.part"
     part = ShardPart(options, "a.tar", 0, file=file)
-    part.labels, part.names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
-    part.strings = {"keys": (records, 8 * records)}
+    part.first_labels, part.label_names = {"names": "a.tar"}, [f"c{n}" for n in range(100)]
+    part.string_sizes = {"keys": (records, 8 * records)}
     part.fields = {"x": FieldStats("bytes", offset, length)}
     with new_part(file) as out:
         for start in range(0, records, 1000):
@@ -67,7 +67,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
                 "names": np.arange(start, start + 1000) * 7 % 100,
             }
             out.add(1000, arrays)
-            part.records += 1000
+            part.num_records += 1000
         out.finish(part)
     return file
 
@@ -75,7 +75,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
 def test_merging_takes_the_same_memory_for_many_records_as_for_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SORTED", "READ"):
+    for name in ("SORTED_AT_ONCE", "READ"):
         monkeypatch.setattr(_classes, name, 5000)
     few, many = (synthetic(tmp_path, records) for records in (50_000, 200_000))
 
@@ -97,7 +97,7 @@ def test_merging_takes_the_same_memory_for_many_records_as_for_few(
 def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(_scan_shard, "CELLS", 1000)
+    monkeypatch.setattr(_scan_shard, "BLOCK_FIELDS", 1000)
     peaks = []
     monkeypatch.setattr(tfrecord, "CHUNK_BYTES", 10_000)
     for records in (1000, 2000, 16_000):
@@ -150,7 +150,7 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
     values = np.array(labels, np.int64)
     expected = ClassOrder(values)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_classes, "SORTED", at_once)
+        patch.setattr(_classes, "SORTED_AT_ONCE", at_once)
         patch.setattr(_classes, "READ", 4)
         with _writer.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
             digest = _classes.write_class_order(store, values, ())
