@@ -1,7 +1,7 @@
-"""Classes: labels as numbers, and the records of an index sorted by class.
+"""Classes: label names as class indices, and the records of an index sorted by class.
 
-Labels are all integers or all names. While shards are scanned, names are numbered by first
-occurrence, with None for a record without a label. Classes are numbered when all names are known.
+Labels are all integers or all names. While shards are scanned, each different name gets the next
+index of a `Vocabulary`. The classes are numbered in sorted order when all names are known.
 """
 
 from __future__ import annotations
@@ -23,23 +23,30 @@ from twinfeed.samplers.class_order import by_size
 from twinfeed.samplers.state import digest
 
 SORTED_AT_ONCE = 1 << 23
-"""The number of records sorted at a time. All labels are read for each such chunk."""
+"""About how many records are sorted at a time, to bound memory. All labels are read each time."""
 
 
 class Vocabulary:
-    """Number names by first occurrence, from 0."""
+    """The different label names in the order of their first occurrence, each with its index.
+
+    None stands for a record without a label.
+    """
 
     def __init__(self) -> None:
-        self._numbers: defaultdict[Label | None, int] = defaultdict(count().__next__)
+        # A name that is looked up for the first time gets the next integer.
+        self._indices: defaultdict[Label | None, int] = defaultdict(count().__next__)
 
     def add(self, names: Sequence[Label | None], /) -> Int64s:
-        """Return the number of each name; new names get the next numbers."""
-        return np.fromiter(map(self._numbers.__getitem__, names), np.int64, len(names))
+        """Add the names that are new, and return the index of each name.
+
+        The first call with ["cat", "dog", "cat"] returns [0, 1, 0].
+        """
+        return np.fromiter(map(self._indices.__getitem__, names), np.int64, len(names))
 
     @property
     def names(self) -> list[Any]:
-        """Every name, by its number."""
-        return list(self._numbers)
+        """The names, each at its index."""
+        return list(self._indices)
 
 
 def class_numbers(
@@ -50,32 +57,42 @@ def class_numbers(
     background: Label | None,
     from_text: bool,
 ) -> tuple[Int64s, list[str]]:
-    """Return the class number of each name (int64[n]), and the names of the classes by number.
+    """Return the class index of each label name (int64[n]), and the names of the classes.
 
-    A name of None is that of a record without a label: its class is `background`. With `from_text`,
-    names that are all integers written as text become integers, unless `classes` lists all of them.
+    There are three cases:
+
+    - `classes` lists all names: a name has its index in `classes`.
+    - `from_text` is set, since the labels were read from text, and all names are integers such as
+      "17": the integers are the class indices, and the names of the classes, if any, are `classes`.
+    - `classes` is None: a name has its index in the sorted names.
+
+    A name of None stands for a record without a label, whose class is `background`. For example,
+    ["dog", "cat", None] with the background "none" gives [1, 0, 2] and ["cat", "dog", "none"].
     """
     texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
     if texts and None in names and isinstance(background, int):
         raise ValueError(
             f"background={background} is an integer, and labels are names ({min(texts)!r})"
         )
-    names_or_background = [str(background) if name is None else name for name in names]
-    distinct = set(names_or_background)
+    filled_names = [str(background) if name is None else name for name in names]
+    distinct = set(filled_names)
     if classes is None or not distinct <= set(classes):
         if from_text and all(map(_is_integer, distinct)):
-            numbers = [int(name) for name in names_or_background]
-            return np.array(numbers, np.int64), list(classes or ())
+            class_indices = [int(name) for name in filled_names]
+            return np.array(class_indices, np.int64), list(classes or ())
         if classes is not None:
             unknown = sorted(distinct - set(classes))
             raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
         classes = sorted(distinct)
-    number_of = {name: number for number, name in enumerate(classes)}
-    return np.array([number_of[name] for name in names_or_background], np.int64), list(classes)
+    index_of = {name: class_index for class_index, name in enumerate(classes)}
+    return np.array([index_of[name] for name in filled_names], np.int64), list(classes)
 
 
 def integer_background(background: Label | None, /) -> int:
-    """Return the background label as an integer, for integer labels."""
+    """Return the label of records without a label as an integer, for integer labels.
+
+    `background` may be None if every record has a label. Then 0 is returned, which is not used.
+    """
     if isinstance(background, str) and not _is_integer(background):
         raise ValueError(f"background={background!r} is a name, and labels are integers")
     return int(background or 0)
@@ -86,11 +103,11 @@ def check_classes(classes: Sequence[str] | None, /) -> None:
     counts = Counter(checks.names("classes", () if classes is None else classes))
     bad = [name for name, count in counts.items() if count > 1 or not is_label(name)]
     if bad:
-        raise ValueError(f"classes must be different names, and not empty, got {bad[:5]}")
+        raise ValueError(f"classes must be different names that are not empty, got {bad[:5]}")
 
 
 def _is_integer(name: str) -> bool:
-    """Return whether a text is an int64 as Python writes it."""
+    """Return whether a text is an int64 as Python writes it: "17" and "-1", but not "017"."""
     try:
         return str(int(name)) == name and -(2**63) <= int(name) < 2**63
     except ValueError:
@@ -98,54 +115,64 @@ def _is_integer(name: str) -> bool:
 
 
 def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str], /) -> str:
-    """Write the record ids sorted by class, and the start and size of each class, to `store`.
+    """Write the record ids sorted by class, and the start and size of each class; see `ClassOrder`.
 
-    `labels` is int64[records], and its digest is returned. About `SORTED_AT_ONCE` records are sorted at a
-    time, so the memory does not grow with the number of labels.
+    `labels` has the label of each record, int64[records]. Its digest is returned. For [7, 5, 7],
+    the array classorder-records is [1, 0, 2], sorted by label. The classes are listed by size, the
+    largest first: classorder-starts is [1, 0], and classorder-sizes [2, 1].
+
+    About `SORTED_AT_ONCE` records are sorted at a time: those of a few classes with consecutive
+    labels. So the memory does not grow with the number of records.
 
     Raises:
-        ValueError: a label is not the number of one of the `classes`, if there are names.
+        ValueError: there are names of `classes`, and a label is not an index of them.
     """
-    values, sizes, first = _count_classes(labels)
+    values, sizes, first_records = _count_classes(labels)
     outside = (values < 0) | (values >= len(classes))
     if classes and outside.any():
         raise ValueError(
             f"labels lie outside [0, {len(classes)}) of classes= ({sizes[outside].sum()}, "
             f"first: {values[outside][:5].tolist()})"
         )
-    narrow = np.int32 if len(labels) < 1 << 31 else np.int64
-    records = store.new("classorder-records", narrow, labels.shape)
+    id_type = np.int32 if len(labels) < 1 << 31 else np.int64
+    sorted_ids = store.new("classorder-records", id_type, labels.shape)
     ends = np.cumsum(sizes)
+    starts = ends - sizes
     low = 0
-    while low < len(values):  # the classes [low, high), by the order of their labels
-        start = int(ends[low] - sizes[low])
-        high = max(low + 1, int(np.searchsorted(ends, start + SORTED_AT_ONCE, side="right")))
+    while low < len(values):
+        # Take the labels values[low:high], of at most SORTED_AT_ONCE records, but at least one.
+        max_end = starts[low] + SORTED_AT_ONCE
+        high = max(low + 1, int(np.searchsorted(ends, max_end, side="right")))
         chunks = _records_between(labels, values[low], values[high - 1])
         if high > low + 1:
             ids, chunk_labels = (np.concatenate(arrays) for arrays in zip(*chunks, strict=True))
-            records.add(ids[ClassOrder(chunk_labels).records])
-        else:  # the records of a single class are sorted already, however many they are
+            sorted_ids.add(ids[ClassOrder(chunk_labels).records])
+        else:  # a single class may have many more records; they are sorted already
             for ids, _ in chunks:
-                records.add(ids)
+                sorted_ids.add(ids)
         low = high
-    class_rank = by_size(sizes, first)
-    starts = ends - sizes
-    store.add({"classorder-starts": starts[class_rank], "classorder-sizes": sizes[class_rank]})
+    largest_first = by_size(sizes, first_records)
+    starts, sizes = starts[largest_first], sizes[largest_first]
+    store.add({"classorder-starts": starts, "classorder-sizes": sizes})
     return digest(labels)
 
 
 def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
-    """Yield chunks of (record ids, their labels), of the records with labels in [low, high]."""
+    """Yield the ids and labels of the records with a label from `low` to `high`, chunk by chunk.
+
+    A chunk is `READ` consecutive records.
+    """
     for start in range(0, len(labels), READ):
         chunk = labels[start : start + READ]
-        found = np.flatnonzero((chunk >= low) & (chunk <= high))
-        yield found + start, chunk[found]
+        positions = np.flatnonzero((chunk >= low) & (chunk <= high))
+        yield positions + start, chunk[positions]
 
 
 def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
     """Return the distinct labels, sorted, the count of each, and the first record of each.
 
-    Like `np.unique(labels, return_index=True, return_counts=True)`, but chunk by chunk.
+    Like `np.unique(labels, return_index=True, return_counts=True)`, but `READ` labels at a time, to
+    bound memory. For [7, 5, 7]: [5, 7], [1, 2] and [1, 0].
     """
     values, counts, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for start in range(0, len(labels), READ):
@@ -155,7 +182,7 @@ def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
         all_values, inverse = np.unique(np.concatenate([values, new_values]), return_inverse=True)
         all_counts = np.zeros(len(all_values), np.int64)
         np.add.at(all_counts, inverse, np.concatenate([counts, new_counts]))
-        all_first = np.full(len(all_values), len(labels))
+        all_first = np.full(len(all_values), len(labels))  # larger than any record id
         np.minimum.at(all_first, inverse, np.concatenate([first, new_first + start]))
         values, counts, first = all_values, all_counts, all_first
     return values, counts, first

@@ -1,4 +1,6 @@
-"""Merge the parts of all shards into one index: first their totals, then their arrays by blocks.
+"""Merge the parts of all shards into one index: first their totals, then their arrays.
+
+Arrays are read and written a block of records at a time.
 
 Memory grows with the number of shards, fields and classes, not with the number of records. Only a
 table of labels and its keys are loaded as a whole.
@@ -29,66 +31,85 @@ from twinfeed.loaders.support.atomic import explain_full_disk
 
 
 def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | None) -> None:
-    """Merge the parts of `stats`, one of each shard, in order; write the index to folder `path`."""
+    """Merge the parts of all shards, which `stats` lists, and write the index to the folder `path`.
+
+    `classes` are the class names that the caller has given, or None.
+    """
     stats.check()
     with index_writer(path) as store:
-        merge = _IndexMerger(store, stats, classes)
+        merger = _IndexMerger(store, stats, classes)
         store.add(stats.arrays())
         with explain_full_disk(path):
             for file in stats.part_files:
                 try:
-                    merge.add(load_part(file, check=False))
-                except (IndexError, KeyError) as error:
+                    merger.add(load_part(file, check=False))  # reading a block checks its CRC
+                except (IndexError, KeyError) as error:  # its statistics name a missing array
                     raise damaged_part(file) from error
-            entries = merge.finish()
+            content = merger.finish()
             options = replace(
                 stats.options,
                 classes_given=bool(classes),
                 left_out=stats.num_excluded,
                 broken=stats.num_cut_shards,
             )
-            store.finish(entries, vars(options))
+            store.finish(content, vars(options))
 
 
 class _ColumnWriter:
-    """Write the rows of a field, or the values of a column, with a digest of the content.
+    """Write the rows of a field, or the values of a column, and compute a digest of the content.
 
-    See docs/index-format.md. Lists have no digest and no `kind`, since containers encode lists
-    differently. `missing` counts the records in which the field is missing.
+    A row has the location, length and CRC of a field in a record. The digest does not depend on the
+    container that holds the records (see docs/index-format.md). `hashed` says what it covers:
+
+    - "crc32c": the CRC of the field in each record, as int64, and -1 where the field is missing;
+    - "<i8", "<f8": the values of a column, as int64 or float64;
+    - None: nothing, for a field of lists, which containers encode differently.
+
+    `num_missing` counts the records that lack the field.
     """
 
-    def __init__(self, file: ArrayFile, kind: Literal["crc32c", "<i8", "<f8"] | None) -> None:
-        self.file, self.kind = file, kind
-        self.digest = hashlib.sha256(f"{kind} {list(file.shape)}\n".encode())
-        self.missing = 0
+    def __init__(self, file: ArrayFile, hashed: Literal["crc32c", "<i8", "<f8"] | None) -> None:
+        self.file, self.hashed = file, hashed
+        self.digest = hashlib.sha256(f"{hashed} {list(file.shape)}\n".encode())
+        self.num_missing = 0
 
     def write(self, rows: Array) -> None:
-        """Write the rows or values of the next records."""
+        """Write the rows or values of the next records, and add them to the digest."""
         self.file.add(rows)
-        if self.kind == "crc32c":
-            rows = np.where(rows["length"] < 0, -1, rows["crc"].astype(np.int64))
-        if self.kind is not None:
-            self.digest.update(rows.astype("<f8" if self.kind == "<f8" else "<i8").tobytes())
+        if self.hashed == "crc32c":
+            is_missing = rows["length"] < 0  # -1 in `MISSING_ROW`
+            crcs = np.where(is_missing, -1, rows["crc"].astype(np.int64))
+            self.digest.update(crcs.astype("<i8").tobytes())
+        elif self.hashed is not None:
+            self.digest.update(rows.astype(self.hashed).tobytes())
 
 
 class _StringWriter:
-    """Write a column of strings: all of their bytes, and the end of each string in these."""
+    """Write strings to two arrays: the bytes of all strings, and the end of each string in these.
 
-    def __init__(self, store: IndexWriter, name: str, strings: int, size: int) -> None:
-        self.name, self.size = name, 0
-        self.text = store.new(f"{name}-text", "u1", (size,))
-        self.ends = store.new(f"{name}-ends", integer_type(size), (strings,))
+    `num_strings` and `num_bytes` are those of all parts together.
+    """
+
+    def __init__(self, store: IndexWriter, name: str, num_strings: int, num_bytes: int) -> None:
+        self.name, self.num_written = name, 0
+        self.text = store.new(f"{name}-text", "u1", (num_bytes,))
+        self.ends = store.new(f"{name}-ends", integer_type(num_bytes), (num_strings,))
 
     def write(self, block: Block) -> None:
-        """Write the strings of a block."""
+        """Write the strings of a block, whose ends count from the beginning of the block."""
         text, ends = block.arrays[f"{self.name}-text"], block.arrays[f"{self.name}-ends"]
         self.text.add(text)
-        self.ends.add(ends.astype(np.int64) + self.size)
-        self.size += len(text)
+        self.ends.add(ends.astype(np.int64) + self.num_written)
+        self.num_written += len(text)
 
 
 class _IndexMerger:
-    """Write the merged arrays of an index, part by part."""
+    """Write the merged arrays of an index, part by part.
+
+    A field that can be a column is written as an array of its values. Of other fields, an array of
+    rows says where the field lies in each record. `class_of_name` has the class index of each label
+    name of `stats.vocabulary`, and `class_names` the names of the classes by index.
+    """
 
     def __init__(
         self, store: IndexWriter, stats: IndexStats, classes: Sequence[str] | None
@@ -101,30 +122,39 @@ class _IndexMerger:
             if width:
                 self.new_column(name, "<f4" if totals.kind == "float_list" else "<i8", width)
             else:
-                largest = stats.num_files or totals.max_offset  # a row has a file number or an offset
-                rows = row_type(largest, totals.max_length, whole_files=stats.num_files > 0)
-                file = store.new(f"field-{len(self.field_writers)}", rows, (stats.num_records,))
-                self.field_writers[name] = _ColumnWriter(
-                    file, "crc32c" if totals.kind == "bytes" else None
-                )
-        self.string_writers = [_StringWriter(store, name, *sizes) for name, sizes in stats.string_sizes.items()]
-        self.num_files_before = 0
+                # A row locates the field by the number of a loose file, or else by its offset.
+                max_location = stats.num_files or totals.max_offset
+                dtype = row_type(max_location, totals.max_length, whole_files=stats.num_files > 0)
+                file = store.new(f"field-{len(self.field_writers)}", dtype, (stats.num_records,))
+                hashed: Literal["crc32c"] | None = "crc32c" if totals.kind == "bytes" else None
+                self.field_writers[name] = _ColumnWriter(file, hashed)
+        self.string_writers = [
+            _StringWriter(store, name, *sizes) for name, sizes in stats.string_sizes.items()
+        ]
+        self.num_files_before = 0  # the number of loose files of the parts so far
         self.class_names = list(classes or ())
-        self.class_of_name = np.zeros(0, np.int64)  # the class of each name of `stats.vocabulary`
+        self.class_of_name = np.zeros(0, np.int64)
         if stats.options.label_from:
             self.new_column("label", "<i8", 1)
             if stats.table is None:
-                self.number_classes()
+                self.set_classes()
 
     def new_column(self, name: str, dtype: Literal["<i8", "<f4"], width: int) -> None:
-        """Create a column with `width` values per record."""
-        records = self.stats.num_records
-        shape = (records,) if width == 1 else (records, width)
+        """Create a column with `width` values per record. Floats are stored in 4 bytes.
+
+        The digest of a column is over values of 8 bytes, so it does not depend on the stored type.
+        """
+        num_records = self.stats.num_records
+        shape = (num_records,) if width == 1 else (num_records, width)
         file = self.store.new(f"column-{len(self.column_writers)}", dtype, shape)
         self.column_writers[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
-    def number_classes(self) -> None:
-        """Set the class number of each label name, when the names of all parts are known."""
+    def set_classes(self) -> None:
+        """Set `class_of_name` and `class_names`, when the label names of all parts are known.
+
+        Integer labels are class indices themselves. Then the only "name" is None, of records
+        without a label, and its class is the background. A table may also have integer labels.
+        """
         stats, background = self.stats, self.stats.options.background
         names = stats.vocabulary.names
         if stats.integer_labels:
@@ -139,22 +169,22 @@ class _IndexMerger:
             )
 
     def add(self, part: ShardPart) -> None:
-        """Append the arrays of a part, a block of records at a time."""
-        stats = self.stats
-        has_labels = stats.options.label_from is not None and stats.table is None
+        """Append the arrays of a part, a block of records at a time.
+
+        A block has the array `rows-N` of field N of the part, and `values-N` if it can be a column
+        (see `Block`). It has no `rows-N` if none of its records has the field.
+        """
         field_numbers = {name: number for number, name in enumerate(part.fields)}
-        if has_labels:
-            class_of_name = self.class_of_name[stats.vocabulary.add(part.label_names)]
+        # The class of each label name of this part; `names` in a block are indices into it.
+        class_of_name = self.class_of_name[self.stats.vocabulary.add(part.label_names)]
         for block in part.blocks():
             for strings in self.string_writers:
                 if f"{strings.name}-ends" in block.arrays:
                     strings.write(block)
-            if not block.num_records:
-                continue
-            if has_labels:
-                labels = block.arrays.get("labels")
-                labels = class_of_name[block.arrays["names"]] if labels is None else labels
-                self.column_writers["label"].write(labels)
+            if "names" in block.arrays:
+                self.column_writers["label"].write(class_of_name[block.arrays["names"]])
+            elif "labels" in block.arrays:
+                self.column_writers["label"].write(block.arrays["labels"])
             for name, writer in self.column_writers.items():
                 if name in field_numbers:
                     values = block.arrays[f"values-{field_numbers[name]}"]
@@ -164,39 +194,52 @@ class _IndexMerger:
                 self.add_rows(writer, rows, block.num_records)
         self.num_files_before += part.num_files
 
-    def add_rows(self, writer: _ColumnWriter, rows: Array | None, records: int) -> None:
-        """Append the rows of a field for a block of records; None if no record has the field."""
+    def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:
+        """Append the rows of a field for a block of records; None if no record has the field.
+
+        In a part, loose files are numbered from 0. In the index, they follow those of other parts.
+        """
         if rows is None:
-            rows = np.array([MISSING_ROW] * records, writer.file.dtype)
+            rows = np.array([MISSING_ROW] * num_records, writer.file.dtype)
         rows = rows.astype(writer.file.dtype)
-        is_missing = rows["length"] < 0
+        is_missing = rows["length"] < 0  # -1 in `MISSING_ROW`
         if self.stats.num_files:
             rows["file"][~is_missing] += self.num_files_before
-        writer.missing += int(is_missing.sum())
+        writer.num_missing += int(is_missing.sum())
         writer.write(rows)
 
     def join_table(self, table: FromTable) -> None:
-        """Write the labels of a table, joined by key, after the keys were written."""
+        """Write the label of each record, looked up by key in a table, as the column "label".
+
+        The keys of all parts were written before. Here they are read again.
+        """
         text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))
         keys = StringColumn(text, ends)
-        partial = self.stats.options.background is not None
-        name_numbers = self.stats.vocabulary.add(table.match(keys.tolist(), partial=partial))
-        self.number_classes()
-        self.column_writers["label"].write(self.class_of_name[name_numbers])
+        has_background = self.stats.options.background is not None
+        labels = table.match(keys.tolist(), partial=has_background)
+        label_ids = self.stats.vocabulary.add(labels)
+        self.set_classes()
+        self.column_writers["label"].write(self.class_of_name[label_ids])
 
     def finish(self) -> dict[str, Any]:
-        """Write the arrays that depend on all records; return the entries of the manifest."""
+        """Write the class order, the class names and the labels of a table, after the last part.
+
+        Returns:
+            the content of the manifest, without the options and the list of arrays.
+        """
         stats, store = self.stats, self.store
         if stats.table is not None:
             self.join_table(stats.table)
-        label, order = self.column_writers.get("label"), None
-        if label is not None and label.kind == "<i8" and len(label.file.shape) == 1:
-            values = store.finish_array(label.file.file.stem)
-            order = write_class_order(store, values, self.class_names)
+        label, order_digest = self.column_writers.get("label"), None
+        # A class order needs one integer per record. It may also come from a field "label".
+        if label is not None and label.hashed == "<i8" and len(label.file.shape) == 1:
+            array_name = label.file.path.stem  # such as "column-0"
+            labels = store.finish_array(array_name)
+            order_digest = write_class_order(store, labels, self.class_names)
         elif self.class_names:
             raise ValueError(
-                "classes= names integer labels, and the index has no labels: name the source "
-                "of the labels with label="
+                "classes= are names of integer labels, and the index has no labels: say with "
+                "label= where the labels are"
             )
         if self.class_names:
             store.add(StringColumn.of(self.class_names).arrays("classes"))
@@ -206,9 +249,9 @@ class _IndexMerger:
             "records": stats.num_records,
             "columns": list(self.column_writers),
             "fields": [
-                {"name": name, "kind": stats.fields[name].kind, "missing": writer.missing}
+                {"name": name, "kind": stats.fields[name].kind, "missing": writer.num_missing}
                 for name, writer in self.field_writers.items()
             ],
-            "digests": {name: w.digest.hexdigest() for name, w in writers.items() if w.kind},
-            "class_order": order,
+            "digests": {name: w.digest.hexdigest() for name, w in writers.items() if w.hashed},
+            "class_order": order_digest,
         }

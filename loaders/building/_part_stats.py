@@ -1,4 +1,4 @@
-"""Statistics over all parts, taken before the parts are merged."""
+"""Statistics over the parts of all shards, which are needed before the parts can be merged."""
 
 from __future__ import annotations
 
@@ -27,18 +27,25 @@ from twinfeed.loaders.support.array_types import Array
 
 
 class FieldTotals:
-    """Totals of a field over all shards; `kinds` maps each kind to the first shard with it."""
+    """Totals of a field over all shards, which decide how an index stores the field.
+
+    - `first_shards` maps each kind of the field, such as "bytes", to the first shard with this
+      kind. A field with several kinds is an error, and the error names these shards.
+    - `max_offset` and `max_length` are the largest byte offset and length of the field. The integer
+      types of the index must hold them.
+    - `widths` has the numbers of values per record that occur; see `FieldStats.column_width`.
+    """
 
     def __init__(self) -> None:
         self.first_shards, self.widths = dict[str, str](), set[int]()
         self.max_offset = self.max_length = self.num_shards = 0
 
-    def add(self, stats: FieldStats, path: str, records: int) -> None:
-        """Add the statistics of a shard."""
+    def add(self, stats: FieldStats, path: str, num_records: int) -> None:
+        """Add the statistics of the shard at `path`. A shard without records has no width."""
         self.first_shards.setdefault(stats.kind, path)
         self.max_offset = max(self.max_offset, stats.max_offset)
         self.max_length = max(self.max_length, stats.max_length)
-        if records:
+        if num_records:
             self.widths.add(stats.column_width)
             self.num_shards += 1
 
@@ -48,16 +55,29 @@ class FieldTotals:
         return next(iter(self.first_shards))
 
     def column_width(self, num_nonempty_shards: int) -> int:
-        """Return the number of values per record, if the field can be a column, or 0.
+        """Return the number of values per record if the field can be a column, otherwise 0.
 
-        Every record must have the same number. `num_nonempty_shards` is the number of shards with records.
+        In a column, every record of every shard has the same number of values. So the field must
+        occur in all shards that have records; these are `num_nonempty_shards`.
         """
         is_column = len(self.widths) == 1 and self.num_shards == num_nonempty_shards
         return next(iter(self.widths)) if is_column else 0
 
 
 class IndexStats:
-    """Totals over all parts; the parts themselves stay on disk."""
+    """Totals over all parts; the parts themselves stay on disk.
+
+    - `part_files`, `shard_paths`, `shard_sizes` (bytes), `shard_lengths` (records), `headers_crcs`,
+      `etags` and `sha256s` (32 bytes each) have an item for each shard, in order.
+    - `num_excluded` counts all records that are left out, and `num_cut_shards` the shards that are
+      indexed up to a bad record only.
+    - `fields` has the totals of each field, and `string_sizes` the number of keys and of paths of
+      loose files, with their bytes.
+    - `mixed_within_shards` are the features that are mixed within a shard; see `mixed_features`.
+    - `vocabulary` has the label names of all shards, and `first_labels` says where the first
+      integer label and the first label name are.
+    - `table` gives the labels by key, or is None if each record has its own label.
+    """
 
     def __init__(self, parts: Iterable[ShardPart], table: FromTable | None) -> None:
         self.table = table
@@ -67,7 +87,8 @@ class IndexStats:
         self.etags: list[str | None] = []
         self.shard_sizes, self.headers_crcs, self.shard_lengths = array("q"), array("L"), array("q")
         self.sha256s = bytearray()
-        self.num_records = self.num_excluded = self.num_cut_shards = self.num_nonempty_shards = self.num_files = 0
+        self.num_records = self.num_excluded = self.num_files = 0
+        self.num_cut_shards = self.num_nonempty_shards = 0
         self.fields = defaultdict[str, FieldTotals](FieldTotals)
         self.string_sizes: dict[str, tuple[int, int]] = {}
         self.mixed_within_shards: set[str] = set()
@@ -79,14 +100,14 @@ class IndexStats:
             self.add(part)
 
     def add(self, part: ShardPart) -> None:
-        """Add the statistics of a part."""
+        """Add the statistics of the next part; all parts have the same options."""
         if not self.part_files:
             self.options = part.options
             if self.table is not None:
                 self.options = replace(part.options, label_from="table")
         for name, (count, size) in part.string_sizes.items():
-            total = self.string_sizes.get(name, (0, 0))
-            self.string_sizes[name] = (total[0] + count, total[1] + size)
+            total_count, total_size = self.string_sizes.get(name, (0, 0))
+            self.string_sizes[name] = (total_count + count, total_size + size)
         self.num_files += part.num_files
         self.part_files.append(part.file)
         self.shard_paths.append(part.path)
@@ -101,46 +122,53 @@ class IndexStats:
         self.num_cut_shards += part.is_cut
         self.mixed_within_shards.update(part.mixed_features)
         self.vocabulary.add(part.label_names)
-        self.first_labels = part.first_labels | self.first_labels
+        self.first_labels = part.first_labels | self.first_labels  # that of an earlier part wins
         for name, stats in part.fields.items():
             self.fields[name].add(stats, part.path, part.num_records)
 
     @property
     def integer_labels(self) -> bool:
-        """Whether labels are integers."""
+        """Whether the labels are integers, or there are none and the background is an integer."""
         no_names = "names" not in self.first_labels and isinstance(self.options.background, int)
         return "integers" in self.first_labels or no_names
 
     def mixed_features(self) -> set[str]:
         """Return the names of bytes features with one value in some records, several in others.
 
+        A feature with one value has the kind "bytes", with several "bytes_list". Both kinds may be
+        in one shard, or in different shards.
+
         Raises:
-            ValueError: a feature has two other kinds, as bytes and floats.
+            ValueError: a feature has any other two kinds, such as "bytes" and "float_list".
         """
-        kinds_of = {name: totals.first_shards for name, totals in self.fields.items()}
-        conflicts = {name: kinds for name, kinds in kinds_of.items() if len(kinds) > 1}
-        for name, kinds in conflicts.items():
-            if kinds.keys() != {"bytes", "bytes_list"}:
-                where = " and ".join(f"{kind} in {kinds[kind]}" for kind in sorted(kinds))
+        mixed = set(self.mixed_within_shards)
+        for name, totals in self.fields.items():
+            kinds = totals.first_shards.keys()
+            if kinds == {"bytes", "bytes_list"}:
+                mixed.add(name)
+            elif len(kinds) > 1:
+                where = " and ".join(
+                    f"{kind} in {totals.first_shards[kind]}" for kind in sorted(kinds)
+                )
                 raise ValueError(
                     f"feature {name!r} is {where}: write it as one kind in all shards, or leave it "
                     "out with fields= (--field)"
                 )
-        return self.mixed_within_shards | conflicts.keys()
+        return mixed
 
     def check(self) -> None:
         """Raise ValueError if no index can be made of the parts; warn of shards without records."""
         if not self.num_records:
             raise ValueError(
-                f"no records: all {len(self.shard_paths)} shards are empty, or every record is left out, "
-                "for what it lacks (--missing skip) or by exclude="
+                f"no records: all {len(self.shard_paths)} shards are empty, or every record is "
+                "left out, because it lacks a field or label (--missing skip) or is in exclude="
             )
         if self.num_nonempty_shards < len(self.shard_paths):
             lengths = zip(self.shard_paths, self.shard_lengths, strict=True)
-            empty = [path for path, length in lengths if length == 0][:5]
+            empty = [path for path, length in lengths if length == 0]
             warnings.warn(
-                f"{len(self.shard_paths) - self.num_nonempty_shards} of {len(self.shard_paths)} shards have no records "
-                f"(first: {', '.join(empty)})",
+                f"{len(empty)} of {len(self.shard_paths)} shards have no records "
+                f"(first: {', '.join(empty[:5])})",
                 ShardWarning,
                 stacklevel=4,
             )
@@ -165,12 +193,15 @@ class IndexStats:
                     "feature with key="
                 )
             if "label" in self.fields:
-                raise label_field_error(next(iter(self.fields["label"].kinds.values())))
+                raise label_field_error(next(iter(self.fields["label"].first_shards.values())))
         else:
             check_one_kind(self.first_labels)
 
     def arrays(self) -> dict[str, Array]:
-        """Return by name the arrays of an index that have an entry for each shard."""
+        """Return by name the arrays of an index that have an item for each shard.
+
+        For two shards with 3 and 2 records, "shardlengths" is [3, 2] and "shardstops" is [3, 5].
+        """
         stops = np.cumsum(self.shard_lengths, dtype=np.int64)
         shards = np.array(list(zip(self.shard_sizes, self.headers_crcs, strict=True)), SHARD)
         lengths = np.diff(stops, prepend=0)
@@ -178,5 +209,5 @@ class IndexStats:
         if self.options.digest:
             arrays["shardsums"] = np.frombuffer(self.sha256s, np.uint8).reshape(-1, 32)
         if any(self.etags):
-            arrays |= StringColumn.of(tag or "" for tag in self.etags).arrays("tags")
+            arrays |= StringColumn.of(etag or "" for etag in self.etags).arrays("tags")
         return arrays | StringColumn.of(self.shard_paths).arrays("shardpaths")

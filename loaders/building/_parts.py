@@ -1,8 +1,9 @@
 """Parts: a part is a file with the arrays and statistics of one shard, before the merge.
 
-A part is a zip. Each array of each block of records is an entry, `NUMBER/NAME.npy`. The last entry
-is the statistics of the shard as JSON. At most a block is in memory. The zip has a CRC of each
-entry, and its directory comes last, so damage and truncation are found.
+A part is a zip. It has a file `NUMBER/NAME.npy` for each array of each block, where a block is
+consecutive records of the shard, and last the statistics of the shard as JSON. At most one block
+is in memory. A zip has a CRC of each file, and its directory at the end, so damage and truncation
+are found.
 """
 
 from __future__ import annotations
@@ -29,75 +30,87 @@ _STATS_FILE = "facts.json"
 
 
 class Block(NamedTuple):
-    """A block of records of a shard: their number, and their arrays by name.
+    """Consecutive records of a shard: how many they are, and their arrays by name.
 
-    The names are `rows-N` and `values-N` for field N, `keys-text`, `keys-ends`, `files-text`,
-    `files-ends`, and `labels` or `names`.
+    - `rows-N`: the location of field N in each record, see `row_type`; `values-N`: its values.
+    - `keys-text` and `keys-ends`, `files-text` and `files-ends`: the keys and the paths of loose
+      files, see `StringColumn`.
+    - `labels`: the integer labels, or `names`: of each label name its index in
+      `ShardPart.label_names`.
     """
 
-    records: int
+    num_records: int
     arrays: dict[str, Array]
 
 
 class FieldStats(NamedTuple):
-    """Statistics of a field of a shard: kind, largest offset, largest length, and `width`.
+    """Statistics of a field over the records of a shard, which decide how an index stores it.
 
-    `width` is the number of values of every record, or 0 if the field cannot be a column.
+    `kind` is that of `Range`, such as "bytes". `max_offset` and `max_length` are the largest byte
+    offset and length of the field. `column_width` is the number of values that every record has,
+    or 0 if the field cannot be a column.
     """
 
     kind: str
-    offset: int = 0
-    length: int = 0
-    width: int = 0
+    max_offset: int = 0
+    max_length: int = 0
+    column_width: int = 0
 
 
 @dataclass
 class ShardPart:
     """The statistics of one shard; its arrays stay in the file of the part.
 
-    - `tag` is the shard's ETag in its store.
-    - `excluded`, `skipped`: the numbers of records left out by `exclude=`, and for a missing field,
-      label or key. `broken`: whether the records after some record are left out.
-    - `block_arrays` has the number of records of each block, and the names of the block's arrays.
-    - `strings` has the number and the bytes of the "keys", and of the "files" of loose files.
-    - `labels` says where the first label of each kind ("integers", "names") is.
-    - `mixed` are the bytes features with one value in some records, and several in others.
-    - `names` are the names that the blocks refer to by number; None stands for no label.
+    - `bytes` is the size of the shard, `sha256` its digest in hex ("" if not asked for), `etag` its
+      ETag in an object store, and `headers_crc` a checksum of the headers of all its records.
+    - `num_excluded`, `num_skipped`: how many records are left out because of `exclude=`, and
+      because a field, the label or the key is missing.
+    - `is_cut`: whether the shard breaks off at a bad record, from which on all are left out.
+    - `mixed_features` are the bytes features with one value in some records, several in others.
+    - `block_arrays` has for each block its number of records, and the names of its arrays.
+    - `string_sizes` has for "keys", and for "files" (the paths of loose files), the number of
+      strings and of their bytes.
+    - `first_labels` says for errors where the first label of each kind, "integers" or "names", is.
+    - `label_names` are the different label names. The blocks have indices into this list. None
+      stands for a record without a label.
     """
 
     options: IndexOptions
     path: str
     bytes: int
-    tag: str | None = None
-    records: int = 0
-    headers: int = 0
+    etag: str | None = None
+    num_records: int = 0
+    headers_crc: int = 0
     sha256: str = ""
-    excluded: int = 0
-    broken: bool = False
-    skipped: int = 0
-    mixed: list[str] = field(default_factory=list)
+    num_excluded: int = 0
+    is_cut: bool = False
+    num_skipped: int = 0
+    mixed_features: list[str] = field(default_factory=list)
     block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)
-    strings: dict[str, tuple[int, int]] = field(default_factory=dict)
-    labels: dict[str, str] = field(default_factory=dict)
-    names: list[str | None] = field(default_factory=list)
+    string_sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
+    first_labels: dict[str, str] = field(default_factory=dict)
+    label_names: list[str | None] = field(default_factory=list)
     fields: dict[str, FieldStats] = field(default_factory=dict)
     file: Path = Path()
 
     @property
-    def files(self) -> int:
+    def num_files(self) -> int:
         """The number of loose files."""
-        return self.strings.get("files", (0, 0))[0]
+        return self.string_sizes.get("files", (0, 0))[0]
 
     @classmethod
     def load(cls, file: Path, /, *, check: bool = True) -> ShardPart | None:
-        """Load a part; return None if the file is missing, truncated or damaged."""
+        """Load a part; return None if the file is missing, truncated or damaged.
+
+        With `check`, all arrays are read too, to compare them with their CRCs.
+        """
         try:
             with open_file(file) as data, zipfile.ZipFile(data) as archive:
                 if check and archive.testzip() is not None:
                     return None
                 stats = json.loads(archive.read(_STATS_FILE))
             options = IndexOptions(**stats["options"])
-            fields = {name: FieldStats(*found) for name, found in stats["fields"].items()}
+            fields = {name: FieldStats(*values) for name, values in stats["fields"].items()}
             return cls(**stats | {"options": options, "fields": fields, "file": file})
         except Exception:  # damage can raise any error
             return None
@@ -106,8 +119,8 @@ class ShardPart:
         """Yield the blocks of records with their arrays; raise IndexFormatError for damage."""
         try:
             with open_file(self.file) as data, np.load(data) as arrays:  # checks CRCs
-                for number, (records, names) in enumerate(self.block_arrays):
-                    yield Block(records, {name: arrays[f"{number}/{name}"] for name in names})
+                for number, (num_records, names) in enumerate(self.block_arrays):
+                    yield Block(num_records, {name: arrays[f"{number}/{name}"] for name in names})
         except Exception as error:
             raise damaged_part(self.file) from error
 
@@ -117,12 +130,12 @@ def check_field_count(fields: Collection[str], /) -> None:
     if len(fields) > LIMITS.fields:
         raise ValueError(
             f"more than {LIMITS.fields} different fields ({', '.join(sorted(fields)[:5])}, ...): "
-            "name those you want with fields= (--field)"
+            "select fields with fields= (--field)"
         )
 
 
 def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
-    """Load a part; raise IndexFormatError if the file is missing or damaged."""
+    """Load a part as `ShardPart.load` does; raise IndexFormatError if it is missing or damaged."""
     if (part := ShardPart.load(file, check=check)) is None:
         raise damaged_part(file)
     return part
@@ -138,19 +151,19 @@ def damaged_part(file: Path, /) -> IndexFormatError:
 
 
 class PartFile:
-    """Write a part to a temporary file, which is renamed when the part is finished."""
+    """Write a part to a temporary file, which `finish` renames to the part's own name."""
 
     def __init__(self, file: Path, /) -> None:
         self.file = file
         self.zip = zipfile.ZipFile(file, "x")
         self.block_arrays: list[tuple[int, list[str]]] = []
 
-    def add(self, records: int, arrays: Mapping[str, Array], /) -> None:
+    def add(self, num_records: int, arrays: Mapping[str, Array], /) -> None:
         """Write a block of records, with its arrays by name."""
         for name, array in arrays.items():
             with self.zip.open(f"{len(self.block_arrays)}/{name}.npy", "w") as entry:
                 np.lib.format.write_array(entry, array, allow_pickle=False)
-        self.block_arrays.append((records, list(arrays)))
+        self.block_arrays.append((num_records, list(arrays)))
 
     def finish(self, part: ShardPart, /) -> None:
         """Write the statistics, and rename the file to its final name."""

@@ -20,7 +20,6 @@ from twinfeed.loaders.building._parts import (
     new_part,
 )
 from twinfeed.loaders.building.labels import (
-    FromFile,
     FromJson,
     check_one_kind,
     key_of,
@@ -48,17 +47,18 @@ WIDEST_COLUMN = 16
 """The maximum number of values per record of a column."""
 
 BLOCK_FIELDS = 1 << 16
-"""The approximate number of fields, over all records, of one block of a part."""
+"""The approximate size of a block of a part: the number of fields of its records together."""
 
-_CACHED, _CACHED_BYTES = 1 << 16, 64  # labels and decoded lists in a cache, and bytes of a label
-_DOTS_ADVICE = (
-    "; a sample's key ends at the first dot of its members' names, and parts that lie apart are "
-    "put together with --join (join=True)"
+_CACHE_ITEMS = 1 << 16  # of a cache of labels or of decoded lists
+_MAX_CACHED_BYTES = 64  # of the text of a cached label
+_TAR_ADVICE = (
+    "; in a tar, a sample's key ends at the first dot of its members' names, and members of one "
+    "sample that are not consecutive are joined with --join (join=True)"
 )
 _SKIP_ADVICE = "or leave such records out with --missing skip (missing='skip')"
 _FIELD_ADVICE = (
-    "name another (a key of a JSON field with FromJson, --label-json), let fields be empty with "
-    f"--missing empty, {_SKIP_ADVICE}"
+    "name another field (or a key of a JSON field with FromJson, --label-json), let fields be "
+    f"empty with --missing empty, {_SKIP_ADVICE}"
 )
 _LABEL_ADVICE = (
     f"put a file into a folder for its class, name it after the class, have a function return a "
@@ -68,14 +68,19 @@ _LABEL_ADVICE = (
 
 
 def build_part(plan: BuildPlan, job: Job, file: str) -> None:
-    """Scan the shard of a job, check every checksum, and write its part to `file`."""
-    source = plan.root if job.entries else join(plan.root, job.shard)
-    if isinstance(plan.root, str) and not job.entries:
-        resolve_below(plan.root, job.shard)
-    system.keep_freed_memory()  # of a chunk, for the next chunk
+    """Scan the shard (or the loose files) of a job, check every checksum, and write its part.
+
+    The part, which is merged into the index later, is written to `file`. This function runs in a
+    worker process.
+    """
+    is_shard = not job.entries
+    source = join(plan.root, job.shard) if is_shard else plan.root
+    if isinstance(plan.root, str) and is_shard:
+        resolve_below(plan.root, job.shard)  # an error for a shard outside the root
+    system.keep_freed_memory()  # each chunk of the shard reuses the memory of the chunk before
     with local_copy(source) as local_file:
-        size = 0 if job.entries else os.stat(local_file.path).st_size
-        part = ShardPart(plan.options, job.shard, size, local_file.tag, file=Path(file))
+        size = os.stat(local_file.path).st_size if is_shard else 0
+        part = ShardPart(plan.options, job.shard, size, local_file.etag, file=Path(file))
         try:
             with new_part(part.file) as part_file:
                 scanner = ShardScanner(plan, part, str(source), local_file.path, part_file)
@@ -83,217 +88,270 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
                 part.sha256 = file_digest(Path(local_file.path)) if plan.options.digest else ""
                 scanner.finish()
         except LoaderError as error:
-            if not job.entries:
+            if is_shard:
                 error.path = str(source)  # the local file may be a temporary copy
             raise
 
 
 def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
-    """Add every record of a shard to the scanner, except those that are excluded."""
-    part = scanner.part
-    bad: set[int | None] = set()
+    """Add every record of a shard to the scanner, except those that the job excludes.
 
-    def on_bad(error: DataCorruptionError) -> None:
+    Excluded records may be bad: their errors are ignored. With `job.exclude_from`, the shard may
+    even be unreadable from this record or a later one on.
+    """
+    part = scanner.part
+    excluded: set[int | None] = set()
+
+    def ignore_if_excluded(error: DataCorruptionError) -> None:
         if not job.excludes(error.record):
             raise error
-        bad.add(error.record)
+        excluded.add(error.record)
 
-    looks_at_each = job.exclude or job.rest is not None or plan.keys is not None
-    items = plan.scan(job, path, on_bad)
+    items: Iterator[Record | RecordChunk] = plan.scan(job, path, ignore_if_excluded)
+    # Chunks of records are faster, but excluding and label functions need single records.
+    excludes = job.exclude or job.exclude_from is not None or plan.keys is not None
+    if excludes or callable(plan.label):
+        items = one_by_one(items)
     try:
-        for item in one_by_one(items) if looks_at_each or callable(plan.label) else items:
+        for item in items:
             if isinstance(item, RecordChunk):
                 part.headers_crc = add_headers(part.headers_crc, item.headers)
                 scanner.add_chunk(item)
                 continue
             part.headers_crc = add_headers(part.headers_crc, [item.header])
             if job.excludes(item.number):
-                bad.add(item.number)
+                excluded.add(item.number)
             else:
                 scanner.add(item)
-    except DataCorruptionError as error:
-        if job.rest is None or error.record is None or error.record < job.rest:
+    except DataCorruptionError as error:  # the scan cannot continue after this record
+        if job.exclude_from is None or error.record is None or error.record < job.exclude_from:
             raise
-        bad.add(error.record)
+        excluded.add(error.record)
         part.is_cut = True
-    part.num_excluded = len(bad)
+    part.num_excluded = len(excluded)
 
 
-class _Column:
-    """The rows of a field in the current block, and its values if it can be a column.
+class _FieldBuffer:
+    """The location of a field in each record of the current block, and its values if numeric.
 
-    A row is (offset, length, checksum). A column is a field with the same few numbers per record.
+    - `rows` has three integers for each record, one after another: the byte offset of the field (of
+      loose files, the number of its file), its length, and the CRC-32C of its bytes. A record
+      without the field has `MISSING_ROW`.
+    - `values` has the numbers of each record, as long as the field can be a column: every record
+      has `column_width` numbers. `num_decoded` counts the records with values, over all blocks.
+    - `max_offset` and `max_length` are over all blocks.
+    - `kind` is that of `Range`, and `first_record` the first record with the field, for errors.
     """
 
     def __init__(self, kind: str, first_record: int) -> None:
         self.kind = kind
         self.first_record = first_record
-        self.offset = self.length = self.width = self.count = 0
-        self.numeric = kind not in ("bytes", "bytes_list")
-        self.decode = lru_cache(_CACHED)(partial(decode_list, kind))
-        self.clear()
+        self.max_offset = self.max_length = self.column_width = self.num_decoded = 0
+        self.can_be_column = kind not in ("bytes", "bytes_list")
+        self.decode = lru_cache(_CACHE_ITEMS)(partial(decode_list, kind))
+        self.start_block()
 
-    def clear(self) -> None:
-        """Start the next block."""
+    def start_block(self) -> None:
+        """Remove the rows and values of the last block."""
         self.rows = array("q")
         self.values: list[Array] = []
 
-    def add(self, row: int, range_: Range, offset: int) -> None:
-        """Add the field of record number `row` of the block. Records before it may not have it."""
-        self.pad(row)
-        self.rows.extend((offset, range_.length, crc32c(range_.data)))
+    def add(self, position: int, range_: Range, location: int) -> None:
+        """Add the field of the record at `position` in the block.
+
+        `location` is the byte offset of the field, or of loose files the number of its file.
+        """
+        self.add_missing(position)
+        self.rows.extend((location, range_.length, crc32c(range_.data)))
         self.add_values([range_.data])
 
-    def add_chunk(self, row: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
-        """Add the ranges of a chunk's records, the first of which has number `row` in the block."""
-        self.pad(row)
+    def add_chunk(self, position: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
+        """Add the field of several records of a chunk, the first at `position` in the block.
+
+        The bytes of the field are `[starts, stops)` of the chunk's data, one range for each record.
+        """
+        self.add_missing(position)
         checksums = np.array(crc32c_of_each(slices(chunk.data, starts, stops)), np.int64)
         rows = np.stack([starts + chunk.offset, stops - starts, checksums], axis=1)
         self.rows.frombytes(rows.tobytes())
         self.add_values(slices(chunk.data, starts, stops))
 
     def add_values(self, lists: Iterable[bytes]) -> None:
-        """Add the values of further records, unless the field cannot be a column."""
-        if self.numeric:
+        """Decode and add the number lists of further records, if the field can be a column."""
+        if self.can_be_column:
             values = [np.asarray(self.decode(data)) for data in lists]
-            if self.count == 0:
-                self.width = len(values[0])
-            self.count += len(values)
+            if self.num_decoded == 0:
+                self.column_width = len(values[0])
+            self.num_decoded += len(values)
             self.values += values
-            self.numeric = self.width <= WIDEST_COLUMN and {*map(len, values)} == {self.width}
+            widths = set(map(len, values))
+            self.can_be_column = (
+                widths == {self.column_width} and self.column_width <= WIDEST_COLUMN
+            )
 
-    def pad(self, records: int) -> None:
-        """Add a missing row for each further record of the block, up to this number of records."""
-        self.rows.extend(MISSING_ROW * (records - len(self.rows) // len(MISSING_ROW)))
+    def add_missing(self, position: int) -> None:
+        """Add a row without the field for each record before `position` that has no row yet."""
+        num_rows = len(self.rows) // len(MISSING_ROW)
+        self.rows.extend(MISSING_ROW * (position - num_rows))
 
-    def arrays(self, number: int, records: int, *, whole_files: bool) -> dict[str, Array]:
-        """Return the arrays of field `number` for a block: its rows, and its values if it can be a
-        column.
+    def arrays(self, number: int, num_records: int, *, whole_files: bool) -> dict[str, Array]:
+        """Return the arrays of the current block: `rows-N`, and `values-N` if it can be a column.
+
+        N is the `number` of the field. `whole_files` says that the records are loose files.
         """
-        self.pad(records)
-        columns = np.frombuffer(self.rows, np.int64).reshape(records, -1).T
-        self.offset = max(self.offset, int(columns[0].max()))
-        self.length = max(self.length, int(columns[1].max()))
-        rows = np.empty(records, row_type(self.offset, self.length, whole_files=whole_files))
-        for name, column in zip(rows.dtype.names or (), columns, strict=True):
-            rows[name] = column
+        self.add_missing(num_records)
+        locations, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(num_records, 3).T
+        self.max_offset = max(self.max_offset, int(locations.max()))
+        self.max_length = max(self.max_length, int(lengths.max()))
+        # The narrowest integers that hold them. The merge converts them to those of the index.
+        dtype = row_type(self.max_offset, self.max_length, whole_files=whole_files)
+        rows = np.empty(num_records, dtype)
+        rows["file" if whole_files else "offset"] = locations
+        rows["length"], rows["crc"] = lengths, crcs
         arrays: dict[str, Array] = {f"rows-{number}": rows}
-        if self.numeric and len(self.values) == records:
-            arrays[f"values-{number}"] = np.concatenate(self.values).reshape(records, self.width)
+        if self.can_be_column and len(self.values) == num_records:
+            values = np.concatenate(self.values)
+            arrays[f"values-{number}"] = values.reshape(num_records, self.column_width)
         return arrays
 
-    def stats(self, records: int) -> FieldStats:
-        """Return the statistics of the field; the shard has this number of records."""
-        width = self.width if self.numeric and self.count == records else 0
-        return FieldStats(self.kind, self.offset, self.length, width)
+    def stats(self, num_records: int) -> FieldStats:
+        """Return the statistics of the field, for a shard with `num_records` records."""
+        is_column = self.can_be_column and self.num_decoded == num_records
+        width = self.column_width if is_column else 0
+        return FieldStats(self.kind, self.max_offset, self.max_length, width)
 
 
 class ShardScanner:
-    """Turn the records of a shard, added one by one, into the blocks of a part."""
+    """Write the records of a shard to the blocks of its part.
+
+    Records are added to a block in memory (`keys`, `files`, `labels`, and a `_FieldBuffer` for each
+    field), which is written when it has about `BLOCK_FIELDS` fields.
+
+    - `wanted_keys`: records with other keys are skipped; None for no such limit.
+    - `wanted_fields`: each field's name in the index, and the names that it may have in a record.
+    - `files`: the paths of the files of all records, if the records are loose files.
+    - `vocabulary`: the different label names so far.
+    """
 
     def __init__(
         self, plan: BuildPlan, part: ShardPart, shard: str, path: str, part_file: PartFile
     ) -> None:
         self.options, self.label_source, self.wanted_keys = plan.options, plan.label, plan.keys
         self.part, self.part_file = part, part_file
-        self.shard, self.path = shard, path  # its path or URL, and the file with its bytes
+        self.shard, self.path = shard, path  # the path or URL of the shard, and a local copy
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
         self.wanted_fields = [(name, names.split(";")) for name, names in fields.items()]
-        self.key_and_label_names = {plan.options.key, plan.label if isinstance(plan.label, str) else None}
-        self.columns: dict[str, _Column] = {}
+        self.key_and_label_names = {
+            plan.options.key,
+            plan.label if isinstance(plan.label, str) else None,
+        }
+        self.buffers: dict[str, _FieldBuffer] = {}
         self.vocabulary = Vocabulary()
         self.cached_labels = defaultdict[str, dict[bytes | str, Label | None]](dict)
-        self.clear()
+        self.start_block()
 
-    def clear(self) -> None:
-        """Start the next block."""
+    def start_block(self) -> None:
+        """Start the next block, without records."""
         self.num_records = self.num_fields = 0
         self.keys: list[str] = []
         self.files: list[str] = []
         self.labels: list[Label | None] = []
 
     def add(self, record: Record) -> None:
-        """Add a record, or skip it if a field or the label is missing."""
+        """Add a record to the block; skip it if its key is not wanted.
+
+        A record that lacks a field or the label is skipped too, or raises DataCorruptionError, as
+        the option `missing` says.
+        """
         if self.options.key is not None:
             record = record._replace(key=key_of(self.options.key, record, self.path))
-        if (
-            self.wanted_keys is not None
-            and record.key is not None
-            and record.key not in self.wanted_keys
-        ):
+        key = record.key
+        if self.wanted_keys is not None and key is not None and key not in self.wanted_keys:
             self.part.num_skipped += 1
             return
-        selected = self.select(record)
-        if selected is None or not self.add_label(record):
+        fields = self.select_fields(record)
+        if fields is None or not self.add_label(record):
             return
-        if record.key is not None:
-            self.keys.append(record.key)
-        first_file = self.part.num_files + len(self.files)  # of the loose files of this record
+        if key is not None:
+            self.keys.append(key)
+        first_file = self.part.num_files + len(self.files)  # the number of the record's first file
         self.files += record.paths
-        for name, alias in selected:
-            self.add_field(name, record.fields[alias], first_file, record.number)
-        self.finish_records(1, len(selected))
+        for name, stored_name in fields:
+            self.add_field(name, record.fields[stored_name], first_file, record.number)
+        self.finish_records(1, len(fields))
 
     def add_chunk(self, chunk: RecordChunk) -> None:
-        """Add records that all have the same fields."""
+        """Add the records of a chunk, which all have the same fields, as `add` adds a single one.
+
+        They are added as arrays, without a Python object for each record.
+        """
         if self.options.key is not None:
-            key_of(self.options.key, chunk.record(0), self.path)  # an error, if there are no keys
+            key_of(self.options.key, chunk.record(0), self.path)  # raises an error without a key
             keys = chunk.values(self.options.key)
             chunk = chunk._replace(keys=[key.decode("utf-8", "surrogateescape") for key in keys])
-        selected = self.select(chunk.record(0))
-        if selected is None:
+        fields = self.select_fields(chunk.record(0))
+        if fields is None:
             self.part.num_skipped += len(chunk.headers) - 1  # the other records lack the same field
             return
         labelled = self.add_labels(chunk)
+        # Only one label is added before the fields are checked, so that errors are raised in the
+        # order of the records: an error in a field of the first record, then of later labels.
         first = next(labelled, None)
         if first is None:
             return
-        columns = []
-        for name, alias in selected:
-            kind, starts, stops, heads = chunk.fields[alias]
+        buffers = []
+        for name, stored_name in fields:
+            kind, starts, stops, heads = chunk.fields[stored_name]
             if kind == "bytes" and name in self.options.lists:
-                kind, starts = "bytes_list", starts - heads
-            columns.append((self.column_for(name, kind, chunk.number + first), starts, stops))
+                kind, starts = "bytes_list", starts - heads  # with the head of the list message
+            buffers.append((self.buffer_of(name, kind, chunk.number + first), starts, stops))
         kept = [first, *labelled]
         self.keys += [key for key in map(chunk.keys.__getitem__, kept) if key is not None]
-        for column, starts, stops in columns:
-            if column is not None:
-                column.add_chunk(self.num_records, chunk, starts[kept], stops[kept])
-        self.finish_records(len(kept), len(selected))
+        for buffer, starts, stops in buffers:
+            if buffer is not None:
+                buffer.add_chunk(self.num_records, chunk, starts[kept], stops[kept])
+        self.finish_records(len(kept), len(fields))
 
     def add_labels(self, chunk: RecordChunk) -> Iterator[int]:
-        """Add the label of each record of a chunk; yield which of the records are not skipped.
+        """Add the label of each record of a chunk to the block.
 
-        Equal bytes of the label's field, or else equal keys, give equal labels, which are cached.
+        The index in the chunk of each record that is not skipped is yielded, after its label was
+        added. Labels are cached by what they are computed from: the bytes of the label's field, or
+        the record's key where folders or file names give the labels.
         """
         if self.label_source is None:
             yield from range(len(chunk.headers))
             return
-        name = self.label_source.field if isinstance(self.label_source, FromJson) else self.label_source
+        source = self.label_source
+        field = source.field if isinstance(source, FromJson) else source
         kind: str = "key"
         values: Iterable[bytes | str] = [key or "" for key in chunk.keys]
-        if isinstance(name, str) and name in chunk.fields:
-            kind, values = chunk.fields[name].kind, chunk.values(name)
-        cache = self.cached_labels[kind]
+        if isinstance(field, str) and field in chunk.fields:
+            kind, values = chunk.fields[field].kind, chunk.values(field)
+        cache = self.cached_labels[kind]  # equal bytes of two kinds may be different labels
         for n, value in enumerate(values):
             if value in cache:
                 self.labels.append(cache[value])
-            elif not self.add_label(chunk.record(n)):
-                continue
-            elif len(cache) < _CACHED and len(value) <= _CACHED_BYTES:
-                cache[value] = self.labels[-1]
-            yield n
+                yield n
+            elif self.add_label(chunk.record(n)):
+                if len(cache) < _CACHE_ITEMS and len(value) <= _MAX_CACHED_BYTES:
+                    cache[value] = self.labels[-1]
+                yield n
 
     def finish_records(self, num_records: int, num_fields: int) -> None:
-        """Count records that were added, and write the block if it is full."""
+        """Count records that were added, with `num_fields` fields each; write the block if full."""
         self.num_records += num_records
-        self.num_fields += num_records * (1 + num_fields)
+        self.num_fields += num_records * (1 + num_fields)  # the key and label count as one field
         if self.num_fields >= BLOCK_FIELDS:
             self.write_block()
 
     def add_label(self, record: Record) -> bool:
-        """Add the label of a record; return False if the record is to be skipped."""
+        """Add the label of a record to the block; return False if the record must be skipped.
+
+        A record without a label is skipped or raises DataCorruptionError, by `missing`, unless
+        there is a `background` label. Then None is added, which later stands for the background.
+        """
         source = self.label_source
         if source is None:
             return True
@@ -301,8 +359,7 @@ class ShardScanner:
         if label is not None:
             self.check_label_kind(label, record)
         elif self.options.background is None:
-            has_name = isinstance(source, str | FromJson | FromFile)
-            missing = f"what {label_source_text(source)} names" if has_name else "a label"
+            missing = f"a label: {label_source_text(source)} gives none"
             from_field = isinstance(source, str | FromJson)
             self.skip_or_raise(missing, record, _FIELD_ADVICE if from_field else _LABEL_ADVICE)
             return False
@@ -310,91 +367,106 @@ class ShardScanner:
         return True
 
     def check_label_kind(self, label: Label, record: Record) -> None:
-        """Raise ValueError for labels of two kinds."""
-        kind, labels = label_kind(label), self.part.first_labels
-        if kind not in labels:
+        """Raise ValueError if the shard has both integer labels and label names."""
+        kind, first_labels = label_kind(label), self.part.first_labels
+        if kind not in first_labels:
             where = f"{self.part.path}, record {record.number}, key {record.key!r}"
-            labels[kind] = f"{where}: {label!r}"
-            check_one_kind(labels)
+            first_labels[kind] = f"{where}: {label!r}"
+            check_one_kind(first_labels)
 
-    def select(self, record: Record) -> list[tuple[str, str]] | None:
-        """Return (name in the index, name in the record) of each field to index; None to skip the
-        record.
+    def select_fields(self, record: Record) -> list[tuple[str, str]] | None:
+        """Return for each field to index its name in the index, and its name in the record.
 
-        `wanted_fields` has for each name the aliases that the field may have in the record.
+        For example, `fields={"image": "jpg;png"}` gives [("image", "png")] for a record with the
+        fields "png" and "txt". None is returned if the record lacks a field and must be skipped.
         """
         if self.options.fields is None:
             return [(name, name) for name in record.fields if name not in self.key_and_label_names]
         selected = []
-        for name, aliases in self.wanted_fields:
-            for alias in aliases:
-                if alias in record.fields:
-                    if (name, alias) != ("label", self.label_source):  # else it becomes the label column
-                        selected.append((name, alias))
-                    break
-            else:
-                if self.options.missing != "empty":
-                    names = "" if [*aliases] == [name] else f" ({' or '.join(aliases)})"
-                    self.skip_or_raise(f"the field {name!r}{names}", record, _FIELD_ADVICE)
-                    return None
+        for name, stored_names in self.wanted_fields:
+            present = [stored_name for stored_name in stored_names if stored_name in record.fields]
+            if present:
+                # A field "label" that gives the labels is indexed as the column "label" only.
+                if (name, present[0]) != ("label", self.label_source):
+                    selected.append((name, present[0]))
+            elif self.options.missing != "empty":
+                names = "" if stored_names == [name] else f" ({' or '.join(stored_names)})"
+                self.skip_or_raise(f"the field {name!r}{names}", record, _FIELD_ADVICE)
+                return None
         return selected
 
     def skip_or_raise(self, missing: str, record: Record, advice: str) -> None:
-        """Count a record with a missing field or label as skipped, if `missing="skip"`.
+        """Count a record as skipped if `missing="skip"` is set; otherwise raise an error.
+
+        `missing` is the field or label that the record lacks.
 
         Raises:
-            DataCorruptionError: otherwise.
+            DataCorruptionError: the option `missing` is "error" or "empty".
         """
         if self.options.missing != "skip":
-            tar_advice = _DOTS_ADVICE if self.options.container == "tar" else ""
+            tar_advice = _TAR_ADVICE if self.options.container == "tar" else ""
             raise missing_error(missing, record, self.path, advice + tar_advice)
         self.part.num_skipped += 1
 
     def add_field(self, name: str, range_: Range, first_file: int, number: int) -> None:
-        """Add a field of record `number`, converted to a list if the index has it as a list.
+        """Add a field of the record with this `number` in the shard to the block.
 
-        `first_file` is the number of the record's first loose file.
+        A bytes value is converted to a list of one value if the option `lists` has the field. Loose
+        files are numbered over the whole shard, and `first_file` is the number of the first file of
+        the record. The number takes the place of a byte offset, since a field is a whole file.
         """
         if range_.kind == "bytes" and name in self.options.lists:
             range_ = self.as_list(range_)
-        column = self.column_for(name, range_.kind, number)
-        if column is not None:
-            offset = first_file + range_.file_number if self.whole_files else range_.offset
-            column.add(self.num_records, range_, offset)
+        buffer = self.buffer_of(name, range_.kind, number)
+        if buffer is not None:
+            location = first_file + range_.file_number if self.whole_files else range_.offset
+            buffer.add(self.num_records, range_, location)
 
-    def column_for(self, name: str, kind: str, number: int) -> _Column | None:
-        """Return the column of a field of record `number`; None if the field has two kinds."""
-        column = self.columns.get(name)
-        if column is None:
+    def buffer_of(self, name: str, kind: str, number: int) -> _FieldBuffer | None:
+        """Return the buffer of a field, which has this `kind` in record `number`.
+
+        Returns None if the field is single bytes in some records and a list of bytes in others. It
+        is added to `part.mixed_features`, and the build starts again, reading all as lists.
+
+        Raises:
+            ValueError: the field has other kinds in different records, such as "bytes" and
+                "float_list", or is called "label" but is not the label.
+        """
+        buffer = self.buffers.get(name)
+        if buffer is None:
             if name == "label" and self.label_source is not None:
                 raise label_field_error(self.part.path)
-            column = self.columns[name] = _Column(kind, number)
-            check_field_count(self.columns)
-        elif column.kind != kind:
-            if {column.kind, kind} != {"bytes", "bytes_list"}:
+            buffer = self.buffers[name] = _FieldBuffer(kind, number)
+            check_field_count(self.buffers)
+        elif buffer.kind != kind:
+            if {buffer.kind, kind} != {"bytes", "bytes_list"}:
                 raise ValueError(
-                    f"feature {name!r} of {self.part.path} is {column.kind} in record "
-                    f"{column.first_record} and {kind} in record {number}"
+                    f"feature {name!r} of {self.part.path} is {buffer.kind} in record "
+                    f"{buffer.first_record} and {kind} in record {number}"
                 )
             if name not in self.part.mixed_features:
                 self.part.mixed_features.append(name)
             return None
-        return column
+        return buffer
 
     def as_list(self, range_: Range) -> Range:
-        """Return the BytesList message around a single bytes value of a TFRecord."""
+        """Return a single bytes value of a TFRecord as a list of one value.
+
+        In the file, the value is the end of a BytesList message, which begins `range_.head` bytes
+        before the value. The range of the message reads as a list.
+        """
         start, length = range_.offset - range_.head, range_.length + range_.head
         with open_file(self.path) as file:
-            head = os.pread(file.fileno(), range_.head, start)
-        return Range("bytes_list", range_.file_number, start, length, head + range_.data, 0)
+            data = os.pread(file.fileno(), range_.head, start) + range_.data
+        return range_._replace(kind="bytes_list", offset=start, length=length, data=data, head=0)
 
     def write_block(self) -> None:
-        """Write the current block, and start the next."""
+        """Write the current block to the part's file, add it to the statistics, start the next."""
         part, arrays = self.part, dict[str, Array]()
-        for number, field in enumerate(self.columns.values()):
-            if field.rows:
-                arrays |= field.arrays(number, self.num_records, whole_files=self.whole_files)
-                field.clear()
+        for number, buffer in enumerate(self.buffers.values()):
+            if buffer.rows:
+                arrays |= buffer.arrays(number, self.num_records, whole_files=self.whole_files)
+                buffer.start_block()
         for name, strings in (("keys", self.keys), ("files", self.files)):
             if strings:
                 column = StringColumn.of(strings)
@@ -405,10 +477,14 @@ class ShardScanner:
             arrays |= self.label_arrays()
         self.part_file.add(self.num_records, arrays)
         part.num_records += self.num_records
-        self.clear()
+        self.start_block()
 
     def label_arrays(self) -> dict[str, Array]:
-        """Return the labels of the block: the integers, or the numbers of the names."""
+        """Return the labels of the block: `labels` are integers; `names` are indices of names.
+
+        The indices are those of the label names in `vocabulary`, with None for a record without a
+        label. The classes of the index are numbered later, when the names of all shards are known.
+        """
         if "integers" not in self.part.first_labels:
             return {"names": self.vocabulary.add(self.labels)}
         if None in self.labels:
@@ -417,9 +493,10 @@ class ShardScanner:
         return {"labels": np.array(self.labels, np.int64)}
 
     def finish(self) -> None:
-        """Write the last block, and the statistics of the part."""
-        self.write_block()
+        """Write the last block, unless it is empty, and the statistics of the part."""
+        if self.num_records:
+            self.write_block()
         part = self.part
         part.label_names = self.vocabulary.names
-        part.fields = {name: column.stats(part.num_records) for name, column in self.columns.items()}
+        part.fields = {name: buf.stats(part.num_records) for name, buf in self.buffers.items()}
         self.part_file.finish(part)

@@ -115,9 +115,10 @@ def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     for job in source.jobs:
         records = by_shard[job.shard]
         _check_keys(job, records)
-        rest = min((record.record for record in records if record.rest), default=None)
-        numbers = (record.record for record in records if rest is None or record.record <= rest)
-        jobs.append(job._replace(exclude=frozenset(numbers), rest=rest))
+        # The first record from which on the shard is unreadable; numbers after it have no effect.
+        start = min((record.record for record in records if record.rest), default=None)
+        numbers = (record.record for record in records if start is None or record.record <= start)
+        jobs.append(job._replace(exclude=frozenset(numbers), exclude_from=start))
     return jobs
 
 

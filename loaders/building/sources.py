@@ -34,7 +34,8 @@ FILES_PER_PART = 4096
 class Job(NamedTuple):
     """A task of the build: to scan a shard, or consecutive loose files.
 
-    The records with a number in `exclude` are left out, and all records from number `rest` on.
+    `entries` are the records of loose files, and empty for a shard. Records are numbered within the
+    job. Those in `exclude` are left out, and all records from number `exclude_from` on.
 
     >>> Job("train-00000.tar").entries
     ()
@@ -43,13 +44,14 @@ class Job(NamedTuple):
     shard: str
     entries: tuple[Entry, ...] = ()
     exclude: frozenset[int] = frozenset()
-    rest: int | None = None
+    exclude_from: int | None = None
 
     def excludes(self, number: int | None) -> bool:
-        """Return whether the record of this number is to be left out."""
+        """Return whether the record with this number is left out; False if it is not known."""
         if number is None:
             return False
-        return number in self.exclude or (self.rest is not None and number >= self.rest)
+        is_after = self.exclude_from is not None and number >= self.exclude_from
+        return number in self.exclude or is_after
 
 
 class ShardSource(NamedTuple):
@@ -104,10 +106,10 @@ def find_source(
 
 
 class LocalFile(NamedTuple):
-    """A local file with the bytes of a shard, and the tag that a store gave the shard."""
+    """A local file with the bytes of a shard, and the shard's ETag in an object store, if any."""
 
     path: str
-    tag: str | None = None
+    etag: str | None = None
 
 
 @contextmanager
@@ -127,10 +129,10 @@ def local_copy(path: Root) -> Iterator[LocalFile]:
 
 
 def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
-    """Return for each job a text that changes when its part must be built again.
+    """Return for each job a text that identifies what its part is built from.
 
     It has the path, size and time (or ETag) of the shard or of each loose file, and the numbers of
-    the excluded records.
+    the excluded records. A part that an earlier build left is used again if its text is the same.
     """
     if isinstance(root, Location):
         infos = store_of(root).stat([job.shard for job in jobs], fresh=True)
@@ -138,7 +140,7 @@ def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
     else:
         states = [list(_file_states(root, job)) for job in jobs]
     return [
-        repr([state, [entry.key for entry in job.entries], sorted(job.exclude), job.rest])
+        repr([state, [entry.key for entry in job.entries], sorted(job.exclude), job.exclude_from])
         for job, state in zip(jobs, states, strict=True)
     ]
 
@@ -152,9 +154,10 @@ def _file_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | N
 
 
 def _loose_entries(shards: Shards) -> list[Entry] | None:
-    """Return the entries of loose files, if `shards` is a local folder or a list of entries.
+    """Return the `Entry` of each record, if an index of loose files is asked for.
 
-    Returns None if `shards` has the names of shards.
+    Loose files are files that are a field each, such as images. `shards` then is a local folder of
+    images or a list of `Entry`. None is returned if it has the names of shards.
     """
     if isinstance(shards, (str, os.PathLike)):
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
@@ -162,13 +165,13 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
         entries = list_images(shards)
         empty = empty_class_folders(shards, entries)
         if empty is not None:
-            warnings.warn(f"{empty}, and have no label here", ShardWarning, stacklevel=4)
+            warnings.warn(f"{empty}, so they are not classes", ShardWarning, stacklevel=4)
         return entries
     items: list[Any] = list(shards) if isinstance(shards, Sequence) else []
     if not (items and all(isinstance(item, Entry) for item in items)):
         return None
     if not any(entry.paths for entry in items):
-        raise ValueError("no Entry names a file: give each its files by field name")
+        raise ValueError("no Entry has a file: list the files of each one by field name")
     return items
 
 

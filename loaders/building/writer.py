@@ -70,9 +70,9 @@ class ArrayFile:
     `size` is the size of the finished file in bytes.
     """
 
-    def __init__(self, file: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
-        self._out = file.open("xb", buffering=_BUFFER)
-        self.file = file
+    def __init__(self, path: Path, dtype: npt.DTypeLike, shape: Sequence[int], /) -> None:
+        self._out = path.open("xb", buffering=_BUFFER)
+        self.path = path
         self.digest = hashlib.sha256()
         self.bytes = 0
         self.dtype, self.shape = np.dtype(dtype), tuple(shape)
@@ -102,7 +102,7 @@ class ArrayFile:
         os.fsync(self._out.fileno())
         self.close()
         if self.bytes != self.size:
-            raise damaged_part(self.file)
+            raise damaged_part(self.path)
         entry = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
         return entry | {"sha256": self.digest.hexdigest()}
 
@@ -131,7 +131,7 @@ class IndexWriter:
         """Finish the file of an array, and return the array memory-mapped."""
         file = self.open_arrays.pop(name)
         self._entries[name] = file.entry()
-        return np.asarray(np.lib.format.open_memmap(file.file, mode="r"))
+        return np.asarray(np.lib.format.open_memmap(file.path, mode="r"))
 
     def finish(self, content: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
         """Replace the index by the arrays, and by a manifest with `content` and `options`.

@@ -301,7 +301,9 @@ def test_labels_come_from_the_names_of_class_files(tmp_path: Path, names: tuple[
     assert index.labels.tolist() == labels
     assert (index.options.label_from, index.options.label) == ("file", pattern)
     other = FromFile("z(.)")
-    with pytest.raises(DataCorruptionError, match=r"lacks what label=FromFile.* \(--label-file 'z"):
+    with pytest.raises(
+        DataCorruptionError, match=r"lacks a label: label=FromFile.* \(--label-file 'z"
+    ):
         build_index(shards, tmp_path / "x.index", label=other)
     index = build_index(shards, tmp_path / "x.index", label=other, background=3)
     assert set(index.labels) == {3}
@@ -857,7 +859,7 @@ REFUSED: Refused = [
     (of("tar/gone.tar"), FileNotFoundError, r"gone\.tar"),
     *((of(*caught), LoaderError, FOREIGN) for caught in (["old*"], ["old.index", TAR], ["[t]ar"])),
     (lambda _: build_index("memory://none/", "x.index"), LoaderError, FOREIGN),
-    (of({"a": None}), ValueError, "no Entry names a file"),
+    (of({"a": None}), ValueError, "no Entry has a file"),
     (of("no images"), FileNotFoundError, "no image .*below the folder .*no images"),
     (of(TAR, root="/elsewhere"), ValueError, "must lie below the root /elsewhere.* give root="),
     # Where the index goes
@@ -880,7 +882,7 @@ REFUSED: Refused = [
     (of(TAR, classes=[1, 2]), TypeError, r"classes must be a list of names, got \[1, 2\]"),
     (of(TAR, classes=["a", "b", "a"]), ValueError, r"classes must be different .* got \['a'\]"),
     (of(TAR, classes=["a", ""]), ValueError, r"not empty, got \[''\]"),
-    (of(TAR, classes=["a"]), ValueError, "the index has no labels: name the source"),
+    (of(TAR, classes=["a"]), ValueError, "the index has no labels: say with label="),
     (of(RECORDS, label="label", classes=["a"]), ValueError, r"outside \[0, 1\) of .*first: \[1,"),
     (of(classed("dog", "cat"), label="cls", classes=["dog"]), ValueError, r"not among .*\['cat'"),
     # Bad records
@@ -925,8 +927,12 @@ REFUSED: Refused = [
             rf"a record lacks {lacked}.*0\.tfrecord.*record: 1\n.*\['cls', 'png'\]\n.*{todo}",
         )
         for options, lacked, todo in (
-            ({"label": "clas"}, "what label='clas' names", "--missing skip"),
-            ({"label": FromJson("jsn", "a")}, "what label=FromJson.* names", "--missing skip"),
+            ({"label": "clas"}, "a label: label='clas' gives none", "--missing skip"),
+            (
+                {"label": FromJson("jsn", "a")},
+                "a label: label=FromJson.* gives none",
+                "--missing skip",
+            ),
             ({"fields": {"image": "jpg;jpeg"}}, r"the field 'image' \(jpg or jpeg\)", "empty"),
             ({"key": "name"}, "the bytes feature 'name' of key=", "name another"),
         )
