@@ -18,15 +18,20 @@ from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.storage.disk_cache import DiskCache
 from twinfeed.loaders.support.array_types import Int64s
 
-Fetch = Callable[[int, int, int, int], memoryview]
-"""Return a range of a shard from its store, for a step: (shard, start, stop, step)."""
+FetchRange = Callable[[int, int, int, int], memoryview]
+"""A function (shard, start, stop, step) that returns the bytes [start, stop) of a shard.
+
+They come from the object store, and the batch of `step` needs them.
+"""
 
 _MIN_BYTES, _MAX_BYTES = 1 << 16, 1 << 22
 _RECORDS_PER_CHUNK = 4
-"""About so many records, unless a chunk would be smaller or larger than its limits."""
+"""A chunk has the size of about this many records, but not less than `_MIN_BYTES`. More than
+`_MAX_BYTES` it has only in a cache so large that it would have more than `_MAX_ENTRIES` chunks.
+"""
 
 _MAX_ENTRIES = 1 << 18
-"""A full cache has at most about so many entries."""
+"""The number of entries that a full cache has at most, about."""
 
 
 def chunk_bytes(record_bytes: float, cache: DiskCache, /) -> int:
@@ -43,46 +48,57 @@ def chunk_bytes(record_bytes: float, cache: DiskCache, /) -> int:
 class ChunkCache:
     """Read the shards of an index in chunks of `size` bytes: a read-through disk cache.
 
-    `fetch` reads from the object store. The chunks of shard n are numbered from `starts[n]` to
-    `starts[n + 1]`. The name of an entry begins with a digest of the URL, size and ETag of its
-    shard. So a shard that has changed never hits old entries.
+    The chunks of all shards are numbered one after another: shard n has the chunks from
+    `_first_chunks[n]` up to, but without, `_first_chunks[n + 1]`.
+
+    The name of a cache entry begins with a digest of the URL, size and ETag of its shard. So a
+    shard that has changed never hits old entries.
+
+    Args:
+        index: says where the shards lie.
+        cache: the folder and the size limit.
+        sizes: the size of each shard in bytes.
+        fetch: reads a range of a shard from the object store.
     """
 
-    def __init__(self, index: Index, cache: DiskCache, sizes: Int64s, fetch: Fetch, /) -> None:
+    def __init__(self, index: Index, cache: DiskCache, sizes: Int64s, fetch: FetchRange, /) -> None:
         self._index, self._disk, self._sizes, self._fetch = index, Disk(cache), sizes, fetch
         self.size = size = chunk_bytes(float(sizes.sum()) / max(1, len(index)), cache)
-        self.starts = np.concatenate([[0], np.cumsum(-(-sizes // size))])
+        self._first_chunks = np.concatenate([[0], np.cumsum(-(-sizes // size))])  # rounded up
         self._digests = [
             hashlib.sha256(f"{size} {content}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
             for content in _contents(index)
         ]
         self._eviction = Eviction(self._disk, set(self._digests))
         self._lock = threading.Lock()
+        # The chunks that a thread is reading, each with the event that is set when it is done.
         self._claimed: dict[int, threading.Event] = {}
         self._uses: NextUses | None = None
         self._uses_key: tuple[Schedule, tuple[str, ...], bool] | None = None  # what `_uses` is of
 
     def advance(self, plan: ReadPlan, step: int, /) -> None:
-        """Set the step of the plan that is read now.
+        """Set the step of the plan that is read now, so that eviction knows what is used next.
 
-        From it follows the next use of each chunk, by which chunks are evicted.
+        Evicted are the chunks whose next use in the plan's stream is furthest in the future.
         """
-        uses_key = plan.schedule, tuple(plan.fields), plan.limit > 0
-        if self._uses is None or self._uses_key != uses_key:
-            self._uses_key = schedule, fields, prefetched = uses_key
-            chunks_of = partial(self._chunks_of, fields)
-            self._uses = NextUses(schedule.all_ranks, chunks_of, prefetched=prefetched)
-        self._eviction.advance(self._uses, step, self._cached)
+        fields, is_prefetched = tuple(plan.fields), plan.limit > 0
+        if self._uses is None or self._uses_key != (plan.schedule, fields, is_prefetched):
+            self._uses_key = plan.schedule, fields, is_prefetched
+            chunks_of = partial(self._chunks_of_records, fields)
+            self._uses = NextUses(plan.schedule.all_ranks, chunks_of, prefetched=is_prefetched)
+        self._eviction.advance(self._uses, step, self._cached_chunks)
 
-    def _cached(self) -> Iterator[int]:
-        """Yield the numbers of the chunks that are in the cache, for shards of this index."""
-        first_chunk = dict(zip(self._digests, self.starts.tolist(), strict=False))  # of each shard
+    def _cached_chunks(self) -> Iterator[int]:
+        """Yield the numbers of the chunks of this index that are in the cache."""
+        first_chunks = dict(zip(self._digests, self._first_chunks.tolist(), strict=False))
         for name, _ in self._disk.entries():
-            digest, number = name.split("-")
-            if digest in first_chunk:
-                yield first_chunk[digest] + int(number)
+            digest, number_in_shard = name.split("-")
+            if digest in first_chunks:
+                yield first_chunks[digest] + int(number_in_shard)
 
-    def _chunks_of(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+    def _chunks_of_records(
+        self, fields: Sequence[str], records: Int64s
+    ) -> tuple[Int64s, Int64s, Int64s]:
         """Return which chunks contain the nonempty fields of records.
 
         Three arrays, int64[nonempty fields]: the first chunk of each field, its last chunk, and the
@@ -92,8 +108,15 @@ class ChunkCache:
         nonempty = rows["length"] > 0
         positions = np.repeat(np.arange(len(records)), len(fields))[nonempty]
         rows = rows[nonempty]
-        starts, last_byte = self.starts[rows["file"]], rows["offset"] + rows["length"] - 1
-        return starts + rows["offset"] // self.size, starts + last_byte // self.size, positions
+        first_chunk = self._first_chunks[rows["file"]]  # of the shard of each row
+        first = first_chunk + rows["offset"] // self.size
+        last = first_chunk + (rows["offset"] + rows["length"] - 1) // self.size
+        return first, last, positions
+
+    def _chunks_of_range(self, shard: int, start: int, stop: int) -> range:
+        """Return the numbers of the chunks that contain the bytes [start, stop) of a shard."""
+        first_chunk = int(self._first_chunks[shard])
+        return range(first_chunk + start // self.size, first_chunk + (stop - 1) // self.size + 1)
 
     def read(self, shard: int, start: int, stop: int, step: int, /) -> memoryview:
         """Return the bytes [start, stop) of a shard, from the cache or the store.
@@ -105,33 +128,32 @@ class ChunkCache:
         start, stop = self._clipped(shard, start, stop)
         if start >= stop:
             return memoryview(b"")
-        first, base = start // self.size, int(self.starts[shard])
-        numbers = range(base + first, base - (-stop // self.size))  # of the chunks with the range
-        found: dict[int, bytes] = {}  # by number
-        while missing := [number for number in numbers if number not in found]:
+        chunks = self._chunks_of_range(shard, start, stop)
+        data: dict[int, bytes] = {}  # by chunk
+        while missing := [chunk for chunk in chunks if chunk not in data]:
             done = threading.Event()
             with self._lock:  # claim the chunks that no other thread reads
-                claimed_by_others = [self._claimed[n] for n in missing if n in self._claimed]
+                others_done = [self._claimed[n] for n in missing if n in self._claimed]
                 claimed = [n for n in missing if n not in self._claimed]
                 self._claimed |= dict.fromkeys(claimed, done)
             try:
-                self._read_claimed(shard, claimed, found, step)
+                self._read_claimed(shard, claimed, data, step)
             finally:
                 with self._lock:
-                    for number in claimed:
-                        del self._claimed[number]
+                    for chunk in claimed:
+                        del self._claimed[chunk]
                 done.set()
-            for event in claimed_by_others:
-                event.wait()
-        data = b"".join([found[number] for number in numbers])
-        return memoryview(data)[start - first * self.size : stop - first * self.size]
+            for other_done in others_done:  # then look for their chunks in the cache
+                other_done.wait()
+        first_byte = start // self.size * self.size  # where the first of these chunks begins
+        return memoryview(b"".join([data[n] for n in chunks]))[
+            start - first_byte : stop - first_byte
+        ]
 
     def forget(self, shard: int, start: int, stop: int, /) -> None:
         """Delete the chunks that contain the bytes [start, stop) of a shard from the cache."""
-        start, stop = self._clipped(shard, start, stop)
-        base = int(self.starts[shard])
-        for number in range(base + start // self.size, base - (-stop // self.size)):
-            self._disk.drop(*self._entry(number))
+        for chunk in self._chunks_of_range(shard, *self._clipped(shard, start, stop)):
+            self._disk.drop(*self._entry(chunk))
 
     def _clipped(self, shard: int, start: int, stop: int) -> tuple[int, int]:
         """Return the start and stop of a range, clipped to the size of its shard."""
@@ -139,43 +161,48 @@ class ChunkCache:
         return max(0, min(start, size)), max(0, min(stop, size))
 
     def _read_claimed(
-        self, shard: int, chunks: list[int], found: dict[int, bytes], step: int
+        self, shard: int, chunks: list[int], data: dict[int, bytes], step: int
     ) -> None:
-        """Add the bytes of chunks of a shard to `found`, a dict by chunk number.
+        """Add the bytes of chunks of a shard to `data`, a dict by chunk, from the cache or store.
 
-        Chunks that are not in the cache are fetched from the store, adjacent ones by one request,
-        and cached. Only one thread at a time has claimed a chunk.
+        This thread has claimed the chunks, so no other thread reads them now. Those that are not in
+        the cache are fetched from the store, consecutive ones by one request.
         """
         for chunk in chunks:
-            data = self._disk.get(*self._entry(chunk))
-            if data is not None:
-                found[chunk] = data
-                self._eviction.note(chunk, step)
-        missing = [chunk for chunk in chunks if chunk not in found]
-        base = int(self.starts[shard])
-        gaps = np.flatnonzero(np.diff(missing) != 1) + 1 if missing else ()
-        for adjacent in np.split(missing, gaps) if missing else ():  # consecutive numbers
-            start = (int(adjacent[0]) - base) * self.size
-            start, stop = self._clipped(shard, start, start + len(adjacent) * self.size)
-            fetched = self._fetch(shard, start, stop, step)
-            offsets = range(0, stop - start, self.size)
-            for offset, chunk in zip(offsets, adjacent.tolist(), strict=True):
-                name, length = self._entry(chunk)
-                found[chunk] = data = bytes(fetched[offset : offset + length])
-                if len(data) == length:  # else the store returned too few bytes
-                    victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
-                    if self._disk.put(name, data, victims):
-                        self._eviction.note(chunk, step)
+            cached = self._disk.get(*self._entry(chunk))
+            if cached is not None:
+                data[chunk] = cached
+                self._eviction.record_use(chunk, step)
+        missing = np.array([chunk for chunk in chunks if chunk not in data], np.int64)
+        gaps = np.flatnonzero(np.diff(missing) != 1) + 1
+        for consecutive in np.split(missing, gaps) if len(missing) else ():
+            self._fetch_chunks(shard, consecutive.tolist(), data, step)
+
+    def _fetch_chunks(
+        self, shard: int, chunks: list[int], data: dict[int, bytes], step: int
+    ) -> None:
+        """Fetch consecutive chunks by one request, add their bytes to `data`, and cache them."""
+        start = (chunks[0] - int(self._first_chunks[shard])) * self.size
+        start, stop = self._clipped(shard, start, start + len(chunks) * self.size)
+        fetched = self._fetch(shard, start, stop, step)
+        for offset, chunk in zip(range(0, stop - start, self.size), chunks, strict=True):
+            name, length = self._entry(chunk)
+            data[chunk] = chunk_data = bytes(fetched[offset : offset + length])
+            if len(chunk_data) == length:  # else the store returned too few bytes: do not cache
+                victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
+                if self._disk.put(name, chunk_data, victims):
+                    self._eviction.record_use(chunk, step)
 
     def _entry(self, chunk: int) -> tuple[str, int]:
         """Return the name of the cache entry of a chunk, and the length of the chunk in bytes.
 
-        The name is the digest of the shard and the number of the chunk in it.
+        The name is f"{digest}-{number}": the digest of the shard and the number of the chunk in it.
         """
-        shard = int(np.searchsorted(self.starts, chunk, side="right")) - 1
-        length = int(self._sizes[shard]) - (chunk - int(self.starts[shard])) * self.size
+        shard = int(np.searchsorted(self._first_chunks, chunk, side="right")) - 1
+        start = (chunk - int(self._first_chunks[shard])) * self.size  # in the shard
+        length = min(self.size, int(self._sizes[shard]) - start)  # the last chunk may be shorter
         owner = min(shard, len(self._digests) - 1)  # all loose files share the first digest
-        return f"{self._digests[owner]}-{chunk - int(self.starts[owner])}", min(self.size, length)
+        return f"{self._digests[owner]}-{chunk - int(self._first_chunks[owner])}", length
 
 
 def _contents(index: Index) -> list[str]:

@@ -21,27 +21,36 @@ CURRENT_STEP = -1
 """The step of the batch that is read now."""
 
 _MAX_SAMPLES, _MIN_SAMPLES, _MAX_EPOCHS = 1 << 20, 1 << 12, 4
-"""The look-ahead: at most so many samples and epochs, and at least `_MIN_SAMPLES` samples. A chunk
-without a use in this window is evicted before every chunk with one.
+"""The window of steps whose uses are known: `_MAX_EPOCHS` epochs, but at most `_MAX_SAMPLES` and at
+least `_MIN_SAMPLES` samples. A chunk without a use in this window is evicted before all others.
 """
 
 _UNREAD_SECONDS, _SEARCH_SECONDS = 3600.0, 10.0
-"""Entries of other data sets are evicted first if they were not read for so many seconds. If a
-search for such entries finds none, the next search is so many seconds later.
+"""Entries of other data sets are evicted first if they were not read for `_UNREAD_SECONDS`. If a
+search for such entries finds none, the next search is `_SEARCH_SECONDS` later.
 """
 
 ChunksOfRecords = Callable[[Int64s], tuple[Int64s, Int64s, Int64s]]
-"""A function of record ids, int64[n], that returns for each of their fields its first chunk, its
-last chunk, and the position of its record in the array.
+"""A function of record ids, int64[n], that returns three arrays with an element for each field of
+these records: its first chunk, its last chunk, and the position of its record among the n ids.
 """
 
 
 class NextUses:
-    """The step of the next use of each chunk (Belady's algorithm: the future is known).
+    """The step of the next use of each chunk, as Belady's algorithm needs it: the future is known.
 
     The uses are those of all ranks, within a window of steps. Steps are counted over all epochs.
-    With `prefetched`, a span (a block of records that are read around the same time) is read as a
-    whole when the stream enters it, and then buffered.
+
+    Each use is stored as one integer, chunk * window + step, where `window` is the number of steps
+    and the step is counted from the start of the window. Sorted, these keys have the uses of a
+    chunk next to each other in the order of their steps, so that a binary search finds the next
+    use. For example, with a window of 100 steps, the key 4217 says that step 17 uses chunk 42.
+
+    Args:
+        schedule: the batches of all ranks.
+        chunks_of: finds the chunks that contain the fields of records.
+        prefetched: whether ranges are prefetched. Then a block (of records that are read around the
+            same time) is read as a whole when its first record is needed, and not again.
     """
 
     def __init__(
@@ -52,31 +61,34 @@ class NextUses:
         self._prefetches_blocks = prefetched and prefetches_whole_blocks(sampler)
         epoch_samples = len(sampler) * sampler.batch_size
         samples = min(_MAX_SAMPLES, max(_MIN_SAMPLES, _MAX_EPOCHS * epoch_samples))
-        self._window = max(1, -(-samples // sampler.batch_size))  # in steps
-        self._keys: npt.NDArray[np.int64] = np.array([NO_STEP])  # sorted: see `_keys_of`
-        self._start = self._stop = self._current = 0  # the window of steps, and the step read now
+        self._window = max(1, -(-samples // sampler.batch_size))  # in steps, rounded up
+        # The sorted keys of all uses. The last one, larger than all keys, is found in place of a
+        # next use that does not exist.
+        self._keys: npt.NDArray[np.int64] = np.array([NO_STEP])
+        self._start = self._stop = 0  # the steps of the window
+        self._current_step = 0
 
-    def seek(self, step: int, /) -> bool:
+    def move_to(self, step: int, /) -> bool:
         """Set the step that is read now, and move the window of known uses if this is needed.
 
-        The window starts at the new step if that is in its second half or outside of it.
+        The window stays while the step is in its first half, so that about half a window of the
+        future is always known. Otherwise the window is moved to start at this step.
 
         Returns:
             Whether the window was moved, so that the next use of every chunk may be another.
         """
-        self._current = step
+        self._current_step = step
         if self._start <= step < self._start + max(1, (self._stop - self._start) // 2):
             return False
         self._start, self._stop = step, step + self._window
         if self._prefetches_blocks:
-            records, steps, _ = BlockUses(self._schedule, self._start).new_records_before(
-                self._stop
-            )
+            block_uses = BlockUses(self._schedule, self._start)
+            records, steps, _ = block_uses.new_records_before(self._stop)
         else:
             records, steps = self._schedule.records(self._start, self._stop)
         starts = range(0, len(records), MAX_IDS)
         slices = [slice(start, start + MAX_IDS) for start in starts]  # to bound the memory
-        keys = [self._keys_of(records[ids], steps[ids]) for ids in slices]
+        keys = [self._keys_of(records[part], steps[part]) for part in slices]
         self._keys = _sorted_unique(np.concatenate([*keys, [NO_STEP]]))
         return True
 
@@ -87,23 +99,25 @@ class NextUses:
         window uses the chunk.
         """
         if step == CURRENT_STEP:
-            step = self._current
-        else:
+            step = self._current_step
+        else:  # no uses are known outside of the window
             step = max(self._start - 1, min(step, self._stop - 1))
-        key = chunk * self._window + step - self._start  # see `_keys_of`
+        # The keys of uses are chunk * window + step, sorted; the step counts from the window's
+        # start. So the next larger key is the chunk's next use, or the first use of a later chunk.
+        key = chunk * self._window + step - self._start
         next_key = int(self._keys[np.searchsorted(self._keys, key, side="right")])
         next_chunk, next_step = divmod(next_key, self._window)
         return self._start + next_step if next_chunk == chunk else NO_STEP
 
     def _keys_of(self, records: Int64s, steps: Int64s) -> Int64s:
-        """Return the sorted keys of all uses of chunks, where records[i] is read at steps[i].
+        """Return the sorted keys of the uses of chunks by records, where steps[i] reads records[i].
 
         The key of a use is chunk * window + step, with the step counted from the start of the
-        window. So the keys of a chunk are next to each other, in the order of their steps, and a
-        binary search finds the next use.
+        window. A field may lie in several chunks, and a chunk may have several of the fields: each
+        key is returned once.
         """
-        first, last, positions = self._chunks_of(records)
-        chunks = ranges(first, last + 1)  # all chunks of each field, one after another
+        first, last, positions = self._chunks_of(records)  # of each field; position in `records`
+        chunks = ranges(first, last + 1)  # all chunks of each field, one field after another
         steps_of_chunks = np.repeat(steps[positions], last - first + 1)
         return _sorted_unique(chunks * self._window + steps_of_chunks - self._start)
 
@@ -117,10 +131,10 @@ def _sorted_unique(keys: Int64s) -> Int64s:
 class Eviction:
     """Choose the entries that a disk cache evicts. Thread-safe.
 
-    If the stream is known (`advance`), entries of other data sets that were not read for an hour
-    are evicted first, and then the chunks used furthest in the future (Belady's algorithm).
-    Otherwise the least recently used entries are evicted. The names of the entries of this data set
-    begin with one of `digests`.
+    Before `advance` is called, the future uses are not known: the least recently used entries are
+    evicted. After that, entries of other data sets that were not read for an hour are evicted
+    first, and then the chunks used furthest in the future (Belady's algorithm). An entry is named
+    f"{digest}-{number}", and `digests` has the digests of this data set.
     """
 
     def __init__(self, disk: Disk, digests: Collection[str]) -> None:
@@ -128,8 +142,9 @@ class Eviction:
         self._oldest_unread = _oldest(disk, digests, _UNREAD_SECONDS)
         self._lock = Lock()
         self._uses: NextUses | None = None
-        self._next: dict[int, int] = {}  # the step of the next use of each cached chunk
-        # Heaps of the same. An entry whose step is no longer that in `_next` is out of date.
+        self._next_use: dict[int, int] = {}  # the step of the next use of each cached chunk
+        # Two heaps of the same: (-next use, -chunk), and (next use, chunk). An item whose step is
+        # no longer that in `_next_use` is out of date, and is ignored.
         self._furthest: list[tuple[int, int]] = []
         self._soonest: list[tuple[int, int]] = []
 
@@ -140,20 +155,21 @@ class Eviction:
         `cached()` returns the chunks that are in the cache.
         """
         with self._lock:
-            chunks = [*self._next] if uses is self._uses else [*cached()]
+            chunks = [*self._next_use] if uses is self._uses else [*cached()]
             self._uses = uses
-            if uses.seek(step):
-                self._next, self._furthest, self._soonest = {}, [], []
+            if uses.move_to(step):  # more of the future is known: any next use may have changed
+                self._next_use, self._furthest, self._soonest = {}, [], []
                 for chunk in chunks:
                     self._push(chunk, uses.after(chunk, step - 1))
-            # A use before this step is over, even if the buffer has served it without the cache.
-            # Otherwise the chunk would never be evicted.
+            # Replace the next uses that are before this step. (A chunk is not always read from the
+            # cache at its use: its bytes may be in the buffer. Without this, its next use would
+            # stay in the past, and the chunk would never be evicted.)
             while self._soonest and self._soonest[0][0] < step:
                 next_use, chunk = heappop(self._soonest)
-                if self._next.get(chunk) == next_use:
+                if self._next_use.get(chunk) == next_use:
                     self._push(chunk, uses.after(chunk, step - 1))
 
-    def note(self, chunk: int, step: int, /) -> None:
+    def record_use(self, chunk: int, step: int, /) -> None:
         """Record that a chunk is in the cache, and was used for this step: set its next use."""
         with self._lock:
             if self._uses is not None:
@@ -162,26 +178,26 @@ class Eviction:
     def victims(self, chunk: int, step: int, name: Callable[[int], str], /) -> Iterator[str]:
         """Yield the names of cache entries to evict, in order, to make room for a new chunk.
 
-        Entries that are used again before the new chunk is are not yielded.
+        A chunk whose next use comes before that of the new chunk is not evicted.
 
         Args:
-            chunk: the new chunk, which was read at `step`.
-            step: the step that the next use of `chunk` comes after.
+            chunk: the new chunk, which was read for `step`.
+            step: the step whose batch needs the new chunk, or `CURRENT_STEP`.
             name: returns the name of the cache entry of a chunk.
         """
-        # All calls share the two generators. Callers have the lock of the folder, so that no two
-        # threads advance a generator at once.
+        # `_oldest` and `_oldest_unread` are generators that all calls share. No two threads advance
+        # them at once, since the caller has locked the cache folder.
         with self._lock:
             next_use = None if self._uses is None else self._uses.after(chunk, step)
         oldest = self._oldest if next_use is None else self._oldest_unread
-        while (entry := next(oldest, None)) is not None:
+        while (entry := next(oldest)) is not None:  # None: no more for now
             yield entry
         while next_use is not None and (victim := self._pop_furthest(next_use)) is not None:
             yield name(victim)
 
     def _push(self, chunk: int, next_use: int) -> None:
         """Set the step of the next use of a cached chunk."""
-        self._next[chunk] = next_use
+        self._next_use[chunk] = next_use
         heappush(self._furthest, (-next_use, -chunk))
         heappush(self._soonest, (next_use, chunk))
 
@@ -193,12 +209,12 @@ class Eviction:
         with self._lock:
             while self._furthest:
                 next_use, chunk = -self._furthest[0][0], -self._furthest[0][1]
-                up_to_date = self._next.get(chunk) == next_use  # else the entry is just dropped
-                if up_to_date and next_use <= step:
+                is_up_to_date = self._next_use.get(chunk) == next_use  # else ignore the item
+                if is_up_to_date and next_use <= step:
                     return None
                 heappop(self._furthest)
-                if up_to_date:
-                    del self._next[chunk]
+                if is_up_to_date:
+                    del self._next_use[chunk]
                     return chunk
         return None
 
@@ -206,20 +222,22 @@ class Eviction:
 def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
     """Yield the names of cache entries that were not used for `seconds`, the oldest use first.
 
-    Entries whose names begin with one of `digests` are skipped. When there are no more, None is
-    yielded, and the next item comes from a new search of the folder. If a search has found nothing,
-    None is yielded for `_SEARCH_SECONDS` before the next search.
+    Entries of the data set with these digests are skipped: an entry is named f"{digest}-{number}".
+
+    The generator never ends. It yields None after the last entry that a search of the folder has
+    found, and then searches again. After a search without a result it yields only None for
+    `_SEARCH_SECONDS`, since to search a large folder is slow.
     """
     while True:
-        now = time.time()
-        found = sorted(
+        search_time = time.time()
+        entries = sorted(
             (last_use, name)
             for name, last_use in disk.entries()
-            if last_use <= now - seconds and name[:24] not in digests
+            if last_use <= search_time - seconds and name.partition("-")[0] not in digests
         )
-        for last_use, name in found:
+        for last_use, name in entries:
             if disk.last_use(name) == last_use:  # else it was used after the search
                 yield name
         yield None
-        while not found and time.time() <= now + _SEARCH_SECONDS:
+        while not entries and time.time() <= search_time + _SEARCH_SECONDS:
             yield None

@@ -13,19 +13,21 @@ from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import steps_per_draw
 
 STEPS = 32
-"""Steps whose batches are drawn in one call: this costs hardly more than one step."""
+"""The number of steps whose batches are drawn in one call: it costs hardly more than one step."""
 
 _MAX_IDS = (1 << 20) + (1 << 17)
-"""Ids that are cached: enough for the look-ahead of a disk cache and the steps just before."""
+"""The number of ids that are cached at most: those that eviction from a disk cache looks ahead, and
+those of the steps just before.
+"""
 
 
 class Schedule:
-    """The batches of ids of a sampler. The chunks of steps drawn last are cached.
+    """The batches of ids that a sampler draws. The chunks of steps drawn last are cached.
 
-    This is no queue: passes of frameworks coexist, run out of order and start again. So any step
-    may be requested, by several threads at once. A step that is not cached is drawn again.
+    Any step may be requested at any time, by several threads at once, since passes of frameworks
+    coexist, run out of order and start again. A step that is not cached is drawn again.
 
-    The sampler may be replaced from a step on: `change`.
+    `change` replaces the sampler from a step on.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -40,7 +42,7 @@ class Schedule:
         self._num_ids = 0  # of all cached chunks
         self._all_ranks: Schedule | None = None
         self._lock = PerProcess(Lock)
-        self.committed = 0  # no change may concern a step before this one, over all epochs
+        self.committed = 0  # `change` must not change a step before this one, over all epochs
 
     def __reduce__(self) -> tuple[type[Schedule], tuple[BatchStream]]:
         """Pickle without the cached batches."""
@@ -58,9 +60,10 @@ class Schedule:
         return self._all_ranks
 
     def commit(self, step: int, /) -> BatchStream:
-        """Return the sampler that draws a step, counted over all epochs.
+        """Mark a step as used, and return the sampler that draws it.
 
-        No later change may concern the step.
+        After that, `change` refuses to replace the sampler from this step or an earlier one on. The
+        step is counted over all epochs.
         """
         with self._lock():
             if step >= self.committed:
@@ -68,18 +71,20 @@ class Schedule:
             return self.sampler
 
     def change(self, sampler: BatchStream, step: int, /) -> None:
-        """Let `sampler`, a stream of all ranks, draw from a step on, which counts over all epochs.
+        """Replace the sampler from a step on, counted over all epochs.
 
-        Before that step it must draw the same batches.
+        Args:
+            sampler: the new stream, of all ranks. Before `step` it must draw the same batches.
+            step: the first step that it may draw differently.
 
         Raises:
-            ValueError: a batch from that step on is committed.
+            ValueError: this step or a later one was used already (`commit`).
         """
         with self._lock():
             if self.committed > step:
                 raise ValueError(
                     f"a change from step {step} on comes too late, as the batches before step "
-                    f"{self.committed} are drawn: give all ranks a later step by at="
+                    f"{self.committed} are drawn already: give all ranks the same later step as at="
                 )
             self.sampler = sharded_as(sampler, self.sampler)
             self._chunks.clear()
@@ -94,7 +99,7 @@ class Schedule:
         """
         out: list[Int64s] = []
         while start < stop:
-            number, first = divmod(start, self._chunk_steps)
+            number, first = divmod(start, self._chunk_steps)  # the chunk, and the step within it
             out += self._chunk(epoch, number)[first : first + stop - start]
             start = min(stop, (number + 1) * self._chunk_steps)
         return out
@@ -145,15 +150,18 @@ class Schedule:
 
 
 class Schedules(dict[tuple[int, int], Schedule]):
-    """The schedules of a loader's stream, by rank and world size."""
+    """The schedules of a loader's stream: a dict by (rank, world size)."""
 
     def of(self, sampler: BatchStream, /) -> Schedule:
-        """Return the schedule of this rank of the stream, made at the first call."""
+        """Return the schedule of a rank of the stream, which is created at the first call."""
         rank = sampler.rank, sampler.world_size
         return self.get(rank) or self.setdefault(rank, Schedule(sampler))
 
     def change(self, sampler: BatchStream, step: int, /) -> None:
-        """Let each rank of `sampler`, a stream of all ranks, draw from a step on."""
+        """Replace the sampler of each rank, from a step on, by that rank of `sampler`.
+
+        `sampler` is a stream of all ranks; the step is counted over all epochs.
+        """
         for schedule in list(self.values()):
             schedule.change(sampler, step)
 
@@ -162,8 +170,8 @@ class Schedules(dict[tuple[int, int], Schedule]):
         return Schedules, ()
 
 
-def sharded_as(sampler: BatchStream, rank: BatchStream, /) -> BatchStream:
-    """Return one rank of `sampler`, a stream of all ranks: that of the stream `rank`."""
-    stream = sampler.shard(rank.rank, rank.world_size)
-    stream.sharded = rank.sharded
+def sharded_as(sampler: BatchStream, other: BatchStream, /) -> BatchStream:
+    """Return the rank of `sampler`, a stream of all ranks, that the stream `other` is of."""
+    stream = sampler.shard(other.rank, other.world_size)
+    stream.sharded = other.sharded
     return stream
