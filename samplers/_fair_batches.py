@@ -224,10 +224,7 @@ class _PhaseSchedule:
         """
         super_class = np.zeros_like(classes)
         if self._super_classes is not None:  # a class order with classes in place of records
-            all_super_classes, all_classes = self._super_classes.class_record_pairs()
-            super_class_of = np.empty_like(all_classes)
-            super_class_of[all_classes] = all_super_classes
-            super_class = super_class_of[classes]
+            super_class = self._super_classes._class_of_records(len(self._classes))[classes]
         return self._traversals_before[super_class] + self._has_extra_batch[classes]
 
     def _count_batches_before(self, num_steps: int) -> tuple[Int64s, NDArray[np.bool_]]:

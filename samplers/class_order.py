@@ -65,9 +65,9 @@ class ClassOrder:
     def from_arrays(
         cls, *, records: Integers, starts: Int64s, sizes: Int64s, digest: str
     ) -> ClassOrder:
-        """Return a class order, records sorted by class, of these arrays.
+        """Return a class order, the records sorted by class, with these arrays.
 
-        The arrays are not copied, and `records` and `starts` are not read.
+        The arrays are not copied. Only `sizes` are read, so the record ids in a large file are not.
 
         Args:
             records: the ids sorted by class, and within a class in stored order, int[records].
@@ -77,7 +77,7 @@ class ClassOrder:
 
         Raises:
             TypeError: an array is not one-dimensional, or not of ints.
-            ValueError: no class order has these arrays.
+            ValueError: the lengths do not agree, or the largest class is not the first.
         """
         for name, array in (("records", records), ("starts", starts), ("sizes", sizes)):
             if not isinstance(array, np.ndarray) or array.dtype.kind != "i" or array.ndim != 1:
@@ -131,7 +131,14 @@ class ClassOrder:
             return self
         return self._unchecked(self.digest, self.records, self.starts[:count], self.sizes[:count])
 
-    def _without(self, classes: Int64s, is_excluded: NDArray[np.bool_]) -> ClassOrder:
+    def _class_of_records(self, num_records: int) -> Int64s:
+        """Return the class index of each record id, int64[num_records]; -1 if it is in no class."""
+        class_of = np.full(num_records, -1)
+        class_index, record = self.class_record_pairs()
+        class_of[record] = class_index
+        return class_of
+
+    def _remaining(self, classes: Int64s, is_excluded: NDArray[np.bool_]) -> ClassOrder:
         """Return the records of some classes that are not excluded, class after class.
 
         `is_excluded` has an entry for each record id. Class i of the result is class `classes[i]`
@@ -147,9 +154,7 @@ class ClassOrder:
 
         A class order has the record ids sorted by class, the largest class first.
         """
-        class_of = np.empty(len(self.records), np.int64)  # the class number of each record id
-        class_index, record = self.class_record_pairs()
-        class_of[record] = class_index
+        class_of = self._class_of_records(len(self.records))
         subset = ClassOrder(class_of[records])  # its records are indices into `records`
         return self._unchecked(self.digest, records[subset.records], subset.starts, subset.sizes)
 
@@ -160,29 +165,32 @@ def super_class_order(
     """Return the first `num_classes` classes sorted by super-class; None without super-labels.
 
     A super-class is a set of classes: those whose records have the same super-label, such as
-    "animal" for "cat" and "dog". The result has class numbers in place of record ids, and
-    super-classes in place of classes. `super_labels` has the super-label of each record. All
-    records of a class must have the same.
+    "animal" for "cat" and "dog". `super_labels` has the super-label of each record. All records of
+    a class must have the same.
+
+    The result is a class order with super-classes in place of classes, and classes in place of
+    records: if classes 0 and 2 are animals and class 1 is a plant, its "records" are 0 2 1.
     """
     if super_labels is None:
         return None
-    super_class = _small_integers(as_labels(super_labels, name="super_labels"))  # of each record
-    if len(super_class) != num_records:
+    by_record = _small_integers(as_labels(super_labels, name="super_labels"))
+    if len(by_record) != num_records:
         raise ValueError(
-            f"super_labels must be as many as labels, {num_records}, got {len(super_class)}"
+            f"super_labels must have an entry for each of the {num_records} records, got "
+            f"{len(by_record)}"
         )
-    class_index, record = order.class_record_pairs()
-    # The first record of each class has the super-class of the class.
+    # The super-class of a class is that of its first record. Compare all of its other records.
     first_record = order.records[order.starts]
-    super_class_of: Int64s = super_class[first_record]
-    differing = np.flatnonzero(super_class[record] != super_class_of[class_index])
+    by_class: Int64s = by_record[first_record]
+    class_index, record = order.class_record_pairs()
+    differing = np.flatnonzero(by_record[record] != by_class[class_index])
     if differing.size:
         record_1, record_2 = first_record[class_index[differing[0]]], record[differing[0]]
         raise ValueError(
-            f"super_labels must agree within a class: records {record_1} and {record_2} have one "
-            f"label and two super-labels"
+            f"super_labels must be equal for all records of a class, but records {record_1} and "
+            f"{record_2} have the same label and different super-labels"
         )
-    return ClassOrder(super_class_of[:num_classes])
+    return ClassOrder(by_class[:num_classes])
 
 
 def by_size(sizes: Int64s, first: Integers) -> Int64s:

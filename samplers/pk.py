@@ -194,21 +194,27 @@ class PKBatchSampler(BatchStream):
 
         `labels` and `records` are the arguments of the sampler: one label or a list of labels for
         each record, and the records to draw from. The label of each class is only needed, and
-        returned, if records have lists of labels.
+        returned, if records have lists of labels. Also sets how many records there are, and the
+        sorted ids of those to draw from.
         """
         labels = labels_of(labels)
-        lists = label_lists(labels)  # None unless there is a list of labels for each record
+        lists = label_lists(labels)
         self._several_labels = lists is not None
-        if lists is None:
+        if lists is None:  # one label for each record
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
-        self.num_records = len(order.records if lists is None else lists[0])
+            self._set_records(len(order.records), records)
+            return (order if self._record_ids is None else order.subset(self._record_ids)), None
+        if self._small == "repeat":
+            raise ValueError("small must be 'raise' or 'drop' with lists of labels, got 'repeat'")
+        num_labels, all_labels = lists
+        self._set_records(len(num_labels), records)
+        return class_order_of_lists(num_labels, all_labels, self._record_ids)
+
+    def _set_records(self, num_records: int, records: ArrayLike | None) -> None:
+        """Set the number of records, and the sorted ids of those to draw from (None for all)."""
+        self.num_records, self._record_ids = num_records, None
         if records is not None:
-            records = validate.sorted_record_ids(records, self.num_records)
-        self._record_ids = records
-        if lists is not None:
-            validate.choice("small, with lists of labels,", self._small, ("raise", "drop"))
-            return class_order_of_lists(*lists, records)
-        return (order if records is None else order.subset(records)), None
+            self._record_ids = validate.sorted_record_ids(records, num_records)
 
     def _num_kept(self, order: ClassOrder) -> int:
         """Return how many classes batches are drawn from, which are the largest classes.
@@ -246,39 +252,40 @@ class PKBatchSampler(BatchStream):
             )
 
     def _class_exclusions(self, exclude: Mapping[int, ArrayLike] | None) -> list[ClassExclusion]:
-        """Return which records of each class remain from a training step on; set `parameters`.
+        """Return which records of the classes remain from each training step of an exclusion on.
 
         `exclude` is `{training step: ids}`. The result has, for each step, the classes that have
-        some of these ids, and their records that are not excluded.
+        some of these ids, and the records of the classes that are not excluded at this step or
+        earlier. Also adds the ids to `parameters`.
         """
-        fields = excluded_ids(exclude, self.num_records)
-        self.parameters = {**self.parameters, **fields}
-        if not fields:
+        # The ids by the name of a parameter, which has the step, such as "exclude from step 7".
+        excluded = excluded_ids(exclude, self.num_records)
+        self.parameters.update(excluded)
+        if not excluded:
             return []
         if self._several_labels:
             raise ValueError("exclude must not be given with lists of labels")
-        least = 1 if self._small == "repeat" else self._shape.largest_k  # records of each class
-        class_of = np.full(self.num_records, -1)  # the class of each record id, -1 without one
-        class_index, record = self._classes.class_record_pairs()
-        class_of[record] = class_index
+        # As many records of a class must remain: K, unless small="repeat" repeats fewer.
+        min_remaining = 1 if self._small == "repeat" else self._shape.largest_k
+        class_of = self._classes._class_of_records(self.num_records)
         is_excluded = np.zeros(self.num_records, bool)
         exclusions = []
-        for field, ids in fields.items():
+        for field, ids in excluded.items():
             is_excluded[ids] = True
             classes = np.unique(class_of[ids])
-            classes = classes[classes >= 0]
+            classes = classes[classes >= 0]  # without -1, for ids that are in no class
             if not len(classes):
                 continue
-            order = self._classes._without(classes, is_excluded)
-            smallest = order.sizes.argmin()
-            if order.sizes[smallest] < least:
-                excluded = np.flatnonzero(is_excluded & (class_of == classes[smallest]))
+            remaining = self._classes._remaining(classes, is_excluded)
+            smallest = remaining.sizes.argmin()
+            if remaining.sizes[smallest] < min_remaining:
+                in_smallest = np.flatnonzero(is_excluded & (class_of == classes[smallest]))
                 raise ValueError(
-                    f"exclude must leave {least} records of each class, got "
-                    f"{order.sizes[smallest]} of the class of record {excluded[0]}, {field}: "
-                    f"exclude fewer"
+                    f"exclude must leave {min_remaining} records of each class, got "
+                    f"{remaining.sizes[smallest]} of the class of record {in_smallest[0]}, "
+                    f"{field}: exclude fewer"
                 )
-            exclusions.append(ClassExclusion(first_step(field), classes, order))
+            exclusions.append(ClassExclusion(first_step(field), classes, remaining))
         return exclusions
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None, exclude: Any) -> None:
@@ -329,31 +336,35 @@ class PKBatchSampler(BatchStream):
     def traits(self) -> SamplerTraits:  # type: ignore[override]
         """Properties of the samples, on which loaders rely.
 
-        `needs_records` is the first option that makes batches depend on records, not on classes
-        alone: such a stream cannot be served by one iterator for each class (tf.data's
-        `choose_from_datasets`). `num_groups` is declared if each class is one record.
+        A loader of tf.data (`choose_from_datasets`) may have one iterator for each class, and take
+        the next record of a class from it. Some options need certain records instead:
+        `needs_records` is the first such option in use, as text for an error, or None.
+
+        The sample ids are class indices if each class has one record, as in a sampler of
+        `of_classes`. Only then is `num_groups` set, to the number of classes.
         """
-        # Options that depend on records, not on classes alone, and whether each is used.
+        # Options that need certain records of a class, and whether each is used.
         record_options = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
             "records=": self._record_ids is not None,
             "exclude=": any("exclude" in name for name in self.parameters),
-            "several labels a record": self._several_labels,
+            "several labels for a record": self._several_labels,
             f"{self.world_size} ranks": self.world_size > 1,
         }
-        several_records = self.num_classes < self.num_records or self._several_labels
+        used_options = [option for option, is_used in record_options.items() if is_used]
+        ids_are_classes = self.num_classes == self.num_records and not self._several_labels
         return SamplerTraits(
             repeats=self._small == "repeat",
             record_ids=self._record_ids,
-            num_groups=None if several_records else self.num_classes,
-            needs_records=next((name for name, used in record_options.items() if used), None),
+            num_groups=self.num_classes if ids_are_classes else None,
+            needs_records=used_options[0] if used_options else None,
         )
 
     @property
     def by_group(self) -> tuple[int, PKBatchSampler]:
-        """The number of classes, and a copy of this stream whose ids are class numbers."""
+        """The number of classes, and a copy of this stream whose ids are class indices."""
         stream = copy.copy(self)
         stream._source = copy.copy(self._source)
         stream._source.by_class = True

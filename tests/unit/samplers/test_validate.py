@@ -296,8 +296,12 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (pk(coverage="once", batches_per_epoch=3), ValueError, "must not be given with coverage="),
     (pk(coverage="once", small="repeat"), ValueError, "small must be 'raise' or 'drop' with"),
     (pk(coverage="all", p={0: 1, 3: 2}), ValueError, "must be plain"),
-    (pk(super_labels=[0]), ValueError, "super_labels must be as many as labels"),
-    (pk(super_labels=[0, 1] * 7), ValueError, "super_labels must agree within a class: records 0"),
+    (pk(super_labels=[0]), ValueError, "super_labels must have an entry for each of the "),
+    (
+        pk(super_labels=[0, 1] * 7),
+        ValueError,
+        "must be equal for all records of a class, but records 0",
+    ),
     (pk(super_labels=[0] * 5 + [1] * 9), ValueError, "classes in every super-class, 1"),
     (lambda: pk()().shard(0, 3), ValueError, "got world_size=3, p=2"),
     (
