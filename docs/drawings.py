@@ -67,19 +67,19 @@ def index() -> Drawing:
     shards, labels, record = (4, 3, 2), (0, 1, 0, 2, 1, 1, 2, 0, 2), 0
     out.text(20, 22, "shards")
     out.text(430, 22, "index")
-    for number, length in enumerate(shards):
-        y = 44 + number * 52
-        out.text(20, y + CELL / 2, f"{number}.tar")
-        for place in range(length):
-            out.box(70 + place * 64, y, 60, str(place), CLASSES[labels[record]])
+    for shard, length in enumerate(shards):
+        y = 44 + shard * 52
+        out.text(20, y + CELL / 2, f"{shard}.tar")
+        for number in range(length):
+            out.box(70 + number * 64, y, 60, str(number), CLASSES[labels[record]])
             record += 1
-    for x, name in zip((430, 482, 552, 630), ("id", "shard", "place", "label"), strict=True):
+    for x, name in zip((430, 482, 552, 630), ("id", "shard", "number", "label"), strict=True):
         out.text(x, 44, name)
     record = 0
     for shard, length in enumerate(shards):
-        for place in range(length):
+        for number in range(length):
             y = 66 + record * 21
-            for x, value in zip((430, 482, 552), (record, shard, place), strict=True):
+            for x, value in zip((430, 482, 552), (record, shard, number), strict=True):
                 out.text(x, y, str(value))
             fill = CLASSES[labels[record]]
             out.shapes.append(
@@ -129,14 +129,14 @@ def row(
     out: Drawing, x: float, y: float, ids: Sequence[int], fills: Sequence[str] | None = None
 ) -> None:
     """Draw ids as cells in a row."""
-    for place, record in enumerate(ids):
-        fill = "white" if fills is None else fills[place]
-        out.box(x + place * CELL, y, CELL, str(record), fill)
+    for position, record in enumerate(ids):
+        fill = "white" if fills is None else fills[position]
+        out.box(x + position * CELL, y, CELL, str(record), fill)
 
 
 def flow() -> Drawing:
-    """What is a value, what keeps a place, and who asks whom."""
-    out = Drawing(720, 232, "From shards to the loop: values on the left, a place on the right")
+    """What is a value, what keeps a position, and who asks whom."""
+    out = Drawing(720, 232, "From shards to the loop: values on the left, a position on the right")
     out.box(20, 40, 90, "shards")
     out.box(20, 128, 90, "sampler", CLASSES[0])
     out.box(160, 40, 90, "index", CLASSES[0])
@@ -150,9 +150,9 @@ def flow() -> Drawing:
     out.arrow(250, 57, 300, 92)
     out.arrow(110, 145, 300, 112)
     out.box(20, 186, 90, "value", CLASSES[0])
-    out.text(120, 203, "no place, no thread, no open file")
+    out.text(120, 203, "no position, no thread, no open file")
     out.box(450, 186, 90, "loader", CLASSES[1])
-    out.text(550, 203, "keeps the place")
+    out.text(550, 203, "keeps the position")
     return out
 
 
