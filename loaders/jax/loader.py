@@ -82,8 +82,8 @@ class JaxLoader(MakingLoader[B]):
                 raise ValueError("sharding must be given where several processes train together")
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         self.sharding = sharding
-        part, self._parts = _part_of_process(sharding, feed)
-        own_feed = feed.shard(part, self._parts) if self._parts > 1 else feed
+        part, self._num_parts = _part_of_process(sharding, feed)
+        own_feed = feed.shard(part, self._num_parts) if self._num_parts > 1 else feed
         super().__init__(
             own_feed,
             prefetch=prefetch,
@@ -102,11 +102,11 @@ class JaxLoader(MakingLoader[B]):
         self, epoch: int, start: int
     ) -> Prefetcher[Batch] | Generator[Batch, None, None]:
         """Start to make the batches of an epoch, from step `start` on, as global arrays."""
-        if self._parts > 1:
-            self._check_lengths()
+        if self._num_parts > 1:
+            self._check_equal_lengths()
         return self._prefetched(self._batches(epoch, start, self._to_devices))
 
-    def _check_lengths(self) -> None:
+    def _check_equal_lengths(self) -> None:
         """Raise ValueError if the length of a field may differ between the processes.
 
         A global array needs the same shape in each.
@@ -144,7 +144,7 @@ class JaxLoader(MakingLoader[B]):
                         f"{name!r} holds {value}, and JAX has integers of 32 bits",
                         advice='jax.config.update("jax_enable_x64", True), or leave the field out',
                     )
-        shape = (len(rows) * self._parts, *rows.shape[1:])
+        shape = (len(rows) * self._num_parts, *rows.shape[1:])
         array: jax.Array = jax.make_array_from_process_local_data(  # type: ignore[no-untyped-call]
             self.sharding, rows.astype(dtype, copy=False), shape
         )

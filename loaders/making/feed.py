@@ -25,7 +25,7 @@ from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
-from twinfeed.loaders.reading.dataset_source import source_of
+from twinfeed.loaders.reading.dataset_source import as_source
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.side_table import check_table
 from twinfeed.loaders.reading.source import Source
@@ -127,7 +127,7 @@ class Feed(FeedConfig):
         batch_spec: Mapping[str, FieldSpec] | None = None,
         missing: MissingValues = "error",
     ) -> None:
-        index = source_of(index)
+        index = as_source(index)
         check_fit(index, sampler)
         names = tuple(index.fields) if fields is None else checks.names("fields", fields)
         check_fields(index, names, decode)

@@ -43,7 +43,7 @@ from twinfeed.loaders.making.repeatability import (
     same,
 )
 from twinfeed.loaders.reading.side_table import ByRecord
-from twinfeed.loaders.reading.source import Reads, values_of
+from twinfeed.loaders.reading.source import Reads, read_with_missing
 from twinfeed.loaders.support.array_types import Array, Int64s
 
 Values = Mapping[str, Sequence[Any]]
@@ -303,7 +303,7 @@ class Samples:
     def _read(self, records: Int64s) -> Values:
         """Read the stored fields of records; return by field a list of values."""
         arguments = self.reader, records, self.fields, self._missing
-        return self.meter.timed("reading", values_of, *arguments)
+        return self.meter.timed("reading", read_with_missing, *arguments)
 
     def _read_samples(self, records: Int64s) -> list[Sample]:
         """Read the stored fields of records; return a dict by field for each record."""

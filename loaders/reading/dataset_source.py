@@ -97,11 +97,11 @@ class DatasetSource:
         self.unnamed_type = dataset.unnamed_type
         self.fork_safe = bool(getattr(data, "fork_safe", True))
         arrays = columns if isinstance(columns, Mapping) else {}
-        self.columns = {name: _as_numbers(name, column) for name, column in arrays.items()}
+        self.columns = {name: _as_number_column(name, column) for name, column in arrays.items()}
         names_to_read = () if columns is None or arrays else checks.names("columns", columns)
         for name in names_to_read if label is None else (*names_to_read, label):
             if name not in self.columns:
-                self.columns[name] = _as_numbers(name, _read_column(dataset, name))
+                self.columns[name] = _as_number_column(name, _read_all_records(dataset, name))
         if label is not None and self.columns[label].dtype.kind not in "iu":
             raise TypeError(f"label {label!r} must hold integers, got {self.columns[label].dtype}")
         self.labels = None if label is None else self.columns[label]  # for samplers
@@ -197,7 +197,7 @@ class _Items:
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
         """Return by field the values of these records; none of them may be null in the data."""
-        rows = [self._row(item) for item in self._items(ids.tolist())]
+        rows = [self._as_dict(item) for item in self._items(ids.tolist())]
         return {name: [row[name] for row in rows] for name in names}
 
     def column(self, name: str, /) -> Any:
@@ -220,7 +220,7 @@ class _Items:
             return [self.data[id_] for id_ in ids]
         return get_items(ids)
 
-    def _row(self, item: Any) -> Mapping[str, Any]:
+    def _as_dict(self, item: Any) -> Mapping[str, Any]:
         """Turn an item of the dataset (a dict, a tuple or a single value) into a dict by field."""
         if isinstance(item, (dict, Mapping)):  # a dict first: to ask an ABC takes longer
             return item
@@ -265,7 +265,7 @@ class _HuggingFace(_Columns):
 
         To find out how, a dataset of one row is made, with the type and format of this one.
         """
-        _as_arrow(value, self.data.data.table[name].type)
+        _to_arrow_column(value, self.data.data.table[name].type)
         features, row_format = self.data.features, self.data.format
         row = type(self.data).from_dict({name: [value]}, type(features)({name: features[name]}))
         return row.with_format(row_format["type"], **row_format["format_kwargs"])[[0]][name][0]
@@ -291,7 +291,7 @@ class _Table(_Columns):
         }
 
     def as_stored(self, name: str, value: Any, /) -> Any:
-        return _to_numpy_or_list(_as_arrow(value, self.data[name].type))[0]
+        return _to_numpy_or_list(_to_arrow_column(value, self.data[name].type))[0]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
         taken = self.data.select(names).take(ids)
@@ -307,7 +307,7 @@ class _Arrays(_Items):
         if not isinstance(data, Mapping):
             self.unnamed_type = type(data).__name__
             data = dict.fromkeys(fields or ["row"], data)
-        self.data = {name: _array(name, values) for name, values in data.items()}
+        self.data = {name: _as_records(name, values) for name, values in data.items()}
         self.names = fields or [*data]
         in_memory = [array for array in self.data.values() if not is_mapped(array)]
         self.copied_bytes = sum(array.nbytes for array in in_memory)
@@ -326,7 +326,7 @@ class _Arrays(_Items):
         return {name: np.asarray(self.data[name]).take(ids, 0) for name in names}
 
 
-def source_of(records: Any, /) -> Source:
+def as_source(records: Any, /) -> Source:
     """Return `records` if they are an `Index` or another `Source`, or else wrap them in one.
 
     A dict of arrays, or a dataset whose records are dicts, becomes a `DatasetSource`.
@@ -364,7 +364,7 @@ def _dataset_class(data: Any) -> type[_Items]:
             "a dataframe gives no records by number: give frame.to_arrow() of polars, or "
             "datasets.Dataset.from_pandas(frame)"
         )
-    if isinstance(data, Mapping) or _is_array(data):
+    if isinstance(data, Mapping) or _is_array_or_tensor(data):
         return _Arrays
     has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     if not (hasattr(data, "__len__") and has_items):
@@ -385,13 +385,13 @@ def _dataset_class(data: Any) -> type[_Items]:
     return _Columns if style == "custom" else _HuggingFace
 
 
-def _is_array(values: Any) -> bool:
+def _is_array_or_tensor(values: Any) -> bool:
     """Return whether a value is a numpy array or a tensor of torch, without masked entries."""
     tensor = getattr(sys.modules.get("torch"), "Tensor", np.ndarray)
     return isinstance(values, (np.ndarray, tensor)) and not np.ma.isMaskedArray(values)
 
 
-def _array(name: str, values: Any) -> Array:
+def _as_records(name: str, values: Any) -> Array:
     """Return the values of a field, an array or a list, as a numpy array with a row per record.
 
     A list becomes an array of objects.
@@ -405,12 +405,12 @@ def _array(name: str, values: Any) -> Array:
         raise TypeError(
             f"{name!r} is a dataset of its own: give one, as in DatasetSource(data[{name!r}])"
         )
-    if not _is_array(values):
+    if not _is_array_or_tensor(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
-    return as_mapped(_numpy(name, values))
+    return as_mapped(_to_numpy(name, values))
 
 
-def _numpy(name: str, values: Any) -> Array:
+def _to_numpy(name: str, values: Any) -> Array:
     """Return an array or a tensor as a numpy array; `name` is the field, for messages.
 
     Raises:
@@ -451,7 +451,7 @@ def _to_numpy_or_list(column: Any) -> Any:
     return column.to_pylist() if _has_dicts(column) else column.to_numpy()
 
 
-def _as_arrow(value: Any, arrow_type: Any) -> Any:
+def _to_arrow_column(value: Any, arrow_type: Any) -> Any:
     """Return a pyarrow column of one value, the user's for a missing field.
 
     Raises:
@@ -467,7 +467,7 @@ def _as_arrow(value: Any, arrow_type: Any) -> Any:
         raise TypeError(f"missing must have a value of {arrow_type}, {got}") from None
 
 
-def _read_column(data: _Items, name: str) -> Any:
+def _read_all_records(data: _Items, name: str) -> Any:
     """Return the values of a field for all records; raise KeyError if a record lacks it."""
     try:
         return data.column(name)
@@ -475,7 +475,7 @@ def _read_column(data: _Items, name: str) -> Any:
         raise KeyError(f"no {name!r} in every record: the first has {[*data.names]}") from None
 
 
-def _as_numbers(name: str, values: Any) -> Array:
+def _as_number_column(name: str, values: Any) -> Array:
     """Return the values of a column as an array of numbers.
 
     An array that is mapped from a file stays mapped.
@@ -483,7 +483,7 @@ def _as_numbers(name: str, values: Any) -> Array:
     Raises:
         TypeError: values that are no numbers.
     """
-    array = _numpy(name, values)
+    array = _to_numpy(name, values)
     if array.dtype == object:
         array = np.asarray(array.tolist())
     if array.dtype.kind not in "biufc":

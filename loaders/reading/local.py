@@ -54,13 +54,13 @@ class LocalFiles:
         self.index, self.checksums = index, checksums
         limit = max_open_files or default_limit()
         self.handles = Handles(partial(open_shard, index), limit)
-        self._max_files = max(1, limit // 4)
+        self._max_files_per_read = max(1, limit // 4)
         self.paths = PathResolver(index.root) if index.container == "files" else None
-        self.advice = Advice()
+        self.kernel_readahead = KernelReadahead()
 
     def close(self) -> None:
         """Stop the advice, and close the shards."""
-        self.advice.close()
+        self.kernel_readahead.close()
         self.handles.close()
 
     def read(self, rows: Rows, /, *, coalesce: bool = True) -> list[bytes]:
@@ -72,8 +72,8 @@ class LocalFiles:
             return self._read_loose(rows)
         files = rows["file"].tolist()
         distinct_files = dict.fromkeys(files)
-        if len(distinct_files) > self._max_files:
-            return self._read_by_files(rows)
+        if len(distinct_files) > self._max_files_per_read:
+            return self._read_many_files(rows)
         handles = self.handles.get(distinct_files)
         fds = [handles[file].fd for file in files]
         if not coalesce or not should_coalesce(is_near := is_near_previous(rows)):
@@ -86,15 +86,17 @@ class LocalFiles:
             out += slice_rows(data, rows[first:stop], self.checksums, first)
         return out
 
-    def _read_by_files(self, rows: Rows) -> list[bytes]:
+    def _read_many_files(self, rows: Rows) -> list[bytes]:
         """Return the bytes of each row, where the rows lie in more files than may be open at once.
 
-        Sort the rows by file, and read those of `_max_files` files at a time.
+        Sort the rows by file, and read those of `_max_files_per_read` files at a time.
         """
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
         file_starts = np.flatnonzero(np.diff(rows["file"][order])) + 1  # but for the first file
-        for positions in np.split(order, file_starts[self._max_files - 1 :: self._max_files]):
+        for positions in np.split(
+            order, file_starts[self._max_files_per_read - 1 :: self._max_files_per_read]
+        ):
             try:
                 data = self.read(rows[positions])
             except WrongBytes as error:
@@ -107,12 +109,12 @@ class LocalFiles:
         """Return the bytes of each row, where each row is a whole loose file."""
         out: list[bytes] = []
         for row, (_, length, file, _) in enumerate(rows.tolist()):
-            handle = self._handle(file, length)
+            handle = self._open_handle(file, length)
             data = read_at(handle.fd, length, 0)
             out += slice_rows(data, rows[row : row + 1], self.checksums, row)
         return out
 
-    def _handle(self, file: int, length: int) -> Handle:
+    def _open_handle(self, file: int, length: int) -> Handle:
         """Return the handle of a shard, or of a loose file, which is opened now.
 
         Raises:
@@ -120,7 +122,7 @@ class LocalFiles:
         """
         if self.paths is None:
             return self.handles.get([file])[file]
-        path_of(self.index, self.index.files, file)
+        stored_path(self.index, self.index.files, file)
         return Handle(open_unchanged(self.paths.resolve(self.index.files[file]), length))
 
     def apply(self, plan: ReadPlan, event: Fetch | LastUses, /) -> None:
@@ -134,16 +136,18 @@ class LocalFiles:
         if plan.check_page_cache:
             interval = max(1, len(event.ranges) // _CHECKED_RANGES)
             checked = event.ranges[::interval][:_CHECKED_RANGES]
-            plan.enabled = any(is_uncached(fd, stop - 1) for fd, _, stop in self.opened(checked))
+            plan.enabled = any(
+                is_uncached(fd, stop - 1) for fd, _, stop in self.with_descriptors(checked)
+            )
             plan.check_page_cache = False
         if plan.enabled:
-            self.advice.add(self.opened(event.ranges))
+            self.kernel_readahead.add(self.with_descriptors(event.ranges))
 
-    def opened(self, extents: FileRanges, /) -> Iterator[tuple[int, int, int]]:
+    def with_descriptors(self, extents: FileRanges, /) -> Iterator[tuple[int, int, int]]:
         """Yield (descriptor, start, stop) for each range of a file that can be opened."""
         for file, start, stop, *_ in extents.tolist():
             with suppress(LoaderError, OSError):  # raised again when the batch reads the file
-                handle = self._handle(file, stop - start)
+                handle = self._open_handle(file, stop - start)
                 yield handle.fd, start, stop
 
     def _read_rows(self, rows: Rows, fds: list[int]) -> list[bytes]:
@@ -156,30 +160,30 @@ class LocalFiles:
         if list(map(len, out)) != lengths:  # pread returns at most 2 GiB, and less at end of file
             out = list(map(read_at, fds, lengths, rows["offset"].tolist()))
             if list(map(len, out)) != lengths:
-                raise _first_wrong(out, map(len, out), lengths)
+                raise _wrong_bytes_error(out, map(len, out), lengths)
         if self.checksums:
             crcs = rows["crc"].tolist()
             found = crc32c_of_each(out)
             if found != crcs:
-                raise _first_wrong(out, found, crcs)
+                raise _wrong_bytes_error(out, found, crcs)
         return out
 
 
-class Advice:
+class KernelReadahead:
     """Advise the kernel of ranges of open files, on a thread that ends after the last advice.
 
     A call of `posix_fadvise` allocates the pages, and blocks while the disk is busy.
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[Iterator[tuple[int, int, int]]] = deque()
+        self._queue: deque[Iterator[tuple[int, int, int]]] = deque()
         self._thread: threading.Thread | None = None
         self._stopped = False
 
     def add(self, ranges: Iterator[tuple[int, int, int]], /) -> None:
         """Queue ranges (descriptor, start, stop), of which the thread advises the kernel."""
         self._stopped = False
-        self._waiting.append(ranges)
+        self._queue.append(ranges)
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._run, name="twinfeed-advice")
             self._thread.start()
@@ -187,7 +191,7 @@ class Advice:
     def close(self) -> None:
         """Drop the queued ranges, and wait for the thread to end."""
         self._stopped = True
-        self._waiting.clear()
+        self._queue.clear()
         if self._thread is not None:
             self._thread.join()
 
@@ -195,7 +199,7 @@ class Advice:
         """Advise the kernel of the queued ranges, until the queue is empty."""
         with suppress(IndexError):  # the queue is empty
             while not self._stopped:
-                for fd, start, stop in self._waiting.popleft():
+                for fd, start, stop in self._queue.popleft():
                     if self._stopped:
                         break
                     advise(fd, start, stop - start)
@@ -207,12 +211,12 @@ def open_shard(index: Index, number: int) -> int:
     Raises:
         StaleIndexError: the shard has another size than in the index.
     """
-    path = path_of(index, index.shard_paths, number)
+    path = stored_path(index, index.shard_paths, number)
     resolve_below(index.root, index.shard_paths[number])
     return open_unchanged(path, int(index.shards["bytes"][number]))
 
 
-def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
+def _wrong_bytes_error(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
     """Return the error for the first row that is wrong, and the bytes that were read for it.
 
     `found` and `expected` are the lengths or the checksums of all rows.
@@ -221,7 +225,7 @@ def _first_wrong(data: list[bytes], found: Iterable[int], expected: list[int]) -
     return WrongBytes(row, data[row])
 
 
-def path_of(index: Index, paths: StringColumn, number: int) -> str:
+def stored_path(index: Index, paths: StringColumn, number: int) -> str:
     """Return the path of a file of the index; raise IndexFormatError if there is no such file."""
     if number >= len(paths):
         raise IndexFormatError(

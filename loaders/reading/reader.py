@@ -34,7 +34,7 @@ from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import validate
 
 Value = Any
-_CHECKED_BYTES = 1 << 26
+_UNCHECKED_BYTES = 1 << 26
 """Rows of more bytes in total are compared with the limit of a batch."""
 
 
@@ -69,7 +69,7 @@ class Reader(Closing):
         self.max_open_files = max_open_files
         self._missing_as_empty = index.options.missing == "empty"
         self._fields_with_missing = {name for name, field in index.fields.items() if field.missing}
-        self._renew()
+        self._set_up_process()
 
     def __repr__(self) -> str:
         return call_repr(self)
@@ -112,10 +112,10 @@ class Reader(Closing):
             DataCorruptionError: bytes do not match their checksum.
         """
         names = tuple(self.index.fields) if fields is None else checks.names("fields", fields)
-        values = self._values(checks.as_ids(ids), names, missing or {})
+        values = self._read_with_missing(checks.as_ids(ids), names, missing or {})
         return {name: list(field_values) for name, field_values in values.items()}
 
-    def _values(
+    def _read_with_missing(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
     ) -> dict[str, Sequence[Value]]:
         """Return by field the values of records, as `read` does, without checking the arguments.
@@ -139,10 +139,10 @@ class Reader(Closing):
         A forked child makes its own: the parent's locks may be locked.
         """
         if self._pid != os.getpid():
-            self._renew()
+            self._set_up_process()
         return self._own_files
 
-    def _renew(self) -> None:
+    def _set_up_process(self) -> None:
         """Set up the reader for this process, without open files, buffered ranges and plans."""
         self._pid = os.getpid()
         system.keep_freed_memory()
@@ -199,7 +199,7 @@ class Reader(Closing):
         if not self._fields_with_missing.isdisjoint(names):
             present_rows = self._present_rows(rows, ids, names, missing)
             rows = rows[present_rows]
-        self._check_batch(rows)
+        self._check_total_bytes(rows)
         files = self._files
         try:
             if isinstance(files, RemoteFiles):
@@ -219,8 +219,8 @@ class Reader(Closing):
             position = row if present_rows is None else int(present_rows[row])
             record, name = int(ids[position // len(names)]), names[position % len(names)]
             if found is None:
-                raise self._damaged_error(record, name, rows[row]) from None
-            raise self._bytes_error(record, name, rows[row], found) from None
+                raise self._damaged_row_error(record, name, rows[row]) from None
+            raise self._wrong_bytes_error(record, name, rows[row], found) from None
         if present_rows is None:
             return data
         filled = [b""] * (len(ids) * len(names))
@@ -228,13 +228,13 @@ class Reader(Closing):
             filled[position] = row_data
         return filled
 
-    def _check_batch(self, rows: npt.NDArray[Any]) -> None:
+    def _check_total_bytes(self, rows: npt.NDArray[Any]) -> None:
         """Raise LoaderError if rows of the index have more bytes in total than a batch may have.
 
         An index that was tampered with could make the process allocate any amount of memory.
         """
         nbytes = int(rows["length"].sum())
-        if nbytes > _CHECKED_BYTES and not len(outside(self.index, rows)):
+        if nbytes > _UNCHECKED_BYTES and not len(outside(self.index, rows)):
             advice = f"read fewer records at a time; if these are few, {REBUILD}"
             check_bytes(
                 "a batch", nbytes, self._max_batch_bytes, path=self.index.where, advice=advice
@@ -262,10 +262,10 @@ class Reader(Closing):
         optional = [self._missing_as_empty or name in missing for name in names]
         forbidden = np.flatnonzero(is_missing.reshape(-1, len(names)) & np.logical_not(optional))
         if len(forbidden):
-            raise self._missing_error(int(forbidden[0]), ids, names)
+            raise self._missing_field_error(int(forbidden[0]), ids, names)
         return np.flatnonzero(~is_missing)
 
-    def _damaged_error(self, record: int, name: str, row: np.void) -> IndexFormatError:
+    def _damaged_row_error(self, record: int, name: str, row: np.void) -> IndexFormatError:
         """Return the error for a row of the index whose byte range is not within its shard."""
         shard, number = self.index.location(record)
         return IndexFormatError(
@@ -281,7 +281,7 @@ class Reader(Closing):
         kind = self.index.fields[name].kind
         return data if kind == "bytes" else decode_lists(kind, data)
 
-    def _missing_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
+    def _missing_field_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
         """Return the error for a record that lacks a field.
 
         `row` is the number of the field among the fields `names` of all records.
@@ -293,7 +293,7 @@ class Reader(Closing):
             "read other fields",
         )
 
-    def _bytes_error(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
+    def _wrong_bytes_error(self, record: int, name: str, row: np.void, found: bytes) -> LoaderError:
         """Return the error for a field whose bytes are too few, or have a wrong checksum.
 
         `row` is the field's row in the index, and `found` are the bytes that were read.

@@ -50,7 +50,7 @@ class SideTable:
 
     def __init__(self, path: str | os.PathLike[str], /, *, rows: Ids | None = None) -> None:
         self.path = os.path.abspath(path)
-        self._data: npt.NDArray[Any] = _mapped(self.path)
+        self._data: npt.NDArray[Any] = _map_npy_file(self.path)
         self._rows = None if rows is None else checks.check_ids(rows, len(self._data), "rows")
 
     def __repr__(self) -> str:
@@ -121,7 +121,7 @@ def check_table(name: str, table: Any, /) -> Any:
     return StringColumn.of(texts)
 
 
-def _mapped(path: str) -> npt.NDArray[Any]:
+def _map_npy_file(path: str) -> npt.NDArray[Any]:
     """Return the array of an `.npy` file, memory-mapped.
 
     Raises:

@@ -157,9 +157,9 @@ class CheckedReader:
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return by field the values of these records, in the order of `ids`."""
-        return self._values(ids, fields, {})
+        return self._read_with_missing(ids, fields, {})
 
-    def _values(
+    def _read_with_missing(
         self, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any]
     ) -> Mapping[str, Sequence[Any]]:
         """Call the user's `read`, check what it returns, and fill in missing values.
@@ -176,19 +176,21 @@ class CheckedReader:
         except (LoaderError, ImportError):
             raise
         except Exception as error:
-            raise self._failed(ids, fields, error) from error
+            raise self._read_error(ids, fields, error) from error
         if not isinstance(found, Mapping):
-            raise self._invalid("no dict", fields, len(ids), f"a {type(found).__name__}")
+            raise self._result_error("no dict", fields, len(ids), f"a {type(found).__name__}")
         for name in fields:
             if name not in found:
-                raise self._invalid(f"no values of the field {name!r}", fields, len(ids), [*found])
+                raise self._result_error(
+                    f"no values of the field {name!r}", fields, len(ids), [*found]
+                )
             values = found[name]
             if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
                 got = f"a {type(values).__name__}"
-                raise self._invalid(f"no list for the field {name!r}", fields, len(ids), got)
+                raise self._result_error(f"no list for the field {name!r}", fields, len(ids), got)
             if len(values) != len(ids):
                 problem = f"another number of values of the field {name!r}"
-                raise self._invalid(problem, fields, len(ids), counted(len(values), "value"))
+                raise self._result_error(problem, fields, len(ids), counted(len(values), "value"))
         return {
             name: self._fill_missing(name, found[name], ids, missing.get(name)) for name in fields
         }
@@ -216,7 +218,7 @@ class CheckedReader:
                 )
         return [read_only(value) if isinstance(value, np.ndarray) else value for value in filled]
 
-    def _failed(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
+    def _read_error(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
         """Return the error for an exception in the user's `read` of several records.
 
         To name a record, each is read by itself until one fails.
@@ -237,7 +239,7 @@ class CheckedReader:
         """Close the user's reader."""
         self._reader.close()
 
-    def _invalid(
+    def _result_error(
         self, problem: str, fields: Sequence[str], count: int, found: object
     ) -> LoaderError:
         """Return the error for a user's `read` that did not return `count` values for each field.
@@ -260,7 +262,7 @@ def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
     return CheckedReader(source.reader(checksums=checksums), source)
 
 
-def values_of(
+def read_with_missing(
     reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
 ) -> Mapping[str, Sequence[Any]]:
     """Read records, and return by field their values, in the order of `ids`.
@@ -269,5 +271,5 @@ def values_of(
     `reader_of`, as that of a DataLoader worker, have no missing values.
     """
     if isinstance(reader, (Reader, CheckedReader)):
-        return reader._values(ids, fields, missing)
+        return reader._read_with_missing(ids, fields, missing)
     return reader.read(ids, fields)

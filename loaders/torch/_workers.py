@@ -28,7 +28,7 @@ from twinfeed.loaders.making.feed import compile_feed
 from twinfeed.loaders.making.meter import Meter, StageTimes
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import values_of
+from twinfeed.loaders.reading.source import read_with_missing
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.system import describe_exit
@@ -65,7 +65,7 @@ class _WorkerTraceback(Exception):  # noqa: N818 - shown as a cause, never raise
     """Show, as the cause of an error, where in the worker it was raised."""
 
 
-class _Delivered(NamedTuple):
+class _RequestWithValues(NamedTuple):
     """A request as a worker receives it, with the values that the main process has read for it."""
 
     request: Request
@@ -83,22 +83,22 @@ class PrefetchedRequest(NamedTuple):
     request: Request
     read: Callable[[Int64s], Mapping[str, Sequence[Any]]]
 
-    def __reduce__(self) -> tuple[type[_Delivered], tuple[Request, Any]]:
-        """Pickle as a `_Delivered`: the request with the values of its records, or an error."""
+    def __reduce__(self) -> tuple[type[_RequestWithValues], tuple[Request, Any]]:
+        """Pickle as a `_RequestWithValues`: with the values of the records, or an error."""
         try:
-            return _Delivered, (self.request, self.read(_distinct_records(self.request)))
+            return _RequestWithValues, (self.request, self.read(_distinct_records(self.request)))
         except Exception as error:
-            return _Delivered, (self.request, sendable(error))
+            return _RequestWithValues, (self.request, sendable(error))
 
 
-class DeliveredReader:
+class RequestValuesReader:
     """A reader in a worker, which returns the values that came with the latest request."""
 
-    delivered: _Delivered
+    delivered: _RequestWithValues
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return by field the values of records, from those that came with the request."""
-        request, values = self.delivered
+        request, values = self.latest
         if isinstance(values, Exception):
             raise values
         rows = np.searchsorted(_distinct_records(request), ids).tolist()
@@ -161,7 +161,7 @@ class PassRequests:
             if self.cancelled:
                 raise LoaderError("the pass was cancelled")  # this error is never seen
             source = self._reader, records, self._feed.fields, self._feed.missing
-            return self._meter.timed("reading", values_of, *source)
+            return self._meter.timed("reading", read_with_missing, *source)
 
     def __len__(self) -> int:
         return len(self._feed.sampler)
@@ -175,15 +175,15 @@ class ErrorAsValueDataset(Dataset[Any]):
     """
 
     def __init__(self, loader: FeedLoader[Any], /, *, threads: int) -> None:
-        self._delivered = DeliveredReader()
-        reader = self._delivered if parent_reads(loader) else loader.reader
+        self._reader = RequestValuesReader()
+        reader = self._reader if parent_reads(loader) else loader.reader
         self._batcher = Batcher(compile_feed(loader.feed), reader=reader, threads=threads)
 
-    def __getitem__(self, request: Request | _Delivered, /) -> _WorkerBatch | _WorkerError:
+    def __getitem__(self, request: Request | _RequestWithValues, /) -> _WorkerBatch | _WorkerError:
         """Return the batch for a request with its times; or, if this fails, the error."""
         try:
-            if isinstance(request, _Delivered):
-                self._delivered.delivered, request = request, request.request
+            if isinstance(request, _RequestWithValues):
+                self._reader.latest, request = request, request.request
             batch = share_memory(as_parts(self._batcher(request)), by_value=MAX_BYTES_BY_VALUE)
             return _WorkerBatch(batch, self._batcher.meter.take())
         except Exception as error:
@@ -228,8 +228,8 @@ class WorkerBatches(Iterator[Batch]):
 
     The workers start with the first batch. The iteration and `check` raise WorkerDiedError for a
     worker that died. Another thread may call `check` meanwhile: a worker that is killed while it
-    sends leaves half a message, and torch waits for the other half for ever. `workers_ended` says
-    that `release` found workers that had ended. The DataLoader cannot be used again then.
+    sends leaves half a message, and torch waits for the other half for ever. `any_died` says that
+    `end_all_if_one_died` has found such a worker. The DataLoader cannot be used again then.
     """
 
     def __init__(self, dataloader: DataLoader[Any], meter: Meter, epoch: int, step: int, /) -> None:
@@ -238,7 +238,7 @@ class WorkerBatches(Iterator[Batch]):
         self._requests.start, self._requests.cancelled = (epoch, step), False
         self._meter, self._step = meter, step
         self._iterator: Any = dataloader._iterator  # an iterator of persistent workers
-        self._started = self.workers_ended = False
+        self._started = self.any_died = False
 
     @property
     def _workers(self) -> list[Any]:
@@ -257,7 +257,7 @@ class WorkerBatches(Iterator[Batch]):
                 _unregister(self._iterator)
             batch: Any = next(self._iterator)
         except (RuntimeError, EOFError, OSError) as error:
-            self.explain(error)
+            self.raise_if_worker_died(error)
             raise
         if isinstance(batch, _WorkerError):
             # Whoever keeps the error keeps this frame, and the frame keeps the workers. Left to the
@@ -278,7 +278,7 @@ class WorkerBatches(Iterator[Batch]):
     def close(self) -> None:
         """Drop torch's iterator. The workers end, unless they are persistent."""
         # The traceback of an error may keep torch's iterator. The iterator would keep the workers.
-        self.release()
+        self.end_all_if_one_died()
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
@@ -290,7 +290,7 @@ class WorkerBatches(Iterator[Batch]):
                 worker.terminate()
             raise _worker_died(dead[0], workers)
 
-    def release(self) -> None:
+    def end_all_if_one_died(self) -> None:
         """If a worker has ended, end all workers, and wake up the thread that waits for a batch.
 
         torch checks only every five seconds whether the workers are alive. Closing the pipe of its
@@ -298,13 +298,13 @@ class WorkerBatches(Iterator[Batch]):
         """
         workers = self._workers
         if any(worker.exitcode is not None for worker in workers):
-            self.workers_ended = True
+            self.any_died = True
             for worker in workers:
                 worker.terminate()
                 worker.join(_EXIT_TIMEOUT / len(workers))
             self._iterator._worker_result_queue._writer.close()
 
-    def explain(self, error: Exception, /) -> None:
+    def raise_if_worker_died(self, error: Exception, /) -> None:
         """Raise WorkerDiedError if a worker that died caused `error`.
 
         torch's own message says so, unless torch was about to fetch a tensor from the dead worker.
@@ -346,11 +346,11 @@ def _worker_died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
     was_forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
     return WorkerDiedError(
         f"worker {number} of {len(workers)} (process {worker.pid}) {exit_status}",
-        advice=_advice(-worker.exitcode, was_forked),
+        advice=_advice_after_exit(-worker.exitcode, was_forked),
     )
 
 
-def _advice(signal_number: int, forked: bool) -> str:
+def _advice_after_exit(signal_number: int, forked: bool) -> str:
     """Return the advice of an error for a worker that a signal has ended.
 
     A negative `signal_number` is an exit code; `forked` says how the worker was started.

@@ -164,10 +164,10 @@ class RecordDataset(Dataset[Any]):
             )
         seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
         samples = self._batcher.plain(np.asarray(wanted, np.int64), seeds)
-        self._warn_of_plain_records(wanted)
+        self._warn_about_plain_ids(wanted)
         return samples
 
-    def _warn_of_plain_records(self, records: Sequence[int]) -> None:
+    def _warn_about_plain_ids(self, records: Sequence[int]) -> None:
         """Warn, once each, that seeds are random, or that the feed's sampler excludes a record.
 
         The records were requested by plain numbers, which are not of the feed's sampler.
@@ -175,11 +175,11 @@ class RecordDataset(Dataset[Any]):
         if self._seeded:
             self._seeded = False
             problem = "seeds of plain record numbers are torch's random numbers"
-            warnings.warn(f"{problem}: {_ADVICE}", stacklevel=3)
+            warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
         if self._excluded is not None and self._excluded[records].any():
             self._excluded = None
             problem = "the feed's sampler leaves records out that are read here"
-            warnings.warn(f"{problem}: {_ADVICE}", stacklevel=3)
+            warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
 
 
 class _CollatedBatch(dict[str, Any]):
@@ -195,7 +195,9 @@ class _CollatedBatch(dict[str, Any]):
 NO_CACHE_IN_WORKERS = (
     "a sampler that reuses decoded images needs num_workers=0: decode on threads instead"
 )
-_ADVICE = "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
+_ADVISE_REQUEST_SAMPLER = (
+    "give the DataLoader batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
+)
 
 
 class TorchSampler(torch.utils.data.Sampler[Any]):

@@ -205,7 +205,7 @@ class TorchLoader(MakingLoader[B]):
             (copier.send(copier.prepare(batch)) for batch in workers),
             depth=self.prefetch,
             while_waiting=workers.check,
-            while_closing=workers.release,
+            while_closing=workers.end_all_if_one_died,
         )
         return _Pass(self, copier, sent, workers)
 
@@ -338,7 +338,7 @@ class _Pass(Iterator[Batch]):
         self._workers.cancel()
         self._sent.close()
         self._workers.close()
-        if self._workers.workers_ended or cast(Prefetcher[Sent], self._sent).busy:
+        if self._workers.any_died or cast(Prefetcher[Sent], self._sent).busy:
             vars(self._loader).pop("_workers", None)
 
 

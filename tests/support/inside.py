@@ -31,7 +31,7 @@ from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.reading.prefetch.read_plan import Fetch, gap_of, ranges_of_records
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
-from twinfeed.loaders.reading.source import Reads, reader_of, values_of
+from twinfeed.loaders.reading.source import Reads, read_with_missing, reader_of
 from twinfeed.loaders.storage import _http_connections, open_store, retries
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.url import Location, unquoted
@@ -58,4 +58,4 @@ def fetch_ahead(reader: Reader, extents: Any) -> None:
     if reader.index.remote:
         local_or_remote.buffer.apply(Fetch(extents))
     else:
-        local_or_remote.advice.add(local_or_remote.opened(extents))
+        local_or_remote.kernel_readahead.add(local_or_remote.with_descriptors(extents))

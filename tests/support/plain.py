@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from support.inside import Reads, collate, reader_of, values_of
+from support.inside import Reads, collate, read_with_missing, reader_of
 from twinfeed.loaders import Batch, Feed
 
 NUMBERS = ("id", "record", "view", "seed", "seed32")
@@ -44,7 +44,7 @@ def _sample(
     feed: Feed, reader: Reads, number: int, record: int, view: int, seed: int
 ) -> dict[str, Any]:
     """The fields of one sample, decoded and transformed."""
-    read = values_of(reader, np.array([record]), feed.fields, dict(feed.missing))
+    read = read_with_missing(reader, np.array([record]), feed.fields, dict(feed.missing))
     sample = {name: values[0] for name, values in read.items()}
     if feed.decode is not None:
         sample = _copied(feed.decode(sample))

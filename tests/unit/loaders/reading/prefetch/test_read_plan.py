@@ -247,7 +247,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
         read_ahead(reader, [60])
         closing = threading.Thread(target=reader.close)
         closing.start()
-        while not reader._files.advice._stopped:  # type: ignore[attr-defined]
+        while not reader._files.kernel_readahead._stopped:  # type: ignore[attr-defined]
             time.sleep(0.001)
         go_on.set()
         closing.join()
@@ -258,7 +258,7 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
     go_on.set()
     told.clear()
     read_ahead(reader, [0])
-    reader._files.advice._thread.join()  # type: ignore[attr-defined]
+    reader._files.kernel_readahead._thread.join()  # type: ignore[attr-defined]
     assert len(told) == 1, "and nothing from before"
 
 
