@@ -175,7 +175,7 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
                 labels = index.labels[request.records].tolist()
                 names = map(index.classes.__getitem__ if index.classes else str, labels)
                 members["cls"] = [name.encode() for name in names]
-            members.update(pipeline.values(request, pipeline.joined(request)))
+            members.update(pipeline.field_values(request, pipeline.table_rows(request)))
             yield samples_of(members)
 
 

@@ -39,10 +39,10 @@ class Pad(NamedTuple):
 
 
 Collate = Mode | Pad | Mapping[str, Mode | Pad]
-Empty = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # like numpy.empty
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # like numpy.empty
 
 # The dtype of a spec for each type of strings.
-_STRINGS: dict[type, np.dtype[Any] | None] = {bytes: None, str: np.dtype(str)}
+_STRING_DTYPES: dict[type, np.dtype[Any] | None] = {bytes: None, str: np.dtype(str)}
 
 # The characters of the number dtypes that both frameworks have; numpy has aliases for some.
 _COMMON_DTYPES = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set(
@@ -124,18 +124,18 @@ def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, F
     Raises:
         MisfitError: a value that cannot be collated.
     """
-    return {name: _spec(name, value, mode_of(how, name)) for name, value in sample.items()}
+    return {name: _spec_of_value(name, value, mode_of(how, name)) for name, value in sample.items()}
 
 
-def _spec(name: str, value: Any, mode: Mode) -> FieldSpec:
+def _spec_of_value(name: str, value: Any, mode: Mode) -> FieldSpec:
     """Return the spec of a field from its value in a sample: a string, or what becomes an array.
 
     With the mode "ragged", the value may also be a list of strings.
     """
-    for kind, dtype in _STRINGS.items():
+    for kind, dtype in _STRING_DTYPES.items():
         if isinstance(value, kind):
             return FieldSpec((), dtype)
-        if mode == "ragged" and (strings := _strings(value)) and isinstance(strings[0], kind):
+        if mode == "ragged" and (strings := _items_of(value)) and isinstance(strings[0], kind):
             return FieldSpec((None,), dtype)
     array = array_of(name, value)
     return FieldSpec(array.shape, array.dtype)
@@ -146,7 +146,7 @@ def is_string(dtype: np.dtype[Any] | None, /) -> bool:
     return dtype is None or dtype.kind == "U"
 
 
-def _strings(value: Any) -> list[Any] | None:
+def _items_of(value: Any) -> list[Any] | None:
     """Return the items of a list, a tuple or an array of one dimension; None for anything else."""
     if isinstance(value, np.ndarray):
         return value.tolist() if value.ndim == 1 else None
@@ -220,7 +220,7 @@ def collate(
     *,
     how: Collate = "stack",
     real: npt.NDArray[np.bool_] | None = None,
-    empty: Empty = aligned,
+    empty: Allocate = aligned,
 ) -> dict[str, Any]:
     """Make a batch of the values of each field. A value of None becomes zeros or an empty string.
 
@@ -252,13 +252,13 @@ def collate(
             remaining = iter(values)
             values = [next(remaining) if is_real else None for is_real in real]
         if is_string(field.dtype):
-            batch[name] = _texts(name, values, field)
+            batch[name] = _collate_strings(name, values, field)
         elif mode == "stack" or not field.shape:
-            batch[name] = _stack(name, values, field, empty)
+            batch[name] = _collate_stacked(name, values, field, empty)
         elif mode == "pad":
-            batch |= _pad(name, values, field, empty, _collation_of(how, name))
+            batch |= _collate_padded(name, values, field, empty, _collation_of(how, name))
         else:
-            batch[name] = _ragged(name, values, field, empty)
+            batch[name] = _collate_ragged(name, values, field, empty)
     return batch
 
 
@@ -278,20 +278,20 @@ def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[in
     return converted
 
 
-def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
+def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
     """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`."""
     kind = bytes if field.dtype is None else str
     if not field.shape:
         if set(map(type, values)) == {kind}:
             return list(values)
-        texts = _convert_each(lambda value: _text(name, value, kind), values)
+        texts = _convert_each(lambda value: _to_string(name, value, kind), values)
         return [texts.get(position, kind()) for position in range(len(values))]
 
     def to_texts(row: Any) -> list[Any]:
         """Return the value of a sample as a list of strings."""
-        if (strings := _strings(row)) is None:
+        if (strings := _items_of(row)) is None:
             raise _wrong_dtype(name, "no list", f"a list of {kind.__name__}")
-        return [_text(name, string, kind) for string in strings]
+        return [_to_string(name, string, kind) for string in strings]
 
     rows = _convert_each(to_texts, values)
     lengths = [len(rows.get(position, ())) for position in range(len(values))]
@@ -299,7 +299,7 @@ def _texts(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ra
     return Ragged(strings, np.array(lengths, np.int64))
 
 
-def _text(name: str, value: Any, kind: type) -> Any:
+def _to_string(name: str, value: Any, kind: type) -> Any:
     """Return a string as exactly the type `kind`, `bytes` or `str`, not a subclass of numpy.
 
     Raises:
@@ -312,7 +312,7 @@ def _text(name: str, value: Any, kind: type) -> Any:
     raise _wrong_dtype(name, found, kind.__name__)
 
 
-def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Array:
+def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Array:
     """Return the values of a field as one array [batch, …], allocated by `empty`.
 
     An array that decode has filled already is returned as it is.
@@ -323,7 +323,7 @@ def _stack(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> 
         out = empty(values.shape, values.dtype)
         out[...] = values
         return out
-    arrays, shape = _arrays(name, _stack_tensors(values), field, 0)
+    arrays, shape = _to_field_arrays(name, _stack_tensors(values), field, 0)
     out = empty((len(arrays), *shape), dtype_of(field))
     for row, array in enumerate(arrays):
         out[row] = array
@@ -380,13 +380,13 @@ def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
     if type(value) is np.ndarray and value.dtype == dtype:
         return value
     array = array_of(name, value)
-    if array.dtype == dtype or _castable(array, dtype, python=not hasattr(value, "dtype")):
+    if array.dtype == dtype or _can_cast(array, dtype, python=not hasattr(value, "dtype")):
         return array
     found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
     raise _wrong_dtype(name, found, str(dtype))
 
 
-def _castable(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
+def _can_cast(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
     """Return whether an array can be cast to a dtype without changing a value.
 
     With `python`, the array was made of Python numbers, which have no dtype of their own: floats
@@ -438,7 +438,7 @@ def _wrong_shape(
     )
 
 
-def _arrays(
+def _to_field_arrays(
     name: str, values: Sequence[Any], field: FieldSpec, free: int
 ) -> tuple[list[Array], tuple[int, ...]]:
     """Return the values of a field as a list of arrays, and the shape that all have in common.
@@ -467,8 +467,8 @@ def _arrays(
     return [arrays.get(position, zeros) for position in range(len(values))], shape
 
 
-def _pad(
-    name: str, values: Sequence[Any], field: FieldSpec, empty: Empty, how: Mode | Pad
+def _collate_padded(
+    name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate, how: Mode | Pad
 ) -> dict[str, Any]:
     """Pad the values of a field to the same shape, and stack them.
 
@@ -478,7 +478,7 @@ def _pad(
     """
     value, multiple = how if isinstance(how, Pad) else Pad()
     axes = len(field.shape)
-    arrays, _ = _arrays(name, values, field, axes)
+    arrays, _ = _to_field_arrays(name, values, field, axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
     padded_shape = shapes.max(axis=0, initial=0)
     padded_shape[:1] += -padded_shape[:1] % multiple  # round the first axis up
@@ -491,9 +491,9 @@ def _pad(
     return {name: out, f"{name}_shape": shapes}
 
 
-def _ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Empty) -> Ragged:
+def _collate_ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Ragged:
     """Join the values of a field, arrays that differ in length, end to end into a `Ragged`."""
-    arrays, shape = _arrays(name, values, field, 1)
+    arrays, shape = _to_field_arrays(name, values, field, 1)
     lengths = np.array([len(array) for array in arrays], np.int64)
     joined = empty((int(lengths.sum()), *shape), dtype_of(field))
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")

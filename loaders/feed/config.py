@@ -60,9 +60,9 @@ class FeedConfig:
         check_names(self, "column", columns, "build the index with fields= that leave it out")
         check_names(self, "side table", self.side, "give it another name")
         for name, rows in self.side.items():
-            self._check_side(name, rows)
+            self._check_side_table(name, rows)
         if self.decode is None and self.transform is None:
-            self._check_plain()
+            self._check_without_functions()
         if self.decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
             check_names(self, "field", self.fields, advice, side=self.side)
@@ -105,7 +105,7 @@ class FeedConfig:
         """Whether the transform sets global random states, so that nothing may run beside it."""
         return bool(getattr(self.transform, "sets_global_state", False))
 
-    def _check_plain(self) -> None:
+    def _check_without_functions(self) -> None:
         """Raise ValueError if the fields of a feed without functions cannot be collated.
 
         They are put into batches as they are stored.
@@ -121,7 +121,7 @@ class FeedConfig:
         if self.declared_spec is not None and self.declared_spec.keys() != set(self.fields):
             raise ValueError(f"spec names {list(self.declared_spec)}, fields {list(self.fields)}")
 
-    def _check_side(self, name: str, rows: Any) -> None:
+    def _check_side_table(self, name: str, rows: Any) -> None:
         """Raise ValueError unless a side table has a row for each sample id, or for each record."""
         if name in self.index.columns:
             raise ValueError(f"side table {name!r} has the name of a column of the index")
@@ -150,14 +150,16 @@ def check_names(
 
     `kind` says what has these names, for the message: a field, a column or a side table.
     """
-    check_free(kind, names, side, f"the name of a side table: {advice}")
+    check_not_reserved(kind, names, side, f"the name of a side table: {advice}")
     reserved, owner = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
     reserved = ("mask", *reserved) if feed.sampler.traits.padded else reserved
     use = f"a name that the loader itself gives to every {owner}: {advice}"
-    check_free(kind, names, reserved, use)
+    check_not_reserved(kind, names, reserved, use)
 
 
-def check_free(kind: str, names: Iterable[str], reserved: Iterable[str], use: str, /) -> None:
+def check_not_reserved(
+    kind: str, names: Iterable[str], reserved: Iterable[str], use: str, /
+) -> None:
     """Raise ValueError if one of the names is reserved; `use` says what for, and gives advice."""
     conflicts = set(names).intersection(reserved)
     if conflicts:

@@ -38,7 +38,7 @@ _FREE_BLOCKS: deque[Array] = deque(maxlen=8)
 # Tags of TIFF, and of EXIF, which is written as TIFF.
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
 _PLANAR, _WHITE_IS_ZERO = 284, 0
-_MISREAD = "the pixels of this TIFF are not as Pillow reads them: convert it"
+_PILLOW_MISREADS = "the pixels of this TIFF are not as Pillow reads them: convert it"
 
 
 class DecodeImage:
@@ -103,7 +103,7 @@ class DecodeImage:
         self.field = field
         self.reads = self.writes = (field,)  # see `Feed`: fields that `into` writes
         self.mode = validate.choice("mode", mode, get_args(ImageMode))
-        self._colours = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
+        self._simplejpeg_colorspace = "GRAY" if mode == "L" else "RGB"  # simplejpeg's name
         self.max_pixels = validate.integer("max_pixels", max_pixels, minimum=1)
         if isinstance(size, int):
             raise ValueError(
@@ -134,7 +134,7 @@ class DecodeImage:
 
     def __call__(self, sample: Mapping[str, Any], /) -> dict[str, Any]:
         """Return the sample with its field decoded."""
-        return {**sample, self.field: self._decode(_bytes(sample, self.field))}
+        return {**sample, self.field: self._decode(_encoded_image(sample, self.field))}
 
     def into(self, sample: Mapping[str, Any], slots: Mapping[str, Array], /) -> dict[str, Any]:
         """Return the decoded sample, with the image decoded directly into the batch if it fits.
@@ -143,7 +143,7 @@ class DecodeImage:
         dtype, it is written there.
         """
         slot = slots[self.field]
-        array = self._decode(_bytes(sample, self.field), slot)
+        array = self._decode(_encoded_image(sample, self.field), slot)
         if array is not slot and (array.shape, array.dtype) == (slot.shape, slot.dtype):
             slot[...] = array
             array = slot
@@ -162,9 +162,9 @@ class DecodeImage:
         if self.apply_exif_orientation and image.format != "TIFF":
             orientation = image.getexif().get(_ORIENTATION, 1)
         if is_jpeg:
-            array = self._jpeg(data, orientation, slot)
+            array = self._decode_jpeg(data, orientation, slot)
         if array is None:  # another format, or a broken JPEG
-            image = self._pillow(image or self._open(data))
+            image = self._decode_by_pillow(image or self._open(data))
         elif orientation == 1 and self.size in (None, array.shape[:2]):
             return array  # nothing is left to do
         else:
@@ -193,7 +193,7 @@ class DecodeImage:
             problem = f"field {self.field!r} is no image, it begins with {data[:16]!r}"
             raise UnidentifiedImageError(problem) from None
 
-    def _pillow(self, image: PIL.ImageFile.ImageFile) -> PIL.Image.Image:
+    def _decode_by_pillow(self, image: PIL.ImageFile.ImageFile) -> PIL.Image.Image:
         """Decode an image by Pillow, and convert it to `mode`.
 
         An image of one channel with 16 or 32 bits is left to `_grey`.
@@ -206,11 +206,11 @@ class DecodeImage:
         self._check_size(image.height, image.width)
         tags, has_16_bits = getattr(image, "tag_v2", {}), _has_16_bits(image)
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
-            return self._grey(image, tags)
+            return self._decode_grey(image, tags)
         is_signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
         is_planar = tags.get(_PLANAR) == 2
         if is_signed or (has_16_bits and is_planar and image.tile[0].codec_name == "raw"):
-            raise ValueError(_MISREAD)
+            raise ValueError(_PILLOW_MISREADS)
         if self.dtype == "native" and has_16_bits:
             raise ValueError(
                 "the image has several channels of 16 bits, of which Pillow gives the upper bytes: "
@@ -226,7 +226,7 @@ class DecodeImage:
         image.info.pop("transparency", None)  # Pillow would warn that it is dropped
         return image.convert(self.mode)
 
-    def _grey(self, image: PIL.Image.Image, tags: Mapping[int, Any]) -> PIL.Image.Image:
+    def _decode_grey(self, image: PIL.Image.Image, tags: Mapping[int, Any]) -> PIL.Image.Image:
         """Decode an image of one channel with 16 or 32 bits per pixel.
 
         With dtype "uint8", the upper byte of 16-bit pixels is taken; with "native", pixels stay as
@@ -239,7 +239,7 @@ class DecodeImage:
             raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
         pixels = np.asarray(image)
         if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO or (is_unsigned and pixels.min() < 0):
-            raise ValueError(_MISREAD)
+            raise ValueError(_PILLOW_MISREADS)
         if self.dtype == "native":
             is_big_endian = image.mode == "I;16B"  # which Pillow cannot resize
             return Image.fromarray(pixels.astype(np.uint16)) if is_big_endian else image
@@ -274,7 +274,7 @@ class DecodeImage:
         padded.paste(resized, ((width - inner_width) // 2, (height - inner_height) // 2))
         return padded
 
-    def _jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
+    def _decode_jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
         """Decode a JPEG by simplejpeg, into the array `slot` if it has the final shape and dtype.
 
         `orientation` is that of EXIF. Returns None for a broken image if `strict` is False: then
@@ -295,10 +295,10 @@ class DecodeImage:
             nbytes = math.prod(shape)
             array = simplejpeg.decode_jpeg(
                 data,
-                colorspace=self._colours,
+                colorspace=self._simplejpeg_colorspace,
                 min_height=height,
                 min_width=width,
-                buffer=_pooled(nbytes) if slot is None and nbytes >= _MIN_POOLED else slot,
+                buffer=_array_from_pool(nbytes) if slot is None and nbytes >= _MIN_POOLED else slot,
             )
         except ValueError as error:
             if not self.strict:
@@ -348,7 +348,7 @@ def _integers(
     )
 
 
-def _bytes(sample: Mapping[str, Any], field: str) -> Any:
+def _encoded_image(sample: Mapping[str, Any], field: str) -> Any:
     """Return the encoded image in a field of a sample: bytes, or a dict with "bytes" in it.
 
     Datasets of Hugging Face have such dicts.
@@ -371,7 +371,7 @@ def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
     return ";16" in str(decoder_arguments)
 
 
-def _pooled(nbytes: int) -> Array:
+def _array_from_pool(nbytes: int) -> Array:
     """Return an uninitialized array uint8[nbytes] in a block of memory from a pool.
 
     The block returns to the pool once no array uses it. Without the pool, the kernel would map new
@@ -443,14 +443,14 @@ class DecodeExample:
         decoded = {name: value for name, value in sample.items() if name != self.field}
         for name in features if self.features is None else self.features:
             values = features[name]
-            if isinstance(values, _Steps):
+            if isinstance(values, _FeatureList):
                 decoded[name] = values.stacked()
             else:
                 decoded[name] = values[0] if len(values) == 1 and name not in self.lists else values
         return decoded
 
 
-class _Steps(list[Any]):
+class _FeatureList(list[Any]):
     """The values of each step of a feature list."""
 
     def stacked(self) -> Any:
@@ -470,7 +470,7 @@ class _Steps(list[Any]):
 def _parse_example(data: bytes) -> dict[str, Any]:
     """Return by name the features of a serialized `tf.train.Example` or `SequenceExample`.
 
-    The latter has context features, and feature lists, which become `_Steps`.
+    The latter has context features, and feature lists, which become `_FeatureList`.
 
     Raises:
         ValueError: a name is in both.
@@ -481,4 +481,4 @@ def _parse_example(data: bytes) -> dict[str, Any]:
         raise ValueError(
             f"{min(duplicates)!r} is in the context and in the lists of a SequenceExample"
         )
-    return context | {name: _Steps(steps) for name, steps in lists.items()}
+    return context | {name: _FeatureList(steps) for name, steps in lists.items()}

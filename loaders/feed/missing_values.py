@@ -41,7 +41,7 @@ def check_missing(
         values = {name: value for name, value in stored.items() if name in fields}
     elif validate.choice("missing, unless a dict,", missing, ("error", "late")) == "late":
         return values
-    num_missing = _num_missing(index)
+    num_missing = _missing_counts(index)
     without_value = set(fields) & {*index.fields} - index.columns.keys() - values.keys()
     incomplete = {name: n for name in sorted(without_value) if (n := num_missing.get(name))}
     if incomplete:
@@ -56,7 +56,7 @@ def check_missing(
     return values
 
 
-def _num_missing(index: Source) -> Mapping[str, int]:
+def _missing_counts(index: Source) -> Mapping[str, int]:
     """Return by field the number of records that are known to lack it."""
     if not isinstance(index, Index):
         return index.num_missing if isinstance(index, DatasetSource) else {}

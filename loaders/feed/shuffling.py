@@ -14,7 +14,10 @@ from twinfeed.loaders.support.argument_hints import SHUFFLED_HINTS, hint_argumen
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
 
-_BLOCK_BYTES, _MAX_OPEN = 1 << 22, 128  # the size of a block; the most blocks open at once
+_MAX_BLOCK_BYTES, _MAX_OPEN_BLOCKS = (
+    1 << 22,
+    128,
+)  # the size of a block; the most blocks open at once
 
 
 @hint_arguments(**SHUFFLED_HINTS)
@@ -67,8 +70,8 @@ def shuffled(
     if records is not None:
         subset = np.sort(checks.check_ids(records, len(index)))
         lengths = np.diff(subset.searchsorted(np.cumsum(lengths)), prepend=0)
-    block = block_of(index, int(lengths.sum()))
-    window = min(_MAX_OPEN, int(memory / (block * nbytes)))
+    block = records_per_block(index, int(lengths.sum()))
+    window = min(_MAX_OPEN_BLOCKS, int(memory / (block * nbytes)))
     window = max(window, sections) // sections * sections  # a multiple of `sections`
     minimum = int(block * sections * nbytes)
     if memory < minimum and block > 1:
@@ -93,10 +96,11 @@ def shuffled(
     return order if subset is None else SubsetSampler(subset, of=len(index), order=order)
 
 
-def block_of(index: Index, records: int, /) -> int:
+def records_per_block(index: Index, records: int, /) -> int:
     """Return how many records a block of a shuffle of `records` records has, a power of two.
 
-    A block has at most `_BLOCK_BYTES`, and there are at least `_MAX_OPEN` blocks if possible.
+    A block has at most `_MAX_BLOCK_BYTES`, and there are at least `_MAX_OPEN_BLOCKS` blocks if
+    possible.
     """
-    limit = min(_BLOCK_BYTES / max(1.0, record_bytes(index)), records / _MAX_OPEN)
+    limit = min(_MAX_BLOCK_BYTES / max(1.0, record_bytes(index)), records / _MAX_OPEN_BLOCKS)
     return 1 << max(0, int(limit).bit_length() - 1)

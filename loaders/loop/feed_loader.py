@@ -9,7 +9,7 @@ from contextlib import closing
 from typing import Any, SupportsIndex, TypeVar
 from weakref import WeakKeyDictionary, ref
 
-from twinfeed.loaders.feed.collate import Empty, aligned
+from twinfeed.loaders.feed.collate import Allocate, aligned
 from twinfeed.loaders.feed.config import Batch, check_batches
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
@@ -208,7 +208,7 @@ class MakingLoader(FeedLoader[B]):
         return self.prefetch + 1 + (max(MAX_DEFAULT_THREADS, self.threads) if self.threads else 0)
 
     def _batches(
-        self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Empty = aligned
+        self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Allocate = aligned
     ) -> Generator[T, None, None]:
         """Yield `convert(batch)` for each batch of an epoch, in order, from step `start` on.
 

@@ -35,13 +35,15 @@ class DecodedCache:
         self._decode = decode
         self._last_use = reuse - 1
         self._images: dict[int, Decoded] = {}
-        self._next: tuple[int, int] | None = None
+        self._next_position: tuple[int, int] | None = None
         self._lock = Lock()
         # The threads that decode ahead. A task of the pool is the new images of one request.
         self._pool: ThreadPoolExecutor | None = None
         self._threads = 0
-        self._requests: Iterator[Request] = iter(())  # that were not searched for new images yet
-        self._cached_later: set[int] = set()  # what the cache has after the searched requests
+        self._unsearched_requests: Iterator[Request] = iter(
+            ()
+        )  # that were not searched for new images yet
+        self._future_records: set[int] = set()  # what the cache has after the searched requests
         self._pending: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
 
     def __len__(self) -> int:
@@ -56,9 +58,9 @@ class DecodedCache:
 
         The first request is that of the next batch. At least `threads` images are kept pending.
         """
-        self._requests, self._threads = requests, threads
+        self._unsearched_requests, self._threads = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
-        self._submit(self._pool)
+        self._submit_new_images(self._pool)
 
     def get(self, request: Request, /) -> list[Decoded]:
         """Return the decoded image of each record of a request, from the cache or decoded now.
@@ -66,9 +68,12 @@ class DecodedCache:
         The request has no padding. Images whose last use this is are dropped from the cache.
         """
         with self._lock:
-            if (request.epoch, request.step) != self._next:  # not the step after the last one
+            if (
+                request.epoch,
+                request.step,
+            ) != self._next_position:  # out of order
                 self._images.clear()
-            self._next = (request.epoch, request.step + 1)
+            self._next_position = (request.epoch, request.step + 1)
             records = request.records.tolist()
             new = [record for record in records if record not in self._images]
             images: Sequence[Decoded] = ()
@@ -80,14 +85,14 @@ class DecodedCache:
                 images = self._decode(np.array(new))
             self._images.update(zip(new, images, strict=True))
             self.decodes += len(new)
-            pending = 0 if self._pool is None else self._submit(self._pool)
+            pending = 0 if self._pool is None else self._submit_new_images(self._pool)
             self.peak = max(self.peak, len(self._images) + pending)
             batch = [self._images[record] for record in records]
-            for record in self._last_used(request):
+            for record in self._records_of_last_use(request):
                 del self._images[record]
             return batch
 
-    def _submit(self, pool: ThreadPoolExecutor) -> int:
+    def _submit_new_images(self, pool: ThreadPoolExecutor) -> int:
         """Submit the images that coming requests will add to the cache, until enough are pending.
 
         Returns:
@@ -96,11 +101,11 @@ class DecodedCache:
         pending = sum(len(records) for records, _ in self._pending)
         if pending >= self._threads:
             return pending
-        for request in islice(self._requests, _MAX_SEARCHED):
+        for request in islice(self._unsearched_requests, _MAX_SEARCHED):
             real = request.where(request.ids >= 0)
-            new = [record for record in real.records.tolist() if record not in self._cached_later]
-            self._cached_later.update(new)
-            self._cached_later.difference_update(self._last_used(real))
+            new = [record for record in real.records.tolist() if record not in self._future_records]
+            self._future_records.update(new)
+            self._future_records.difference_update(self._records_of_last_use(real))
             if new:
                 self._pending.append((new, pool.submit(self._decode, np.array(new))))
                 pending += len(new)
@@ -108,7 +113,7 @@ class DecodedCache:
                     break
         return pending
 
-    def _last_used(self, request: Request) -> list[int]:
+    def _records_of_last_use(self, request: Request) -> list[int]:
         """Return the records whose image is used for the last time by this request."""
         return request.records[request.views == self._last_use].tolist()  # type: ignore[no-any-return]
 
@@ -118,4 +123,4 @@ class DecodedCache:
             self._pool.shutdown(cancel_futures=True)
         with self._lock:
             self._images.clear()
-            self._next = None
+            self._next_position = None

@@ -105,7 +105,7 @@ class SampleMap:
             results[thread :: self.threads] = thread_results
         return results
 
-    def by_field(
+    def values_by_field(
         self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Fields], /
     ) -> dict[str, Sequence[Any]]:
         """Turn samples (dicts by field) into a dict that has a list of values for each field.

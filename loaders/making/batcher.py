@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.feed.collate import Empty, MisfitError, aligned, check_collate, collate
+from twinfeed.loaders.feed.collate import Allocate, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.formats.records import Sample
@@ -42,21 +42,25 @@ class Batcher(Closing):
         reader: Reads | None = None,
         threads: int = 0,
         meter: Meter | None = None,
-        empty: Empty = aligned,
+        empty: Allocate = aligned,
     ) -> None:
-        feed, self.spec, self._function = compiled.config, compiled.spec, compiled.function
+        feed, self.spec, self._batch_function = (
+            compiled.config,
+            compiled.spec,
+            compiled.batch_function,
+        )
         self._own_reader = reader is None
         self._reader = reader_of(feed.index) if reader is None else reader
         self.samples = Samples(compiled, self._reader, threads=threads, meter=meter, empty=empty)
         self._index, self.meter = feed.index, self.samples.meter
-        self._side = dict(feed.side)
-        self._how = check_collate(feed.collate)
+        self._side_tables = dict(feed.side)
+        self._collate_modes = check_collate(feed.collate)
         self._empty = empty
-        self._padded = feed.sampler.traits.padded
-        self._size = max(1, feed.sampler.batch_size)
-        self._steps = max(1, len(feed.sampler))
-        self._stored = stored_fields(feed)
-        self._plan: ReadPlan | None = None
+        self._has_padding = feed.sampler.traits.padded
+        self._batch_size = max(1, feed.sampler.batch_size)
+        self._steps_per_epoch = max(1, len(feed.sampler))
+        self._stored_fields = stored_fields(feed)
+        self._read_plan: ReadPlan | None = None
 
     def __call__(self, request: Request, /) -> Batch:
         """Return the batch for a request.
@@ -64,73 +68,77 @@ class Batcher(Closing):
         Raises:
             LoaderError: a record could not be read, or decoded (DecodeError).
         """
-        real = request.ids >= 0 if self._padded else None
+        real = request.ids >= 0 if self._has_padding else None
         without_padding = request if real is None else request.where(real)
-        joined = self.samples.joined(without_padding)
+        table_rows = self.samples.table_rows(without_padding)
         try:
             with ExitStack() as stack:
-                step = request.epoch * self._steps + request.step
-                reading = ReadStep(self._reader, step, self._plan)
+                step = request.epoch * self._steps_per_epoch + request.step
+                reading = ReadStep(self._reader, step, self._read_plan)
                 self.meter.timed("reading", stack.enter_context, reading)
-                values = self.samples.values(without_padding, joined)
+                values = self.samples.field_values(without_padding, table_rows)
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        rows = request if self._function is None else without_padding
-        batch = self.meter.timed("collating", self._collate, rows, without_padding, joined, values)
-        if self._function is not None:
-            batch = self.meter.timed("transforming", self._function, batch, request)
+        rows = request if self._batch_function is None else without_padding
+        batch = self.meter.timed(
+            "collating", self._collate, rows, without_padding, table_rows, values
+        )
+        if self._batch_function is not None:
+            batch = self.meter.timed("transforming", self._batch_function, batch, request)
         if real is not None:
             batch["mask"] = real
-        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // self._size)))
+        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // self._batch_size)))
         return batch
 
     def _collate(
         self,
         request: Request,
         without_padding: Request,
-        joined: dict[str, Rows],
+        table_rows: dict[str, Rows],
         values: Values,
     ) -> Batch:
         """Stack the samples of a request to a batch, a dict of arrays or lists.
 
-        `joined` are the rows of columns and side tables, `values` those of fields, for each sample
-        of `without_padding`. If this is not `request` itself, rows for its padding are added.
+        `table_rows` are the rows of columns and side tables, `values` those of fields, for each
+        sample of `without_padding`. If this is not `request` itself, padding is added.
         """
         if not len(without_padding.ids):  # a batch of padding alone
             values = dict.fromkeys(self.spec, ())
         real = None if without_padding is request else request.ids >= 0
         if real is not None:
-            joined = {name: _padded(rows, real) for name, rows in joined.items()}
+            table_rows = {name: _with_padding_rows(rows, real) for name, rows in table_rows.items()}
         try:
-            fields = collate(values, self.spec, how=self._how, real=real, empty=self._empty)
+            fields = collate(
+                values, self.spec, how=self._collate_modes, real=real, empty=self._empty
+            )
         except MisfitError as error:
             where = self._index.describe(request.records[error.position])
             raise DecodeError(f"{where}: {error}") from error
-        return {"id": request.ids, **joined, **fields}
+        return {"id": request.ids, **table_rows, **fields}
 
-    def plain(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
+    def samples_of_records(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
         """Return a sample (`id`, columns, side rows and fields) for each record id.
 
         Raises:
             ValueError: the feed has a `batch_transform`, which needs whole batches, or a side table
                 that is joined by sample id, not by record id.
         """
-        if self._function is not None:
+        if self._batch_function is not None:
             raise ValueError(
                 "batch_transform needs whole batches: give the DataLoader "
                 "batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
             )
-        for name, rows in self._side.items():
+        for name, rows in self._side_tables.items():
             if not isinstance(rows, ByRecord) and len(rows) != len(self._index):
                 raise ValueError(
                     f"side table {name!r} has {counted(len(rows), 'row')} for "
                     f"{counted(len(self._index), 'record')}: only a sampler can join it"
                 )
         request = Request.plain(records, seeds)
-        joined = self.samples.joined(request)
-        values = self.samples.values(request, joined, cached=False)
-        fields = {"id": records.tolist(), **joined, **values}
+        table_rows = self.samples.table_rows(request)
+        values = self.samples.field_values(request, table_rows, cached=False)
+        fields = {"id": records.tolist(), **table_rows, **values}
         return [with_writable_arrays(sample) for sample in samples_of(fields)]
 
     def start_pass(
@@ -141,9 +149,9 @@ class Batcher(Closing):
         The batches must then be requested in order, from step `start` to the end of the epoch.
         `readahead` is the number of bytes to prefetch, or None for the default.
         """
-        first = epoch * self._steps + start
-        self._plan = start_pass(self._reader, schedule, self._stored, first, readahead)
-        threads = self.samples.map.threads
+        first = epoch * self._steps_per_epoch + start
+        self._read_plan = start_pass(self._reader, schedule, self._stored_fields, first, readahead)
+        threads = self.samples.sample_map.threads
         if self.samples.cache is not None and threads:
             coming_requests = requests(schedule, epoch, start, seeds=False)
             self.samples.cache.look_ahead(coming_requests, threads=threads)
@@ -155,7 +163,7 @@ class Batcher(Closing):
             self._reader.close()
 
 
-def _padded(rows: Rows, real: npt.NDArray[np.bool_]) -> Rows:
+def _with_padding_rows(rows: Rows, real: npt.NDArray[np.bool_]) -> Rows:
     """Return `rows` spread over the batch, with zeros or "" where `real` (bool[batch]) is False."""
     if isinstance(rows, list):
         texts = iter(rows)

@@ -15,10 +15,10 @@ class CompiledFeed:
 
     config: FeedConfig
     spec: dict[str, FieldSpec]
-    function: BatchFunction | None = None
+    batch_function: BatchFunction | None = None
 
     @property
     def shapes(self) -> tuple[dict[str, FieldSpec], Collate]:
         """The spec of each field of a batch, and how it is collated: frameworks infer shapes."""
-        last = self.function
+        last = self.batch_function
         return (self.spec, self.config.collate) if last is None else (last.spec, last.how)

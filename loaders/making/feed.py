@@ -175,7 +175,7 @@ class Feed(FeedConfig):
         return infer_spec(self)
 
     @cached_property
-    def _function(self) -> BatchFunction | None:
+    def _batch_function(self) -> BatchFunction | None:
         """The `batch_transform`, checked by calls on the first batch of the stream."""
         if self.batch_transform is None:
             return None
@@ -223,7 +223,7 @@ class Feed(FeedConfig):
         feed.__post_init__()
         if feed.shares_arrays != self.shares_arrays:  # functions may get other arrays: try again
             vars(feed).pop("_spec", None)
-            vars(feed).pop("_function", None)
+            vars(feed).pop("_batch_function", None)
         return feed
 
 
@@ -232,7 +232,7 @@ def compile_feed(feed: Feed, /) -> CompiledFeed:
 
     The first call reads and tries the first samples of the stream. Later calls return the same.
     """
-    return CompiledFeed(feed, feed._spec, feed._function)
+    return CompiledFeed(feed, feed._spec, feed._batch_function)
 
 
 def index_of(feed: object, caller: str, /) -> Index:

@@ -109,21 +109,21 @@ class Meter:
         iterates, and only the stages are measured.
         """
         with self._lock:
-            self._running = counted
+            self._loop_running = counted
             self._stages: Counter[Stage] = Counter()
-            self._ready_at: dict[int, int] = {}  # by step, until the batch is received
-            self._step, self._counted = step, counted
-            self._batches = self._waiting = self._ready = self._waited = 0
-            self._start = self._last = perf_counter_ns()
+            self._ready_times: dict[int, int] = {}  # by step, until the batch is received
+            self._next_step, self._measures_loop = step, counted
+            self._num_batches = self._total_waiting = self._total_ready = self._num_slow_steps = 0
+            self._start_time = self._last_batch_time = perf_counter_ns()
 
     def start_external(self) -> None:
         """Start to measure a pass of a framework, unless a counted pass is running."""
-        if not self._running:
+        if not self._loop_running:
             self.start(0, counted=False)
 
     def end(self) -> None:
         """End a counted pass; `report` still returns its times."""
-        self._running = False
+        self._loop_running = False
 
     def timed(self, stage: Stage, function: Callable[..., T], /, *arguments: Any) -> T:
         """Return `function(*arguments)`, and add the time of the call to a stage."""
@@ -139,10 +139,10 @@ class Meter:
         """Record that the batches of the steps [step, step + steps) are ready now."""
         now = perf_counter_ns()
         with self._lock:
-            if self._counted:
-                self._ready_at.update(dict.fromkeys(range(step, step + steps), now))
+            if self._measures_loop:
+                self._ready_times.update(dict.fromkeys(range(step, step + steps), now))
             else:
-                self._batches, self._last = self._batches + steps, now
+                self._num_batches, self._last_batch_time = self._num_batches + steps, now
 
     def take(self) -> StageTimes:
         """Return the times since the last call of `take`, and reset them.
@@ -151,34 +151,40 @@ class Meter:
         """
         with self._lock:
             stages, self._stages = self._stages, Counter()
-            self._ready_at.clear()
+            self._ready_times.clear()
             return StageTimes(stages, perf_counter_ns())
 
     def add(self, step: int, times: StageTimes) -> None:
         """Add the times of a batch that another process has made."""
         with self._lock:
             self._stages.update(times.stages)
-            self._ready_at[step] = times.ready_at
+            self._ready_times[step] = times.ready_at
 
     def received(self, requested: int) -> None:
         """Record that the loop has received a batch, which it requested at `requested` (ns)."""
         now = perf_counter_ns()
         with self._lock:
             # A batch counts as ready once it is made and the batch before has been received.
-            ready = max(self._ready_at.pop(self._step, now), self._last)
-            self._ready += max(0, requested - ready)
+            ready = max(self._ready_times.pop(self._next_step, now), self._last_batch_time)
+            self._total_ready += max(0, requested - ready)
             waiting = now - requested
-            self._waiting += waiting
-            self._waited += 10 * waiting > now - self._last  # more than a tenth of the step
-            self._step, self._batches, self._last = self._step + 1, self._batches + 1, now
+            self._total_waiting += waiting
+            self._num_slow_steps += (
+                10 * waiting > now - self._last_batch_time
+            )  # more than a tenth of the step
+            self._next_step, self._num_batches, self._last_batch_time = (
+                self._next_step + 1,
+                self._num_batches + 1,
+                now,
+            )
 
     def report(self) -> PassReport:
         """Return the report of the last pass, which may still be running."""
         with self._lock:
             stages = {stage: elapsed / 1e9 for stage, elapsed in self._stages.items()}
             loop: dict[str, float] = {}
-            if self._counted:
-                loop = {"waiting": self._waiting / 1e9, "ready": self._ready / 1e9}
-                loop["waited"] = self._waited / max(1, self._batches)
-            seconds = (self._last - self._start) / 1e9
-            return PassReport(self._batches, seconds, **stages, **loop)
+            if self._measures_loop:
+                loop = {"waiting": self._total_waiting / 1e9, "ready": self._total_ready / 1e9}
+                loop["waited"] = self._num_slow_steps / max(1, self._num_batches)
+            seconds = (self._last_batch_time - self._start_time) / 1e9
+            return PassReport(self._num_batches, seconds, **stages, **loop)

@@ -61,7 +61,7 @@ def call_repeatedly(
             results.append(function(argument))
             if seed == 1:
                 expected = array_copy(results[0])
-            elif not same(expected, results[-1]):
+            elif not bitwise_equal(expected, results[-1]):
                 raise ValueError(
                     f"{name} returned different things for {input_name} and one seed: "
                     f"{_ADVICE[name]}"
@@ -69,7 +69,7 @@ def call_repeatedly(
         with suppress(LoaderError, OSError):  # raised again when its own batch is made
             function(other_argument)
     for field, value in expected.items():
-        if not all(same(value, result[field]) for result in results):
+        if not all(bitwise_equal(value, result[field]) for result in results):
             raise buffer_error(name, field)
     return results[-1]
 
@@ -122,23 +122,23 @@ def array_copy(value: Any, /) -> Any:
     return _to_array(value).copy()
 
 
-def same(value: Any, other: Any, /) -> bool:
+def bitwise_equal(value: Any, other: Any, /) -> bool:
     """Return whether two values (arrays, or dicts and lists of them) are equal to the last bit.
 
     A NaN is equal to itself.
     """
     if isinstance(value, Mapping):
         same_keys = isinstance(other, Mapping) and value.keys() == other.keys()
-        return same_keys and all(same(item, other[name]) for name, item in value.items())
+        return same_keys and all(bitwise_equal(item, other[name]) for name, item in value.items())
     if isinstance(value, (list, tuple)):
         same_length = isinstance(other, (list, tuple)) and len(value) == len(other)
-        return same_length and all(map(same, value, other))
+        return same_length and all(map(bitwise_equal, value, other))
     array, other_array = _to_array(value), _to_array(other)
     if array.dtype != other_array.dtype or array.shape != other_array.shape:
         return False
     if array.dtype != object:
         return array.tobytes() == other_array.tobytes()
-    return all(map(same if array.shape else _equal, array.flat, other_array.flat))
+    return all(map(bitwise_equal if array.shape else _equal, array.flat, other_array.flat))
 
 
 def _to_array(value: Any) -> Array:
@@ -161,7 +161,7 @@ def _equal(value: Any, other: Any) -> bool:
         return False
     with suppress(Exception):  # `==` fails if, for example, the attributes are arrays
         if is_dataclass(value):
-            return same(vars(value), vars(other))
+            return bitwise_equal(vars(value), vars(other))
         compare: Any = type(value).__eq__
         return compare is object.__eq__ or bool(value == other)
     return True

@@ -11,14 +11,14 @@ import numpy as np
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import (
-    Empty,
+    Allocate,
     FieldSpec,
     aligned,
     dtype_of,
     mode_of,
     smallest_shape,
 )
-from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, check_free
+from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, check_not_reserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
@@ -37,10 +37,10 @@ from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.making.repeatability import (
     array_copy,
+    bitwise_equal,
     buffer_error,
     call_repeatedly,
     first_shared,
-    same,
 )
 from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.reading.source import Reads, read_with_missing
@@ -54,7 +54,7 @@ Rows = Array | list[str]
 
 # The number of uses of shared arrays that are checked for changes: a checksum of a large image
 # costs more than a crop.
-_CHECKED_USES = 4
+_MAX_MUTATION_CHECKS = 4
 
 # How often the first item of a source is read: a random flip is then missed once in 128.
 _PROBE_READS = 8
@@ -75,7 +75,7 @@ class Samples:
         *,
         threads: int = 0,
         meter: Meter | None = None,
-        empty: Empty = aligned,
+        empty: Allocate = aligned,
     ) -> None:
         self.meter = Meter() if meter is None else meter
         self._empty = empty
@@ -86,14 +86,14 @@ class Samples:
         self._missing = dict(feed.missing)
         self.decode = feed.decode
         self.transform = feed.transform
-        self._side = dict(feed.side)
-        self.map = SampleMap(feed.index, threads=threads)
+        self._side_tables = dict(feed.side)
+        self.sample_map = SampleMap(feed.index, threads=threads)
         self.cache = None if traits.max_cached is None else DecodedCache(traits.uses, self._decode)
-        self._shares = feed.shares_arrays
-        self._checks_left = _CHECKED_USES
+        self._shares_arrays = feed.shares_arrays
+        self._mutation_checks_left = _MAX_MUTATION_CHECKS
         self._in_place_fields = self._fields_in_place(compiled)
 
-    def joined(self, request: Request, /) -> dict[str, Rows]:
+    def table_rows(self, request: Request, /) -> dict[str, Rows]:
         """Return by name the rows of columns and side tables for the samples of a request.
 
         The request has no padding.
@@ -102,14 +102,14 @@ class Samples:
         """
         columns = self.index.columns
         rows = {name: _rows_of(columns[name], request.records) for name in columns}
-        for name, table in self._side.items():
+        for name, table in self._side_tables.items():
             by_record = isinstance(table, ByRecord)
             indices = request.records if by_record else request.ids
             rows[name] = _rows_of(table.table if by_record else table, indices)
         return rows
 
-    def values(
-        self, request: Request, joined: Mapping[str, Rows], /, *, cached: bool = True
+    def field_values(
+        self, request: Request, table_rows: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
         """Read, decode and transform the records of a request; return by field a list of values.
 
@@ -119,14 +119,16 @@ class Samples:
             cached: whether the cache of decoded images is used.
         """
         if self.decode is None and self.transform is None:
-            return self._read(request.records)
+            return self._read_fields(request.records)
         has_repeats = len(set(request.records.tolist())) < len(request.records)
         if self._in_place_fields and not has_repeats:
             return self._decode_in_place(request.records)
         samples = self._decode_request(request, cached=cached)
         if self.transform is not None:
-            samples = self.meter.timed("transforming", self._transform, samples, request, joined)
-        return self.map.by_field(self.last_function, request.records, samples)
+            samples = self.meter.timed(
+                "transforming", self._transform, samples, request, table_rows
+            )
+        return self.sample_map.values_by_field(self.last_function, request.records, samples)
 
     def probe_sample(self, first: Request, other: Request, /) -> Fields:
         """Return the sample of the request `first`, after checking that functions are repeatable.
@@ -137,7 +139,9 @@ class Samples:
             ValueError: the results of the calls differ, or a call for the sample of `other` changes
                 an earlier result.
         """
-        self._checks_left = 1  # to check one call is enough, since all results must be equal
+        self._mutation_checks_left = (
+            1  # to check one call is enough, since all results must be equal
+        )
         records = first.records, other.records
         if not isinstance(self.index, Index):
             self._probe_read(*records)
@@ -146,14 +150,14 @@ class Samples:
         else:
             sample = call_repeatedly("decode", self._decode_one, *records, times=3)
             if hasattr(self.decode, "writes"):
-                self._probe_into(*records, sample)
+                self._probe_in_place_decode(*records, sample)
 
         def transform(request: Request) -> Fields:
             """Return the transformed sample of a request."""
             decoded = sample if request is first else self._decode_one(request.records)
-            if not self._shares:
+            if not self._shares_arrays:
                 decoded = with_private_copies(decoded, arrays=True)
-            return self._transform([decoded], request, self.joined(request))[0]
+            return self._transform([decoded], request, self.table_rows(request))[0]
 
         if self.transform is not None:
             sample = call_repeatedly("transform", transform, first, other, times=16)
@@ -179,11 +183,11 @@ class Samples:
             first_alone, other_alone = array_copy(read(first)), array_copy(read(other))
             first_of_both, other_of_both = self._read_samples(np.concatenate([first, other]))
             for name in first_of_both:
-                is_equal = same(first_of_both[name], other_of_both[name])
-                if is_equal and not same(first_alone[name], other_alone[name]):
+                is_equal = bitwise_equal(first_of_both[name], other_of_both[name])
+                if is_equal and not bitwise_equal(first_alone[name], other_alone[name]):
                     raise buffer_error("read", name)
 
-    def _probe_into(self, first: Int64s, other: Int64s, sample: Fields) -> None:
+    def _probe_in_place_decode(self, first: Int64s, other: Int64s, sample: Fields) -> None:
         """Check that `decode.into` writes the same values that decode has returned as `sample`.
 
         It is called with arrays full of zeros, and then full of ones, to find elements that it does
@@ -202,7 +206,7 @@ class Samples:
 
         for fill in (0, 1):
             result = call_repeatedly("decode", partial(into, fill), first, other, times=3)
-            if not same(result, sample):
+            if not bitwise_equal(result, sample):
                 raise ValueError(
                     f"decode.into gave another sample than decode: write every element of "
                     f"{list(decode.writes)} into its slot, or leave `writes` out"
@@ -215,7 +219,7 @@ class Samples:
 
     def close(self) -> None:
         """End the threads and drop the cached images; a later call starts new threads."""
-        self.map.close()
+        self.sample_map.close()
         if self.cache is not None:
             self.cache.close()
 
@@ -248,7 +252,7 @@ class Samples:
         }
         slots = samples_of(arrays)  # the row of each array, for each sample
         samples = self._call_decode(decode.into, records, slots, skip=arrays)
-        values = self.map.by_field("decode", records, samples)
+        values = self.sample_map.values_by_field("decode", records, samples)
         for name, array in arrays.items():
             if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
                 values[name] = array  # type: ignore[assignment]
@@ -261,7 +265,7 @@ class Samples:
         """
         if cached and self.cache is not None:
             return self.cache.get(request)
-        if not self._shares:
+        if not self._shares_arrays:
             return self._decode(request.records)
         distinct, positions = np.unique(request.records, return_inverse=True)
         decoded = self._decode(distinct)
@@ -273,7 +277,11 @@ class Samples:
             samples: list[Fields] = [*self._read_samples(records)]
         else:
             samples = self._call_decode(self.decode, records)
-        return [with_read_only_arrays(sample) for sample in samples] if self._shares else samples
+        return (
+            [with_read_only_arrays(sample) for sample in samples]
+            if self._shares_arrays
+            else samples
+        )
 
     def _decode_one(self, records: Int64s) -> Fields:
         """Read and decode the first of these records."""
@@ -294,28 +302,28 @@ class Samples:
             DecodeError: the function failed, or a call has changed the result of an earlier call.
         """
         arguments = "decode", function, records, self._read_samples(records), *slots
-        samples = self.meter.timed("decoding", self.map.map, *arguments)
+        samples = self.meter.timed("decoding", self.sample_map.map, *arguments)
         self._check_overwritten(
             "decode", samples, records, lambda position: self._decode_one(records[position:]), skip
         )
         return samples
 
-    def _read(self, records: Int64s) -> Values:
+    def _read_fields(self, records: Int64s) -> Values:
         """Read the stored fields of records; return by field a list of values."""
         arguments = self.reader, records, self.fields, self._missing
         return self.meter.timed("reading", read_with_missing, *arguments)
 
     def _read_samples(self, records: Int64s) -> list[Sample]:
         """Read the stored fields of records; return a dict by field for each record."""
-        return samples_of(self._read(records)) if self.fields else [{} for _ in records]
+        return samples_of(self._read_fields(records)) if self.fields else [{} for _ in records]
 
     def _transform(
-        self, samples: Sequence[Fields], request: Request, joined: Mapping[str, Rows]
+        self, samples: Sequence[Fields], request: Request, table_rows: Mapping[str, Rows]
     ) -> list[Fields]:
         """Call the user's transform for each decoded sample of a request, and return the results.
 
-        The transform gets the sample, its columns and side rows (`joined`), and `TRANSFORM_EXTRAS`
-        such as `id` and `seed`, which are removed from the results.
+        The transform gets the sample, its columns and side rows (`table_rows`), and the
+        `TRANSFORM_EXTRAS` such as `id` and `seed`, which are removed from the results.
 
         Raises:
             DecodeError: the transform failed, changed an extra, or changed an earlier result.
@@ -323,12 +331,12 @@ class Samples:
         names = samples[0] if samples else ()
         # Names that the transform gets from elsewhere must not be fields.
         advice = "give it another name in decode"
-        check_free("field", names, self._side, f"the name of a side table: {advice}")
+        check_not_reserved("field", names, self._side_tables, f"the name of a side table: {advice}")
         use = f"a name that the loader itself gives to every sample: {advice}"
-        check_free("field", names, TRANSFORM_EXTRAS, use)
+        check_not_reserved("field", names, TRANSFORM_EXTRAS, use)
         seeds = np.zeros(0, np.uint64) if request.seeds is None else request.seeds
         extras: dict[str, Iterable[Any]] = {
-            **joined,
+            **table_rows,
             "id": request.ids.tolist(),
             "record": request.records.tolist(),
             "view": request.views.tolist(),
@@ -336,20 +344,22 @@ class Samples:
             "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
         }
         copied = (
-            partial(with_private_copies, arrays=False) if self._shares else with_writable_arrays
+            partial(with_private_copies, arrays=False)
+            if self._shares_arrays
+            else with_writable_arrays
         )
         arguments = [
             {**copied(sample), **extra}
             for sample, extra in zip(samples, samples_of(extras), strict=True)
         ]
         call = self._call_transform
-        results = self.map.map("transform", call, request.records, arguments, samples)
+        results = self.sample_map.map("transform", call, request.records, arguments, samples)
 
         def make_again(position: int) -> Fields:
             """Decode and transform the sample at this position once more."""
             single = request.where(np.arange(len(samples)) == position)
             decoded = self._decode_one(single.records)
-            return self._transform([decoded], single, self.joined(single))[0]
+            return self._transform([decoded], single, self.table_rows(single))[0]
 
         self._check_overwritten("transform", results, request.records, make_again)
         for result, argument, record in zip(results, arguments, request.records, strict=True):
@@ -369,9 +379,9 @@ class Samples:
         other samples share.
         """
         assert self.transform is not None
-        if not self._shares or not self._checks_left:
+        if not self._shares_arrays or not self._mutation_checks_left:
             return self.transform(argument)
-        self._checks_left -= 1
+        self._mutation_checks_left -= 1
         with check_not_mutated(sample):
             return self.transform(argument)
 
@@ -401,7 +411,7 @@ class Samples:
             first = None if field in skip else first_shared(values)
             if first is not None:
                 value = array_copy(values[first])
-                if not same(value, make_again(first).get(field)):
+                if not bitwise_equal(value, make_again(first).get(field)):
                     where = self.index.describe(int(records[first]))
                     raise DecodeError(f"{where}: {buffer_error(name, field)}")
 

@@ -17,7 +17,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_free, check_names
+from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_names, check_not_reserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.compiled import CompiledFeed
@@ -45,7 +45,7 @@ def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
     is_deterministic = isinstance(feed.index, Index) and is_own_decode(feed.decode)
     if feed.transform is not None or not is_deterministic:
         with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
-            _first_sample(feed)
+            _probe_first_sample(feed)
     return declared
 
 
@@ -70,7 +70,7 @@ def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
     return first, Request.plain(first.records[::-1])
 
 
-def _first_sample(feed: FeedConfig) -> Mapping[str, Any]:
+def _probe_first_sample(feed: FeedConfig) -> Mapping[str, Any]:
     """Make and return the first sample of the stream, as a dict by field.
 
     Raises:
@@ -88,7 +88,7 @@ def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
     is that of strings.
     """
     try:
-        sample = _first_sample(feed)
+        sample = _probe_first_sample(feed)
         spec = spec_of(sample, feed.collate)
     except MisfitError as error:
         where = feed.index.describe(int(probe_requests(feed)[0].records[0]))
@@ -123,5 +123,5 @@ def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, Field
         added = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
         use = f"the name of what 'pad' adds to {name!r}: give one another name in {last_function}"
         for kind, names in names_by_kind.items():
-            check_free(kind, names, added, use)
+            check_not_reserved(kind, names, added, use)
     return spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from twinfeed.loaders.feed.config import stored_fields
-from twinfeed.loaders.feed.shuffling import block_of
+from twinfeed.loaders.feed.shuffling import records_per_block
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import exceeds_memory, record_bytes
 from twinfeed.loaders.making.feed import Feed, index_of
@@ -220,7 +220,7 @@ def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]
             f"{enough_shards:,}, twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
         )
     elif result.requests > 1 and request_bytes < small and (index.remote or exceeds_memory(index)):
-        block_bytes = int(block_of(index, len(index)) * record_bytes(index))
+        block_bytes = int(records_per_block(index, len(index)) * record_bytes(index))
         longest = min(result.shard_bytes, block_bytes)
         advice = (
             f"take shuffled(index, seed=…), which asks for about {_format_bytes(longest)} at a time"

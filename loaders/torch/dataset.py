@@ -163,7 +163,7 @@ class RecordDataset(Dataset[Any]):
                 "requests are whole batches: give DataLoader batch_sampler= or batch_size=None"
             )
         seeds = torch.randint(2**63 - 1, (len(wanted),)).numpy().astype(np.uint64)
-        samples = self._batcher.plain(np.asarray(wanted, np.int64), seeds)
+        samples = self._batcher.samples_of_records(np.asarray(wanted, np.int64), seeds)
         self._warn_about_plain_ids(wanted)
         return samples
 
