@@ -28,7 +28,7 @@ BatchTransform = Callable[[Batch, int], Mapping[str, Any]]
 """A function from a batch and its seed to a batch: `batch_transform=`."""
 
 TRANSFORM_EXTRAS = ("id", "record", "view", "seed", "seed32")
-"""The keys that a transform's sample has beside its fields. They are not part of the batch."""
+"""Keys that the loader adds to the sample that a transform gets. They are not in the batch."""
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -55,7 +55,9 @@ class FeedConfig:
                 what = "a batch and its seed" if name == "batch_transform" else "a sample"
                 raise TypeError(f"{name} must be a function of {what}, got {function!r}")
         if self.declared_batch_spec and self.batch_transform is None:
-            raise ValueError("batch_spec is of what batch_transform returns: take spec= without it")
+            raise ValueError(
+                "batch_spec describes the result of batch_transform: give spec= instead"
+            )
         columns = self.index.columns
         check_names(self, "column", columns, "build the index with fields= that leave it out")
         check_names(self, "side table", self.side, "give it another name")
@@ -102,17 +104,17 @@ class FeedConfig:
 
     @property
     def sets_global_state(self) -> bool:
-        """Whether the transform sets global random states, so that nothing may run beside it."""
+        """Whether the transform sets global random states, so that no other thread may run then."""
         return bool(getattr(self.transform, "sets_global_state", False))
 
     def _check_without_functions(self) -> None:
-        """Raise ValueError if the fields of a feed without functions cannot be collated.
+        """Raise ValueError if fields cannot be collated as they are stored.
 
-        They are put into batches as they are stored.
+        This is for feeds without decode and transform: what is collated is known before any call.
         """
-        kinds = self.index.fields if isinstance(self.index, Index) else {}
-        for name in sorted(kinds.keys() & stored_fields(self)):
-            if kinds[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
+        stored = self.index.fields if isinstance(self.index, Index) else {}
+        for name in sorted(stored.keys() & stored_fields(self)):
+            if stored[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
                 raise ValueError(
                     f"field {name!r} holds lists of byte strings: collate it with 'ragged', or "
                     f"leave it out with fields="
@@ -146,21 +148,27 @@ def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
 def check_names(
     feed: FeedConfig, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError if one of the names is in `side`, or is used by the loader itself, as "id".
+    """Raise ValueError if a name is in `side` (side tables), or is one that the loader itself uses.
 
-    `kind` says what has these names, for the message: a field, a column or a side table.
+    The loader adds "id" and, with padding, "mask" to a batch, and the `TRANSFORM_EXTRAS` to the
+    sample that a transform gets. `kind` says what has these names, for the message: "field",
+    "column" or "side table".
     """
-    check_not_reserved(kind, names, side, f"the name of a side table: {advice}")
-    reserved, owner = (("id",), "batch") if feed.transform is None else (TRANSFORM_EXTRAS, "sample")
-    reserved = ("mask", *reserved) if feed.sampler.traits.padded else reserved
+    check_unreserved(kind, names, side, f"the name of a side table: {advice}")
+    owner = "batch" if feed.transform is None else "sample"
+    reserved = {"id"} if feed.transform is None else {*TRANSFORM_EXTRAS}
+    if feed.sampler.traits.padded:
+        reserved.add("mask")
     use = f"a name that the loader itself gives to every {owner}: {advice}"
-    check_not_reserved(kind, names, reserved, use)
+    check_unreserved(kind, names, reserved, use)
 
 
-def check_not_reserved(
-    kind: str, names: Iterable[str], reserved: Iterable[str], use: str, /
-) -> None:
-    """Raise ValueError if one of the names is reserved; `use` says what for, and gives advice."""
+def check_unreserved(kind: str, names: Iterable[str], reserved: Iterable[str], use: str, /) -> None:
+    """Raise ValueError if one of the names is in `reserved`.
+
+    For the message, `kind` says what has the names, and `use` what the reserved names are used for,
+    with an advice: "a name that …: give it another name".
+    """
     conflicts = set(names).intersection(reserved)
     if conflicts:
         raise ValueError(f"{kind} {min(conflicts)!r} has {use}")
@@ -172,16 +180,22 @@ def stored_fields(feed: FeedConfig, /) -> list[str]:
 
 
 def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /) -> None:
-    """Raise KeyError for a field that the index does not have, or that only decode reads."""
+    """Check the names of the fields that a feed reads.
+
+    Raises:
+        KeyError: the index does not have a field of this name, or decode needs another field
+            (`decode.reads`).
+    """
     stored, columns = list(index.fields), list(index.columns)
     for name in fields:
         if name not in stored and name not in columns:
             raise KeyError(f"no field {name!r}: the fields are {stored}, the columns {columns}")
     for name in getattr(decode, "reads", ()):
         if name not in fields:
+            example = next(iter(fields), "jpg")
             raise KeyError(
-                f"decode reads the field {name!r}, and the feed has {list(fields)}: name one of "
-                f"these, as in DecodeImage({next(iter(fields), 'jpg')!r})"
+                f"decode reads the field {name!r}, but the feed reads {list(fields)}: give decode "
+                f"one of these names, as in DecodeImage({example!r})"
             )
 
 
@@ -198,15 +212,15 @@ def check_fit(index: Source, sampler: BatchStream, /) -> None:
     """Check that a sampler can draw the records of an index.
 
     Raises:
-        TypeError: it is no sampler of batches.
+        TypeError: it is not a sampler of batches.
         ValueError: it was made for another number of records.
     """
     check_batches(sampler)
     if sampler.num_records != len(index):
         raise ValueError(
             f"the sampler was made for {counted(sampler.num_records, 'record')}, "
-            f"the index has {len(index):,}: make it with index.labels or len(index), and give a "
-            f"part of the records by records=, or by SubsetSampler(ids, of={len(index)})"
+            f"the index has {len(index):,}: make it with index.labels or len(index); to draw only "
+            f"some records, give records= or SubsetSampler(ids, of={len(index)})"
         )
 
 
@@ -221,14 +235,19 @@ def check_spec(argument: str, spec: Mapping[str, FieldSpec] | None, /) -> dict[s
 
 
 def _field_spec(name: str, spec: object) -> FieldSpec:
-    """Return the user's spec of a field as a `FieldSpec`; raise TypeError if it is none."""
+    """Return the user's spec of a field, (shape, dtype), as a `FieldSpec`.
+
+    Raises:
+        TypeError: it is something else, or the dtype is not one of numpy's.
+    """
     try:
         shape, dtype = cast(tuple[Any, Any], spec)
+        # A `FieldSpec` of byte strings has the dtype None.
         dtype = None if dtype is None or dtype is bytes else np.dtype(dtype)
         return FieldSpec(tuple(shape), dtype)
     except (TypeError, ValueError) as error:
         example = "FieldSpec((224, 224, 3), np.uint8)"
-        raise TypeError(f"spec of {name!r} must be as in {example}, got {spec!r}") from error
+        raise TypeError(f"spec of {name!r} must be like {example}, got {spec!r}") from error
 
 
 def _is_class(function: object) -> bool:

@@ -34,7 +34,7 @@ from twinfeed.samplers.drawing.random_words import derive
 
 Make = Callable[[Request], Batch]
 
-_MEND = "mend the function: try it on feed[epoch, step] of a feed without it"
+_ADVISE_CORRECTING = "correct the function: try it on feed[epoch, step] of a feed without it"
 
 
 class BatchFunction:
@@ -52,32 +52,36 @@ class BatchFunction:
         assert feed.batch_transform is not None
         self._function, self._seed = feed.batch_transform, partial(derive, feed.sampler.batch_key)
         first, other = requests
-        batch = make(first)
+        first_batch = make(first)
 
         def call(request: Request) -> dict[str, Any]:
-            rows = copy.deepcopy(batch) if request is first else make(request)
-            rows.pop("mask", None)
-            return self._call(rows, request)
+            """Make the batch of a request, and call the user's function on it."""
+            batch = copy.deepcopy(first_batch) if request is first else make(request)
+            batch.pop("mask", None)
+            return self._call(batch, request)
 
         values = call_repeatedly(
             "batch_transform", call, first, other, times=3, input_name="one batch"
         )
         check_names(feed, "field", values, "give it another name in batch_transform")
-        how: dict[str, Mode] = dict.fromkeys(values, "stack")
-        how.update({name: "ragged" for name, rows in values.items() if isinstance(rows, list)})
-        # The spec is inferred from the first row that is not empty.
-        rows = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
-        spec = spec_of(rows, how)
+        # A list holds strings, or arrays of different lengths.
+        modes: dict[str, Mode] = {
+            name: "ragged" if isinstance(rows, list) else "stack" for name, rows in values.items()
+        }
+        # The first row with values shows the dtype best: an empty list has none.
+        row_of_each = {name: next(filter(np.size, rows), rows[0]) for name, rows in values.items()}
+        spec = spec_of(row_of_each, modes)
         for name in spec.keys() & samples.keys():
             if mode_of(feed.collate, name) == "pad":  # another batch may be padded to more
                 spec[name] = spec[name]._replace(shape=(None,) * len(spec[name].shape))
         self._declared = feed.declared_batch_spec
-        self.spec, self.how = spec | self._declared, how
+        self.spec, self.how = spec | self._declared, modes
 
     def __call__(self, batch: Batch, request: Request, /) -> Batch:
         """Return the batch that the user's function makes of `batch`.
 
-        `batch` has the rows of the real samples of `request`. Padding is added to the result.
+        `batch` has the rows of the real samples of `request`. Padding is added to the result. The
+        function is not called for a batch that is only padding.
         """
         real = request.ids >= 0
         values = self._call(batch, request) if real.any() else dict.fromkeys(self.spec, ())
@@ -86,22 +90,22 @@ class BatchFunction:
         return {"id": request.ids, **fields}
 
     def _misfit_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
-        """Return the advice of an error for values that do not fit the spec of the first batch.
+        """Return the advice of the error for a batch that does not fit the spec of the first batch.
 
-        If only sizes of dimensions differ, it is the `batch_spec` that fits all batches.
+        If only sizes of axes differ, it is the `batch_spec` that fits both batches: for example,
+        shapes (3, 8) and (5, 8) of a field's rows fit (None, 8).
         """
         spec = dict(self._declared)
         try:
             for name, field in self.spec.items():
                 shape = np.shape(values[name][0])
                 if len(shape) == len(field.shape) and shape != field.shape:
-                    # Sizes that differ between the first batch and this one become None.
                     sizes = zip(shape, field.shape, strict=True)
                     common_shape = tuple(size if size == first else None for size, first in sizes)
                     spec[name] = FieldSpec(common_shape, field.dtype)
             collate(values, self.spec | spec, how=self.how)  # raises if this does not help
         except (KeyError, MisfitError):
-            return "make each batch like the first, or say with batch_spec= what differs"
+            return "make each batch like the first, or give the dtypes and shapes as batch_spec="
         shown = {
             name: (field.shape, field.dtype and field.dtype.name) for name, field in spec.items()
         }
@@ -127,9 +131,12 @@ class BatchFunction:
 
 @contextmanager
 def _errors_with_step(
-    request: Request, advice: Callable[[], str] = lambda: _MEND
+    request: Request, advice: Callable[[], str] = lambda: _ADVISE_CORRECTING
 ) -> Iterator[None]:
-    """Turn an error in the `with` block into a DecodeError that names the epoch and the step."""
+    """Turn an error in the `with` block into a DecodeError that names the epoch and the step.
+
+    `advice` returns the advice of the error; it is called after an error only.
+    """
     try:
         yield
     except Exception as error:

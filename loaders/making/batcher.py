@@ -44,85 +44,94 @@ class Batcher(Closing):
         meter: Meter | None = None,
         empty: Allocate = aligned,
     ) -> None:
-        feed, self.spec, self._batch_function = (
-            compiled.config,
-            compiled.spec,
-            compiled.batch_function,
-        )
+        feed, self.spec = compiled.config, compiled.spec
+        self._batch_function = compiled.batch_function
         self._own_reader = reader is None
         self._reader = reader_of(feed.index) if reader is None else reader
         self.samples = Samples(compiled, self._reader, threads=threads, meter=meter, empty=empty)
         self._index, self.meter = feed.index, self.samples.meter
         self._side_tables = dict(feed.side)
-        self._collate_modes = check_collate(feed.collate)
+        self._collation = check_collate(feed.collate)
         self._empty = empty
         self._has_padding = feed.sampler.traits.padded
         self._batch_size = max(1, feed.sampler.batch_size)
         self._steps_per_epoch = max(1, len(feed.sampler))
         self._stored_fields = stored_fields(feed)
-        self._read_plan: ReadPlan | None = None
+        self._read_plan: ReadPlan | None = None  # what to prefetch, after `start_pass`
 
     def __call__(self, request: Request, /) -> Batch:
-        """Return the batch for a request.
+        """Read, decode and collate the samples of a request; return them as a batch.
 
         Raises:
             LoaderError: a record could not be read, or decoded (DecodeError).
         """
-        real = request.ids >= 0 if self._has_padding else None
-        without_padding = request if real is None else request.where(real)
-        table_rows = self.samples.table_rows(without_padding)
+        mask = request.ids >= 0 if self._has_padding else None  # False for padding
+        real_request = request if mask is None else request.where(mask)  # without padding
+        table_rows = self.samples.table_rows(real_request)
         try:
             with ExitStack() as stack:
                 step = request.epoch * self._steps_per_epoch + request.step
                 reading = ReadStep(self._reader, step, self._read_plan)
+                # To enter requests the bytes of coming batches, which counts as reading time.
                 self.meter.timed("reading", stack.enter_context, reading)
-                values = self.samples.field_values(without_padding, table_rows)
+                values = self.samples.field_values(real_request, table_rows)
         except LoaderError as error:
             error.add_note(f"in the batch of epoch {request.epoch}, step {request.step}")
             raise
-        rows = request if self._batch_function is None else without_padding
-        batch = self.meter.timed(
-            "collating", self._collate, rows, without_padding, table_rows, values
-        )
-        if self._batch_function is not None:
+        if not len(real_request.ids):  # only padding: there is no sample that shows the fields
+            values = dict.fromkeys(self.spec, ())
+        if self._batch_function is None:
+            real = None if real_request is request else mask
+            batch = self.meter.timed("collating", self._collate, request, real, table_rows, values)
+        else:  # the function gets real samples only, and adds the padding to its result
+            arguments = real_request, None, table_rows, values
+            batch = self.meter.timed("collating", self._collate, *arguments)
             batch = self.meter.timed("transforming", self._batch_function, batch, request)
-        if real is not None:
-            batch["mask"] = real
-        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // self._batch_size)))
+        if mask is not None:
+            batch["mask"] = mask
+        # A request may have the ids of several steps, which tf.data cuts into batches later.
+        num_steps = max(1, -(-len(request.ids) // self._batch_size))  # rounded up
+        self.meter.batch_done(request.step, num_steps)
         return batch
 
     def _collate(
         self,
         request: Request,
-        without_padding: Request,
+        real: npt.NDArray[np.bool_] | None,
         table_rows: dict[str, Rows],
         values: Values,
     ) -> Batch:
-        """Stack the samples of a request to a batch, a dict of arrays or lists.
+        """Return the batch, a dict of arrays or lists, with a row for each sample of the request.
 
-        `table_rows` are the rows of columns and side tables, `values` those of fields, for each
-        sample of `without_padding`. If this is not `request` itself, padding is added.
+        `table_rows` (from columns and side tables) and `values` (of fields) are by name. If `real`
+        (bool[batch]) is None, they have an item for each sample. Otherwise they have an item for
+        each True in it, and samples with False are padding: their rows become zeros or "".
+
+        Raises:
+            DecodeError: a value does not fit the spec of its field.
         """
-        if not len(without_padding.ids):  # a batch of padding alone
-            values = dict.fromkeys(self.spec, ())
-        real = None if without_padding is request else request.ids >= 0
         if real is not None:
             table_rows = {name: _with_padding_rows(rows, real) for name, rows in table_rows.items()}
         try:
-            fields = collate(
-                values, self.spec, how=self._collate_modes, real=real, empty=self._empty
-            )
+            fields = collate(values, self.spec, how=self._collation, real=real, empty=self._empty)
         except MisfitError as error:
             where = self._index.describe(request.records[error.position])
             raise DecodeError(f"{where}: {error}") from error
         return {"id": request.ids, **table_rows, **fields}
 
     def samples_of_records(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
-        """Return a sample (`id`, columns, side rows and fields) for each record id.
+        """Return the samples of records that no sampler has drawn, such as `dataset[3]`.
+
+        Args:
+            records: the record ids.
+            seeds: the seed for the transform of each record.
+
+        Returns:
+            A dict for each record: `id`, its columns, its rows of side tables, and its fields.
 
         Raises:
             ValueError: the feed has a `batch_transform`, which needs whole batches, or a side table
-                that is joined by sample id, not by record id.
+                with a row for each sample id of the sampler, which a record does not have.
         """
         if self._batch_function is not None:
             raise ValueError(
@@ -133,7 +142,8 @@ class Batcher(Closing):
             if not isinstance(rows, ByRecord) and len(rows) != len(self._index):
                 raise ValueError(
                     f"side table {name!r} has {counted(len(rows), 'row')} for "
-                    f"{counted(len(self._index), 'record')}: only a sampler can join it"
+                    f"{counted(len(self._index), 'record')}: its rows belong to a sampler's sample "
+                    f"ids; give ByRecord(table) with a row for each record, or read batches"
                 )
         request = Request.plain(records, seeds)
         table_rows = self.samples.table_rows(request)
@@ -144,15 +154,23 @@ class Batcher(Closing):
     def start_pass(
         self, schedule: Schedule, epoch: int, start: int, /, *, readahead: int | None
     ) -> None:
-        """Start to prefetch bytes for an epoch, and to decode ahead if the sampler reuses images.
+        """Start to prefetch the bytes of an epoch's batches, from step `start` on.
 
-        The batches must then be requested in order, from step `start` to the end of the epoch.
-        `readahead` is the number of bytes to prefetch, or None for the default.
+        The batches must then be requested in order, to the end of the epoch. If the sampler draws
+        each image several times, coming images are decoded on threads too.
+
+        Args:
+            schedule: has the ids of the batches.
+            epoch: the epoch.
+            start: the step of the first batch.
+            readahead: the number of bytes to prefetch, or None for the default.
         """
-        first = epoch * self._steps_per_epoch + start
-        self._read_plan = start_pass(self._reader, schedule, self._stored_fields, first, readahead)
+        first_step = epoch * self._steps_per_epoch + start  # over all epochs
+        fields = self._stored_fields
+        self._read_plan = start_pass(self._reader, schedule, fields, first_step, readahead)
         threads = self.samples.sample_map.threads
         if self.samples.cache is not None and threads:
+            # Only the transform uses seeds, and it does not run ahead.
             coming_requests = requests(schedule, epoch, start, seeds=False)
             self.samples.cache.look_ahead(coming_requests, threads=threads)
 
@@ -164,7 +182,10 @@ class Batcher(Closing):
 
 
 def _with_padding_rows(rows: Rows, real: npt.NDArray[np.bool_]) -> Rows:
-    """Return `rows` spread over the batch, with zeros or "" where `real` (bool[batch]) is False."""
+    """Insert a row of zeros, or "", at each position where `real` (bool[batch]) is False.
+
+    For example, rows [5, 7] with real [True, False, True] become [5, 0, 7].
+    """
     if isinstance(rows, list):
         texts = iter(rows)
         return [next(texts) if is_real else "" for is_real in real]

@@ -17,8 +17,11 @@ Stage = Literal["reading", "decoding", "transforming", "collating"]
 
 
 class StageTimes(NamedTuple):
-    """The times of a batch in ns, which a worker process sends with it: of each stage, and when
-    the batch was ready.
+    """The times of one batch that a worker process has made, which it sends with the batch.
+
+    Attributes:
+        stages: ns spent in each stage.
+        ready_at: clock time in ns at which the batch was made.
     """
 
     stages: dict[Stage, int]
@@ -30,7 +33,8 @@ class PassReport:
     """Say where the time of a pass went, in seconds.
 
     Several batches are made at once, so sums over all batches may exceed `seconds`. `waiting`,
-    `ready` and `waited` are None if the loop is not over the loader, as in `fit`.
+    `ready` and `waited` are None if a framework iterates, as in Keras's `fit`, and not a loop over
+    the loader.
 
     Attributes:
         reading: sum over all batches.
@@ -38,8 +42,8 @@ class PassReport:
         transforming: sum over all batches.
         collating: sum over all batches.
         waiting: how long the loop waited for batches.
-        ready: the sum of how long each batch was ready before the loop asked for the batch, counted
-            from when the batch before was received.
+        ready: sum over all batches of how long the batch was ready before the loop asked for it.
+            The time before the loop received the previous batch does not count.
         waited: the fraction of steps in which waiting took more than a tenth of the step.
 
     >>> print(PassReport(batches=4, seconds=2.0, reading=0.5, decoding=1.4))
@@ -91,7 +95,11 @@ def _time(seconds: float) -> str:
 
 
 class Meter:
-    """Add up the time that all threads of a pass spend in each stage, and that the loop waits."""
+    """Add up how long the threads of a pass spend in each stage, and how long the loop waits.
+
+    All times are in ns of `perf_counter_ns`. A batch is first made (`batch_done`), on any thread,
+    and later received by the loop (`received`).
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -102,27 +110,35 @@ class Meter:
         """Pickle without the times."""
         return Meter, ()
 
-    def start(self, step: int, *, counted: bool = True) -> None:
-        """Start to measure a pass from a step on.
+    def start(self, step: int, *, measures_loop: bool = True) -> None:
+        """Reset all times, to measure a pass whose first batch is that of `step`.
 
-        `counted` says that `received` will be called for each batch. Otherwise a framework
-        iterates, and only the stages are measured.
+        With `measures_loop`, `received` must be called for each batch. Without it, a framework
+        iterates, as in Keras's `fit`: how long its loop waits is not known.
         """
         with self._lock:
-            self._loop_running = counted
-            self._stages: Counter[Stage] = Counter()
-            self._ready_times: dict[int, int] = {}  # by step, until the batch is received
-            self._next_step, self._measures_loop = step, counted
-            self._num_batches = self._total_waiting = self._total_ready = self._num_slow_steps = 0
+            self._measures_loop = self._loop_running = measures_loop
+            self._stages: Counter[Stage] = Counter()  # the time of all batches in each stage
+            self._num_batches = 0
             self._start_time = self._last_batch_time = perf_counter_ns()
+            # The others are of the loop. The time at which each batch was made, by step, is kept
+            # until the loop receives the batch.
+            self._made_at: dict[int, int] = {}
+            self._next_step = step  # of the batch that the loop receives next
+            self._total_ready = 0  # how long batches were ready before the loop asked for them
+            self._total_waiting = 0  # how long the loop waited for batches
+            self._num_slow_steps = 0  # steps in which waiting took more than a tenth of the time
 
     def start_external(self) -> None:
-        """Start to measure a pass of a framework, unless a counted pass is running."""
+        """Start to measure a pass in which a framework iterates, unless a loop's pass is running.
+
+        That pass goes on, and `report` is about it.
+        """
         if not self._loop_running:
-            self.start(0, counted=False)
+            self.start(0, measures_loop=False)
 
     def end(self) -> None:
-        """End a counted pass; `report` still returns its times."""
+        """End the pass of a loop; `report` still returns its times."""
         self._loop_running = False
 
     def timed(self, stage: Stage, function: Callable[..., T], /, *arguments: Any) -> T:
@@ -135,14 +151,19 @@ class Meter:
             with self._lock:
                 self._stages[stage] += elapsed
 
-    def batch_done(self, step: int, steps: int = 1) -> None:
-        """Record that the batches of the steps [step, step + steps) are ready now."""
+    def batch_done(self, step: int, num_steps: int = 1) -> None:
+        """Record that the batches of the steps [step, step + num_steps) were made just now.
+
+        If the loop is measured, they count once the loop has received them. Otherwise no call of
+        `received` follows, so they count now.
+        """
         now = perf_counter_ns()
         with self._lock:
             if self._measures_loop:
-                self._ready_times.update(dict.fromkeys(range(step, step + steps), now))
+                self._made_at.update(dict.fromkeys(range(step, step + num_steps), now))
             else:
-                self._num_batches, self._last_batch_time = self._num_batches + steps, now
+                self._num_batches += num_steps
+                self._last_batch_time = now
 
     def take(self) -> StageTimes:
         """Return the times since the last call of `take`, and reset them.
@@ -151,40 +172,41 @@ class Meter:
         """
         with self._lock:
             stages, self._stages = self._stages, Counter()
-            self._ready_times.clear()
+            self._made_at.clear()
             return StageTimes(stages, perf_counter_ns())
 
     def add(self, step: int, times: StageTimes) -> None:
-        """Add the times of a batch that another process has made."""
+        """Add the times of the batch of a step that a worker process has made."""
         with self._lock:
             self._stages.update(times.stages)
-            self._ready_times[step] = times.ready_at
+            self._made_at[step] = times.ready_at
 
     def received(self, requested: int) -> None:
-        """Record that the loop has received a batch, which it requested at `requested` (ns)."""
+        """Record that the loop has just received a batch, which it requested at `requested`.
+
+        For example, batch 4 is received at 10, and batch 5 is made at 8, requested at 13 and
+        received at 14. So batch 5 was ready for 3 (not 5: before 10 the loop wanted batch 4), the
+        loop waited 1, and the step took 4 (from 10 to 14).
+        """
         now = perf_counter_ns()
         with self._lock:
-            # A batch counts as ready once it is made and the batch before has been received.
-            ready = max(self._ready_times.pop(self._next_step, now), self._last_batch_time)
-            self._total_ready += max(0, requested - ready)
+            made_at = self._made_at.pop(self._next_step, now)
+            ready_since = max(made_at, self._last_batch_time)
+            self._total_ready += max(0, requested - ready_since)
             waiting = now - requested
             self._total_waiting += waiting
-            self._num_slow_steps += (
-                10 * waiting > now - self._last_batch_time
-            )  # more than a tenth of the step
-            self._next_step, self._num_batches, self._last_batch_time = (
-                self._next_step + 1,
-                self._num_batches + 1,
-                now,
-            )
+            self._num_slow_steps += 10 * waiting > now - self._last_batch_time
+            self._next_step += 1
+            self._num_batches += 1
+            self._last_batch_time = now
 
     def report(self) -> PassReport:
-        """Return the report of the last pass, which may still be running."""
+        """Return the report of the last pass, which may still be running, in seconds."""
         with self._lock:
+            seconds = (self._last_batch_time - self._start_time) / 1e9
             stages = {stage: elapsed / 1e9 for stage, elapsed in self._stages.items()}
-            loop: dict[str, float] = {}
+            loop: dict[str, float] = {}  # the fields that only a pass of a loop has
             if self._measures_loop:
                 loop = {"waiting": self._total_waiting / 1e9, "ready": self._total_ready / 1e9}
                 loop["waited"] = self._num_slow_steps / max(1, self._num_batches)
-            seconds = (self._last_batch_time - self._start_time) / 1e9
             return PassReport(self._num_batches, seconds, **stages, **loop)

@@ -18,7 +18,9 @@ from twinfeed.loaders.support.array_types import Array, as_array
 Argument = TypeVar("Argument")
 Result = TypeVar("Result", bound=Mapping[str, Any])
 
-_RESULTS = 3  # the last results are compared at the end: a function may reuse several buffers
+# So many of the last results are compared again at the end, as a function may fill several buffers
+# in turn.
+_RESULTS = 3
 
 _ADVICE = {
     "batch_transform": "draw from np.random.default_rng(seed), its second argument",
@@ -63,7 +65,7 @@ def call_repeatedly(
                 expected = array_copy(results[0])
             elif not bitwise_equal(expected, results[-1]):
                 raise ValueError(
-                    f"{name} returned different things for {input_name} and one seed: "
+                    f"{name} returned different results for {input_name} and one seed: "
                     f"{_ADVICE[name]}"
                 )
         with suppress(LoaderError, OSError):  # raised again when its own batch is made
@@ -77,8 +79,8 @@ def call_repeatedly(
 def buffer_error(name: str, field: str, /) -> ValueError:
     """Return the error for a function that returns the same buffer for several results."""
     return ValueError(
-        f"{name} returned one buffer again: a later call changed the field {field!r} of a result. "
-        f"Return a copy, as buffer.copy()"
+        f"{name} returned the same buffer again: a later call changed the field {field!r} of an "
+        f"earlier result. Return a copy, as in buffer.copy()"
     )
 
 
@@ -114,7 +116,7 @@ def _address(value: Any) -> int | None:
 
 
 def array_copy(value: Any, /) -> Any:
-    """Return a copy of a value as an array; in dicts and lists, copy each value so."""
+    """Return a copy of a value as an array; dicts and lists are copied recursively."""
     if isinstance(value, Mapping):
         return {name: array_copy(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

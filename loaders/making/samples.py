@@ -18,7 +18,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     smallest_shape,
 )
-from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, check_not_reserved
+from twinfeed.loaders.feed.config import TRANSFORM_EXTRAS, check_unreserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
@@ -52,11 +52,12 @@ Values = Mapping[str, Sequence[Any]]
 Rows = Array | list[str]
 """The rows of a column or a side table, one for each sample."""
 
-# The number of uses of shared arrays that are checked for changes: a checksum of a large image
-# costs more than a crop.
+# How many calls of a transform are checked for changes of the arrays that samples share. Not all
+# are: a checksum of a large image takes longer than a crop of it.
 _MAX_MUTATION_CHECKS = 4
 
-# How often the first item of a source is read: a random flip is then missed once in 128.
+# How often the first record of a source is read: if the dataset flips images at random, all reads
+# are equal once in 128 times.
 _PROBE_READS = 8
 
 
@@ -88,24 +89,25 @@ class Samples:
         self.transform = feed.transform
         self._side_tables = dict(feed.side)
         self.sample_map = SampleMap(feed.index, threads=threads)
+        # If the sampler draws each record several times close together, its image is kept.
         self.cache = None if traits.max_cached is None else DecodedCache(traits.uses, self._decode)
-        self._shares_arrays = feed.shares_arrays
+        self._shares_arrays = feed.shares_arrays  # several samples may use one decoded array
         self._mutation_checks_left = _MAX_MUTATION_CHECKS
         self._in_place_fields = self._fields_in_place(compiled)
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:
         """Return by name the rows of columns and side tables for the samples of a request.
 
-        The request has no padding.
-
-        Columns and `ByRecord` tables are indexed by record id, other side tables by sample id.
+        The request has no padding. Columns and `ByRecord` tables have a row for each record id,
+        other side tables for each sample id.
         """
         columns = self.index.columns
         rows = {name: _rows_of(columns[name], request.records) for name in columns}
         for name, table in self._side_tables.items():
-            by_record = isinstance(table, ByRecord)
-            indices = request.records if by_record else request.ids
-            rows[name] = _rows_of(table.table if by_record else table, indices)
+            if isinstance(table, ByRecord):
+                rows[name] = _rows_of(table.table, request.records)
+            else:
+                rows[name] = _rows_of(table, request.ids)
         return rows
 
     def field_values(
@@ -115,39 +117,38 @@ class Samples:
 
         Args:
             request: without padding.
-            joined: the rows of columns and side tables, which the transform gets too.
+            table_rows: the rows of columns and side tables, which the transform gets too.
             cached: whether the cache of decoded images is used.
         """
+        records = request.records
         if self.decode is None and self.transform is None:
-            return self._read_fields(request.records)
-        has_repeats = len(set(request.records.tolist())) < len(request.records)
+            return self._read_fields(records)
+        has_repeats = len(set(records.tolist())) < len(records)
         if self._in_place_fields and not has_repeats:
-            return self._decode_in_place(request.records)
+            return self._decode_in_place(records)
         samples = self._decode_request(request, cached=cached)
         if self.transform is not None:
-            samples = self.meter.timed(
-                "transforming", self._transform, samples, request, table_rows
-            )
-        return self.sample_map.values_by_field(self.last_function, request.records, samples)
+            arguments = samples, request, table_rows
+            samples = self.meter.timed("transforming", self._transform, *arguments)
+        return self.sample_map.values_by_field(self.last_function, records, samples)
 
     def probe_sample(self, first: Request, other: Request, /) -> Fields:
-        """Return the sample of the request `first`, after checking that functions are repeatable.
+        """Return the sample of the request `first`, after checking the user's functions with it.
 
-        Reading, decode and transform are each called several times. Each request has one sample.
+        Each of the two requests has one sample. The first is read, decoded and transformed several
+        times, under different global random seeds: the results must be equal. A last call for
+        `other` must not change them, which it does if a function fills one buffer again and again.
 
         Raises:
-            ValueError: the results of the calls differ, or a call for the sample of `other` changes
-                an earlier result.
+            ValueError: the results of the calls differ, or one is changed later.
         """
-        self._mutation_checks_left = (
-            1  # to check one call is enough, since all results must be equal
-        )
-        records = first.records, other.records
-        if not isinstance(self.index, Index):
-            self._probe_read(*records)
+        self._mutation_checks_left = 1  # one is enough, since all calls must do the same
+        if not isinstance(self.index, Index):  # of a user's own source; an index is deterministic
+            self._probe_read(first.records, other.records)
         if is_own_decode(self.decode):
             sample = self._decode_one(first.records)
         else:
+            records = first.records, other.records
             sample = call_repeatedly("decode", self._decode_one, *records, times=3)
             if hasattr(self.decode, "writes"):
                 self._probe_in_place_decode(*records, sample)
@@ -155,11 +156,11 @@ class Samples:
         def transform(request: Request) -> Fields:
             """Return the transformed sample of a request."""
             decoded = sample if request is first else self._decode_one(request.records)
-            if not self._shares_arrays:
+            if not self._shares_arrays:  # then the transform may write to the arrays
                 decoded = with_private_copies(decoded, arrays=True)
             return self._transform([decoded], request, self.table_rows(request))[0]
 
-        if self.transform is not None:
+        if self.transform is not None:  # 16 times: a rare random choice must show
             sample = call_repeatedly("transform", transform, first, other, times=16)
         check_values(self.index, self.last_function, int(first.records[0]), sample)
         return sample
@@ -170,16 +171,17 @@ class Samples:
         `first` and `other` each have one record id.
 
         Raises:
-            ValueError: repeated reads of record first[0] differ, or a read of both records returns
-                the same values for both, although they differ if read alone.
+            ValueError: repeated reads of the first record differ; or one read of both records
+                returns equal values for them, although reads of one record return different ones.
         """
 
         def read(records: Int64s) -> Sample:
+            """Return the stored fields of records[0]."""
             return self._read_samples(records)[0]
 
         item = self.index.describe(int(first[0]))
         call_repeatedly("read", read, first, other, times=_PROBE_READS, input_name=item)
-        with suppress(LoaderError, OSError):
+        with suppress(LoaderError, OSError):  # raised again when the record's batch is made
             first_alone, other_alone = array_copy(read(first)), array_copy(read(other))
             first_of_both, other_of_both = self._read_samples(np.concatenate([first, other]))
             for name in first_of_both:
@@ -188,24 +190,25 @@ class Samples:
                     raise buffer_error("read", name)
 
     def _probe_in_place_decode(self, first: Int64s, other: Int64s, sample: Fields) -> None:
-        """Check that `decode.into` writes the same values that decode has returned as `sample`.
+        """Check that `decode.into` writes what decode has returned as `sample` for record first[0].
 
-        It is called with arrays full of zeros, and then full of ones, to find elements that it does
-        not write.
+        `decode.into` writes the fields `decode.writes` into arrays that it is given. They are full
+        of zeros, and then of ones: an element that it does not write differs once at least.
 
         Raises:
             ValueError: it writes other values, or not all elements.
         """
         decode: Any = self.decode
 
-        def into(fill: int, records: Int64s) -> Fields:
+        def decode_into_arrays(fill: int, records: Int64s) -> Fields:
             """Decode records[0] into arrays full of `fill`, and return the sample."""
-            slots = {name: np.full_like(sample[name], fill) for name in decode.writes}
+            arrays = {name: np.full_like(sample[name], fill) for name in decode.writes}
             stored = self._read_samples(records)[0]
-            return call(self.index, "decode", decode.into, int(records[0]), stored, slots)
+            return call(self.index, "decode", decode.into, int(records[0]), stored, arrays)
 
         for fill in (0, 1):
-            result = call_repeatedly("decode", partial(into, fill), first, other, times=3)
+            function = partial(decode_into_arrays, fill)
+            result = call_repeatedly("decode", function, first, other, times=3)
             if not bitwise_equal(result, sample):
                 raise ValueError(
                     f"decode.into gave another sample than decode: write every element of "
@@ -226,15 +229,15 @@ class Samples:
     def _fields_in_place(self, compiled: CompiledFeed) -> dict[str, FieldSpec]:
         """Return the specs of the fields that decode writes directly into the arrays of a batch.
 
-        This needs a `decode.into` function. All its fields must be stacked and have a known shape,
-        and no transform or cache may need the samples. Otherwise, return {}.
+        This needs a `decode.into` function, whose fields (`decode.writes`) are all stacked and have
+        a known shape. No transform or cache may need the samples. Otherwise, return {}.
         """
-        spec, how = compiled.spec, compiled.config.collate
+        spec, collation = compiled.spec, compiled.config.collate
         writes: Sequence[str] = getattr(self.decode, "writes", ())
         if self.transform is not None or self.cache is not None:
             return {}
         all_stacked = all(
-            name in spec and mode_of(how, name) == "stack" and None not in spec[name].shape
+            name in spec and mode_of(collation, name) == "stack" and None not in spec[name].shape
             for name in writes
         )
         return {name: spec[name] for name in writes} if all_stacked else {}
@@ -242,16 +245,20 @@ class Samples:
     def _decode_in_place(self, records: Int64s) -> dict[str, Sequence[Any]]:
         """Decode records directly into the rows of new arrays, which saves a copy of each image.
 
+        `decode.into(sample, slots)` is called for each record, where slots[field] is the record's
+        row of the field's array. The sample that it returns has this very row if the value was
+        written there, or another value (of another shape or dtype) if it does not fit.
+
         Returns:
-            By field these arrays; or a list of values, for a field that decode did not write there.
+            By field the array, if all values were written there, or else a list of values.
         """
-        decode: Any = self.decode
         arrays = {
+            # All shapes are known, so `smallest_shape` changes nothing but the type.
             name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
             for name, field in self._in_place_fields.items()
         }
-        slots = samples_of(arrays)  # the row of each array, for each sample
-        samples = self._call_decode(decode.into, records, slots, skip=arrays)
+        slots = samples_of(arrays)  # for each sample, a dict of its row in each array
+        samples = self._call_decode(records, slots)
         values = self.sample_map.values_by_field("decode", records, samples)
         for name, array in arrays.items():
             if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
@@ -276,37 +283,35 @@ class Samples:
         if self.decode is None:
             samples: list[Fields] = [*self._read_samples(records)]
         else:
-            samples = self._call_decode(self.decode, records)
-        return (
-            [with_read_only_arrays(sample) for sample in samples]
-            if self._shares_arrays
-            else samples
-        )
+            samples = self._call_decode(records)
+        if self._shares_arrays:
+            return [with_read_only_arrays(sample) for sample in samples]
+        return samples
 
-    def _decode_one(self, records: Int64s) -> Fields:
-        """Read and decode the first of these records."""
-        return self._decode(records[:1])[0]
+    def _decode_one(self, records: Int64s, position: int = 0) -> Fields:
+        """Read and decode the record at a position of `records`."""
+        return self._decode(records[position : position + 1])[0]
 
-    def _call_decode(
-        self,
-        function: Callable[..., Fields],
-        records: Int64s,
-        *slots: Sequence[Any],
-        skip: Container[str] = (),
-    ) -> list[Fields]:
-        """Read records, and call `function` for each: decode, or `decode.into` with its slots.
+    def _call_decode(self, records: Int64s, slots: Sequence[Any] | None = None) -> list[Fields]:
+        """Read records, and call decode for each of them, on the threads.
 
-        Fields in `skip` may share memory: see `_check_overwritten`.
+        `slots` has, for each record, arrays by field that decode shall write to. If they are given,
+        `decode.into(sample, slots)` is called in place of `decode(sample)`.
 
         Raises:
-            DecodeError: the function failed, or a call has changed the result of an earlier call.
+            DecodeError: decode failed, or a call has changed the result of an earlier call.
         """
-        arguments = "decode", function, records, self._read_samples(records), *slots
-        samples = self.meter.timed("decoding", self.sample_map.map, *arguments)
-        self._check_overwritten(
-            "decode", samples, records, lambda position: self._decode_one(records[position:]), skip
-        )
-        return samples
+        function: Any = self.decode
+        arguments: list[Sequence[Any]] = [records, self._read_samples(records)]
+        if slots is not None:
+            function = function.into
+            arguments.append(slots)
+        decoded = self.meter.timed("decoding", self.sample_map.map, "decode", function, *arguments)
+        # Slots are rows of one array, so they share memory on purpose.
+        unchecked_fields = () if slots is None else self._in_place_fields
+        decode_again = partial(self._decode_one, records)
+        self._check_overwritten("decode", decoded, records, decode_again, unchecked_fields)
+        return decoded
 
     def _read_fields(self, records: Int64s) -> Values:
         """Read the stored fields of records; return by field a list of values."""
@@ -322,8 +327,9 @@ class Samples:
     ) -> list[Fields]:
         """Call the user's transform for each decoded sample of a request, and return the results.
 
-        The transform gets the sample, its columns and side rows (`table_rows`), and the
-        `TRANSFORM_EXTRAS` such as `id` and `seed`, which are removed from the results.
+        The transform gets the fields of the sample, its rows of columns and side tables
+        (`table_rows`), and the `TRANSFORM_EXTRAS` such as `id` and `seed`. These extras are removed
+        from the results.
 
         Raises:
             DecodeError: the transform failed, changed an extra, or changed an earlier result.
@@ -331,10 +337,11 @@ class Samples:
         names = samples[0] if samples else ()
         # Names that the transform gets from elsewhere must not be fields.
         advice = "give it another name in decode"
-        check_not_reserved("field", names, self._side_tables, f"the name of a side table: {advice}")
+        check_unreserved("field", names, self._side_tables, f"the name of a side table: {advice}")
         use = f"a name that the loader itself gives to every sample: {advice}"
-        check_not_reserved("field", names, TRANSFORM_EXTRAS, use)
-        seeds = np.zeros(0, np.uint64) if request.seeds is None else request.seeds
+        check_unreserved("field", names, TRANSFORM_EXTRAS, use)
+        seeds = request.seeds
+        assert seeds is not None  # requests have seeds if the feed has a transform
         extras: dict[str, Iterable[Any]] = {
             **table_rows,
             "id": request.ids.tolist(),
@@ -343,28 +350,27 @@ class Samples:
             "seed": seeds.tolist(),
             "seed32": (seeds & np.uint64(LOW_32_BITS)).tolist(),
         }
-        copied = (
-            partial(with_private_copies, arrays=False)
-            if self._shares_arrays
-            else with_writable_arrays
-        )
-        arguments = [
-            {**copied(sample), **extra}
-            for sample, extra in zip(samples, samples_of(extras), strict=True)
+        # The transform may write to what it gets, but not to arrays that other samples share.
+        if self._shares_arrays:
+            private = [with_private_copies(sample, arrays=False) for sample in samples]
+        else:
+            private = [with_writable_arrays(sample) for sample in samples]
+        inputs = [
+            {**sample, **extra} for sample, extra in zip(private, samples_of(extras), strict=True)
         ]
         call = self._call_transform
-        results = self.sample_map.map("transform", call, request.records, arguments, samples)
+        results = self.sample_map.map("transform", call, request.records, inputs, samples)
 
-        def make_again(position: int) -> Fields:
+        def transform_again(position: int) -> Fields:
             """Decode and transform the sample at this position once more."""
             single = request.where(np.arange(len(samples)) == position)
             decoded = self._decode_one(single.records)
             return self._transform([decoded], single, self.table_rows(single))[0]
 
-        self._check_overwritten("transform", results, request.records, make_again)
-        for result, argument, record in zip(results, arguments, request.records, strict=True):
+        self._check_overwritten("transform", results, request.records, transform_again)
+        for result, sample, record in zip(results, inputs, request.records, strict=True):
             for name in TRANSFORM_EXTRAS:
-                if name in result and result[name] is not argument[name]:
+                if name in result and result[name] is not sample[name]:
                     where = self.index.describe(record)
                     raise DecodeError(f"{where}: transform gave {name!r} another value: rename it")
         return [
@@ -372,18 +378,18 @@ class Samples:
             for result in results
         ]
 
-    def _call_transform(self, argument: Sample, sample: Fields) -> Fields:
-        """Return `transform(argument)`.
+    def _call_transform(self, sample: Sample, decoded: Fields) -> Fields:
+        """Return `transform(sample)`, where the sample was made of the fields in `decoded`.
 
-        For the first calls, check that it does not change the arrays of the decoded `sample`, which
-        other samples share.
+        If a record is drawn several times, all its samples share the decoded arrays. Then the first
+        calls check that the transform has not changed them.
         """
         assert self.transform is not None
         if not self._shares_arrays or not self._mutation_checks_left:
-            return self.transform(argument)
+            return self.transform(sample)
         self._mutation_checks_left -= 1
-        with check_not_mutated(sample):
-            return self.transform(argument)
+        with check_not_mutated(decoded):
+            return self.transform(sample)
 
     def _check_overwritten(
         self,
@@ -391,26 +397,26 @@ class Samples:
         samples: Sequence[Fields],
         records: Int64s,
         make_again: Callable[[int], Fields],
-        skip: Container[str] = (),
+        unchecked_fields: Container[str] = (),
     ) -> None:
         """Raise DecodeError if a user's function has overwritten the result of an earlier call.
 
-        This happens if it returns the same buffer again and again. That samples share memory is not
-        enough: it may be a constant, or a view of a cache. So the first sample that shares memory
+        This happens if it returns the same buffer again and again. That samples share memory is no
+        proof: they may be a constant, or views of a cache. So the first sample that shares memory
         is made again, and compared.
 
         Args:
             name: of the function: "decode" or "transform".
             samples: the results of the calls.
-            records: the record of each sample.
+            records: the record id of each sample.
             make_again: makes the sample at a position once more.
-            skip: fields that are written into one array on purpose, and are not checked.
+            unchecked_fields: fields that are written into one array on purpose.
         """
         for field in samples[0] if len(samples) > 1 else ():
             values = [sample.get(field) for sample in samples]
-            first = None if field in skip else first_shared(values)
+            first = None if field in unchecked_fields else first_shared(values)
             if first is not None:
-                value = array_copy(values[first])
+                value = array_copy(values[first])  # a copy, as the same buffer may be filled again
                 if not bitwise_equal(value, make_again(first).get(field)):
                     where = self.index.describe(int(records[first]))
                     raise DecodeError(f"{where}: {buffer_error(name, field)}")
@@ -428,7 +434,7 @@ def _rows_of(table: Any, indices: Int64s) -> Rows:
 
 
 def is_own_decode(decode: object, /) -> bool:
-    """Return whether `decode` is None or of this library, and so known to be deterministic."""
+    """Return whether decode is known to be deterministic: it is None, or this library's."""
     return decode is None or type(decode).__module__.startswith("twinfeed.")
 
 

@@ -17,7 +17,7 @@ from twinfeed.loaders.feed.collate import (
     mode_of,
     spec_of,
 )
-from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_names, check_not_reserved
+from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_names, check_unreserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.compiled import CompiledFeed
@@ -25,7 +25,8 @@ from twinfeed.loaders.making.samples import Samples, is_own_decode
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 
-_MAX_STEPS = 32  # that are searched for a sample of another record
+# How many steps are searched for a sample of another record than the first.
+_MAX_STEPS = 32
 
 
 def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
@@ -40,73 +41,81 @@ def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
     """
     declared = feed.declared_spec
     if declared is None:
-        return _check_spec(feed, _spec_of_first_sample(feed))
+        spec = _spec_of_first_sample(feed)  # checks the functions too
+        _check_spec(feed, spec)
+        return spec
     _check_spec(feed, declared)
     is_deterministic = isinstance(feed.index, Index) and is_own_decode(feed.decode)
     if feed.transform is not None or not is_deterministic:
         with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
-            _probe_first_sample(feed)
+            _probe_first_sample(feed)  # only to check the functions: the spec is known
     return declared
 
 
-def probe_requests(feed: FeedConfig, rows: int = 1) -> tuple[Request, Request]:
-    """Return two requests of `rows` samples each, to try the user's functions on.
+def probe_requests(feed: FeedConfig, size: int = 1) -> tuple[Request, Request]:
+    """Return two requests of `size` samples each, to try the user's functions on.
 
-    The first request has the first samples of the stream, the same for every rank, or record 0 if
-    the stream is empty. The second has other records, if one of the first steps has any. Otherwise
-    it has the first records in reverse order, with other seeds.
+    The first request has the first samples of the stream, or record 0 if the stream is empty. The
+    second has the last samples of the first step whose records differ from those. If no step has
+    such samples, it has the first records in reverse order, with other seeds.
+
+    For example, with one sample each, batches of the records [4, 7], [2, 9] give 4 and 7.
     """
+    # The sampler of the global batches, so that every rank tries the same samples.
     sampler = Schedule(feed.sampler).all_ranks.sampler
-    first = Request.plain(np.zeros(1, np.int64))
+    first = Request.plain(np.zeros(1, np.int64))  # record 0
     for step in range(min(len(sampler), _MAX_STEPS)):
         request = Request.of(sampler, 0, step)
-        real = request.where(request.ids >= 0)
+        real = request.where(request.ids >= 0)  # without padding
         positions = np.arange(len(real.ids))
-        if not step:
-            first = real.where(positions < rows)
-        other = real.where(positions >= len(positions) - rows)
-        if len(other.ids) and not np.array_equal(other.records, first.records):
-            return first, other
+        if step == 0:
+            first = real.where(positions < size)
+        last = real.where(positions >= len(positions) - size)
+        if len(last.ids) and not np.array_equal(last.records, first.records):
+            return first, last
     return first, Request.plain(first.records[::-1])
 
 
 def _probe_first_sample(feed: FeedConfig) -> Mapping[str, Any]:
-    """Make and return the first sample of the stream, as a dict by field.
+    """Return the first sample of the stream (a dict by field), after checking the user's functions.
 
     Raises:
         ValueError: repeated calls of decode or transform return different results.
     """
+    first, other = probe_requests(feed)
     with closing(reader_of(feed.index)) as reader:
-        samples = Samples(CompiledFeed(feed, {}), reader)
-        return samples.probe_sample(*probe_requests(feed))
+        samples = Samples(CompiledFeed(feed, spec={}), reader)  # the spec is not known yet
+        return samples.probe_sample(first, other)
 
 
 def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
     """Return the spec (shape and dtype) of each field of the first sample of the stream.
 
-    An empty list does not show its type; if the index says that it is a list of strings, the spec
-    is that of strings.
+    An empty list does not show its type. If the index says that the field has lists of byte
+    strings, so does the spec.
     """
     try:
         sample = _probe_first_sample(feed)
         spec = spec_of(sample, feed.collate)
     except MisfitError as error:
-        where = feed.index.describe(int(probe_requests(feed)[0].records[0]))
+        first, _ = probe_requests(feed)
+        where = feed.index.describe(int(first.records[0]))
         raise DecodeError(f"{where}: {error}") from error
-    kinds = feed.index.fields if isinstance(feed.index, Index) else {}
-    for name in kinds.keys() & spec.keys():
-        of_strings = kinds[name].kind == "bytes_list" and mode_of(feed.collate, name) == "ragged"
+    stored = feed.index.fields if isinstance(feed.index, Index) else {}
+    for name in stored.keys() & spec.keys():
+        of_strings = stored[name].kind == "bytes_list" and mode_of(feed.collate, name) == "ragged"
         if of_strings and isinstance(sample[name], list) and not sample[name]:
-            spec[name] = FieldSpec((None,), None)
+            spec[name] = FieldSpec(shape=(None,), dtype=None)  # any number of byte strings
     return spec
 
 
-def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, FieldSpec]:
-    """Return `spec` unchanged, after checking the names of its fields and how they are collated.
+def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> None:
+    """Check that the fields of a batch can be collated, and have names of their own.
 
     Raises:
-        TypeError: a name that is no str.
-        ValueError: a name that a batch uses for something else, or a field that cannot be collated.
+        TypeError: the name of a field is not a str.
+        ValueError: two parts of a batch (fields, columns, side tables, what is added to them) have
+            the same name; or a field cannot be collated as the feed says.
     """
     for name in spec:
         if not isinstance(name, str):
@@ -119,9 +128,9 @@ def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> dict[str, Field
     for name, field in spec.items():
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
-        # A batch of no samples shows which lengths 'pad' adds, and that a Pad fits its field.
+        # "pad" adds `<name>_length` or `<name>_shape` to the batch. To collate a batch of no
+        # samples shows which, and raises an error if the value of a `Pad` does not fit the dtype.
         added = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
-        use = f"the name of what 'pad' adds to {name!r}: give one another name in {last_function}"
+        use = f"the name of the sizes that 'pad' adds for {name!r}: rename one in {last_function}"
         for kind, names in names_by_kind.items():
-            check_not_reserved(kind, names, added, use)
-    return spec
+            check_unreserved(kind, names, added, use)

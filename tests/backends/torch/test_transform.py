@@ -47,7 +47,7 @@ def noisy(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_transform_that_draws_from_torchs_global_state_is_refused_or_seeded(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(6, seed=0), batch_size=2)
     before = torch.get_rng_state()
-    with pytest.raises(ValueError, match=r"transform returned different things.*Seeded"):
+    with pytest.raises(ValueError, match=r"transform returned different results.*Seeded"):
         next(made(Feed(index, sampler, decode=lengths, transform=noisy)))
     feed = Feed(index, sampler, decode=lengths, transform=Seeded(noisy))
     first, again = ([batch["x"].tolist() for batch in made(feed)] for _ in range(2))

@@ -27,5 +27,5 @@ def buffer(_: Corpus, draw: random.Random) -> None:
         with NumpyLoader(feed, threads=draw.choice((0, 2)), prefetch=draw.choice((0, 2))) as loader:
             check_rows(role, list(loader), feed)
     except ValueError as error:
-        if not count or "one buffer again" not in str(error):
+        if not count or "the same buffer again" not in str(error):
             raise AssertionError from error

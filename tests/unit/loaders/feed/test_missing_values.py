@@ -105,10 +105,10 @@ REFUSED: list[tuple[Callable[[Index], object], type[Exception], str]] = [
     (
         feed(decode=DecodeImage(), missing="late"),
         KeyError,
-        "decode reads the field 'image', and",
+        "decode reads the field 'image', but",
     ),
     (feed(decode=DecodeImage("jpeg"), missing="late"), KeyError, r"as in DecodeImage\('jpg'\)"),
-    (feed(decode=DecodeImage(), fields=[]), KeyError, "and the feed has .*: name one of"),
+    (feed(decode=DecodeImage(), fields=[]), KeyError, "but the feed reads .*: give decode one of"),
     (feed(fields=["jpg"], collate={"text": "pad"}), ValueError, r"collate names \['text'\]"),
     (feed(fields=["jpg"], spec={"text": ((), None)}), ValueError, r"spec names \['text'\], fields"),
 ]

@@ -265,7 +265,7 @@ def test_a_batch_spec_that_is_named_has_what_was_declared(index: Index) -> None:
     for spec, says in (
         ({}, f"batch_spec={{{a}, {b}}}"),
         (declared, f"batch_spec={{{a}, {b}}}"),
-        (declared | {"b": ((None,), np.int8)}, "or say with batch_spec= what differs"),
+        (declared | {"b": ((None,), np.int8)}, "or give the dtypes and shapes as batch_spec="),
     ):
         with pytest.raises(DecodeError, match=re.escape(says)):
             list(NumpyLoader(Feed(index, sampler, batch_transform=function, batch_spec=spec)))
@@ -305,7 +305,7 @@ def lengths(*lengths: Any, dtype: Any = None) -> Any:
 
 REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "a random state": (shaky, ValueError, "one batch and one seed: draw from .*seed"),
-    "an error": (failing, DecodeError, r"0, step 0: KeyError\('image'\)\n.*: mend the function"),
+    "an error": (failing, DecodeError, r"0, step 0: KeyError\('image'\)\n.*: correct the function"),
     "no dict": (lambda b, s: (b["x"], b["label"]), DecodeError, "dict of fields, got a tuple"),
     "one number": (lambda b, s: {"n": 0.5}, DecodeError, "'n' must have a row for each of 4"),
     "too few rows": (lambda b, s: {"x": b["x"][1:]}, DecodeError, "'x' must have a row for each"),

@@ -561,7 +561,7 @@ def seldom(_: object) -> dict[str, Any]:
 def test_a_transform_that_draws_by_itself_is_refused(
     index: Index, sampler: ExactOnceBatchSampler, draw: Any
 ) -> None:
-    told = r"transform returned different things for one sample and one seed.*Seeded\(transform\)"
+    told = r"transform returned different results for one sample and one seed.*Seeded\(transform\)"
     with pytest.raises(ValueError, match=told):
         next(made(Feed(index, sampler, transform=draw)))
     spec = {"x": FieldSpec((), np.dtype(float))}
@@ -715,7 +715,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     ),
     *((feed(**{n: [1]}), TypeError, rf"{n} must be a dict, got \[1\]") for n in ("side", "spec")),
     *(
-        (feed(spec={"x": one}), TypeError, r"spec of 'x' must be as in FieldSpec\(.*, got ")
+        (feed(spec={"x": one}), TypeError, r"spec of 'x' must be like FieldSpec\(.*, got ")
         for one in (3, ((2,), "no dtype"), ((2,), np.int64, 1))
     ),
     *(
@@ -782,7 +782,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (
         lambda index: next(made(Feed(index, SAMPLER, decode=DRAWS["numpy"]))),
         ValueError,
-        r"^decode returned different things.*draw in transform",
+        r"^decode returned different results.*draw in transform",
     ),
     (lambda _: Seeded(dict, also=[3]), TypeError, "hold objects with set_random_seed, got 3"),  # type: ignore[list-item]
     (lambda index: Feed(index, SAMPLER)[-1, 0], IndexError, "epoch"),
@@ -830,7 +830,11 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         ValueError,
         "'mask' has a name",
     ),
-    (feed(batch_spec={"x": ((), "int64")}), ValueError, "batch_spec is of what batch_transform"),
+    (
+        feed(batch_spec={"x": ((), "int64")}),
+        ValueError,
+        "batch_spec describes the result of batch_transform",
+    ),
     (
         feed(0, batch_transform=lambda b, _: b, batch_spec={"z": ((), "int64")}),
         DecodeError,
@@ -888,7 +892,7 @@ def test_a_name_that_padding_gives_is_refused(end: str, value: Any, how: Any) ->
         for rows, options in cases:
             feed = Feed(rows, sampler, collate=how, **options)
             with pytest.raises(
-                ValueError, match=f"^{what} '{name}' has the name of what 'pad' adds"
+                ValueError, match=f"^{what} '{name}' has the name of the sizes that 'pad' adds"
             ):
                 feed[0, 0]
             assert Feed(rows, sampler, **options)[0, 0][name].shape == (4,)  # nothing is padded

@@ -17,7 +17,7 @@ from twinfeed.samplers import (
     ViewSampler,
 )
 
-TOLD = r"returned one buffer again: a later call changed the field '[xy]'.*buffer\.copy\(\)"
+TOLD = r"returned the same buffer again: a later call changed the field '[xy]'.*buffer\.copy\(\)"
 
 
 def stream(size: int = 4, length: int = 12) -> BatchStream:
@@ -52,7 +52,9 @@ def test_many_buffers_in_turn_are_refused_by_the_batch_that_meets_one_twice(
     role: str, kind: str, threads: int
 ) -> None:
     """The trial calls a function less often than that."""
-    later = r"record \d+.*: (decode|transform) returned one buffer again.*changed the field '[xy]'"
+    later = (
+        r"record \d+.*: (decode|transform) returned the same buffer again.*changed the field '[xy]'"
+    )
     for count in (5, 8, 11):
         with pytest.raises(DecodeError, match=later):
             consumed(feed_of(role, stream(12), count, kind), threads=threads)
@@ -76,7 +78,7 @@ def test_a_buffer_for_each_length_and_one_that_comes_later_are_refused(
 
     numbers = DatasetSource({"n": np.arange(36)})
     feed: Any = Feed(numbers, stream(6, 36), collate="pad", **{role: fill})  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match=f"{role} returned one buffer again"):
+    with pytest.raises(ValueError, match=f"{role} returned the same buffer again"):
         consumed(feed)
 
 
@@ -93,7 +95,7 @@ def test_every_framework_refuses_it_without_a_worker(role: str) -> None:
         with pytest.raises(ValueError, match=TOLD):
             consumed(feed_of(role, stream(), 1, kind), TorchLoader, num_workers=2)
         if role in ("decode", "transform"):
-            with pytest.raises(DecodeError, match="returned one buffer again"):
+            with pytest.raises(DecodeError, match="returned the same buffer again"):
                 consumed(feed_of(role, stream(12), 5, kind), TorchLoader)
     feed = feed_of(role, stream(), 0)
     if role != "ragged":
@@ -152,7 +154,7 @@ def test_a_random_function_with_one_buffer_is_random() -> None:
 
     for role in ("decode", "transform"):
         feed: Any = Feed(DatasetSource({"n": np.arange(12)}), stream(), **{role: draw})  # type: ignore[arg-type]
-        with pytest.raises(ValueError, match=f"{role} returned different things"):
+        with pytest.raises(ValueError, match=f"{role} returned different results"):
             consumed(feed)
 
 

@@ -146,7 +146,7 @@ def test_a_batch_has_memory_of_its_own(give: Any, taken: bool) -> None:
 def test_a_dataset_that_fills_the_same_memory_again_is_refused() -> None:
     """Another batch may be read before the first is copied."""
     for threads in (False, True):
-        with pytest.raises(ValueError, match=r"read returned one buffer again: .* 'row'"):
+        with pytest.raises(ValueError, match=r"read returned the same buffer again: .* 'row'"):
             feed_of(Buffered(X.copy()), threads=threads)[0, 0]
 
 
@@ -322,10 +322,10 @@ def test_items_may_hold_objects_that_a_function_makes_arrays_of(
 
 def test_objects_that_differ_are_random() -> None:
     random = Nested(lambda number: Boxes(np.random.random(3)))
-    with pytest.raises(ValueError, match=r"read returned .* things for record \d+ of a Nested"):
+    with pytest.raises(ValueError, match=r"read returned .* results for record \d+ of a Nested"):
         feed_of(random, decode=lambda sample: {"x": sample["x"].array})[0, 0]
     random = Nested(lambda number: Plays(np.random.randint(1 << 30)))
-    with pytest.raises(ValueError, match="decode returned different things"):
+    with pytest.raises(ValueError, match="decode returned different results"):
         feed_of(random, decode=lambda sample: {"x": sample["x"].samples()})[0, 0]
 
 

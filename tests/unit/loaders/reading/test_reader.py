@@ -196,7 +196,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (
         batch(DatasetSource(Flipped())),
         ValueError,
-        r"read returned .* things for record \d+ of a Flipped",
+        r"read returned .* results for record \d+ of a Flipped",
     ),
     # Sources of one's own
     (batch("x"), TypeError, r"must be an Index, got a str: open_index\(path\) gives one"),
