@@ -116,8 +116,8 @@ class CoverageBatches:
         index = (epoch * num_adjusted + np.arange(num_adjusted)) % len(self._adjustable)
         adjustments = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))
         num_chunks = self._num_chunks + np.sign(self._num_empty) * adjustments
-        class_key = derive(self._key, epoch, _CLASS_ORDER)
-        order = permute(len(num_chunks), class_key, np.arange(len(num_chunks)))
+        num_classes = len(num_chunks)
+        order = permute(num_classes, derive(self._key, epoch, _CLASS_ORDER), np.arange(num_classes))
         bounds = np.append(0, np.cumsum(num_chunks[order]))
         chunk_key = derive(self._key, epoch, _CHUNK_RECORDS)
         return _EpochTable(order, bounds, FairSubsets(self._records_used, self._k, chunk_key))

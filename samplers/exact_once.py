@@ -12,7 +12,8 @@ from twinfeed.samplers.batch import BatchSampler
 from twinfeed.samplers.orders import Sampler, SequentialSampler
 from twinfeed.samplers.subset import SubsetSampler
 
-_SOME = "ExactOnceBatchSampler(len(index), records=ids, …)"
+# How to draw from some of the records: the advice in an error.
+_SUBSET_CALL = "ExactOnceBatchSampler(len(index), records=ids, …)"
 
 
 class ExactOnceBatchSampler(BatchSampler):
@@ -66,7 +67,7 @@ class ExactOnceBatchSampler(BatchSampler):
         seed: SupportsIndex = 0,
     ) -> None:
         validate.choice("last_batch", last_batch, ("smaller", "pad"))
-        count = validate.record_count("n", n, subset=_SOME)
+        count = validate.record_count("n", n, subset=_SUBSET_CALL)
         order: Sampler = SequentialSampler(count)
         if records is not None:
             order = SubsetSampler(validate.sorted_record_ids(records, count), of=count)

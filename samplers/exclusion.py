@@ -24,15 +24,16 @@ _ATTEMPTS_OUTSIDE_BATCH = 64  # to find a replacement that is in another batch
 
 
 def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, Int64s]:
-    """Return the record ids that a user excludes, as fields of a sampler's fingerprint.
+    """Return the record ids that a user excludes, as parameters of a sampler.
 
-    `exclude` is `{training step: ids}`, and `n` the number of records. The names of the fields have
-    the steps: `{7: [4, 2]}` gives `{"exclude from step 7": [2, 4]}`.
+    `exclude` is `{training step: ids}`, and `n` the number of records. The name of a parameter has
+    the step: `{0: [5], 7: [4, 2]}` gives `{"exclude": [5], "exclude from step 7": [2, 4]}`. States
+    compare the parameters, except those of later steps.
     """
     if exclude is not None and not isinstance(exclude, Mapping):
         raise TypeError(
             f"exclude must be {{training step: ids}}, got a {type(exclude).__name__}: to leave "
-            f"records out from the start, give the others as records, or take SubsetSampler"
+            f"records out from the start, give the ids of the remaining ones to SubsetSampler"
         )
     check = partial(validate.sorted_record_ids, num_records=n, name="exclude")
     schedule = StepSchedule.parse("exclude", {0: [], **(exclude or {})}, check)
@@ -42,10 +43,12 @@ def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, I
 class Exclusion:
     """Replace records of a permutation of `n` records, from the training steps of `exclude` on.
 
-    The i-th excluded record is replaced by the record at the i-th entry of a keyed permutation of
-    the epoch's positions. If that record is excluded too, or is in the same batch, entry
-    `i + stride` is next, and so on. So the replacements of an epoch differ from each other as long
-    as no entry comes for two records, and later exclusions change no earlier replacement.
+    Each excluded record has an index: in the order of the steps, and of the ids that are excluded
+    at the same step. Record i is replaced by the record at entry i of a random permutation of the
+    epoch's positions. If that record is excluded too, or is in the same batch, entry `i + stride`
+    is tried, then `i + 2 * stride`, and so on, modulo n. So later exclusions, which have larger
+    indices, change no earlier replacement. Two records have the same replacement only if one of
+    them comes to an entry that the other one has used.
     """
 
     def __init__(self, exclude: Mapping[int, ArrayLike] | None, n: int, seed: int) -> None:
@@ -53,16 +56,18 @@ class Exclusion:
         #: What states compare.
         self.parameters = excluded_ids(exclude, n)
         ids = [np.zeros(0, np.int64), *self.parameters.values()]
-        # The number of a record is the index at which it is excluded first.
-        self._excluded_ids, self._numbers = np.unique(np.concatenate(ids), return_index=True)
+        # The ids, sorted, and the index at which each id comes first in the order of the steps.
+        self._excluded_ids, self._indices = np.unique(np.concatenate(ids), return_index=True)
         starts = [0, *map(first_step, self.parameters)]
         # The training steps from which on each record is excluded.
-        self._first_steps = np.repeat(starts, [*map(len, ids)])[self._numbers]
+        self._first_steps = np.repeat(starts, [*map(len, ids)])[self._indices]
         if 2 * len(self._excluded_ids) > n:
             raise ValueError(
                 f"exclude must leave half of the records, got {len(self._excluded_ids)} of {n}: to "
                 f"draw from few records, take SubsetSampler"
             )
+        # Without a common divisor with n, the stride leads to all n entries before any comes again.
+        # It is far from 1, so that two neighbouring indices seldom come to the same entries.
         self._stride = next(s for s in count(n * 3 // 8 + 1) if gcd(s, n) == 1)
 
     def declare(self, traits: SamplerTraits) -> SamplerTraits:
@@ -77,7 +82,7 @@ class Exclusion:
         They are `sampler._permutation(epoch, positions)`, a shuffle of all records, in which each
         record that is excluded at its training step is replaced by another record of the epoch: if
         2 is excluded, the order 4 0 2 1 3 may become 4 0 3 1 3. Replacements are found by rejection
-        sampling.
+        sampling: candidates are tried until one is neither excluded nor in the same batch.
         """
         ids: Int64s = sampler._permutation(epoch, positions)
         if not len(self._excluded_ids):
@@ -86,22 +91,25 @@ class Exclusion:
         key = derive(self._key, epoch)
         # The indices, in `ids`, of the records that still need a replacement.
         pending = np.flatnonzero(self._is_excluded(ids, steps))
-        # Each excluded record has a number, from 0 on. In attempt t, record number i tries the
-        # entry i + t * stride of a random permutation of the epoch's positions. So records try
-        # different positions, and a record tries all positions before any a second time.
-        numbers = self._numbers[np.searchsorted(self._excluded_ids, ids[pending])]
+        # The candidates are at a random permutation of the epoch's positions. The first candidate
+        # of an excluded record is at the entry of the record's index, so that the first candidates
+        # of all records differ.
+        entries = self._indices[np.searchsorted(self._excluded_ids, ids[pending])]
         attempt = 0
         while len(pending):
-            shift = attempt * self._stride % self._num_records
-            new_positions = permute(self._num_records, key, (numbers + shift) % self._num_records)
-            replacements = sampler._permutation(epoch, new_positions)
-            is_valid = ~self._is_excluded(replacements, steps[pending])
+            new_positions = permute(self._num_records, key, entries)
+            candidates = sampler._permutation(epoch, new_positions)
+            is_valid = ~self._is_excluded(candidates, steps[pending])
             # A record of the same batch would be twice in it. After many attempts it is valid, too:
             # a batch that has nearly all records leaves no other choice.
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
                 is_valid &= new_positions // batch_size != positions[pending] // batch_size
-            ids[pending[is_valid]] = replacements[is_valid]
-            pending, numbers, attempt = pending[~is_valid], numbers[~is_valid], attempt + 1
+            ids[pending[is_valid]] = candidates[is_valid]
+            # The next entries to try. All n come before any comes again, and at least half of the
+            # records are not excluded: so this ends.
+            pending = pending[~is_valid]
+            entries = (entries[~is_valid] + self._stride) % self._num_records
+            attempt += 1
         return ids
 
     def _is_excluded(self, ids: Int64s, steps: Int64s) -> NDArray[np.bool_]:

@@ -14,13 +14,14 @@ from twinfeed.samplers.types import Array
 
 def labels_of(data: Any) -> Any:
     """Return the labels of an index or a source; any other data are labels already."""
-    if not hasattr(data, "digests"):  # neither an index nor a source: these have digests
+    # Samplers import no loaders, so an index or a source is known by its attribute `digests`.
+    if not hasattr(data, "digests"):
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
     if labels is None:
-        kind = type(data).__name__
         raise ValueError(
-            f"labels must be one for each record, and this {kind} has none: name them, label="
+            f"labels must be given for each record, but this {type(data).__name__} has none: say "
+            f"which field has them, by label= where it is created"
         )
     return labels
 
@@ -35,22 +36,24 @@ def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] |
     """
     if isinstance(values, np.ndarray) and hasattr(values, "mask"):
         values = values.tolist()  # None where masked; np.asarray would drop the mask
-    # From a dataset, np.asarray would read all items one by one: refuse it below, as None.
-    array = np.asarray(values if validate.is_array_like(values) else None)
-    if array.ndim == 0:
+    # From a dataset, np.asarray would read all items one by one, so it is not called.
+    array = np.asarray(values) if validate.is_array_like(values) else None
+    if array is None or array.ndim == 0:
         kind = type(values).__name__
         example = "index.labels or dataset.targets"
         raise TypeError(f"{name} must be one for each record, such as {example}, got {kind}")
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
-    # Of ["a", 1], np.asarray makes the strings "a" and "1": keep the types, to check them.
+    # The kinds of dtypes: i and u are integers, U strings, O Python objects, T strings of variable
+    # length (numpy 2). Of ["a", 1], np.asarray makes the strings "a" and "1": keep the types of a
+    # list, to check them.
     if array.dtype.kind == "U" and not isinstance(values, np.ndarray):
         array = np.asarray(values, dtype=object)
-    if array.dtype.kind in "OT":  # Python objects, or numpy 2's strings of variable length
+    if array.dtype.kind in ("O", "T"):
         array = _strings_or_integers(name, array.tolist())
     if array.dtype.kind == "U":
         return array
-    if array.size and array.dtype.kind not in "iu":
+    if array.size and array.dtype.kind not in ("i", "u"):
         nan = np.flatnonzero(array != array)
         where = f" with NaN at {nan[0]}" if len(nan) else ""
         raise TypeError(f"{name} must be integers or strings, got dtype {array.dtype}{where}")
@@ -73,16 +76,16 @@ def _strings_or_integers(name: str, values: list[Any]) -> Array:
 
 
 def check_types(
-    name: str, rule: str, values: Sequence[Any], kinds: type | tuple[type, ...]
+    name: str, expected: str, values: Sequence[Any], types: type | tuple[type, ...]
 ) -> None:
     """Raise TypeError unless all values of argument `name` are of these types.
 
-    The message lists the first five that are not. `rule` is its words for the types, such as
-    "integers or strings".
+    The message says what was expected, such as "integers or strings", and lists the first five
+    values that are not.
     """
-    wrong = [index for index, value in enumerate(values) if not isinstance(value, kinds)]
+    wrong = [index for index, value in enumerate(values) if not isinstance(value, types)]
     if wrong:
         first = ", ".join(f"{values[index]!r} at {index}" for index in wrong[:5])
         raise TypeError(
-            f"{name} must be {rule}: {len(wrong):,} of {len(values):,} are not, {first}"
+            f"{name} must be {expected}: {len(wrong):,} of {len(values):,} are not, {first}"
         )

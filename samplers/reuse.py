@@ -16,7 +16,8 @@ from twinfeed.samplers.orders import Sampler
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 
-_SOME = "SubsetSampler(ids, of=len(index), order=ReuseSampler(len(ids), …))"
+# How to draw from some of the records: the advice in an error.
+_SUBSET_CALL = "SubsetSampler(ids, of=len(index), order=ReuseSampler(len(ids), …))"
 
 
 class ReuseSampler(Sampler):
@@ -27,13 +28,13 @@ class ReuseSampler(Sampler):
     of the epoch, and dropped in between. After the first `live`, new records come steadily, about
     one in `reuse` samples.
 
-    A sample id is `record * reuse + use`. `records` and `views` take a sample id apart, and the use
-    number makes a crop reproducible.
+    A sample id is `record * reuse + use`, where `use` counts the uses of a record in an epoch, from
+    0 on. `records` and `views` take a sample id apart, and the use makes a crop reproducible.
 
     Args:
         n: number of records, or a dataset, an index or a source, of which only the length is kept.
         reuse: uses of a record in an epoch.
-        live: at most n, and a multiple of the size of the batches that the sampler is divided into.
+        live: the records in the cache: at most n, and a multiple of the batch size.
         seed: the only source of chance.
 
     Raises:
@@ -60,8 +61,8 @@ class ReuseSampler(Sampler):
         live: SupportsIndex,
         seed: SupportsIndex,
     ) -> None:
-        n = self.num_records = validate.record_count("n", n, subset=_SOME, minimum=1)
-        reuse = self._uses = validate.integer("reuse", reuse, minimum=1)
+        n = self.num_records = validate.record_count("n", n, subset=_SUBSET_CALL, minimum=1)
+        reuse = self._reuse = validate.integer("reuse", reuse, minimum=1)
         live = self._live = validate.integer("live", live, minimum=1, below=MAX_SEGMENTS)
         if live > n:
             raise ValueError(f"live must be at most n, got live={live}, n={n}")
@@ -76,15 +77,15 @@ class ReuseSampler(Sampler):
     def __repr__(self) -> str:
         return (
             f"ReuseSampler({validate.counted(self.num_records, 'record')} x "
-            f"{validate.counted(self._uses, 'use')}, {self._live:,} live, seed={self.seed})"
+            f"{validate.counted(self._reuse, 'use')}, {self._live:,} live, seed={self.seed})"
         )
 
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
-        """Return this sampler; ValueError if a batch could hold a record twice.
+        """Return this sampler, or raise ValueError if a batch could hold a record twice.
 
-        `live` is the number of records in the cache. Each round of `live` samples uses each of them
-        once. A batch that is a part of one round holds no record twice, but a batch with the end of
-        one round and the start of the next may.
+        `BatchSampler` calls this. The cache has `live` records, and each round of `live` samples
+        uses each of them once. A batch that is a part of one round holds no record twice, but a
+        batch with the end of one round and the start of the next may.
         """
         if self._live % batch_size:
             raise ValueError(
@@ -95,48 +96,60 @@ class ReuseSampler(Sampler):
 
     def records(self, ids: Int64s) -> Int64s:
         """Return `ids // reuse`."""
-        return np.asarray(ids, dtype=np.int64) // self._uses
+        return np.asarray(ids, dtype=np.int64) // self._reuse
 
     def views(self, ids: Int64s) -> Int64s:
-        """Return the use numbers, `ids % reuse`."""
-        return np.asarray(ids, dtype=np.int64) % self._uses
+        """Return which use of its record each sample is, from 0 on: `ids % reuse`."""
+        return np.asarray(ids, dtype=np.int64) % self._reuse
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids `record * reuse + use` at these positions, int64[positions].
 
         All uses of all records are one sequence: the records in random order, each `reuse` times in
         a row. The sequence is divided into segments, which are read side by side (round-robin), so
-        that the uses of a record are spread over several batches.
+        that the uses of a record are spread over several batches. Each segment is read cyclically
+        from somewhere in its middle: its first entry comes in the round `_first_rounds[segment]`.
         """
         key = derive(self._key, epoch)
         round_robin = self._cache.get(
             epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(key, 0))
         )
-        record_index, use = np.divmod(round_robin.entries(positions), self._uses)
-        return permute(self.num_records, derive(key, 1), record_index) * self._uses + use
+        index_in_order, use = np.divmod(round_robin.entries(positions), self._reuse)
+        record = permute(self.num_records, derive(key, 1), index_in_order)
+        return record * self._reuse + use
 
 
-def _staggered_segments(n: int, reuse: int, live: int) -> tuple[Int64s, Int64s]:
-    """Return the bounds and the first rounds of segments, int64[live + 1] and int64[live].
+def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, Int64s]:
+    """Return the bounds and the first rounds of segments, which say in what order records are used.
 
     Each of n records is used `reuse` times. The sequence of all uses, record after record, is
-    divided into `live` segments, which are read cyclically and side by side: each round reads the
-    next use of every segment. The *first round* of a segment is the round that reads its first use.
+    divided into segments. Each round reads the next use of every segment. A segment is read
+    cyclically: its first use is read in its *first round*, and its last use in the round before (or
+    in the last round, if the first round is 0).
     First rounds differ, so that the segments come to new records at different times, and the number
-    of new records in each round is nearly constant. With 4 records used 3 times each, in 2
-    segments, both come to a new record every 3 rounds, and their first rounds are 0 and 1.
+    of new records in each round is nearly constant. For 4 records that are used 3 times each, in 2
+    segments, the bounds are 0 6 12, and the first rounds 0 1. As record.use::
+
+        round       0    1    2    3    4    5
+        segment 0   0.0  0.1  0.2  1.0  1.1  1.2
+        segment 1   3.2  2.0  2.1  2.2  3.0  3.1
+
+    Returns:
+        The bounds, int64[num_segments + 1], and the first rounds, int64[num_segments].
     """
-    bounds = equal_bounds(n * reuse, live)
-    # A segment may start in the middle of the uses of a record: then it must be in step with the
-    # segment before it, so that the uses of the record are read in order. A *chain* is a segment
-    # that starts with a new record, and all segments after it that do not: they have the same
-    # first round.
+    bounds = equal_bounds(n * reuse, num_segments)
+    # If a segment starts in the middle of the uses of a record, the segment before it ends in the
+    # middle of them. Both get the same first round: so the uses at both sides of the bound are read
+    # in consecutive rounds. A *chain* is a segment that starts with a new record, and all segments
+    # after it that do not.
     chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)
-    # A chain reads a new record every `period` rounds. The first rounds of all chains of the same
-    # period are spread evenly over it: those of three chains with period 6 are 0, 2 and 4.
+    chain_lengths = np.diff(np.append(chain_starts, num_segments))  # in segments
+    # The segments of a chain together come to a new record every `period` rounds. The first rounds
+    # of all chains of the same period are spread evenly over it: those of three chains with period
+    # 6 are 0, 2 and 4.
     periods = np.gcd(np.diff(bounds)[chain_starts], reuse)
     first_rounds = np.empty_like(chain_starts)
     for period in np.unique(periods):
         chains = np.flatnonzero(periods == period)
         first_rounds[chains] = np.arange(len(chains)) * period // len(chains)
-    return bounds, np.repeat(first_rounds, np.diff(np.append(chain_starts, live)))
+    return bounds, np.repeat(first_rounds, chain_lengths)

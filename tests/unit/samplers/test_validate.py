@@ -186,7 +186,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         lambda: PKBatchSampler(DatasetSource([{"x": 1}]), p=1, k=1, seed=0),
         ValueError,
-        "labels must be one for each record, and this DatasetSource has none: name them, label=",
+        "labels must be given for each record, but this DatasetSource has none: say which field",
     ),
     (lambda: RandomSampler(2**62 + 1, seed=0), ValueError, "n must be below"),
     (lambda: SequentialSampler(2**64), ValueError, "n must be below"),
