@@ -46,7 +46,7 @@ class Cursor:
         self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
-        self._pass_counts = (0, 0)  # an epoch, and its consecutive passes
+        self._passes_of_epoch = (0, 0)  # an epoch, and its consecutive passes
 
     def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
         """Start a pass, which is one iteration over the stream; return its first (epoch, step).
@@ -66,10 +66,10 @@ class Cursor:
         Warn at the third pass of a training epoch: such a loop has probably forgotten `set_epoch`,
         and trains on the same batches again and again. The warning suggests `advice`.
         """
-        last_epoch, count = self._pass_counts
-        self._pass_counts = epoch, count + 1 if last_epoch == epoch else 1
+        last_epoch, count = self._passes_of_epoch
+        self._passes_of_epoch = epoch, count + 1 if last_epoch == epoch else 1
         # A second pass is no mistake: sanity checks, and Keras, draw a batch to inspect it.
-        if self._pass_counts[1] == 3 and not self.stream.evaluation:
+        if self._passes_of_epoch[1] == 3 and not self.stream.evaluation:
             warnings.warn(
                 f"passes begin epoch {epoch} for the third time, so the same batches come again: "
                 f"call set_epoch(epoch) before each pass, or {advice}, which goes on after the "
@@ -104,7 +104,7 @@ class Cursor:
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position to this step of an epoch; step `len(stream)` is the end of the epoch."""
         self.epoch, self.step = checked_position(self.stream, epoch, step)
-        self._loaded, self._resuming, self._pass_counts = None, False, (0, 0)
+        self._loaded, self._resuming, self._passes_of_epoch = None, False, (0, 0)
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the position to step 0 of an epoch.
@@ -117,7 +117,7 @@ class Cursor:
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         loaded = self._loaded
         self.epoch, self.step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
-        self._pass_counts = (0, 0)
+        self._passes_of_epoch = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the fingerprint of the stream, as a small dict for JSON."""
@@ -133,7 +133,7 @@ class Cursor:
         """
         self._loaded = self.stream.position_of(state)
         self.epoch, self.step = self._loaded
-        self._resuming, self._pass_counts = True, (0, 0)
+        self._resuming, self._passes_of_epoch = True, (0, 0)
 
 
 class SamplerCursor(Cursor):

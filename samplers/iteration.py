@@ -53,7 +53,7 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
         """Return the ids at these positions of an epoch."""
 
     @property
-    def _whole(self) -> IdStream:
+    def _unsharded(self) -> IdStream:
         """The sampler of all ranks, if this is the sampler of one rank."""
         return self
 
@@ -62,7 +62,7 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
         return range(start, len(self))
 
     def _new_cursor(self) -> IdSamplerCursor:
-        return IdSamplerCursor(copy.copy(self._whole))
+        return IdSamplerCursor(copy.copy(self._unsharded))
 
     def __iter__(self) -> Iterator[int]:
         """Yield the ids of an epoch, as Python ints; nothing is drawn before the first `next`.
@@ -174,7 +174,7 @@ class IdIterator(Cursor):
         if not chunk:
             self._sampler_cursor.sync()
             raise StopIteration
-        ids = self._sampler._whole.ids(
+        ids = self._sampler._unsharded.ids(
             self.start_epoch, np.arange(chunk.start, chunk.stop, chunk.step)
         )
         self._num_drawn, self._ids = start + len(chunk), iter(ids.tolist())
@@ -188,7 +188,7 @@ class IdIterator(Cursor):
         """
         self.start_epoch, self._start_position = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start_position)
-        is_fixed = self._sampler._whole._fixed_order  # every epoch has the same order of ids
+        is_fixed = self._sampler._unsharded._fixed_order  # every epoch has the same order of ids
         self._sampler_cursor.start(self, is_empty=not self._positions, is_fixed=is_fixed)
         return self._positions
 

@@ -89,7 +89,7 @@ class MixtureSampler(Sampler):
         num_samples: SupportsIndex,
         seed: SupportsIndex,
     ) -> None:
-        self._samplers = [_checked(order) for order in orders]
+        self._samplers = [_check_mixable(order) for order in orders]
         if not self._samplers:
             raise ValueError(f"orders must hold one at least, got {orders!r}")
         check = partial(_smallest_integers, count=len(self._samplers))
@@ -104,13 +104,13 @@ class MixtureSampler(Sampler):
         self.seed = validate.seed(seed)
         self.parameters = {
             "num_samples": self._samples,
-            **_weights_and_samplers(self._weights, self._samplers),
+            **_fingerprint_fields(self._weights, self._samplers),
         }
         self._key = root_key(self.seed, "mixture")
         first_weights = StepSchedule([0], self._weights.values[:1])
         self._interleave = InterleaveSchedule(first_weights, [self._key])
         self._lengths = np.array([len(order) for order in self._samplers])
-        self._max_in_batch = np.zeros((1, len(self._lengths)), np.int64)  # see `for_batches`
+        self._max_reordered = np.zeros((1, len(self._lengths)), np.int64)  # see `for_batches`
         self._cache: list[FifoCache[Int64s]] = [FifoCache(1) for _ in self._samplers]  # chunks
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
         self._record_bounds = _bounds([order.num_records for order in self._samplers])
@@ -179,7 +179,7 @@ class MixtureSampler(Sampler):
 
         Two things depend on the batches: the positions at which the weights change, as users give
         them by training step; and which samples are reordered, so that no batch has a record twice
-        when a sampler starts its next epoch within the batch. `_max_in_batch` is the most samples
+        when a sampler starts its next epoch within the batch. `_max_reordered` is the most
         of each sampler in a batch, after each change of the weights: so many samples at the start
         of an epoch may have to be reordered. It is 0 for samplers that are never reordered.
         """
@@ -191,13 +191,13 @@ class MixtureSampler(Sampler):
         changes_key = root_key(self.seed, "mixture changes")
         keys = [self._key, *(derive(changes_key, step) for step in starts[1:])]
         mixture._interleave = InterleaveSchedule(StepSchedule(positions, values), keys)
-        max_counts = np.array([_max_in_batch(weights, batch_size) for weights in values])
+        max_counts = np.array([_max_samples_in_batch(weights, batch_size) for weights in values])
         # A mixture in a mixture starts its next epoch as a whole, like any other sampler.
         is_mixture = [isinstance(order, MixtureSampler) for order in self._samplers]
         repeats_records = np.array([order.traits.repeats for order in self._samplers])
         is_long = self._lengths >= 2 * max_counts - 1  # enough records to move duplicates back
         reorders = (~repeats_records | is_mixture) & is_long
-        mixture._max_in_batch = np.where(reorders, max_counts, 0)
+        mixture._max_reordered = np.where(reorders, max_counts, 0)
         repeats = bool(repeats_records.any() or not reorders.all())
         mixture.traits = replace(self.traits, repeats=repeats)
         return mixture
@@ -232,7 +232,7 @@ class MixtureSampler(Sampler):
         """
         epoch, position = np.divmod(index, self._lengths[sampler])
         # The head is the part of an epoch that may be in the batch in which the epoch starts.
-        longest_head = self._max_in_batch.max(axis=0)
+        longest_head = self._max_reordered.max(axis=0)
         in_head = np.flatnonzero((epoch > 0) & (position < longest_head[sampler]))
         if not len(in_head):
             return
@@ -240,11 +240,11 @@ class MixtureSampler(Sampler):
         first, row = distinct_pairs(sampler[in_head], epoch[in_head])
         for number, sample in enumerate(in_head[first].tolist()):
             samples = in_head[row == number]
-            new_order = self._head_order(int(sampler[sample]), int(epoch[sample]))
+            new_order = self._order_at_start(int(sampler[sample]), int(epoch[sample]))
             samples = samples[position[samples] < len(new_order)]
             index[samples] += new_order[position[samples]] - position[samples]
 
-    def _head_order(self, sampler: int, epoch: int) -> Int64s:
+    def _order_at_start(self, sampler: int, epoch: int) -> Int64s:
         """Return a new order of the samples at the start of a sampler's epoch, as positions.
 
         The batch of the mixture in which the epoch starts may already have some of their records,
@@ -263,7 +263,7 @@ class MixtureSampler(Sampler):
         # in the batch of the previous epoch, and in all.
         before, after = (int(self._interleave.num_before(p)[sampler]) for p in (start, stop))
         num_old, num_in_batch = epoch * length - before, after - before
-        if not num_old or not self._max_in_batch[self._interleave.num_changes(position), sampler]:
+        if not num_old or not self._max_reordered[self._interleave.num_changes(position), sampler]:
             return np.empty(0, np.int64)
         old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
         new = order.records(checked_draw(order, epoch, np.arange(num_in_batch)))
@@ -273,7 +273,7 @@ class MixtureSampler(Sampler):
         return np.argsort(~completes_batch, kind="stable")
 
 
-def _checked(order: Sampler) -> Sampler:
+def _check_mixable(order: Sampler) -> Sampler:
     """Return a sampler for a mixture; ValueError if it cannot be mixed with others."""
     reasons = {  # {what is wrong: whether it is so}
         "be empty": not len(check_order(order, name="each of orders")),
@@ -311,7 +311,7 @@ def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
     return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
 
 
-def _weights_and_samplers(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
+def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
     """Return weights and samplers of a mixture as fields of its fingerprint, which states compare.
 
     The weights change at training steps, and a sampler whose weight is 0 at first joins later. It
@@ -327,7 +327,7 @@ def _weights_and_samplers(weights: StepSchedule[Int64s], samplers: list[Sampler]
     return {**StepSchedule(weights.starts, shown).parameters("weights"), **orders}
 
 
-def _max_in_batch(weights: Int64s, batch_size: int) -> Int64s:
+def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
     """Return the most samples of each sampler that a batch of a mixture may have, int64[samplers].
 
     In each period of `sum(weights)` samples, sampler i has `weights[i]`, in any order. A batch is

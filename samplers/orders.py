@@ -210,7 +210,7 @@ class RankSampler(Sampler):
         return f"rank {self.rank} of {self.world_size} of {self._order!r}"
 
     @property
-    def _whole(self) -> Sampler:
+    def _unsharded(self) -> Sampler:
         return self._order
 
     def _positions_from(self, start: int) -> range:

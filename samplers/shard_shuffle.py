@@ -100,10 +100,10 @@ class ShardShuffleSampler(Sampler):
         self._exclusion = Exclusion(exclude, self.num_records, self.seed)
         self.traits = self._exclusion.declare(SamplerTraits(reads_blocks=self.block > 1))
         self._blocks = Blocks(self._lengths, self.block)
-        self._count = len(self._blocks)
-        if self._count < self._sections > 1:
+        self._num_blocks = len(self._blocks)
+        if self._num_blocks < self._sections > 1:
             raise ValueError(
-                f"sections must be at most the number of blocks, {self._count}, "
+                f"sections must be at most the number of blocks, {self._num_blocks}, "
                 f"got {self._sections}: take smaller blocks"
             )
         self.parameters = {
@@ -121,13 +121,13 @@ class ShardShuffleSampler(Sampler):
         # A segment must be longer than a block. Otherwise it would enter a block that the next
         # segment is still reading.
         segments = max(1, min(self.window // self._sections, self._section_size // (size + 2)))
-        self._bounds = desynchronized_bounds(self._section_size, segments, size)
+        self._segment_bounds = desynchronized_bounds(self._section_size, segments, size)
         self._cache: FifoCache[_EpochTable] = FifoCache(2)
 
     def __repr__(self) -> str:
         return (
             f"ShardShuffleSampler({counted(self.num_records, 'record')} in "
-            f"{counted(len(self._lengths), 'shard')}, {counted(self._count, 'block')} of "
+            f"{counted(len(self._lengths), 'shard')}, {counted(self._num_blocks, 'block')} of "
             f"{self.block:,}, window={self.window:,}, "
             f"sections={self._sections}, order_within={self._within!r}, seed={self.seed})"
         )
@@ -146,7 +146,7 @@ class ShardShuffleSampler(Sampler):
         """
         first, stop = self._blocks.bounds_around(records)
         if epoch is not None:
-            first, stop = _clip(first, stop, self._table(epoch).split_records, records)
+            first, stop = _part_containing(first, stop, self._table(epoch).split_records, records)
         return first, stop
 
     def for_batches(self, batch_size: int, num_steps: int) -> ShardShuffleSampler:
@@ -170,7 +170,7 @@ class ShardShuffleSampler(Sampler):
         The shuffle reads segments side by side. A loader can read each segment as one tf.data
         dataset.
         """
-        count = self._sections * (len(self._bounds) - 1)
+        count = self._sections * (len(self._segment_bounds) - 1)
         return count, GroupSampler(self, count, self._segment_numbers)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -230,7 +230,7 @@ class ShardShuffleSampler(Sampler):
         """Return the segment of each position of an epoch, numbered section by section."""
         section, section_position = self._section_positions(positions)
         slots = self._table(epoch).round_robin.slots(section_position)
-        return section * (len(self._bounds) - 1) + slots
+        return section * (len(self._segment_bounds) - 1) + slots
 
     def _table(self, epoch: int) -> _EpochTable:
         """Return the tables of an epoch, from the cache if they are there."""
@@ -249,17 +249,19 @@ class ShardShuffleSampler(Sampler):
         """
         order = self._blocks.order(self._blocks_key(epoch))
         section_starts = np.arange(self._sections)[:, None] * self._section_size
-        segment_starts = (section_starts + self._bounds[:-1]).reshape(-1)
+        segment_starts = (section_starts + self._segment_bounds[:-1]).reshape(-1)
         block_start, first_record, _ = order.locate(segment_starts)
         splits_block = block_start < segment_starts  # the segment starts within a block
         split_records = np.sort((first_record + segment_starts - block_start)[splits_block])
         # An independent key: 2 for the order of the segments, where 0 is for that of the blocks.
         keys = random_words(derive(derive(self._key, epoch), 2), np.arange(self._sections))
-        round_robin = RoundRobin(self._bounds, keys)
+        round_robin = RoundRobin(self._segment_bounds, keys)
         return _EpochTable(order, segment_starts[splits_block], split_records, round_robin)
 
 
-def _clip(starts: Int64s, stops: Int64s, points: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
+def _part_containing(
+    starts: Int64s, stops: Int64s, points: Int64s, index: Int64s
+) -> tuple[Int64s, Int64s]:
     """Return the start and the stop of the part of each range that contains an index, int64[n].
 
     Range i is `starts[i]` to `stops[i] - 1`, and contains `index[i]`. Sorted `points` split all
@@ -292,5 +294,7 @@ class _EpochTable(NamedTuple):
             of records of the block, int64[n] each.
         """
         block_start, first_record, block_size = self.order.locate(entries)
-        start, stop = _clip(block_start, block_start + block_size, self.split_points, entries)
+        start, stop = _part_containing(
+            block_start, block_start + block_size, self.split_points, entries
+        )
         return first_record + start - block_start, entries - start, stop - start

@@ -148,12 +148,12 @@ def test_shard_shuffle_has_no_seam_and_no_tail(
         order = ShardShuffleSampler(
             lengths, seed=seed, block=BLOCK, window=window * sections, sections=sections
         )
-        width = len(order._bounds) - 1
+        width = len(order._segment_bounds) - 1
         assert width >= min(window, sum(lengths) // sections // (BLOCK + 2))
         least = 0.9 if blocks >= 3 * width * sections else 0.8
         for distinct in _in_rows(order, lengths, width):
             assert distinct.min() >= least * distinct.mean()
-            if order._bounds[1] >= BLOCK:  # no block is longer than a segment
+            if order._segment_bounds[1] >= BLOCK:  # no block is longer than a segment
                 assert distinct.max() == width
 
 
