@@ -69,8 +69,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         if not num_steps and not self.evaluation:
             number = validate.counted(self.num_records, "record")
             raise ValueError(
-                f"an epoch must have a batch, got none of {number}: correct the records, the batch "
-                f"size or last_batch=, or take ExactOnceBatchSampler, whose epoch may be empty"
+                f"an epoch must have at least one batch, got 0 of {number}: change batch_size or "
+                f"last_batch, or take ExactOnceBatchSampler, whose epoch may be empty"
             )
         super().__init__(num_steps=num_steps, size=size, seed=seed)
         self._largest_batch = batch_size  # the ids of the largest global batch
@@ -103,12 +103,12 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         """True: no batch is smaller than the others.
 
         Accelerate and Lightning read this property before they distribute the batches among
-        processes.
+        processes. So this is where a stream is refused that they would distribute wrongly.
 
         Raises:
-            TypeError: a trainer would lose or repeat records of this stream: it is one rank's
-                stream, an evaluation, has batches of several sizes, or a number of batches that the
-                processes do not divide.
+            TypeError: a trainer would lose or repeat records. This is so if the stream is already
+                that of one rank, if it is an evaluation, if batches have several sizes, and if the
+                number of batches is not a multiple of the number of processes.
         """
         self._check_distributable(num_processes())
         return True
@@ -116,21 +116,20 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def _check_distributable(self, processes: int, /) -> None:
         """Raise TypeError unless a trainer can distribute whole batches evenly among processes.
 
-        Accelerate and Lightning give each process every n-th batch of a sampler. This is correct
-        only for the sampler of all ranks, with batches of one size, whose number is a multiple of
-        `processes`. Otherwise they would repeat batches or leave some out.
+        Accelerate and Lightning give each of n processes every n-th batch of a sampler. This is
+        correct only if the sampler is that of all ranks, if its batches have one size, and if their
+        number is a multiple of `processes`. Otherwise they would repeat batches or leave some out.
         """
         if self.world_size > 1:
             raise TypeError(
                 f"this sampler already is rank {self.rank} of {self.world_size}: give the trainer "
-                f"the sampler without shard(), or take a DataLoader that it has not prepared"
+                f"the sampler without shard(), or use a DataLoader that the trainer does not change"
             )
-        # The divisor of all batch sizes is the largest size only if all batches are equally large.
-        has_one_size = self._size_divisor == self._largest_batch
-        if self.evaluation or not has_one_size:
+        if self.evaluation or self.fixed_size is None:
             raise TypeError(
-                f"a trainer would lose or repeat records of {self!r}: take last_batch='drop', or a "
-                f"DataLoader of sampler.shard(rank, world_size) that the trainer has not prepared"
+                f"a trainer would lose or repeat records of {self!r}: take last_batch='drop', or "
+                f"use sampler.shard(rank, world_size) in a DataLoader that the trainer does not "
+                f"change"
             )
         if self._steps % processes:
             raise TypeError(
@@ -147,9 +146,9 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def fixed_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None if sizes may differ."""
         size, remainder = divmod(self._largest_batch, self.world_size)
-        # The divisor of all global batch sizes is the largest only if all are equally large.
-        fixed = self._size_divisor == self._largest_batch and self._steps and not remainder
-        return size if fixed else None
+        # All sizes are multiples of the divisor. If the largest size is the divisor, all are equal.
+        is_fixed = self._size_divisor == self._largest_batch and not remainder
+        return size if is_fixed and self._steps else None
 
     def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64s:
         """Return the ids of one step, int64[batch]: the global batch, or this rank's slice.
@@ -212,7 +211,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         The longer slices rotate over the ranks, so that the totals differ by at most 1 too.
 
         Raises:
-            ValueError: the stream is one rank's already, or `rank` and `world_size` do not fit.
+            ValueError: the stream is already that of one rank, `rank` is not in `[0, world_size)`,
+                or batches cannot be divided among so many ranks.
         """
         if self.world_size != 1:
             raise ValueError(f"this sampler is already rank {self.rank} of {self.world_size}")
@@ -235,14 +235,16 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         if world == 1:
             return np.zeros_like(sizes), sizes
         # A slice has as many ids of the batch as if all ids of the stream were dealt to the ranks
-        # round-robin, so that the longer slices rotate. After n ids of the stream, the first r
-        # ranks together have n // world * r + min(n % world, r) of them.
+        # round-robin, so that the longer slices rotate. Count the ids up to the start of each batch
+        # and to the end of the last: each rank has `per_rank` of them, and the first `num_longer`
+        # ranks have one more.
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
-        start_in_batch, stop_in_batch = (
-            np.diff(num_ids // world * num_ranks + np.minimum(num_ids % world, num_ranks))
-            for num_ranks in (self.rank, self.rank + 1)
-        )
-        return start_in_batch, stop_in_batch
+        per_rank, num_longer = np.divmod(num_ids, world)
+        # How many of them the ranks before this one have, and these ranks with this one. The
+        # differences are those of a single batch.
+        before = per_rank * self.rank + np.minimum(num_longer, self.rank)
+        with_this = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
+        return np.diff(before), np.diff(with_this)
 
     def _new_cursor(self) -> SamplerCursor:
         return SamplerCursor(copy.copy(self))
@@ -279,8 +281,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         """Yield the batches of an epoch; nothing is drawn before the first `next`.
 
         Raises:
-            TypeError: ids are no record ids, because of padding, views or uses of a record: a data
-                set of somebody's own would give other records for them.
+            TypeError: ids are not record ids, but padding, views or uses of a record, for which
+                `dataset[id]` would return another record.
         """
         check_record_ids(self, "sampler.batch(epoch, step)")
         return (ids for _, _, ids in self.passes())

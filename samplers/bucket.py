@@ -96,15 +96,18 @@ class BucketBatchSampler(BatchStream):
 
         `costs` are the costs of all records (such as lengths), sorted. A batch costs its number of
         records times its largest cost, and is as large as the budget allows. All sizes but one are
-        multiples of `multiple`. With costs 1 to 6 and a budget of 12, the bounds are 0, 3, 5, 6:
-        three records of cost 3 at most, two of 5 at most, and one of 6.
+        multiples of `multiple`. With costs 1 to 6, a budget of 12 and window 0, the bounds are
+        0, 3, 5, 6: three records of cost 3 at most, two of 5 at most, and one of 6.
 
-        Each epoch shuffles records of similar costs. So a position may get a record of a larger
-        cost: one for which the sum of all costs up to the record is larger by at most `window`. No
-        batch may be above the budget even then.
+        Each epoch shuffles records of similar costs: it sorts them by the sum of all costs up to
+        the record, plus a random number from 0 to `window`. So a position may get a record whose
+        sum is up to `window` larger. The sums of costs 1 to 6 are 1 3 6 10 15 21: with a window of
+        7, position 1 (sum 3) may get the records of sums up to 10, which cost 4 at most. No batch
+        may be above the budget even then.
         """
         num_records, multiple = len(costs), self._multiple
-        # The largest cost that a record at each position may have, in any epoch.
+        # The largest cost that a record at each position may have, in any epoch: that of the last
+        # record whose sum is within the window.
         last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
         max_costs = costs[last]
         remainder = num_records % multiple
@@ -141,15 +144,16 @@ class BucketBatchSampler(BatchStream):
         return np.concatenate([self._batch_records(epoch, n)[low:high] for n, low, high in slices])
 
     def _batch_records(self, epoch: int, number: int) -> Int64s:
-        """Return the records of an epoch's batch in random order, int64[n].
+        """Return the records of one batch of an epoch in random order, int64[n].
 
-        `number` is the number of the batch in the order of costs. In each epoch, all records are
-        sorted by a random key, and batch i has the records from `bounds[i]` to `bounds[i + 1] - 1`.
-        The key is the sum of all costs up to the record, plus a random number up to the window. So
-        the records of a batch are among those whose sums are within a window of the batch's own
-        sums, and only these are sorted.
+        `number` is the number of the batch in the order of costs. Each epoch sorts all records by
+        the sum of all costs up to the record, plus a random number from 0 to the window. Batch i
+        has the positions `bounds[i]` to `bounds[i + 1] - 1` of this order. Only the records that
+        may come at these positions are sorted here. Say that the sums are 1 3 6 10 15 21, and the
+        window is 7: the batch of positions 1 and 2 (sums 3 and 6) may have the records with sums
+        from 3 - 7 to 6 + 7. Any record of a larger sum comes after all records up to position 2.
         """
-        # The records by cost, `self._order`, have the sums of costs `sums`.
+        # `sums[i]` is the sum of all costs up to record `self._order[i]`: records in order of cost.
         sums, (start, stop) = self._cost_sums, self._bounds[number : number + 2]
         first = int(np.searchsorted(sums, sums[start] - self._window))
         end = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
@@ -157,7 +161,9 @@ class BucketBatchSampler(BatchStream):
         random = random_words(derive(self._keys["record"], epoch), candidates)
         sort_keys = sums[first:end] + uniform_below(random, self._window + 1)
         by_key = candidates[np.argsort(sort_keys, kind="stable")]
-        # All records before `first` have smaller keys, so `by_key` starts at position `first`.
+        # All `first` records of smaller sums come before position `start`. Without them, the batch
+        # starts at position `start - first`.
         records = by_key[start - first : stop - first]
+        # Shuffle the batch.
         random = random_words(derive(self._keys["place"], epoch), records)
         return records[np.argsort(random, kind="stable")]

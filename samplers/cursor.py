@@ -46,7 +46,9 @@ class Cursor:
         self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
-        self._passes_of_epoch = (0, 0)  # an epoch, and its consecutive passes
+        # The epoch of the last pass, and how many passes in a row have started at this epoch. It is
+        # (0, 0) after a position was chosen: the next pass is the first.
+        self._passes_of_epoch = (0, 0)
 
     def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
         """Start a pass, which is one iteration over the stream; return its first (epoch, step).
@@ -71,8 +73,8 @@ class Cursor:
         # A second pass is no mistake: sanity checks, and Keras, draw a batch to inspect it.
         if self._passes_of_epoch[1] == 3 and not self.stream.evaluation:
             warnings.warn(
-                f"passes begin epoch {epoch} for the third time, so the same batches come again: "
-                f"call set_epoch(epoch) before each pass, or {advice}, which goes on after the "
+                f"iterations begin epoch {epoch} for the third time, and repeat its batches: call "
+                f"set_epoch(epoch) before each iteration, or {advice}, which continues after the "
                 f"batches that the loop received",
                 stacklevel=4,
             )
@@ -80,16 +82,17 @@ class Cursor:
     def advance(self) -> bool:
         """Move the position to the next batch; return whether the epoch has ended.
 
-        Warn if the loop has loaded a state of the middle of an epoch, but has then set another
-        epoch, so that the remaining batches of the loaded epoch are skipped.
+        Warn if a state of the middle of an epoch was loaded, but another epoch was set before the
+        first batch, so that the remaining batches of the loaded epoch are skipped.
         """
         if self._loaded is not None:  # the first batch after load_state_dict
             epoch, step = self._loaded
             if step and epoch != self.epoch and not self.stream.evaluation:
                 warnings.warn(
-                    f"the rest of epoch {epoch} does not come: a state of its step {step} was "
-                    f"loaded, and then epoch {self.epoch} was named. To train the rest, name "
-                    f"epoch {epoch} or none (Lightning: save by ModelCheckpoint while fit runs)",
+                    f"the last batches of epoch {epoch} are skipped: a state of its step {step} "
+                    f"was loaded, and then set_epoch({self.epoch}) was called. To train on them, "
+                    f"call set_epoch({epoch}), or do not call set_epoch after a state was loaded "
+                    f"(Lightning: save by ModelCheckpoint while fit runs)",
                     stacklevel=2,
                 )
             self._loaded = None
@@ -110,13 +113,14 @@ class Cursor:
         """Set the position to step 0 of an epoch.
 
         Between `load_state_dict` and the next batch, setting the epoch of the loaded state keeps
-        the step of the state. Trainers call this after they have loaded a state, and must not
-        restart the epoch by it.
+        the step of the state: trainers set the epoch after they have loaded a state, and this must
+        not repeat the first batches of the epoch.
         """
-        limit = self.stream.max_epochs
-        epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
-        loaded = self._loaded
-        self.epoch, self.step = loaded if loaded and loaded[0] == epoch else (epoch, 0)
+        epoch = validate.integer("epoch", epoch, minimum=0, below=self.stream.max_epochs)
+        self.epoch, self.step = epoch, 0
+        if self._loaded is not None and self._loaded[0] == epoch:
+            self.step = self._loaded[1]
+        # The epoch was chosen, so the next pass does not count as a repetition: see `count_pass`.
         self._passes_of_epoch = (0, 0)
 
     def state_dict(self) -> dict[str, Any]:
@@ -124,7 +128,7 @@ class Cursor:
         return self.stream.state_at(self.epoch, self.step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Set the position to that of a state, which may be of any rank and world size.
+        """Set the position to that of a state, which any rank of any world size may have saved.
 
         The next pass (iteration over the stream) resumes there.
 
@@ -158,31 +162,32 @@ class SamplerCursor(Cursor):
         A pass is one iteration over the sampler. `draw(epoch, step)` yields the ids of the batches
         from this step to the end of the epoch. Nothing is drawn before the first `next`.
 
-        There are two cursors: this one (`self`), which is saved in states and says where the next
-        pass starts, and the position of this pass. A loop may start another pass, set an epoch or
-        load a state before this pass ends. Then this pass continues, but no longer moves `self`.
+        There are two positions: `self`, which states save, and at whose epoch the next pass starts;
+        and that of this pass. A loop may start another pass, set an epoch or load a state before
+        this pass ends. Then this pass continues, but no longer moves `self`.
         """
-        epoch, step = self.start_pass(from_start=True)
-        pass_cursor = self._latest_pass = Cursor(self.stream)
-        pass_cursor.seek(epoch, step)
-        self.count_pass(epoch, "use a loader of twinfeed.loaders")  # for a warning
+        epoch, step = self.start_pass(from_start=True)  # step 0, or that of a loaded state
+        pass_position = self._latest_pass = Cursor(self.stream)
+        pass_position.seek(epoch, step)
+        # Warn if this is the third pass in a row over the same epoch; the text is the advice.
+        self.count_pass(epoch, "use a loader of twinfeed.loaders")
         try:
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
                 # Advance before the batch is yielded: a loop that takes exactly len() batches never
                 # resumes this generator.
-                pass_cursor.advance()
-                # A later pass or `load_state_dict` has replaced `_latest_pass`, and `set_epoch` has
-                # changed `self.epoch`.
-                if self._latest_pass is pass_cursor:
+                is_end = pass_position.advance()
+                # Another pass and `load_state_dict` replace `_latest_pass`, and `set_epoch` changes
+                # `self.epoch`: then this pass does not move `self`.
+                if self._latest_pass is pass_position:
                     if self.epoch == epoch:
                         self.advance()
-                    if pass_cursor.step == 0:  # the epoch has ended
+                    if is_end:
                         self._latest_pass = None
                 yield epoch, step, ids
-        finally:  # also if the loop breaks off
-            if self._latest_pass is pass_cursor:
+        finally:  # also if the loop is left early
+            if self._latest_pass is pass_position:
                 self._latest_pass = None
-                self.end()
+                self.end()  # an evaluation goes back to step 0
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass (iteration over the stream), which starts at its step 0.
@@ -196,7 +201,7 @@ class SamplerCursor(Cursor):
             super().set_epoch(epoch)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next pass at the position of a state. A running pass moves no cursor then."""
+        """Start the next pass at the position of a state; a running pass no longer moves `self`."""
         super().load_state_dict(state)
         self._latest_pass = None
 
@@ -241,14 +246,15 @@ class IteratedSampler(ABC, Generic[_Cursor]):
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the next batch or id, and the sampler's fingerprint, for JSON.
 
-        The step of the state counts the batches of an epoch that were drawn, or for a sampler of
-        ids the ids that all ranks have drawn. Workers draw ahead of the training loop. With
-        workers, save the state of a `StatefulDataLoader` or of a loader of `twinfeed.loaders`.
+        The step of the state is the number of batches of the epoch that were drawn. For a sampler
+        of ids, it is the number of ids that all ranks together have drawn. Workers draw more than
+        the training loop has received: with workers, save the state of a `StatefulDataLoader` or of
+        a loader of `twinfeed.loaders`.
         """
         return self._cursor.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Start the next iteration at the position of a state, of any rank and world size.
+        """Start the next iteration at the position of a state, which any rank may have saved.
 
         This takes constant time.
 

@@ -33,7 +33,7 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
       the iterator's state with each batch, as `StatefulDataLoader`, resumes after that batch.
     """
 
-    #: The only source of chance.
+    #: The seed of all random choices.
     seed: int = 0
     #: Whether `shard` was called.
     sharded: bool = False
@@ -58,7 +58,10 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
         return self
 
     def _positions_from(self, start: int) -> range:
-        """Return the positions from `start` on of all ranks' sampler that this sampler reads."""
+        """Return the positions of an epoch that this sampler reads, from position `start` on.
+
+        The sampler of one rank reads every n-th position of the epoch of all n ranks.
+        """
         return range(start, len(self))
 
     def _new_cursor(self) -> IdSamplerCursor:
@@ -68,7 +71,7 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
         """Yield the ids of an epoch, as Python ints; nothing is drawn before the first `next`.
 
         Raises:
-            TypeError: ids are no record ids, but views or uses of records.
+            TypeError: ids are not record ids, but views or uses of records.
         """
         check_record_ids(self, "sampler.ids(epoch, positions)")
         warn_unsharded(self)
@@ -122,19 +125,21 @@ class IdSamplerCursor(SamplerCursor):
         return self.epoch, self.step if self._resuming else 0
 
     def start(self, iterator: IdIterator, *, is_empty: bool, is_fixed: bool) -> None:
-        """Start an iteration: from now on the position is that of this iterator.
+        """Start an iteration: from now on, `sync` sets the position to that of this iterator.
 
         `is_empty` means that the iteration has no ids, and `is_fixed` that every epoch has the same
-        order of ids, so that it is no mistake to iterate over the same epoch again.
+        order of ids. Warn about two probable mistakes: the third iteration in a row over the same
+        epoch, unless `is_fixed`; and another epoch than that of a state that was just loaded.
         """
         epoch, _ = self.start_pass(from_start=True)
         self._latest_pass = iterator
-        if not (is_empty or is_fixed):
-            self.count_pass(epoch, "use a loader of twinfeed.loaders")  # may warn
-        if not is_empty:
-            # Only for its warning, if another epoch was set than that of a loaded state. `sync`
-            # replaces the position that it sets.
-            self.advance()
+        if is_empty:
+            return
+        if not is_fixed:
+            self.count_pass(epoch, "use a loader of twinfeed.loaders")  # warns at the third
+        # `advance` warns if another epoch was set than that of a loaded state. It also moves the
+        # position, which does not matter: `sync` sets the position before it is read.
+        self.advance()
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()
@@ -158,7 +163,8 @@ class IdIterator(Cursor):
 
     def _reset(self) -> None:
         """Set the iterator to before its first id."""
-        self._positions: range | None = None  # all positions that it reads; None before the start
+        # The positions of the epoch that it reads; None before the first id.
+        self._positions: range | None = None
         self._num_drawn = 0  # how many of the positions were drawn
         self._ids: Iterator[int] = iter(())  # drawn, but not yet returned
 
@@ -169,6 +175,7 @@ class IdIterator(Cursor):
         for id_ in self._ids:
             return id_
         positions = self._start() if self._positions is None else self._positions
+        # A chunk is one id longer than all chunks before it together: 1, 2, 4, 8 ids and so on.
         start = self._num_drawn
         chunk = positions[start : min(2 * start + 1, start + MAX_IDS)]
         if not chunk:
@@ -181,29 +188,32 @@ class IdIterator(Cursor):
         return next(self._ids)
 
     def _start(self) -> range:
-        """Start the iteration at the position of the sampler's cursor; return all its positions.
+        """Start the iteration where the sampler's cursor is; return the positions that it reads.
 
-        The sampler may be that of one rank, which reads every n-th position of the sampler of all
-        ranks (`_whole`).
+        The cursor starts the next iteration at position 0 of its epoch, or at the position of a
+        loaded state. The sampler of one of n ranks reads every n-th position from there on.
+        `_unsharded` is the sampler of all ranks.
         """
         self.start_epoch, self._start_position = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start_position)
+        # From now on, the cursor's position is that of this iterator. It may warn of a repetition.
         is_fixed = self._sampler._unsharded._fixed_order  # every epoch has the same order of ids
         self._sampler_cursor.start(self, is_empty=not self._positions, is_fixed=is_fixed)
         return self._positions
 
     def sync(self) -> bool:
-        """Set the position to that after the last id returned; return whether no id remains.
+        """Compute the position after the last id that was returned; return whether no id remains.
 
-        The position is computed only when it is needed, since ids are returned one by one. It
-        counts the ids of all ranks, of which this rank may have every n-th.
+        The position (`epoch`, `step`) is not updated with each id, which would be slow. Its step is
+        a position of the epoch of all ranks. `_positions` are those that this rank reads: one of
+        two ranks reads every second position, so after 3 ids it is at step 6.
         """
-        assert self._positions is not None
-        # Ids are drawn in chunks: subtract those that were drawn, but not yet returned.
+        assert self._positions is not None  # the iteration has started
+        # Ids are drawn in chunks. `length_hint` is the number of those that were not returned yet.
         num_returned = self._num_drawn - length_hint(self._ids)
         is_exhausted = num_returned == len(self._positions)
         step = self._start_position + num_returned * self._positions.step
-        if is_exhausted:
+        if is_exhausted:  # the end of the epoch: `normalise` makes it the start of the next epoch
             step = len(self.stream)
         self.epoch, self.step = normalise(self.stream, self.start_epoch, step)
         return is_exhausted

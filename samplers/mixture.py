@@ -91,14 +91,14 @@ class MixtureSampler(Sampler):
     ) -> None:
         self._samplers = [_check_mixable(order) for order in orders]
         if not self._samplers:
-            raise ValueError(f"orders must hold one at least, got {orders!r}")
+            raise ValueError(f"orders must hold at least one sampler, got {orders!r}")
         check = partial(_smallest_integers, count=len(self._samplers))
         self._weights = StepSchedule.parse("weights", weights, check)
         never = np.flatnonzero(np.max(self._weights.values, axis=0) == 0)
         if len(never) and not isinstance(weights, Mapping):
             raise ValueError(
-                f"weights must be above 0 for each sampler, got 0 for {never[0]}: one that joins "
-                f"later needs a schedule, weights={{0: weights}}"
+                f"weights must be above 0 for each sampler, got 0 for sampler {never[0]}: a "
+                f"sampler that joins later needs a schedule, weights={{0: …, step: …}}"
             )
         self._samples = validate.integer("num_samples", num_samples, minimum=1)
         self.seed = validate.seed(seed)
@@ -110,7 +110,9 @@ class MixtureSampler(Sampler):
         first_weights = StepSchedule([0], self._weights.values[:1])
         self._interleave = InterleaveSchedule(first_weights, [self._key])
         self._lengths = np.array([len(order) for order in self._samplers])
-        self._max_reordered = np.zeros((1, len(self._lengths)), np.int64)  # see `for_batches`
+        # How many samples at the start of a sampler's epoch may be reordered, after each change of
+        # the weights: int64[changes + 1, samplers]. `for_batches` sets it.
+        self._max_reordered = np.zeros((1, len(self._lengths)), np.int64)
         self._cache: list[FifoCache[Int64s]] = [FifoCache(1) for _ in self._samplers]  # chunks
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
         self._record_bounds = _bounds([order.num_records for order in self._samplers])
@@ -177,50 +179,63 @@ class MixtureSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> MixtureSampler:
         """Return a copy of this mixture for `num_steps` batches an epoch, each of `batch_size`.
 
-        Two things depend on the batches: the positions at which the weights change, as users give
-        them by training step; and which samples are reordered, so that no batch has a record twice
-        when a sampler starts its next epoch within the batch. `_max_reordered` is the most
-        of each sampler in a batch, after each change of the weights: so many samples at the start
-        of an epoch may have to be reordered. It is 0 for samplers that are never reordered.
+        The batches decide at which positions the weights change, and which samples are reordered. A
+        sampler may start its next epoch within a batch, which then has the end of the previous
+        epoch, too. The samples at the start of an epoch are reordered, so that the batch has no
+        record twice: at most as many samples as a batch has of this sampler.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
-        starts, values = self._weights.starts, self._weights.values
-        epochs = [divmod(step, max(1, num_steps)) for step in starts]
-        positions = [epoch * self._samples + step * batch_size for epoch, step in epochs]
-        changes_key = root_key(self.seed, "mixture changes")
-        keys = [self._key, *(derive(changes_key, step) for step in starts[1:])]
-        mixture._interleave = InterleaveSchedule(StepSchedule(positions, values), keys)
-        max_counts = np.array([_max_samples_in_batch(weights, batch_size) for weights in values])
-        # A mixture in a mixture starts its next epoch as a whole, like any other sampler.
-        is_mixture = [isinstance(order, MixtureSampler) for order in self._samplers]
+        mixture._interleave = self._interleave_for(batch_size, num_steps)
+        # The most samples of each sampler in a batch, after each change of the weights.
+        max_counts = np.array([_max_samples_in_batch(w, batch_size) for w in self._weights.values])
+        # The first m samples of an epoch are reordered, if m is the most in a batch. The last m - 1
+        # may be in a batch with the next epoch, so they must be other samples.
+        is_long = self._lengths >= 2 * max_counts - 1
+        # A sampler that repeats records by itself is not reordered. A mixture is, since it declares
+        # repetitions as long as it does not know its batches.
         repeats_records = np.array([order.traits.repeats for order in self._samplers])
-        is_long = self._lengths >= 2 * max_counts - 1  # enough records to move duplicates back
-        reorders = (~repeats_records | is_mixture) & is_long
-        mixture._max_reordered = np.where(reorders, max_counts, 0)
-        repeats = bool(repeats_records.any() or not reorders.all())
+        is_mixture = [isinstance(order, MixtureSampler) for order in self._samplers]
+        is_reordered = (~repeats_records | is_mixture) & is_long
+        mixture._max_reordered = np.where(is_reordered, max_counts, 0)
+        repeats = bool(repeats_records.any() or not is_reordered.all())
         mixture.traits = replace(self.traits, repeats=repeats)
         return mixture
 
+    def _interleave_for(self, batch_size: int, num_steps: int) -> InterleaveSchedule:
+        """Return the sequence of sampler numbers in proportion to the weights, which may change.
+
+        Users give the training steps at which the weights change. Here they become positions over
+        all epochs of the mixture: with 9 samples and 3 steps an epoch, in batches of 3, step 4 is
+        step 1 of epoch 1, which starts at position 12. An interleave has a key for each change.
+        """
+        changes_key = root_key(self.seed, "mixture changes")
+        keys = [self._key, *(derive(changes_key, step) for step in self._weights.starts[1:])]
+        epochs_and_steps = [divmod(step, max(1, num_steps)) for step in self._weights.starts]
+        starts = [epoch * self._samples + step * batch_size for epoch, step in epochs_and_steps]
+        return InterleaveSchedule(StepSchedule(starts, self._weights.values), keys)
+
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the sample ids at these positions of an epoch, int64[positions] both.
+        """Return the sample ids at these positions of an epoch: int64[n], as `positions`.
 
         An id of the mixture is a sampler's own id plus the number of ids of the samplers before it.
+        Samples at the start of a sampler's epoch may come in another order, so that no batch has a
+        record twice.
         """
         if not len(positions):
             return positions
         # The sampler of each position, and the index of the sample over all epochs of the sampler.
         sampler, index = self._interleave.elements_at(epoch * self._samples + positions)
-        self._move_duplicates_back(sampler, index)
-        # A sampler is drawn in chunks of consecutive samples. Draw each chunk that is needed once
-        # (or take it from the cache): sample i is in chunk `chunks[row[i]]`.
+        self._move_duplicates_back(sampler, index)  # changes `index`
+        # Samplers are drawn in chunks of `_CHUNK` consecutive samples, which are cached. Draw each
+        # distinct (sampler, chunk) once: sample i is `chunks[chunk_of[i]][offset[i]]`.
         chunk, offset = np.divmod(index, _CHUNK)
-        first, row = distinct_pairs(sampler, chunk)
+        first, chunk_of = distinct_pairs(sampler, chunk)
         chunks = [
             self._cache[i].get(number, lambda: _draw_chunk(self._samplers[i], number))  # noqa: B023
             for i, number in zip(sampler[first].tolist(), chunk[first].tolist(), strict=True)
         ]
-        own_ids: Int64s = np.stack(chunks)[row, offset]
+        own_ids: Int64s = np.stack(chunks)[chunk_of, offset]
         return self._id_bounds[sampler] + own_ids
 
     def _move_duplicates_back(self, sampler: Int64s, index: Int64s) -> None:
@@ -228,70 +243,82 @@ class MixtureSampler(Sampler):
 
         A sampler of a mixture may start its next epoch within a batch, which then has the end of
         the previous epoch, too. Sample i of a draw is of sampler `sampler[i]`, and `index[i]` is
-        its number, counted over all epochs of this sampler. `index` is changed in place.
+        its number, counted over all epochs of this sampler. `index` is changed in place: a sample
+        at position p of its epoch becomes the one at position `new_order[p]`.
         """
         epoch, position = np.divmod(index, self._lengths[sampler])
-        # The head is the part of an epoch that may be in the batch in which the epoch starts.
-        longest_head = self._max_reordered.max(axis=0)
-        in_head = np.flatnonzero((epoch > 0) & (position < longest_head[sampler]))
-        if not len(in_head):
+        # Only the first samples of an epoch may be in the batch in which the epoch starts.
+        max_reordered = self._max_reordered.max(axis=0)[sampler]
+        candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))
+        if not len(candidates):
             return
-        # For each (sampler, epoch), look up the new position of its samples.
-        first, row = distinct_pairs(sampler[in_head], epoch[in_head])
-        for number, sample in enumerate(in_head[first].tolist()):
-            samples = in_head[row == number]
+        # Compute the new order once for each distinct (sampler, epoch): for candidate i, these are
+        # pair number `pair_of[i]`.
+        first, pair_of = distinct_pairs(sampler[candidates], epoch[candidates])
+        for pair, sample in enumerate(candidates[first].tolist()):
             new_order = self._order_at_start(int(sampler[sample]), int(epoch[sample]))
+            samples = candidates[pair_of == pair]
             samples = samples[position[samples] < len(new_order)]
             index[samples] += new_order[position[samples]] - position[samples]
 
     def _order_at_start(self, sampler: int, epoch: int) -> Int64s:
-        """Return a new order of the samples at the start of a sampler's epoch, as positions.
+        """Return the order of the samples at the start of a sampler's epoch, as positions in it.
 
-        The batch of the mixture in which the epoch starts may already have some of their records,
-        from the end of the previous epoch. These samples move back, after the next samples: if four
-        samples of the batch are of this sampler, of which two are the records 1 and 2 of the
-        previous epoch, and the epoch starts with 2 0 3 4, this becomes 0 3 2 4. The result is empty
-        if the batch has no samples of the previous epoch, or if this sampler is not reordered.
+        The epoch may start within a batch of the mixture. Then the batch also has the last samples
+        of the previous epoch, and samples of the same records move back, after the next samples.
+        Say that the batch has four samples of this sampler, two of each epoch::
+
+            end of the previous epoch   records 1 2
+            start of the epoch          records 2 0 3 4    2 is in the batch already
+            reordered                   records 0 3 2 4    the result is 1 2 0 3
+
+        The result is empty if the batch has no samples of the previous epoch, or if this sampler is
+        not reordered.
         """
         order, length = self._samplers[sampler], int(self._lengths[sampler])
         position = self._interleave.position_of(sampler, epoch * length)
-        # The batch in which the sampler's epoch starts: its first position, and where it stops.
+        # The batch in which the sampler's epoch starts: its first position, and where it stops. The
+        # last batch of an epoch of the mixture may be smaller.
         offset = position % self._samples  # in the epoch of the mixture
         start = position - offset % self._batch_size
         stop = min(start + self._batch_size, position - offset + self._samples)
-        # The samples of this sampler before the batch and up to its end. From these, how many are
-        # in the batch of the previous epoch, and in all.
-        before, after = (int(self._interleave.num_before(p)[sampler]) for p in (start, stop))
-        num_old, num_in_batch = epoch * length - before, after - before
+        # How many samples of this sampler are in the batch, and how many of these are old: of the
+        # previous epoch.
+        num_before = int(self._interleave.num_before(start)[sampler])
+        num_in_batch = int(self._interleave.num_before(stop)[sampler]) - num_before
+        num_old = epoch * length - num_before
         if not num_old or not self._max_reordered[self._interleave.num_changes(position), sampler]:
             return np.empty(0, np.int64)
         old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
         new = order.records(checked_draw(order, epoch, np.arange(num_in_batch)))
         is_new = ~np.isin(new, old)
-        # The first samples of new records complete the batch. All others follow, in their order.
+        # The first samples of new records complete the batch. All others follow, in their order: a
+        # stable argsort lists the positions with False before those with True.
         completes_batch = is_new & (np.cumsum(is_new) <= num_in_batch - num_old)
         return np.argsort(~completes_batch, kind="stable")
 
 
 def _check_mixable(order: Sampler) -> Sampler:
-    """Return a sampler for a mixture; ValueError if it cannot be mixed with others."""
-    reasons = {  # {what is wrong: whether it is so}
-        "be empty": not len(check_order(order, name="each of orders")),
-        "reuse records, as other samples come between the uses": order.traits.max_cached
-        is not None,
-        "change at training steps, as a mixture draws it at others": order.traits.needs_steps,
-    }
-    for reason, applies in reasons.items():
-        if applies:
-            raise ValueError(f"each of orders must not {reason}, got {order!r}")
+    """Return `order` if it can be a sampler of a mixture; otherwise raise ValueError."""
+    problem = ""
+    if not len(check_order(order, name="each of orders")):
+        problem = "be empty"
+    elif order.traits.max_cached is not None:  # a decoded record is kept for its next use
+        problem = "reuse records, since samples of other samplers would come between the uses"
+    elif order.traits.needs_steps:
+        problem = "change at training steps, since a mixture draws its samples at other steps"
+    if problem:
+        raise ValueError(f"each of orders must not {problem}, got {order!r}")
     return order
 
 
 def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
-    """Yield (sampler number, mask, own ids) for each sampler of a mixture that some ids are of.
+    """Yield (sampler number, mask, own ids) for each sampler of a mixture that has any of the ids.
 
-    `ids[mask]` are the ids of this sampler in the mixture, which are numbered sampler by sampler:
-    those of sampler i are `bounds[i]` to `bounds[i + 1] - 1`. Its own ids start at 0.
+    A mixture numbers the ids of its samplers one sampler after the other: `bounds[i]` to
+    `bounds[i + 1] - 1` are of sampler i. `ids[mask]` are the ids of the sampler, and its own ids
+    are the same, counted from 0. With bounds 0 3 5, the ids 4 1 3 give (0, [False, True, False],
+    [1]) and (1, [True, False, True], [1, 0]).
     """
     ids = np.asarray(ids, dtype=np.int64)
     sampler = np.searchsorted(bounds, ids, side="right") - 1
@@ -314,49 +341,55 @@ def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
 def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
     """Return weights and samplers of a mixture as fields of its fingerprint, which states compare.
 
-    The weights change at training steps, and a sampler whose weight is 0 at first joins later. It
-    is a field of the step at which it joins, and is not compared with states of earlier steps: so
-    a state that was saved before samplers were added to the end of the mixture stays valid.
+    A field whose name has a training step is compared only with states of later steps. So if
+    sampler B has weight 0 until step 9, it becomes a field of step 9: a state that was saved before
+    step 9, by a mixture without B, stays valid. The fields of {0: [1, 0], 9: [1, 2]} for the
+    samplers A and B are::
+
+        {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    # How many samplers have joined at each change: those up to the last that had a weight so far.
-    joined = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
-    joined = np.maximum.accumulate(joined).tolist()
-    shown = [values[:count].tolist() for values, count in zip(weights.values, joined, strict=True)]
-    new = StepSchedule(weights.starts, [samplers[a:b] for a, b in pairwise([0, *joined])])
-    orders = {field: joining for field, joining in new.parameters("orders").items() if joining}
-    return {**StepSchedule(weights.starts, shown).parameters("weights"), **orders}
+    # The number of samplers after each change: up to the last that has had a weight above 0.
+    counts = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
+    counts = np.maximum.accumulate(counts).tolist()
+    values_of_samplers = zip(weights.values, counts, strict=True)
+    weights_in_use = [values[:count].tolist() for values, count in values_of_samplers]
+    new_samplers = [samplers[start:stop] for start, stop in pairwise([0, *counts])]
+    # `parameters` names the fields by the steps, as in the example.
+    weight_fields = StepSchedule(weights.starts, weights_in_use).parameters("weights")
+    sampler_fields = StepSchedule(weights.starts, new_samplers).parameters("orders")
+    return {**weight_fields, **{field: new for field, new in sampler_fields.items() if new}}
 
 
 def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
     """Return the most samples of each sampler that a batch of a mixture may have, int64[samplers].
 
     In each period of `sum(weights)` samples, sampler i has `weights[i]`, in any order. A batch is
-    some complete periods, and at either end a part of a period, which may have all of a sampler's
-    samples. With weights 2 and 1, a batch of 4 samples has up to 4 of the first sampler (the end of
-    a period and the start of the next), or up to 2 of the second.
+    some complete periods, and a part of a period at either end. The two parts together have at most
+    `2 * weights[i]` samples of sampler i, all of its samples of both periods. With weights 2 and 1,
+    a batch of 4 samples without a complete period may have 4 samples of the first sampler, or 2 of
+    the second. With a complete period, it has at most 3 or 2.
     """
     period = int(weights.sum())
-    num_complete = batch_size // period
-    # The parts at the two ends are shorter than a period together. Or they are a period longer, and
-    # there is one complete period less.
-    num_fewer = max(0, num_complete - 1)
-    return np.maximum(
-        num_fewer * weights + np.minimum(batch_size - num_fewer * period, 2 * weights),
-        num_complete * weights + np.minimum(batch_size % period, 2 * weights),
-    )
+    max_periods = batch_size // period
+    max_counts = []
+    # The number of complete periods depends on where the batch starts: all that fit, or one less.
+    for num_periods in range(max(0, max_periods - 1), max_periods + 1):
+        size_of_parts = batch_size - num_periods * period
+        max_counts.append(num_periods * weights + np.minimum(size_of_parts, 2 * weights))
+    return np.max(max_counts, axis=0)
 
 
 def _smallest_integers(weights: ArrayLike, count: int) -> Int64s:
     """Return the smallest integers in proportion to weights: 0.5 and 0.25 become 2 and 1.
 
-    Decimals are exact: 0.7 and 0.3 become 7 and 3. ValueError if there are not `count` weights, or
-    if the sum of the integers is too large, as a mixture has a table of so many entries.
+    Decimals are exact: 0.7 and 0.3 become 7 and 3. Raise ValueError if there are not `count`
+    weights, or if the sum of the integers is too large: a mixture has a table of this length.
     """
     if np.asarray(weights).dtype.kind != "f":
         weights = validate.counts("weights", weights, minimum=0)
     decimals = validate.decimals("weights", weights)
     if len(decimals) != count:
-        raise ValueError(f"weights must be one for each sampler, {count}, got {len(decimals)}")
+        raise ValueError(f"weights must be {count}, one for each sampler, got {len(decimals)}")
     if min(decimals, default=0) < 0 or not sum(decimals):
         raise ValueError(
             f"weights must be at least 0, and not all 0, got {np.asarray(weights).tolist()}"

@@ -21,6 +21,8 @@ from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
 from twinfeed.samplers.validate import counted
 
+_BLOCKS_KEY, _RECORDS_KEY, _SEGMENTS_KEY = range(3)  # the random orders of an epoch: each has a key
+
 
 class ShardShuffleSampler(Sampler):
     """Shuffle blocks of consecutive records over all shards, `window` of them open at once.
@@ -136,9 +138,10 @@ class ShardShuffleSampler(Sampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. Here it is the block of consecutive records that has
-        the record, from `first[i]` to `stop[i] - 1`. An epoch reads a few blocks in two parts, the
-        end of the block at its start, and the beginning of the block at its end. With `epoch`, the
-        span is the part that has the record.
+        the record, from `first[i]` to `stop[i] - 1`. Segments of the shuffled blocks are read side
+        by side, and a few blocks are divided by the end of a segment and the start of the next.
+        Such a block is read in two parts: its end when the epoch begins, and its beginning when the
+        epoch ends. With `epoch`, the span is the part that has the record.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
         >>> order.spans(np.array([5, 9, 0]))
@@ -146,13 +149,19 @@ class ShardShuffleSampler(Sampler):
         """
         first, stop = self._blocks.bounds_around(records)
         if epoch is not None:
-            first, stop = _part_containing(first, stop, self._table(epoch).split_records, records)
+            # `split_records` are the records at which blocks are divided.
+            first, stop = _parts(first, stop, self._table(epoch).split_records, records)
         return first, stop
 
     def for_batches(self, batch_size: int, num_steps: int) -> ShardShuffleSampler:
-        """Return a copy of this sampler for batches of this size; ValueError if it cannot be.
+        """Return a copy of this sampler for `num_steps` batches an epoch, each of `batch_size`.
 
-        A batch has the same number of records of each section. An epoch has `num_steps` batches.
+        The shuffled blocks are divided into `sections` sections of as many records, and each batch
+        has the same number of records of every section. With two sections and batches of 6, these
+        are 3 and 3.
+
+        Raises:
+            ValueError: `batch_size` is not a multiple of the number of sections.
         """
         if batch_size % self._sections:
             raise ValueError(
@@ -167,16 +176,21 @@ class ShardShuffleSampler(Sampler):
     def by_group(self) -> tuple[int, Sampler]:
         """The number of segments, and a sampler whose ids are segment numbers, not record ids.
 
-        The shuffle reads segments side by side. A loader can read each segment as one tf.data
-        dataset.
+        All blocks in random order are one sequence of records. It is divided into `sections` parts
+        of as many records, and each section into segments, which are read side by side. A loader
+        can read each segment as one tf.data dataset, and choose between them by this sampler.
         """
-        count = self._sections * (len(self._segment_bounds) - 1)
-        return count, GroupSampler(self, count, self._segment_numbers)
+        num_segments = self._sections * (len(self._segment_bounds) - 1)
+        return num_segments, GroupSampler(self, num_segments, self._segment_numbers)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the record ids at these positions of an epoch, int64[positions] both."""
-        # With many shards, the order of the blocks has a large table. Compute that of the next
-        # epoch step by step while this epoch is drawn, so that its start does not take long.
+        """Return the record ids at these positions of an epoch: int64[n], as `positions`.
+
+        They are the shuffle, `_permutation(epoch, positions)`, in which excluded records are
+        replaced by others.
+        """
+        # With many shards, the order of the blocks has a large table. `prepare` computes a part of
+        # that of the next epoch, so that the next epoch does not start with a long computation.
         if self._blocks.has_many_shards:
             fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
             self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
@@ -189,10 +203,10 @@ class ShardShuffleSampler(Sampler):
         segments, which are read side by side. The records of a block are permuted within the block.
         """
         table = self._table(epoch)
-        entry = self._entries(table.round_robin, positions)  # indices into the sequence
-        first_record, offset, size = table.locate(entry)  # of the block, and in the block
+        entries = self._entries(table.round_robin, positions)  # indices into the sequence
+        first_record, offset, size = table.locate(entries)  # of the block, and in the block
         if self._within == "random":
-            keys = random_words(derive(self._key, epoch, 1), first_record)
+            keys = random_words(derive(self._key, epoch, _RECORDS_KEY), first_record)
             offset = permute_rows(size, keys, offset[:, None])[:, 0]
         return first_record + offset
 
@@ -207,27 +221,38 @@ class ShardShuffleSampler(Sampler):
             return round_robin.entries(0, positions)
         section, section_position = self._section_positions(positions)
         entries = section * self._section_size + round_robin.entries(section, section_position)
-        # The last positions are those of the records in no section, in the order of the sequence.
+        # The last positions are those of the records in no section: they keep their indices.
         return np.where(positions < self._sections * self._section_size, entries, positions)
 
     def _section_positions(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the section of each position of an epoch, and its position within the section.
 
-        Each batch has the next records of section 0, then those of section 1, and so on. With two
-        sections and batches of 6, positions 6 to 11 are positions 3, 4 and 5 of section 0, then 3,
-        4 and 5 of section 1. The last batch has the rest of each section, then the records that are
-        in no section.
+        Each batch has the next records of section 0, then as many of section 1, and so on. The last
+        batch has what remains of each section, then the records that are in no section. With 11
+        records, two sections of 5, and batches of 4::
+
+            position            0 1 2 3   4 5 6 7   8 9 10
+            section             0 0 1 1   0 0 1 1   0 1 (1)
+            section position    0 1 0 1   2 3 2 3   4 4 (4)
+
+        Callers ignore the results for records in no section, here those in parentheses. They are
+        valid indices all the same.
         """
-        sections, size = self._sections, self._section_size
-        count = self._batch_size // sections  # records of a section in a batch
+        num_sections, size = self._sections, self._section_size
+        num_per_batch = self._batch_size // num_sections  # records of a section in a batch
+        num_in_last = max(1, size % num_per_batch)  # those in the last batch; not 0, to divide by
         step, index = np.divmod(positions, self._batch_size)
-        is_last = step == size // count  # the last batch, in which sections have fewer records
-        section, offset = np.divmod(index, np.where(is_last, max(1, size % count), count))
-        section_position = (step * count + offset).clip(max=size - 1)
-        return np.minimum(section, sections - 1), section_position
+        is_last = step == size // num_per_batch
+        section, offset = np.divmod(index, np.where(is_last, num_in_last, num_per_batch))
+        section_position = step * num_per_batch + offset
+        return section.clip(max=num_sections - 1), section_position.clip(max=size - 1)
 
     def _segment_numbers(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the segment of each position of an epoch, numbered section by section."""
+        """Return the segment of each position of an epoch, numbered section by section.
+
+        Each section has `len(_segment_bounds) - 1` segments, which are read side by side: the index
+        in a round (slot) is the number of the segment in its section.
+        """
         section, section_position = self._section_positions(positions)
         slots = self._table(epoch).round_robin.slots(section_position)
         return section * (len(self._segment_bounds) - 1) + slots
@@ -238,30 +263,31 @@ class ShardShuffleSampler(Sampler):
 
     def _blocks_key(self, epoch: int) -> int:
         """Return the key of the order of the blocks in an epoch."""
-        return derive(derive(self._key, epoch), 0)
+        return derive(self._key, epoch, _BLOCKS_KEY)
 
     def _compute_table(self, epoch: int) -> _EpochTable:
-        """Return the tables of an epoch.
+        """Return the tables of an epoch: the order of its blocks, and where segments divide blocks.
 
         All blocks in random order are a sequence of records. It is divided into sections of equal
         size, and each section into segments, which are read side by side. A segment may start in
-        the middle of a block, and so split the block into two parts.
+        the middle of a block, and so split the block into two parts. If the blocks are the records
+        8 9, 4 5 6 7 and so on, and a segment starts at index 3 of this sequence, then it splits the
+        block 4 5 6 7, which starts at index 2. The first record of the segment is 5.
         """
         order = self._blocks.order(self._blocks_key(epoch))
         section_starts = np.arange(self._sections)[:, None] * self._section_size
         segment_starts = (section_starts + self._segment_bounds[:-1]).reshape(-1)
         block_start, first_record, _ = order.locate(segment_starts)
-        splits_block = block_start < segment_starts  # the segment starts within a block
-        split_records = np.sort((first_record + segment_starts - block_start)[splits_block])
-        # An independent key: 2 for the order of the segments, where 0 is for that of the blocks.
-        keys = random_words(derive(derive(self._key, epoch), 2), np.arange(self._sections))
+        split_offset = segment_starts - block_start  # 0: the segment starts with a whole block
+        splits_block = split_offset > 0
+        split_records = np.sort((first_record + split_offset)[splits_block])
+        # The key of each section's order of segments.
+        keys = random_words(derive(self._key, epoch, _SEGMENTS_KEY), np.arange(self._sections))
         round_robin = RoundRobin(self._segment_bounds, keys)
         return _EpochTable(order, segment_starts[splits_block], split_records, round_robin)
 
 
-def _part_containing(
-    starts: Int64s, stops: Int64s, points: Int64s, index: Int64s
-) -> tuple[Int64s, Int64s]:
+def _parts(starts: Int64s, stops: Int64s, points: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
     """Return the start and the stop of the part of each range that contains an index, int64[n].
 
     Range i is `starts[i]` to `stops[i] - 1`, and contains `index[i]`. Sorted `points` split all
@@ -278,23 +304,25 @@ class _EpochTable(NamedTuple):
     """The tables of an epoch: its order of blocks, and the segments that split some of them."""
 
     order: BlockOrder
-    split_points: Int64s  # where segments split blocks: indices into the sequence of blocks, sorted
-    split_records: Int64s  # the records at these points, sorted
+    split_points: Int64s  # where segments split blocks: sorted indices into the block sequence
+    split_records: Int64s  # the records at these indices, sorted
     round_robin: RoundRobin  # of the segments
 
     def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the block of each entry of the sequence of blocks, and the offset in the block.
+        """Return the block of each record, and its offset in it, by its index into the epoch.
 
-        The sequence has all blocks in random order, and an entry is an index into it. Segments of
-        the sequence are read side by side, so a block in which a segment starts is read in two
-        parts, at different times: then "block" means the part that has the entry.
+        All blocks in random order are one sequence of records, and `entries` are indices into it.
+        Segments of the sequence are read side by side, so a block in which a segment starts is read
+        in two parts, at different times, as if it were two blocks. If the sequence starts with the
+        blocks 8 9 and 4 5 6 7, and a segment starts at index 3, then the second block is the blocks
+        4 and 5 6 7. Index 4 has record 6: its block has the first record 5, the offset of the
+        record is 1, and the size is 3.
 
         Returns:
-            The first record of the block, the offset of the entry from this record, and the number
-            of records of the block, int64[n] each.
+            The first record of the block, the offset of the record in the block, and the number of
+            records of the block, int64[n] each.
         """
+        # Without the division: where the block starts in the sequence, its first record, its size.
         block_start, first_record, block_size = self.order.locate(entries)
-        start, stop = _part_containing(
-            block_start, block_start + block_size, self.split_points, entries
-        )
+        start, stop = _parts(block_start, block_start + block_size, self.split_points, entries)
         return first_record + start - block_start, entries - start, stop - start

@@ -233,7 +233,7 @@ def test_the_latest_iterator_has_the_position() -> None:
     assert list(sampler) == expected[1][4:]
     sampler.load_state_dict(state)
     sampler.set_epoch(2)
-    with pytest.warns(UserWarning, match="the rest of epoch 1 does not come"):
+    with pytest.warns(UserWarning, match="the last batches of epoch 1 are skipped"):
         assert list(sampler) == expected[2]
 
 

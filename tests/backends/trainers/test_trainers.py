@@ -252,7 +252,7 @@ def test_lightning_that_names_another_epoch_than_the_state_is_told(
     first.save_checkpoint(tmp_path / "state.ckpt")
     again = trainer(tmp_path, max_steps=11, enable_checkpointing=False)
     with (
-        pytest.warns(UserWarning, match="the rest of epoch 1 does not come"),
+        pytest.warns(UserWarning, match="the last batches of epoch 1 are skipped"),
         pytest.warns(UserWarning, match="2 of 5 .* of epoch 2 do not come.* while fit ran"),
     ):
         again.fit(Notes(), whole(index, random()), ckpt_path=tmp_path / "state.ckpt")

@@ -435,7 +435,7 @@ def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:
     given_up = loaded(training(), 1, 3)
     given_up.set_epoch(2)
     with pytest.warns(
-        UserWarning, match="the rest of epoch 1 does not come: a state of its step 3"
+        UserWarning, match="the last batches of epoch 1 are skipped: a state of its step 3"
     ):
         given_up.advance()
     given_up.advance()  # told once
@@ -455,6 +455,6 @@ def test_a_bare_stream_says_once_that_the_rest_of_a_loaded_epoch_is_given_up() -
     stream = training()
     stream.load_state_dict(stream.state_at(1, 3))
     stream.set_epoch(2)
-    with pytest.warns(UserWarning, match="the rest of epoch 1 does not come") as told:
+    with pytest.warns(UserWarning, match="the last batches of epoch 1 are skipped") as told:
         list(stream)
     assert len(told) == 1

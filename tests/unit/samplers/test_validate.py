@@ -203,7 +203,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (lambda: BatchSampler(3, batch_size=1), TypeError, "order must be a Sampler"),
     (lambda: BatchSampler([0, 1], batch_size=1), TypeError, "got a list"),
     *(
-        (partial(BatchSampler, *given, batch_size=8, **options), ValueError, "got none of")
+        (partial(BatchSampler, *given, batch_size=8, **options), ValueError, "one batch, got 0 of")
         for given, options in [
             ([SequentialSampler(7)], {"last_batch": "drop"}),
             ([SequentialSampler(7)], {"last_batch": "drop", "batches_per_epoch": 3}),
@@ -213,7 +213,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             ([SubsetSampler([], of=9)], {"batches_per_epoch": 3}),
         ]
     ),
-    (lambda: BucketBatchSampler([], budget=4, seed=0), ValueError, "batch, got none of 0 records"),
+    (lambda: BucketBatchSampler([], budget=4, seed=0), ValueError, "batch, got 0 of 0 records"),
     (
         lambda: BucketBatchSampler([1, 2], budget=2**40, window=2**22, seed=0),
         ValueError,
@@ -473,16 +473,20 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (
         mixture(orders=[ReuseSampler(4, reuse=2, live=2, seed=0)], weights=[1]),
         ValueError,
-        "orders must not reuse records, as other samples come between the uses, got ReuseSampler(4",
+        "orders must not reuse records, since samples of other samplers would come between",
     ),
     (mixture(num_samples=0), ValueError, "num_samples must be at least 1, got 0"),
     (mixture(orders=[SequentialSampler(2**61)] * 2), ValueError, "sizes of orders must sum to"),
-    (mixture(weights=[1]), ValueError, "weights must be one for each sampler, 2"),
+    (mixture(weights=[1]), ValueError, "weights must be 2, one for each sampler, got 1"),
     *(
         (mixture(weights=weights), error, words)
         for weights, error, words in [
-            ([1, 0], ValueError, "got 0 for 1: one that joins later needs a schedule"),
-            ([0.0, 1], ValueError, "above 0 for each sampler, got 0 for 0"),
+            (
+                [1, 0],
+                ValueError,
+                "got 0 for sampler 1: a sampler that joins later needs a schedule",
+            ),
+            ([0.0, 1], ValueError, "above 0 for each sampler, got 0 for sampler 0"),
             ([-1, 1], ValueError, "weights must be at least 0, got -1"),
             ([-0.5, 1], ValueError, "weights must be at least 0, and not all 0, got"),
             ([0, 0], ValueError, "weights must be at least 0, and not all 0, got"),
@@ -491,7 +495,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
             ({0: [1, 1], -1: [1, 1]}, ValueError, "a step of weights must be at least 0, got -1"),
             ({0: [1, 1], 2.5: [1, 2]}, TypeError, "a step of weights must be an integer, got 2.5"),
             ({0: [1, 1], True: [1, 2]}, TypeError, "a step of weights must be an integer"),
-            ({0: [1, 1], 9: [1]}, ValueError, "weights must be one for each sampler, 2, got 1"),
+            ({0: [1, 1], 9: [1]}, ValueError, "weights must be 2, one for each sampler, got 1"),
             ({0: [1, 1], 9: [0, 0]}, ValueError, "not all 0, got [0, 0]"),
         ]
     ),
@@ -503,7 +507,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
         ValueError,
         "each of orders must not be empty, got SequentialSampler(0",
     ),
-    (mixture(orders=[], weights=[]), ValueError, "orders must hold one at least"),
+    (mixture(orders=[], weights=[]), ValueError, "orders must hold at least one sampler"),
     (lambda: diagnose([0, 1]), ValueError, "batch_size must be given"),
     (lambda: diagnose([], batch_size=2), ValueError, "must hold a record"),
     (lambda: diagnose(iter([1]), batch_size=2), TypeError, "got a list_iterator: give feed.s"),
