@@ -22,7 +22,7 @@ from support import PROGRAMS
 from support.datasets import Numbers
 from support.programs import run
 from support.sampler_cases import CASES
-from torch.utils.data import DataLoader
+from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed.loaders import Feed, NumpyLoader
@@ -340,6 +340,18 @@ def test_workers_of_any_start_resume(how: str) -> None:
     for number, name in enumerate(names):
         stop = 1 + number % (len(STREAMS[name]()) + 1)
         check("StatefulDataLoader", name, stop, num_workers=2, multiprocessing_context=how)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["forkserver", "spawn"])
+def test_workers_of_any_start_read_by_every_id_sequence(how: str) -> None:
+    """All in one DataLoader, as its workers take seconds to start. They unpickle the samplers."""
+    sequences = [IdSequence(order_of(STREAMS[name]()), epochs=4) for name in ORDERS]
+    dataset = ConcatDataset([Subset(Numbers(), ids) for ids in sequences])
+    options: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": how}
+    loader = DataLoader(dataset, batch_size=100, **options)
+    delivered = chain.from_iterable(batch["number"].tolist() for batch in loader)
+    assert [*delivered] == [*chain.from_iterable(map(expected_of, ORDERS))]
 
 
 @pytest.mark.long
