@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # by torch.optim as well: imported once, before the forks
 import torch.distributed as dist
 import torch.multiprocessing as mp
 from digits import SEED, decode, open_digits
