@@ -128,9 +128,8 @@ class _IndexMerger:
                 file = store.new(f"field-{len(self.field_writers)}", dtype, (stats.num_records,))
                 hashed: Literal["crc32c"] | None = "crc32c" if totals.kind == "bytes" else None
                 self.field_writers[name] = _ColumnWriter(file, hashed)
-        self.string_writers = [
-            _StringWriter(store, name, *sizes) for name, sizes in stats.string_sizes.items()
-        ]
+        sizes = stats.string_sizes.items()
+        self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
         self.num_files_before = 0  # the number of loose files of the parts so far
         self.class_names = list(classes or ())
         self.class_of_name = np.zeros(0, np.int64)
@@ -157,7 +156,8 @@ class _IndexMerger:
         """
         stats, background = self.stats, self.stats.options.background
         names = stats.vocabulary.names
-        if stats.integer_labels:
+        has_names = "names" in stats.first_labels
+        if "integers" in stats.first_labels or (isinstance(background, int) and not has_names):
             labels = [integer_background(background) if name is None else name for name in names]
             self.class_of_name = np.array(labels, np.int64)
         else:

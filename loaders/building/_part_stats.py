@@ -6,7 +6,6 @@ import warnings
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -101,10 +100,7 @@ class IndexStats:
 
     def add(self, part: ShardPart) -> None:
         """Add the statistics of the next part; all parts have the same options."""
-        if not self.part_files:
-            self.options = part.options
-            if self.table is not None:
-                self.options = replace(part.options, label_from="table")
+        self.options = part.options
         for name, (count, size) in part.string_sizes.items():
             total_count, total_size = self.string_sizes.get(name, (0, 0))
             self.string_sizes[name] = (total_count + count, total_size + size)
@@ -125,12 +121,6 @@ class IndexStats:
         self.first_labels = part.first_labels | self.first_labels  # that of an earlier part wins
         for name, stats in part.fields.items():
             self.fields[name].add(stats, part.path, part.num_records)
-
-    @property
-    def integer_labels(self) -> bool:
-        """Whether the labels are integers, or there are none and the background is an integer."""
-        no_names = "names" not in self.first_labels and isinstance(self.options.background, int)
-        return "integers" in self.first_labels or no_names
 
     def mixed_features(self) -> set[str]:
         """Return the names of bytes features with one value in some records, several in others.

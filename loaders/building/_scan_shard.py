@@ -78,14 +78,14 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
     if isinstance(plan.root, str) and is_shard:
         resolve_below(plan.root, job.shard)  # an error for a shard outside the root
     system.keep_freed_memory()  # each chunk of the shard reuses the memory of the chunk before
-    with local_copy(source) as local_file:
-        size = os.stat(local_file.path).st_size if is_shard else 0
-        part = ShardPart(plan.options, job.shard, size, local_file.etag, file=Path(file))
+    with local_copy(source) as (path, etag):
+        size = os.stat(path).st_size if is_shard else 0
+        part = ShardPart(plan.options, job.shard, size, etag, file=Path(file))
         try:
             with new_part(part.file) as part_file:
-                scanner = ShardScanner(plan, part, str(source), local_file.path, part_file)
-                _scan(plan, job, local_file.path, scanner)
-                part.sha256 = file_digest(Path(local_file.path)) if plan.options.digest else ""
+                scanner = ShardScanner(plan, part, str(source), path, part_file)
+                _scan(plan, job, path, scanner)
+                part.sha256 = file_digest(Path(path)) if plan.options.digest else ""
                 scanner.finish()
         except LoaderError as error:
             if is_shard:
@@ -96,8 +96,8 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
 def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
     """Add every record of a shard to the scanner, except those that the job excludes.
 
-    Excluded records may be bad: their errors are ignored. With `job.exclude_from`, the shard may
-    even be unreadable from this record or a later one on.
+    Excluded records may be bad: their errors are ignored. With `job.stop`, the shard may even be
+    unreadable from this record or a later one on.
     """
     part = scanner.part
     excluded: set[int | None] = set()
@@ -109,7 +109,7 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
 
     items: Iterator[Record | RecordChunk] = plan.scan(job, path, ignore_if_excluded)
     # Chunks of records are faster, but excluding and label functions need single records.
-    excludes = job.exclude or job.exclude_from is not None or plan.keys is not None
+    excludes = job.exclude or job.stop is not None or plan.keys is not None
     if excludes or callable(plan.label):
         items = one_by_one(items)
     try:
@@ -124,7 +124,7 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
             else:
                 scanner.add(item)
     except DataCorruptionError as error:  # the scan cannot continue after this record
-        if job.exclude_from is None or error.record is None or error.record < job.exclude_from:
+        if job.stop is None or error.record is None or error.record < job.stop:
             raise
         excluded.add(error.record)
         part.is_cut = True
@@ -242,10 +242,8 @@ class ShardScanner:
         self.whole_files = plan.options.container == "files"
         fields = plan.options.fields or {}
         self.wanted_fields = [(name, names.split(";")) for name, names in fields.items()]
-        self.key_and_label_names = {
-            plan.options.key,
-            plan.label if isinstance(plan.label, str) else None,
-        }
+        label_field = plan.label if isinstance(plan.label, str) else None
+        self.key_and_label_names = {plan.options.key, label_field}
         self.buffers: dict[str, _FieldBuffer] = {}
         self.vocabulary = Vocabulary()
         self.cached_labels = defaultdict[str, dict[bytes | str, Label | None]](dict)

@@ -21,8 +21,8 @@ from twinfeed.loaders.support.regular import read_file
 class BadRecord(NamedTuple):
     """One bad record: its shard, its number in the shard, its byte offset and what is wrong.
 
-    The number is -1 if the whole shard is bad. With `rest`, all later records of the shard are lost
-    too.
+    The number is -1 if the whole shard is bad. If `rest` is True, the shard cannot be read after
+    this record, so all later records of the shard are lost too.
 
     >>> print(BadRecord("a.tfrecord", 7, 1024, None, "corrupted data"))
     a.tfrecord, record 7: corrupted data
@@ -37,8 +37,8 @@ class BadRecord(NamedTuple):
 
     def __str__(self) -> str:
         record = f", record {self.record}" if self.record >= 0 else ""
-        rest = " and all after it" if self.rest else ""
-        return printable(f"{self.shard}{record}{rest}: {'; '.join(self.problem.splitlines())}")
+        later = " and all after it" if self.rest else ""
+        return printable(f"{self.shard}{record}{later}: {'; '.join(self.problem.splitlines())}")
 
 
 Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
@@ -47,7 +47,8 @@ Exclude = PathLike | Iterable[BadRecord | tuple[str, int]]
 def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) -> BadRecord:
     """Return the `BadRecord` for an error that reading a shard has raised.
 
-    The record is -1 for a shard or file that is missing, unreadable, or changed since the indexing.
+    The number of the record is -1 if the whole shard or file is missing, unreadable, or changed
+    since it was indexed. `rest` says that the shard cannot be read after the record.
     """
     if isinstance(error, OSError):
         return BadRecord(shard, -1, problem=error.strerror or str(error))
@@ -55,7 +56,9 @@ def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) 
         problem = f"{error.problem}: {error.found}, not {error.expected}"
         return BadRecord(shard, -1, problem=problem)
     number = -1 if error.record is None else error.record
-    return BadRecord(shard, number, error.offset, error.key, error.problem, rest and number >= 0)
+    return BadRecord(
+        shard, number, error.offset, key=error.key, problem=error.problem, rest=rest and number >= 0
+    )
 
 
 def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:
@@ -85,16 +88,23 @@ def read_bad_records(path: str | os.PathLike[str], /) -> list[BadRecord]:
 
 
 def _parse_line(line: str) -> BadRecord:
-    """Return the `BadRecord` in a line of JSON; raise ValueError or TypeError for another line."""
-    entry = BadRecord(**json.loads(line))
-    is_number = type(entry.record) is int and entry.record >= 0
-    if not (is_number and isinstance(entry.shard, str) and isinstance(entry.rest, bool)):
+    """Return the `BadRecord` that a line of JSON holds.
+
+    Raises:
+        TypeError, ValueError: the line is not JSON, has unknown fields, or values of wrong types.
+    """
+    bad = BadRecord(**json.loads(line))
+    has_number = type(bad.record) is int and bad.record >= 0  # a bool is not a number
+    if not (has_number and isinstance(bad.shard, str) and isinstance(bad.rest, bool)):
         raise ValueError(f"got {line[:80]!r}")
-    return entry
+    return bad
 
 
 def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
-    """Return the jobs of a source, each with the record numbers that it must skip.
+    """Return the jobs of `source`, each with the numbers of the records that it must skip.
+
+    A job is the scan of one shard, or of a group of loose files. If a bad record of `exclude` has
+    `rest`, all records of its shard after it are skipped too.
 
     Raises:
         ValueError: `exclude` names a shard that the source does not have.
@@ -115,10 +125,10 @@ def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     for job in source.jobs:
         records = by_shard[job.shard]
         _check_keys(job, records)
-        # The first record from which on the shard is unreadable; numbers after it have no effect.
-        start = min((record.record for record in records if record.rest), default=None)
-        numbers = (record.record for record in records if start is None or record.record <= start)
-        jobs.append(job._replace(exclude=frozenset(numbers), exclude_from=start))
+        # All records after the first one with `rest` are excluded, whether they are listed or not.
+        stop = min((record.record for record in records if record.rest), default=None)
+        numbers = (record.record for record in records if stop is None or record.record <= stop)
+        jobs.append(job._replace(exclude=frozenset(numbers), stop=stop))
     return jobs
 
 
@@ -137,13 +147,13 @@ def _parse_item(item: Any, root: Root) -> BadRecord:
 
 
 def _check_keys(job: Job, records: Iterable[BadRecord]) -> None:
-    """Raise ValueError if a bad loose file has another key than when the list was written.
+    """Raise ValueError if a bad record of loose files has another key than in `records`.
 
-    Then files were added or removed, and the numbers in the list are wrong.
+    Then files were added or removed since the list was written, and its numbers are wrong.
     """
     for record in records:
-        files = job.entries[record.record : record.record + 1]
-        if files and record.key not in (None, files[0].key):
+        has_entry = 0 <= record.record < len(job.entries)  # False for every record of a shard
+        if has_entry and record.key not in (None, job.entries[record.record].key):
             raise ValueError(
                 f"exclude= names {record.key!r}, which is not record {record.record} of "
                 f"{job.shard}: remove the file, or name the record as (shard, number)"

@@ -38,8 +38,8 @@ from twinfeed.samplers.validate import counted
 MIN_KEPT_BYTES = 1 << 20
 """A build that fails keeps the parts of shards of at least this many bytes, for the next build."""
 
-_COPIES = 4
-"""The number of threads that each copy a remote shard here and then scan the copy."""
+_COPY_THREADS = 4
+"""The number of threads that each download a remote shard and then scan the local copy."""
 
 
 def build_index(
@@ -117,7 +117,7 @@ def build_index(
         with _build_lock(folder / "parts"):
             build_parts = partial(_build_parts, jobs, folder / "parts", executor, progress)
             stats = IndexStats(build_parts(plan), table)
-            if mixed := stats.mixed_features():  # read all of their values as lists
+            if mixed := stats.mixed_features():  # read all values of these features as lists
                 stats = IndexStats(build_parts(plan.with_lists(mixed)), table)
             write_index(folder, stats, classes=classes)
         if isinstance(out, Location):
@@ -127,11 +127,12 @@ def build_index(
 
 @contextmanager
 def _build_lock(folder: Path) -> Iterator[None]:
-    """Lock the folder of parts. On leaving, delete its parts.
+    """Lock the folder of parts while they are built and merged, and delete them after that.
 
-    After an error, the parts of large shards are kept for the next build.
+    A part is a file with the arrays of one shard. After an error, the parts of large shards are
+    kept: the next build uses them, since it takes long to scan these shards again.
     """
-    existed = folder.parent.exists()
+    index_existed = folder.parent.exists()
     try:
         with locked(folder, make=make_folder, wait=DAY):
             finished = False
@@ -145,12 +146,15 @@ def _build_lock(folder: Path) -> Iterator[None]:
     finally:
         with suppress(OSError):  # the folder is not empty
             folder.rmdir()
-            if not existed:
+            if not index_existed:
                 folder.parent.rmdir()
 
 
 def _is_small_part(file: Path) -> bool:
-    """Return whether a file is the part of a small shard, or is not a part."""
+    """Return whether a file is the part of a small shard, or is not a whole part.
+
+    A loose file counts as 1 KiB, since their sizes are not known.
+    """
     part = ShardPart.load(file, check=False)
     return part is None or max(part.bytes, part.num_files << 10) < MIN_KEPT_BYTES
 
@@ -160,8 +164,14 @@ def _build_parts(
 ) -> Iterator[ShardPart]:
     """Build the parts that are missing in `folder`, and yield the part of every job.
 
-    The file name of a part is a hash of the plan, the shard's path, its size and its time or ETag.
-    If a function gives the labels, every part is built again, since it may return other labels.
+    A job is to scan one shard, or a group of loose files, and its part is the file with the scanned
+    arrays. The name of the file is a hash of the plan, the shard's path, its size and its time or
+    ETag, so a part of an earlier build is found if it still fits. If a function gives the labels,
+    every part is built again, since the function may return other labels.
+
+    Parts are built on the `executor`. Without one, they are built here, or for remote shards on a
+    few threads, since most of the time goes into downloads. A label function is not called on
+    threads, which it may not support.
     """
     digest = plan.digest()
     states = [f"{digest} {state}" for state in job_states(plan.root, jobs)]
@@ -175,8 +185,8 @@ def _build_parts(
         for job, file in zip(jobs, files, strict=True)
         if ShardPart.load(file) is None
     ]
-    copies = executor is None and isinstance(plan.root, Location) and not callable(plan.label)
-    with ThreadPoolExecutor(_COPIES) if copies else nullcontext(executor) as pool:
+    use_threads = executor is None and isinstance(plan.root, Location) and not callable(plan.label)
+    with ThreadPoolExecutor(_COPY_THREADS) if use_threads else nullcontext(executor) as pool:
         finished = starmap(build_part, tasks) if pool is None else _run_on(pool, tasks)
         for _ in progress_bar(finished, "indexing", "shard", progress, total=len(tasks)):
             pass
@@ -184,16 +194,19 @@ def _build_parts(
         part = load_part(file)
         if part.num_excluded < len(job.exclude):
             raise ValueError(
-                f"exclude= names {counted(len(job.exclude), 'record')} of {job.shard}, "
-                f"of which {part.num_excluded} are there"
+                f"exclude= lists {counted(len(job.exclude), 'record')} of {job.shard}, and "
+                f"{part.num_excluded} of them exist: make the list again with twinfeed verify"
             )
         yield part
 
 
 def _run_on(executor: Executor, tasks: Sequence[tuple[BuildPlan, Job, str]]) -> Iterator[None]:
-    """Run `build_part` on an executor; yield after each task. An error cancels queued tasks."""
+    """Run `build_part` for all tasks on an executor, and yield None whenever one is finished.
+
+    If a task fails, its error is raised, and tasks that have not started are cancelled.
+    """
     futures = [executor.submit(build_part, *task) for task in tasks]
-    # An interrupt within `as_completed` may leave locks of the futures locked.
+    # Not `as_completed`: a KeyboardInterrupt in it may leave locks of the futures locked.
     done = SimpleQueue[Future[None]]()
     try:
         with interrupts_deferred():

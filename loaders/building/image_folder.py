@@ -37,13 +37,13 @@ def list_images(
     [Entry(key='cat/1', paths={'image': 'cat/1.jpg'}, label='cat')]
     """
     wanted = {extension.lower().lstrip(".") for extension in extensions}
-    found = _files_below(root)
-    paths = [path for path in found if os.path.splitext(path)[1][1:].lower() in wanted]
-    if extensions is IMAGE_EXTENSIONS and len(paths) < len(found):
-        others = sorted(set(found).difference(paths))
+    files = _files_below(root)
+    paths = [path for path in files if os.path.splitext(path)[1][1:].lower() in wanted]
+    if extensions is IMAGE_EXTENSIONS and len(paths) < len(files):
+        ignored = sorted(set(files).difference(paths))
         warnings.warn(
-            f"files below {os.fspath(root)} are not images and are left out ({len(others)}, first: "
-            f"{', '.join(others[:5])})",
+            f"files below {os.fspath(root)} are not images and are left out ({len(ignored)}, "
+            f"first: {', '.join(ignored[:5])})",
             ShardWarning,
             stacklevel=2,
         )
@@ -90,8 +90,9 @@ def no_images_error(
 def _files_below(root: str | os.PathLike[str]) -> list[str]:
     """Return the paths of the files below `root`, relative to it, sorted.
 
-    Hidden files and indexes are skipped. Links to folders are not followed. Except in `root`
-    itself, such a link is listed, as a path that ends in "/".
+    Hidden files and indexes are skipped. Links to folders are not followed, and are listed with a
+    "/" at the end, such as "cat/more/", so that a warning can name what is left out. Links in
+    `root` itself are not listed, since `empty_class_folders` reports them as class folders.
     """
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):
@@ -101,12 +102,13 @@ def _files_below(root: str | os.PathLike[str]) -> list[str]:
             if not name.startswith(".") and not is_index(Path(folder, name))
         ]
         relative = os.path.relpath(folder, root)
-        prefix = "" if relative == "." else f"{relative}/"
-        links = [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]
+        is_root = relative == "."
+        prefix = "" if is_root else f"{relative}/"
+        links = [f"{name}/" for name in folders if not is_root and Path(folder, name).is_symlink()]
         paths += [prefix + name for name in names + links if not name.startswith(".")]
     return sorted(paths)
 
 
 def _raise(error: OSError) -> None:
-    """Raise the error of a folder that cannot be read."""
+    """Raise the error of a folder that cannot be read, which `os.walk` would ignore."""
     raise error

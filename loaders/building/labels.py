@@ -10,6 +10,7 @@ import re
 import reprlib
 import shlex
 import unicodedata
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -25,11 +26,11 @@ from twinfeed.loaders.support.regular import read_file
 
 LabelFunction = Callable[[Sample], Label | None]
 
-_REPAIR = (
+_FIX_RECORD_ADVICE = (
     "repair the record, name another field or a function, such as "
     "label=lambda sample: sample['labels'][0], or leave the record out with exclude="
 )
-_FUNCTION = "correct the function, or let it return None for a record without a label"
+_FIX_FUNCTION_ADVICE = "correct the function, or let it return None for a record without a label"
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,9 @@ class FromTable:
         )
 
     def match(self, keys: Iterable[str], /, *, partial: bool = False) -> list[Label | None]:
-        """Return the label of each key. With `partial`, it is None for a key not in the table.
+        """Return the label of each key of `keys`, which are the keys of all records.
+
+        With `partial`, a key may be missing in the table, and its label is None.
 
         Raises:
             ValueError: keys and table do not match. The message has counts and the first five keys.
@@ -134,7 +137,7 @@ class FromTable:
         unknown = [] if partial else [key for key in keys if key not in self.labels]
         unused = [key for key in self.labels if key not in record_keys]
         mismatches: dict[str, list[Any]] = {
-            "records have the key of another": _duplicates(keys),
+            "keys occur in several records": _duplicates(keys),
             "records are not in the table": unknown,
             "rows of the table have no record": unused,
             "labels are not a name or an integer": [
@@ -146,10 +149,11 @@ class FromTable:
             for problem, bad in mismatches.items()
             if bad
         ]
+        # "é" may be one character, or "e" and an accent, as in the names of files on macOS.
         if not _normalized(record_keys).isdisjoint(_normalized(unused)):
             problems.append(
-                "some differ in their Unicode form alone (an accent of its own, as in files of "
-                "macOS): write the keys as the files are named, with unicodedata.normalize"
+                "some keys differ only in how Unicode writes an accented letter: convert the keys "
+                "of the table with unicodedata.normalize to the form of the file names"
             )
         elif unknown:
             problems.append("give such records a background=, or skip them with missing='skip'")
@@ -177,30 +181,26 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
     """
     if isinstance(source, str):
         value = _field_value(source, record)
-        rule = "must hold one integer or one name"
     elif isinstance(source, FromJson):
         value = _json_value(source, record, shard)
-        rule = "must lead to an integer or a name"
     elif isinstance(source, FromFolder):
+        # Loose files are listed with a label; keys in a tar and paths of shards have folders.
         value = record.label or PurePosixPath(record.key or shard).parent.name or None
-        rule = "must be a label"
     elif isinstance(source, FromFile):
         file = record.paths[0] if record.paths else shard
-        found = re.search(source.pattern, PurePosixPath(file).name)
-        value = (found and found[1]) or None
-        rule = "must be a label"
+        match = re.search(source.pattern, PurePosixPath(file).name)
+        value = (match[1] or None) if match else None
     else:
         value = _call_function(source, record, shard)
-        rule = "must return an int, a str or None"
     if value is None:
         return None
     if not is_label(value):
-        kind = DecodeError if callable(source) else DataCorruptionError
-        advice = _FUNCTION if callable(source) else _REPAIR
+        error_class = DecodeError if callable(source) else DataCorruptionError
+        advice = _FIX_FUNCTION_ADVICE if callable(source) else _FIX_RECORD_ADVICE
         if isinstance(source, str | FromJson) and isinstance(value, dict):
             advice = "it is a JSON object: name one of its keys with FromJson (--label-json)"
-        raise kind(
-            f"{label_source_text(source)} {rule}",
+        raise error_class(
+            f"{label_source_text(source)} gives a value that is not a label",
             **location_of(record, shard),
             expected="an int64, or UTF-8 text that is not empty",
             found=reprlib.repr(value),
@@ -210,7 +210,7 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
 
 
 def key_of(name: str, record: Record, shard: str, /) -> str:
-    """Return the key of a record, which is the value of the bytes feature `name`.
+    """Return the key of a record, which is the value of the bytes feature `name`, as text.
 
     Raises:
         DataCorruptionError: the feature is missing.
@@ -223,7 +223,7 @@ def key_of(name: str, record: Record, shard: str, /) -> str:
 
 
 def missing_error(missing: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
-    """Return the error for a record with a missing field or label; `missing` is its name."""
+    """Return the error for a record that lacks something, such as `missing="the field 'jpg'"`."""
     found = f"the fields {reprlib.repr(sorted(record.fields))}"
     where = location_of(record, shard)
     return DataCorruptionError(f"a record lacks {missing}", **where, found=found, advice=advice)
@@ -242,7 +242,7 @@ def label_source_text(source: RecordLabel, /) -> str:
 
 
 def label_kind(label: Label, /) -> str:
-    """Return "names" or "integers"."""
+    """Return "names" for a label that is a str, and "integers" for an int."""
     return "names" if isinstance(label, str) else "integers"
 
 
@@ -259,10 +259,13 @@ def check_one_kind(first_of_kind: Mapping[str, str], /) -> None:
 
 
 def label_field_error(where: str, /) -> ValueError:
-    """Return the error for a field that is called "label", as the column of the labels."""
+    """Return the error for a field of shard `where` that is called "label" but is not the label.
+
+    An index stores the labels as its column "label", so no other field may have this name.
+    """
     return ValueError(
-        f"a field of {where} is called 'label' like the column of the labels: name all fields, and "
-        "this one otherwise, as in fields={'text': 'label'} (--field text=label)"
+        f"a field of {where} is called 'label' like the column of the labels: list all fields to "
+        "index, with another name for this one, as in fields={'text': 'label'} (--field text=label)"
     )
 
 
@@ -276,14 +279,18 @@ def location_of(record: Record, shard: str, field: Range | None = None) -> dict[
 
 
 def _field_value(name: str, record: Record) -> Any:
-    """Return the value of a field: text, a single integer, or a list."""
+    """Return the value of a field that gives the label, or None if the record lacks the field.
+
+    Bytes are text, without the space around it. An int64 list of one value is an integer. A JSON
+    object becomes a dict and other lists stay lists: the caller refuses them as labels.
+    """
     field = record.fields.get(name)
     if field is None:
         return None
     if field.kind == "bytes":
         text = field.data.decode("utf-8", "surrogateescape").strip()
-        if text[:1] == "{":
-            with suppress(ValueError, RecursionError):  # on an error, the text is a name
+        if text.startswith("{"):
+            with suppress(ValueError, RecursionError):  # not JSON, but a label such as "{cat}"
                 return json.loads(text)
         return text
     values = decode_list(field.kind, field.data)
@@ -291,25 +298,23 @@ def _field_value(name: str, record: Record) -> Any:
 
 
 def _json_value(source: FromJson, record: Record, shard: str) -> Any:
-    """Return the value at a key path of a JSON field."""
+    """Return the value at a key path, such as "object.class", of a JSON field; None if missing."""
     field = record.fields.get(source.field)
     if field is None:
         return None
     try:
         value = json.loads(field.data)
     except (ValueError, RecursionError) as error:
-        problem, where = (
-            f"field {source.field!r} is not JSON: {error}",
-            location_of(record, shard, field),
-        )
-        raise DataCorruptionError(problem, **where, advice=_REPAIR) from None
-    for step in source.key.split(".") if source.key else ():
-        value = value.get(step) if isinstance(value, dict) else None
+        problem = f"field {source.field!r} is not JSON: {error}"
+        where = location_of(record, shard, field)
+        raise DataCorruptionError(problem, **where, advice=_FIX_RECORD_ADVICE) from None
+    for key in source.key.split(".") if source.key else ():
+        value = value.get(key) if isinstance(value, dict) else None
     return value
 
 
 def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:
-    """Return what the caller's function returns for a record."""
+    """Return the label that the user's function returns for a record."""
     sample: Sample = {"__key__": record.key, "__shard__": shard, "__number__": record.number}
     for name, field in record.fields.items():
         sample[name] = field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
@@ -317,25 +322,29 @@ def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:
         return function(sample)
     except Exception as error:
         problem = f"the function of label= failed: {type(error).__name__}: {error}"
-        raise DecodeError(problem, **location_of(record, shard), advice=_FUNCTION) from error
+        raise DecodeError(
+            problem, **location_of(record, shard), advice=_FIX_FUNCTION_ADVICE
+        ) from error
 
 
 def _duplicates(items: Iterable[str]) -> list[str]:
-    """Return the items that occur a second time."""
-    seen: set[str] = set()
-    return [item for item in items if item in seen or seen.add(item)]  # type: ignore[func-returns-value]
+    """Return the items that occur more than once, each once."""
+    return [item for item, count in Counter(items).items() if count > 1]
 
 
 def _normalized(keys: Iterable[str]) -> set[str]:
-    """Return the keys in Unicode's normal form NFC, where a letter and its accent are one."""
+    """Return the keys in Unicode's form NFC, where a letter and its accent are one character."""
     return {unicodedata.normalize("NFC", key) for key in keys if isinstance(key, str)}
 
 
 def _read_table(path: str) -> dict[str, Label | float]:
     """Return the labels by key in a CSV or TSV file.
 
+    If the first line has the names "key" and "label", these are the two columns. Otherwise they are
+    the first and the second.
+
     Raises:
-        ValueError: the file is no such table, a row is too short, or a key occurs twice.
+        ValueError: the file is not such a table, a row is too short, or a key occurs twice.
     """
     delimiter = "\t" if path.endswith(".tsv") else ","
     try:
@@ -364,7 +373,11 @@ def _read_table(path: str) -> dict[str, Label | float]:
 
 
 def _parse_cell(text: str) -> Label | float:
-    """Return a cell as text; as a float if it is a fraction, nan or inf, which is no label."""
+    """Return the label in a cell of a table as text, such as "cat" or "3".
+
+    A fraction, nan or inf is returned as a float, which the caller refuses as a label: other
+    programs write missing values so.
+    """
     text = text.strip()
     try:
         number = float(text)

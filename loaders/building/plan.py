@@ -27,7 +27,11 @@ Fields = Mapping[str, str] | Iterable[str]
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """The settings of a build. Records whose key is not in `keys` are skipped."""
+    """The settings of a build, which each worker needs to scan a shard.
+
+    `root` is the folder to which the paths of shards are relative. `label` says where each record's
+    label is, or is None. Records whose key is not in `keys` are skipped, unless it is None.
+    """
 
     root: Root
     options: IndexOptions
@@ -38,19 +42,24 @@ class BuildPlan:
     def of(
         cls, source: ShardSource, label: LabelSource | None, fields: Fields | None, reading: Reading
     ) -> BuildPlan:
-        """Return the plan for the shards of `source`; the labels of a table are joined later."""
+        """Return the plan for indexing the shards of `source`.
+
+        A table of labels is not part of the plan: records are scanned without labels, and their
+        labels are looked up by key when the index is merged. Only with `missing="skip"` the scan
+        needs the table's keys, to skip other records, unless these get a `background` label.
+        """
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()
+        label_kind, label_name = _label_source_of(label)
         keys = None
         if isinstance(label, FromTable):
             if reading.missing == "skip" and reading.background is None:
                 keys = frozenset(label.labels)
             label = None
-        kind, name = _label_source_of(label)
         options = vars(reading) | {
             "container": source.container,
-            "label_from": kind,
-            "label": name,
+            "label_from": label_kind,
+            "label": label_name,
             "fields": _field_aliases(fields),
             "root": str(source.root) if isinstance(source.root, Location) else None,
         }
@@ -61,7 +70,10 @@ class BuildPlan:
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 
     def digest(self) -> str:
-        """Return a digest of all settings that a part depends on, except for a label function."""
+        """Return a digest of all settings that a part depends on, except for a label function.
+
+        A part of an earlier build is used again if the digest is the same.
+        """
         label = None if callable(self.label) else self.label
         keys = None if self.keys is None else sorted(map(repr, self.keys))
         text = repr([VERSION, replace(self.options, root=None), label, keys])
@@ -70,9 +82,10 @@ class BuildPlan:
     def scan(
         self, job: Job, path: str, on_bad: OnBad
     ) -> Iterator[Record] | Iterator[Record | RecordChunk]:
-        """Yield the records of a job, whose shard is at `path`; `on_bad` gets errors of records.
+        """Yield the records of a job, whose shard is at `path`.
 
-        A `RecordChunk` takes the place of records that have the same fields.
+        Consecutive records with the same fields may come as one `RecordChunk`. `on_bad` is called
+        with the error of a bad record, after which the scan continues.
         """
         options, limit = self.options, self.options.max_record_bytes
         if job.entries:
@@ -85,22 +98,32 @@ class BuildPlan:
 
 
 def add_headers(checksum: int, headers: Iterable[bytes]) -> int:
-    """Return the checksum of all record headers so far, from that before these records."""
+    """Return the checksum of the headers so far and of further `headers`.
+
+    The checksum of each header is a CRC-32C over the checksum before it and the header, so all
+    records of a shard have one checksum, from 0 on.
+    """
     for header in headers:
         checksum = crc32c(checksum.to_bytes(4, "little") + header)
     return checksum
 
 
-def _label_source_of(label: RecordLabel | None) -> tuple[LabelFrom | None, str | None]:
-    """Return the kind of a source of labels and its name, as written in the manifest."""
+def _label_source_of(label: LabelSource | None) -> tuple[LabelFrom | None, str | None]:
+    """Return the kind of a source of labels and its name, as the manifest of an index has them.
+
+    For example, `label="cls"` gives ("field", "cls"), and `FromJson("json", "class")` gives
+    ("json", "json:class"). The other kinds are "folder", "file", "table" and "function".
+    """
     if label is None or isinstance(label, str):
-        return "field" if label is not None else None, label
+        return (None if label is None else "field"), label
     if isinstance(label, FromJson):
         return "json", f"{label.field}:{label.key}" if label.key else label.field
     if isinstance(label, FromFolder):
         return "folder", None
     if isinstance(label, FromFile):
         return "file", label.pattern
+    if isinstance(label, FromTable):
+        return "table", None
     if callable(label) and not isinstance(label, type):
         return "function", None
     raise TypeError(
@@ -110,10 +133,12 @@ def _label_source_of(label: RecordLabel | None) -> tuple[LabelFrom | None, str |
 
 
 def _field_aliases(fields: Fields | None) -> dict[str, str] | None:
-    """Return by field the names that it may have in a record, as "jpg;jpeg".
+    """Return by field the names that it may have in a record, with ";" between them.
+
+    The list ["txt"] becomes {"txt": "txt"}. A mapping, such as {"image": "jpg;jpeg"}, stays.
 
     Raises:
-        TypeError: `fields` is no mapping and no list of names.
+        TypeError: `fields` is not a mapping or a list of names.
     """
     if fields is None:
         return None
@@ -123,7 +148,7 @@ def _field_aliases(fields: Fields | None) -> dict[str, str] | None:
     for name, aliases in pairs.items():
         if not (isinstance(name, str) and isinstance(aliases, str) and name and aliases):
             raise TypeError(
-                "fields must map names to names in the records, several with ';' between them, "
-                f"got {name!r} to {aliases!r}"
+                "fields must map each field to its name in the records, or names with ';' between "
+                f"them, got {name!r} to {aliases!r}"
             )
     return pairs

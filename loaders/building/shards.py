@@ -19,7 +19,7 @@ from twinfeed.loaders.storage.url import Location, is_url
 from twinfeed.loaders.support.regular import refuse_command
 
 MAX_NAMES = 1_000_000
-"""Most names that one pattern may stand for."""
+"""The maximum number of names that a pattern may expand to."""
 
 _MAGIC = re.compile(r"[*?[]")
 _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,18}))?")
@@ -107,7 +107,7 @@ def check_complete(paths: Iterable[str], /) -> None:
             first = ", ".join(f"{number:0{len(total)}d}" for number in first_five)
             raise DataCorruptionError(
                 f"incomplete shards {name}: {missing} of {int(total)} missing, first: {first}",
-                advice="give all of them; to index those that are there, complete=False "
+                advice="give all of them, or index those that exist with complete=False "
                 "(--incomplete in a terminal)",
             )
 
@@ -123,14 +123,16 @@ def check_distinct(names: Iterable[str], /) -> None:
 
 
 def _exists(name: str) -> bool:
-    """Return whether a file or an object has exactly this name.
+    """Return whether a file or an object has exactly this name, so that it is not a pattern.
 
-    A store is asked only about names that could be patterns.
+    Of a URL without the characters of a pattern this need not be known, since nothing would be
+    expanded. False is returned, without a request to the store.
     """
     if not is_url(name):
         return os.path.exists(name)
     location = Location.of(name)
-    if name.endswith("/") or not re.search(r"[*?[{]", location.key):
+    could_be_pattern = re.search(r"[*?[{]", location.key)
+    if not could_be_pattern or name.endswith("/"):
         return False
     store, path = split(location)
     with suppress(RefusedError):  # a store may refuse a name that is not there
@@ -139,7 +141,7 @@ def _exists(name: str) -> bool:
 
 
 def _glob(name: str) -> list[str]:
-    """Return the files or URLs that match a glob, or the name itself if it is no glob.
+    """Return the files or URLs that match a glob, or the name itself if it is not a glob.
 
     Raises:
         FileNotFoundError: nothing matches.
@@ -149,7 +151,7 @@ def _glob(name: str) -> list[str]:
     matches = _glob_store(name) if is_url(name) else sorted(glob.glob(name, recursive=True))
     if not matches:
         if not is_url(name) and os.path.isdir(folder := os.path.dirname(name) or "."):
-            os.listdir(folder)  # raises if it may not be read, which glob hides
+            os.listdir(folder)  # raises an error if the folder cannot be read, which glob ignores
         raise FileNotFoundError(f"no shard matches {name!r}: check the name")
     return matches
 

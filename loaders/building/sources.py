@@ -35,7 +35,7 @@ class Job(NamedTuple):
     """A task of the build: to scan a shard, or consecutive loose files.
 
     `entries` are the records of loose files, and empty for a shard. Records are numbered within the
-    job. Those in `exclude` are left out, and all records from number `exclude_from` on.
+    job. Those in `exclude` are left out, and all records from number `stop` on.
 
     >>> Job("train-00000.tar").entries
     ()
@@ -44,14 +44,13 @@ class Job(NamedTuple):
     shard: str
     entries: tuple[Entry, ...] = ()
     exclude: frozenset[int] = frozenset()
-    exclude_from: int | None = None
+    stop: int | None = None
 
     def excludes(self, number: int | None) -> bool:
         """Return whether the record with this number is left out; False if it is not known."""
         if number is None:
             return False
-        is_after = self.exclude_from is not None and number >= self.exclude_from
-        return number in self.exclude or is_after
+        return number in self.exclude or (self.stop is not None and number >= self.stop)
 
 
 class ShardSource(NamedTuple):
@@ -64,7 +63,7 @@ class ShardSource(NamedTuple):
 
 def find_source(
     shards: Shards,
-    beside: PathLike | None,
+    index_path: PathLike | None,
     /,
     *,
     container: Container | None,
@@ -73,13 +72,13 @@ def find_source(
 ) -> ShardSource:
     """Return a job for each shard, or for every `FILES_PER_PART` loose files.
 
-    `shards` is a folder or a list of entries for loose files, else the names or patterns of shards.
-    `root` is the folder to which paths are relative. Its default is the folder that contains
-    `beside`. For shards at URLs, and without `beside`, it is the deepest folder of all shards.
+    `shards` is a folder or a list of entries for loose files, or the names or patterns of shards.
+    `root` is the folder to which paths are relative. Its default is the folder that contains the
+    index. For shards at URLs, and without an index, it is the deepest folder that contains all.
     """
     entries = _loose_entries(shards)
     if entries is not None:
-        folder, entries = _relative_entries(shards, entries, beside, root)
+        folder, entries = _relative_entries(shards, entries, index_path, root)
         starts = range(0, len(entries), FILES_PER_PART)
         jobs = [
             Job(f"files-{number:05d}", tuple(entries[start : start + FILES_PER_PART]))
@@ -94,10 +93,11 @@ def find_source(
         shards_root = parse_location(root)
     elif is_url(names[0]):
         shards_root = _common_folder(names)
-    elif beside is not None:
-        shards_root = os.path.dirname(os.path.abspath(beside))
+    elif index_path is not None:
+        shards_root = os.path.dirname(os.path.abspath(index_path))
     else:
-        shards_root = os.path.commonpath([os.path.dirname(os.path.abspath(n)) for n in names])
+        folders = [os.path.dirname(os.path.abspath(name)) for name in names]
+        shards_root = os.path.commonpath(folders)
     if isinstance(shards_root, str):
         shards_root = os.path.abspath(shards_root)
     paths = [_relative(shards_root, name) for name in names]
@@ -105,27 +105,23 @@ def find_source(
     return ShardSource(container, shards_root, [Job(path) for path in paths])
 
 
-class LocalFile(NamedTuple):
-    """A local file with the bytes of a shard, and the shard's ETag in an object store, if any."""
-
-    path: str
-    etag: str | None = None
-
-
 @contextmanager
-def local_copy(path: Root) -> Iterator[LocalFile]:
-    """Yield a local file with the bytes of `path`: itself, or a temporary copy of an object.
+def local_copy(path: Root) -> Iterator[tuple[str, str | None]]:
+    """Yield the path of a local file with the bytes of `path`, and the ETag of a remote object.
+
+    A local file is yielded itself, and without an ETag. A remote object is downloaded to a
+    temporary file, which is deleted at the end of the `with` block.
 
     Raises:
         LoaderError: the object has more than `LIMITS.download_bytes`.
     """
     if isinstance(path, str):
-        yield LocalFile(path)
+        yield path, None
         return
     with temporary_folder() as folder:
         copy = folder / "shard"
         info = download(*split(path), copy, LIMITS.download_bytes)
-        yield LocalFile(str(copy), info.tag)
+        yield str(copy), info.tag
 
 
 def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
@@ -140,7 +136,7 @@ def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
     else:
         states = [list(_file_states(root, job)) for job in jobs]
     return [
-        repr([state, [entry.key for entry in job.entries], sorted(job.exclude), job.exclude_from])
+        repr([state, [entry.key for entry in job.entries], sorted(job.exclude), job.stop])
         for job, state in zip(jobs, states, strict=True)
     ]
 
@@ -176,15 +172,23 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
 
 
 def _relative_entries(
-    shards: Shards, entries: list[Entry], beside: PathLike | None, root: PathLike | None
+    shards: Shards, entries: list[Entry], index_path: PathLike | None, root: PathLike | None
 ) -> tuple[str, list[Entry]]:
-    """Return the root of loose files, and the entries relative to it."""
-    images = shards if isinstance(shards, (str, os.PathLike)) else None
-    if images is not None:
+    """Return the root of loose files, and the entries with paths relative to this root.
+
+    By default, the root is the folder that contains the index, or else the folder of images, or
+    else it is the current folder. The paths of images are relative to their folder, so for images
+    in "photos" and an index beside it, "cat/1.jpg" becomes "photos/cat/1.jpg". The paths of a list
+    of entries are relative to the root already.
+    """
+    images = None
+    if isinstance(shards, (str, os.PathLike)):
         if not entries:
-            raise no_images_error(images)
-        images = os.path.realpath(images)
-    folder = os.path.abspath(root or os.path.dirname(os.path.abspath(beside or images or "index")))
+            raise no_images_error(shards)
+        images = os.path.realpath(shards)
+    index_or_images = index_path or images
+    default_root = os.path.join(index_or_images, os.pardir) if index_or_images else os.curdir
+    folder = os.path.abspath(root or default_root)
     prefix = "." if images is None else relative_to(os.path.realpath(folder), images)
     if prefix == ".":
         return folder, entries
@@ -199,14 +203,16 @@ def _shard_names(shards: Any, complete: bool) -> list[str]:
     names = expand(shards, complete=complete)
     for name in names:
         if name.endswith(("/", MANIFEST, ".npy")) or os.path.isdir(name):
-            problem = "a folder, or a file of an index, and not a shard"
-            advice = "give a pattern of shards alone, such as *.tfrecord or *.tar"
+            problem = "this is a folder or a file of an index, and not a shard"
+            advice = "give a pattern that matches only shards, such as *.tfrecord or *.tar"
             raise LoaderError(problem, path=name, advice=advice)
     return names
 
 
 def _relative(root: Root, shard: str) -> str:
-    """Return the path of a shard relative to `root`, with links followed if it is not below `root`.
+    """Return the path of a shard relative to `root`.
+
+    If it is not below `root`, both paths are tried with symbolic links resolved.
 
     Raises:
         ValueError: the shard is outside `root`.

@@ -55,10 +55,10 @@ from twinfeed.loaders.support.regular import open_file
 _PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
 PART_MAGIC = b"PK\x03\x04"
 """The first bytes of every part, which is a zip."""
-_BUFFER = 1 << 17
+_BUFFER = 1 << 17  # bytes
 DAY = 86400.0
 """The timeout, in seconds, of the lock on an index that another process builds."""
-_ELSEWHERE = (
+_UNWRITABLE_ADVICE = (
     "the index cannot be written here; write it elsewhere (twinfeed index --out) and give root= "
     "the folder that holds the shards"
 )
@@ -82,7 +82,7 @@ class ArrayFile:
         self.size = self.bytes + self.dtype.itemsize * math.prod(shape)
 
     def write(self, data: bytes | memoryview, /) -> None:
-        """Write bytes."""
+        """Write bytes, and add them to the digest. numpy calls this for the header."""
         self._out.write(data)
         self.digest.update(data)
         self.bytes += len(data)
@@ -97,7 +97,11 @@ class ArrayFile:
         self._out.close()
 
     def entry(self) -> dict[str, Any]:
-        """Finish the file, and return its entry in the manifest."""
+        """Finish the file, and return what the manifest says of it.
+
+        Raises:
+            IndexFormatError: fewer or more rows were written than the shape has.
+        """
         self._out.flush()
         os.fsync(self._out.fileno())
         self.close()
@@ -134,10 +138,15 @@ class IndexWriter:
         return np.asarray(np.lib.format.open_memmap(file.path, mode="r"))
 
     def finish(self, content: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
-        """Replace the index by the arrays, and by a manifest with `content` and `options`.
+        """Write a manifest with `content` and `options`, and publish the index.
+
+        The manifest is written to the temporary folder of the arrays. This folder is renamed to the
+        folder of the index named after the content, and then the manifest is moved to its place:
+        from now on the index is the new one. At last the arrays of older indexes are deleted.
 
         The manifest's `fingerprint` covers `content` and the bytes of the arrays, but neither
-        `options`, which say how the index was built, nor the ETags of the shards.
+        `options`, which say how the index was built, nor the ETags of the shards (the arrays
+        "tags-…"), which differ between stores.
         """
         entries = self._entries | {name: file.entry() for name, file in self.open_arrays.items()}
         manifest = {"format": FORMAT, "version": VERSION, **content}
@@ -147,20 +156,20 @@ class IndexWriter:
         manifest["folder"] = f"columns-{json_digest(entries)[:16]}"
         manifest["checksum"] = json_digest(manifest)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
-        add_deletable(self.folder, MANIFEST)  # a manifest that a killed build leaves is deleted
+        add_deletable(self.folder, MANIFEST)  # if this build is killed now, the next deletes it
         (self.folder / MANIFEST).write_bytes(text.encode())
         fsync_path(self.folder / MANIFEST)
-        final = self.path / manifest["folder"]
-        old = _old_manifest(self.path)
-        if old is None or old["folder"] != final.name:
-            delete_listed(final)  # left by a build that was killed
-        folder = _publish_arrays(self.folder, final)
-        with _deletable(self.path, old):
-            os.replace(folder / MANIFEST, self.path / MANIFEST)  # the commit point
+        array_folder = self.path / manifest["folder"]
+        old_manifest = _old_manifest(self.path)
+        if old_manifest is None or old_manifest["folder"] != array_folder.name:
+            delete_listed(array_folder)  # a build that was killed has left it
+        manifest_folder = _publish_arrays(self.folder, array_folder)
+        with _deletable(self.path, old_manifest):
+            os.replace(manifest_folder / MANIFEST, self.path / MANIFEST)  # the commit point
             fsync_path(self.path)
-        (final / MARK).unlink(missing_ok=True)
+        (array_folder / MARK).unlink(missing_ok=True)  # the arrays are in use: do not delete them
         for folder in self.path.iterdir():
-            if folder != final and COLUMNS.fullmatch(folder.name.removeprefix(".")):
+            if folder != array_folder and COLUMNS.fullmatch(folder.name.removeprefix(".")):
                 delete_listed(folder)
 
 
@@ -207,59 +216,75 @@ def index_writer(path: Path) -> Iterator[IndexWriter]:
                 delete_folder(store.folder)
 
 
-def make_folder(path: Path) -> Path:
-    """Create a folder and return it; the error for a read-only place has advice."""
-    with explain_unwritable(path, _ELSEWHERE):
+def make_folder(path: Path) -> None:
+    """Create a folder; if that is not allowed, the error has advice."""
+    with explain_unwritable(path, _UNWRITABLE_ADVICE):
         path.mkdir(parents=True, exist_ok=True)
-    return path
 
 
 def check_own_folder(path: Path) -> Path:
-    """Return `path` if an index may be written there: it is new, an empty folder or an index."""
+    """Return `path` if an index may be written there: it is new, an empty folder or an index.
+
+    Hidden files in the folder are ignored, and the files that a killed build has left.
+
+    Raises:
+        FileExistsError: it is a file, or a folder with other files.
+    """
     if path.is_file():
-        problem, name = "a file", path.with_suffix(".index")
+        problem, example = "it is a file", path.with_suffix(".index")
+    elif not path.exists() or is_index(path):
+        return path
     else:
-        foreign = foreign_files(path) if path.exists() and not is_index(path) else []
-        visible = [path for path in foreign if "/." not in f"/{path}"]  # hidden files may stay
-        if not visible or is_index(path):  # another process may have finished the index meanwhile
+        foreign = [file for file in foreign_files(path) if not re.search(r"(^|/)\.", file)]
+        if not foreign or is_index(path):  # another process may have finished the index meanwhile
             return path
-        problem = f"it holds other files ({', '.join(visible[:5])})"
-        name = path / "train.index"
+        problem, example = f"it holds other files ({', '.join(foreign[:5])})", path / "train.index"
     raise FileExistsError(
-        errno.EEXIST, f"{problem}; an index needs a folder of its own, such as {name}", str(path)
+        errno.EEXIST, f"{problem}; an index needs a folder of its own, such as {example}", str(path)
     )
 
 
 def foreign_files(path: Path, /) -> list[str]:
-    """Return the paths, relative to the folder of an index, of files that no build has written."""
+    """Return the paths, relative to the folder of an index, of files that no build has written.
+
+    A build writes the manifest, the arrays that the manifest lists, lock files, parts, and folders
+    with a marker file, which lists their files.
+    """
     written = {LOCK, MANIFEST} if is_index(path) else {LOCK}
-    if (manifest := _old_manifest(path)) is not None:
-        written |= {*array_files(manifest)}
+    manifest = _old_manifest(path)
+    if manifest is not None:
+        written |= set(array_files(manifest))
     found = set[str]()
-    for entry in path.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            deletable = deletable_files(entry)
-            expected = {LOCK} if deletable is None else {LOCK, MARK, *deletable}
-            files = [file for file in entry.iterdir() if not is_part(file)]
-            found |= {f"{entry.name}/{file.name}" for file in files if file.name not in expected}
+    for child in path.iterdir():
+        if child.is_dir() and not child.is_symlink():
+            listed = deletable_files(child)  # by the marker file of the folder, if it has one
+            expected = {LOCK} if listed is None else {LOCK, MARK, *listed}
+            files = [file for file in child.iterdir() if not is_part(file)]
+            found |= {f"{child.name}/{file.name}" for file in files if file.name not in expected}
         else:
-            found.add(entry.name)
+            found.add(child.name)
     return sorted(found - written)
 
 
 def is_part(path: Path) -> bool:
-    """Return whether a file is a part of a build, or the temporary file of one."""
+    """Return whether a file is a part of a build, or a part that is still being written.
+
+    The file of a part has a name of its own kind and begins with `PART_MAGIC`. If its writer was
+    killed, it may have only a few of these bytes, or none.
+    """
     if not _PART.fullmatch(path.name):
         return False
     with suppress(LoaderError, FileNotFoundError), open_file(path) as file:
-        return PART_MAGIC.startswith(file.read(len(PART_MAGIC)))
+        first_bytes = file.read(len(PART_MAGIC))
+        return PART_MAGIC.startswith(first_bytes)
     return False
 
 
 def _publish_arrays(temporary: Path, final: Path) -> Path:
-    """Rename the temporary folder to `final`, or move its arrays to `final` if this exists.
+    """Rename the folder `temporary` to `final`, or move its arrays to `final` if this exists.
 
-    Return the folder that has the manifest afterwards.
+    A folder `final` has the same arrays, since its name is a digest of them. Return the folder that
+    has the new manifest afterwards.
     """
     fsync_path(temporary)
     try:
@@ -267,7 +292,7 @@ def _publish_arrays(temporary: Path, final: Path) -> Path:
     except OSError as error:
         if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
             raise
-        for file in temporary.glob("*.npy"):  # equal, or replaces damaged bytes
+        for file in temporary.glob("*.npy"):  # replaces equal files, or damaged ones
             os.replace(file, final / file.name)
         return temporary
     return final

@@ -103,8 +103,8 @@ def decompressed_samples(shards: CompressedShards, work: Path, /) -> Iterator[di
     for path in shards.paths:
         out = work / os.path.basename(path)  # warnings show this name
         is_empty = True
-        with local_copy(parse_location(path)) as local_shard:
-            decompressed = _decompress(local_shard.path, path, out)
+        with local_copy(parse_location(path)) as (local_path, _):
+            decompressed = _decompress(local_path, path, out)
             try:
                 for record in _scan(decompressed, shards.reading):
                     yield _sample(record, shards, path)

@@ -80,7 +80,7 @@ REFUSED: list[tuple[str, int, str]] = [
         2,
         "--field gives 'a' 2 times",
     ),
-    ("index tars/d-000000.tar --out x.index --field =png", 2, "names to names"),
+    ("index tars/d-000000.tar --out x.index --field =png", 2, "fields must map each field"),
     ("verify data.index --jobs 0", 2, "jobs must be at least 1"),
     ("verify data.index/manifest.json", 1, "data.index/manifest.json"),
     ("pack empty out", 1, "empty"),
@@ -202,7 +202,7 @@ def test_one_shard_of_a_set_is_indexed_where_this_is_meant(tmp_path: Path, capsy
     shard = write_tar(tmp_path / "d-00001-of-00004.tar", [("a", {"x": b"1"})])
     words = ["index", str(shard), "--out", str(tmp_path / "x.index"), "-q"]
     assert main(words) == 1
-    assert "give all of them; to index those that are there, " in capsys.readouterr().err
+    assert "give all of them, or index those that exist with " in capsys.readouterr().err
     assert main([*words, "--incomplete"]) == 0
     assert len(open_index(tmp_path / "x.index")) == 1
 

@@ -624,7 +624,7 @@ def test_nothing_is_warned_of_in_sound_data(tmp_path: Path) -> None:
 def test_one_of_a_list_of_labels_is_chosen_by_a_function(tmp_path: Path) -> None:
     """The advice is followed word by word."""
     shard = write_tfrecord(tmp_path / "0.tfrecord", [{"labels": [n % 3, 7]} for n in range(6)])
-    with pytest.raises(DataCorruptionError, match="must hold one integer or one name") as caught:
+    with pytest.raises(DataCorruptionError, match="gives a value that is not a label") as caught:
         build_index(shard, tmp_path / "x.index", label="labels")
     label = str(caught.value.advice).rpartition("label=")[2].partition(", or")[0]
     index = build_index(shard, tmp_path / "x.index", label=eval(label))
@@ -828,11 +828,11 @@ LABELLED = [("a", {"cls": b"1", "label": b"a long text", "png": b"..."})]
 CLASH = r"0\.tar is called 'label' .*fields=\{'text': 'label'\}"
 PLAIN = {"cls": b"1", "png": b"..."}
 WHOLE = PLAIN | {"clas": b"1", "jsn": b'{"a": 1}', "jpg": b"", "name": b"k"}
-IN_FIELD = "must hold one integer or one name"
-IN_JSON = "must lead to an integer or a name"
-BY_FUNCTION = "must return an int, a str or None"
+IN_FIELD = "label='.* gives a value that is not a label"
+IN_JSON = r"label=FromJson.* gives a value that is not a label"
+BY_FUNCTION = "function of label= gives a value that is not a label"
 A_LABEL = r"labels must be all integers or all names, got an integer \("
-FOREIGN = "a folder, or a file of an index, .*give a pattern of shards alone"
+FOREIGN = "a folder or a file of an index, .*give a pattern that matches only shards"
 
 # What is wrong, the class of the error, and a word that names the place or what to do.
 REFUSED: Refused = [
@@ -889,7 +889,7 @@ REFUSED: Refused = [
     (of(TAR, exclude=["d-000000.tar"]), TypeError, "exclude must be .* pairs .*, got 'd-000000"),
     (of(TAR, exclude=[7]), TypeError, "exclude must be .*, got 7"),
     (of(TAR, exclude=[("nowhere", 0)]), ValueError, "names shards that are not indexed .*verify"),
-    (of(TAR, exclude=[("tar/d-000000.tar", 5)]), ValueError, "1 record .* of which 0 are there"),
+    (of(TAR, exclude=[("tar/d-000000.tar", 5)]), ValueError, "1 record .* and 0 of them exist"),
     (
         of({"a": b"", "b": b""}, exclude=[BadRecord("files-00000", 1, key="c")]),
         ValueError,
@@ -1044,7 +1044,7 @@ REFUSED: Refused = [
                 ["cafe\u0301"], partial=partial
             ),
             ValueError,
-            r"\(first: 'caf\u00e9', 3\); some differ in their Unicode form alone .*normalize",
+            r"\(first: 'caf\u00e9', 3\); some keys differ only in how Unicode .*normalize",
         )
         for partial in (False, True)
     ),
