@@ -1,4 +1,4 @@
-"""Any map-style dataset (with a length, and records by index) as a source of a feed."""
+"""A feed's source made of any map-style dataset: one with `len(dataset)` and `dataset[i]`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MIN_FOR_BAR = 10_000  # records, from which on reading their labels one by one 
 
 
 class DatasetSource:
-    """Make a source of any map-style dataset: it has a length, and gives records by index.
+    """Make a source of any map-style dataset: one that has `len(dataset)` and `dataset[i]`.
 
     A `Feed` takes the source in place of an index, and every sampler and loader serves it. Of a
     dict of arrays, and of a dataset whose records are dicts, a `Feed` makes the source by itself.
@@ -60,7 +60,7 @@ class DatasetSource:
             time. Arrays and tables are read by all threads.
 
     Raises:
-        TypeError: a dataframe; data without a length or items; a label that is no integer.
+        TypeError: a dataframe; data without a length or items; a label that is not an integer.
         ValueError: arrays of different lengths; a tuple without `fields`; a masked value.
         LoaderError: pickling would copy more than 16 MiB of arrays to a new process.
 
@@ -141,9 +141,8 @@ class DatasetSource:
 class _Items:
     """A map-style dataset that is read item by item; the other dataset classes derive from it.
 
-    `thread_safe`: several threads may read at once. `fresh`: nobody else holds the arrays that
-    `take` returns. Columnar formats turn a null into NaN, and the integers beside it into floats.
-    So records with a null are not requested from them.
+    `thread_safe`: several threads may read at once. `fresh`: nobody else has the arrays that `take`
+    returns. `in_memory`: reading an item needs no file.
     """
 
     thread_safe = fresh = in_memory = False
@@ -158,7 +157,7 @@ class _Items:
         try:
             first = self._items([0])[0] if len(data) else {}
         except Exception as error:
-            error.add_note(f"in record 0 of a {type(data).__name__}, which is read for its fields")
+            error.add_note(f"in record 0 of a {type(data).__name__}, read to find the field names")
             raise
         if fields is None and isinstance(first, tuple):
             raise ValueError(
@@ -176,16 +175,16 @@ class _Items:
         if self.copied_bytes > _MAX_PICKLED_BYTES:
             raise LoaderError(
                 f"each new process would get a copy of {self.copied_bytes / 1e6:,.0f} MB of rows",
-                advice="save arrays with numpy.save, and give numpy.load(path, mmap_mode='r'), "
-                "which processes share",
+                advice="save the arrays with numpy.save, and give numpy.load(path, mmap_mode='r'): "
+                "all processes share such arrays",
             )
         return vars(self)
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
         """Return by field the values of these records; a null in the data becomes None.
 
-        Values that are null are not requested from the dataset, since columnar formats would turn
-        them into NaN, and the integers beside them into floats.
+        Values that are null are not requested from the dataset. A columnar format would return them
+        as NaN, and would convert all integers of the column to floats.
         """
         without_nulls = [name for name in names if name not in self.null_masks]
         columns = dict(self._values(ids, without_nulls)) if without_nulls else {}
@@ -207,7 +206,9 @@ class _Items:
         return [as_array(self.take(np.array([id_]), [name])[name][0]).copy() for id_ in ids]
 
     def as_stored(self, name: str, value: Any, /) -> Any:
-        """Return the user's value for a missing field as `take` returns such values."""
+        """Convert the user's value for records without a field to the form in which `take` returns
+        values of this field. Here nothing is converted.
+        """
         return value
 
     def _items(self, ids: list[int]) -> Any:
@@ -216,13 +217,15 @@ class _Items:
         A dataset with `__getitems__` is called once for all.
         """
         get_items = getattr(self.data, "__getitems__", None)
-        if get_items is None or not ids:  # a batch of padding alone: ArrayRecord refuses []
+        if (
+            get_items is None or not ids
+        ):  # no ids in a batch of only padding: ArrayRecord refuses []
             return [self.data[id_] for id_ in ids]
         return get_items(ids)
 
     def _as_dict(self, item: Any) -> Mapping[str, Any]:
         """Turn an item of the dataset (a dict, a tuple or a single value) into a dict by field."""
-        if isinstance(item, (dict, Mapping)):  # a dict first: to ask an ABC takes longer
+        if isinstance(item, (dict, Mapping)):  # dict comes first: the check of an ABC is slow
             return item
         parts = item if isinstance(item, tuple) else (item,)
         return dict(zip(self.names, parts, strict=True))
@@ -250,7 +253,8 @@ class _HuggingFace(_Columns):
     def __init__(self, data: Any, fields: Sequence[str] | None) -> None:
         super().__init__(data, fields)
         self._selected: dict[tuple[str, ...], Any] = {}
-        # `data.data.table` may have more records than the dataset, which may select some of them.
+        # `data.data.table` has the column as stored: all records, also those that the dataset, a
+        # selection, does not have. Only if it has a null, the column of the dataset is read.
         inside_lists, arrow = data.format["type"] is not None, data.with_format("arrow")
         nullable = [
             name for name in self.names if _is_null(data.data.table[name], inside_lists).any()
@@ -261,11 +265,12 @@ class _HuggingFace(_Columns):
         return super().__getstate__() | {"_selected": {}}
 
     def as_stored(self, name: str, value: Any, /) -> Any:
-        """Return the user's value for a missing field as this dataset returns such values.
+        """Convert the user's value for records without a field to the form in which this dataset
+        returns values of this field.
 
-        To find out how, a dataset of one row is made, with the type and format of this one.
+        For this, a dataset of one row is made, with the type and format of this one.
         """
-        _to_arrow_column(value, self.data.data.table[name].type)
+        _to_arrow_column(value, self.data.data.table[name].type)  # raises TypeError if unfit
         features, row_format = self.data.features, self.data.format
         row = type(self.data).from_dict({name: [value]}, type(features)({name: features[name]}))
         return row.with_format(row_format["type"], **row_format["format_kwargs"])[[0]][name][0]
@@ -273,7 +278,7 @@ class _HuggingFace(_Columns):
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
         """Return by field the values of these records, reading only the requested columns."""
         key = tuple(names)
-        if key not in self._selected:  # to select takes a millisecond
+        if key not in self._selected:  # a selection takes a millisecond
             self._selected[key] = self.data.select_columns(names)
         return self._selected[key][ids]  # type: ignore[no-any-return]
 
@@ -327,14 +332,15 @@ class _Arrays(_Items):
 
 
 def as_source(records: Any, /) -> Source:
-    """Return `records` if they are an `Index` or another `Source`, or else wrap them in one.
+    """Return `records` if it is an `Index` or another `Source`, or else wrap it in a source.
 
     A dict of arrays, or a dataset whose records are dicts, becomes a `DatasetSource`.
 
     Raises:
-        TypeError: `records` is a path, or cannot be indexed by record id, or its records are no
+        TypeError: `records` is a path, or cannot be indexed by record id, or its records are not
             dicts, so that their values have no names.
     """
+    # Only sources have one of these attributes. If another one is missing, `check_source` says so.
     if isinstance(records, Index) or hasattr(records, "reader") or hasattr(records, "digests"):
         check_source(records)
         return records  # type: ignore[no-any-return]
@@ -344,7 +350,7 @@ def as_source(records: Any, /) -> Source:
     source = DatasetSource(records)
     if source.unnamed_type:
         raise TypeError(
-            f"record 0 of a {kind} is of type {source.unnamed_type}, and no dict: name its values, "
+            f"record 0 of a {kind} is of type {source.unnamed_type}, not a dict: name its values, "
             'as in DatasetSource(dataset, fields=("image",))'
         )
     return source
@@ -357,30 +363,32 @@ def _dataset_class(data: Any) -> type[_Items]:
     pyarrow or datasets.
 
     Raises:
-        TypeError: no class reads it, as a dataframe or an iterable without a length.
+        TypeError: no class reads it, for instance a dataframe, or an iterable without a length.
     """
-    if hasattr(data, "iloc") or hasattr(data, "to_arrow"):
+    if hasattr(data, "iloc") or hasattr(data, "to_arrow"):  # of pandas; of polars
         raise TypeError(
-            "a dataframe gives no records by number: give frame.to_arrow() of polars, or "
-            "datasets.Dataset.from_pandas(frame)"
+            "a dataframe is not indexed by record number: give frame.to_arrow() (polars), or "
+            "datasets.Dataset.from_pandas(frame) (pandas)"
         )
     if isinstance(data, Mapping) or _is_array_or_tensor(data):
         return _Arrays
     has_items = hasattr(data, "__getitem__") or hasattr(data, "__getitems__")
     if not (hasattr(data, "__len__") and has_items):
-        if hasattr(data, "dataset"):
-            advice = ": give its dataset"
+        if hasattr(data, "dataset"):  # a DataLoader, for instance
+            advice = ": pass its .dataset"
         else:
             advice = ": pack(data, folder) writes an index" if hasattr(data, "__iter__") else ""
         raise TypeError(
-            f"data must have a length and records by number, got a {type(data).__name__}{advice}"
+            "data must be a map-style dataset, with len(data) and data[i], "
+            f"got a {type(data).__name__}{advice}"
         )
     if not hasattr(data, "column_names"):
         return _Items
+    # "custom" is the format of a dataset whose items are made by a function (`set_transform`).
     style = data.format["type"] if hasattr(data, "with_format") else "custom"
     if style in ("arrow", "polars"):
-        raise TypeError(f"format {style!r} gives tables: give dataset.with_format('numpy')")
-    if hasattr(data, "schema"):
+        raise TypeError(f"format {style!r} returns tables: give dataset.with_format('numpy')")
+    if hasattr(data, "schema"):  # of pyarrow
         return _Table
     return _Columns if style == "custom" else _HuggingFace
 
@@ -397,13 +405,14 @@ def _as_records(name: str, values: Any) -> Array:
     A list becomes an array of objects.
 
     Raises:
-        TypeError: anything else.
+        TypeError: the values are neither.
     """
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
-    if hasattr(values, "column_names"):
+    if hasattr(values, "column_names"):  # of Hugging Face or pyarrow: `data` is a dict of datasets
         raise TypeError(
-            f"{name!r} is a dataset of its own: give one, as in DatasetSource(data[{name!r}])"
+            f"{name!r} is a whole dataset, not a field: give one dataset, as in "
+            f"DatasetSource(data[{name!r}])"
         )
     if not _is_array_or_tensor(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
@@ -428,15 +437,18 @@ def _to_numpy(name: str, values: Any) -> Array:
 def _is_null(column: Any, inside_lists: bool = True) -> npt.NDArray[np.bool_]:
     """Return for each value of a pyarrow column whether it is null, as bool[len(column)].
 
-    With `inside_lists`, a list that contains a null counts as null too.
+    With `inside_lists`, a list that contains a null counts as null too, as numpy has no null. For
+    example, the column [[1, 2], [None, 3], None] gives [False, True, True]. Lists of dicts are read
+    as Python objects, where a null is None, so nulls inside of them do not count.
     """
     if hasattr(column, "chunks"):
         parts = [_is_null(chunk, inside_lists) for chunk in column.chunks]
         return np.concatenate([np.zeros(0, bool), *parts])
     is_null = np.array(column.is_null())
-    column = getattr(column, "storage", column)  # of an extension type
-    if inside_lists and hasattr(column, "value_parent_indices") and not _has_dicts(column):
-        list_of_item = column.value_parent_indices().to_numpy()  # for each item of the lists
+    column = getattr(column, "storage", column)  # the plain column within an extension type
+    is_list = hasattr(column, "value_parent_indices")
+    if inside_lists and is_list and not _has_dicts(column):
+        list_of_item = column.value_parent_indices().to_numpy()  # the list of each item, in order
         is_null[list_of_item[_is_null(column.flatten())]] = True
     return is_null
 
@@ -452,15 +464,17 @@ def _to_numpy_or_list(column: Any) -> Any:
 
 
 def _to_arrow_column(value: Any, arrow_type: Any) -> Any:
-    """Return a pyarrow column of one value, the user's for a missing field.
+    """Return a pyarrow column with one value, which the user gives for records without the field.
 
     Raises:
-        TypeError: the value does not have the type of the column.
+        TypeError: the value does not fit the type of the column.
     """
     pyarrow, arrow_type = sys.modules["pyarrow"], getattr(arrow_type, "storage_type", arrow_type)
     try:
+        # Only to check: the cast raises an error for 1.5 in a column of integers, which
+        # `chunked_array` would truncate. Some types, such as lists, have no cast.
         with suppress(pyarrow.ArrowNotImplementedError):
-            pyarrow.array([value]).cast(arrow_type)  # raises if the cast would round
+            pyarrow.array([value]).cast(arrow_type)
         return pyarrow.chunked_array([[value]], arrow_type)
     except (pyarrow.ArrowException, OverflowError) as error:
         got = f"got {value!r} ({error})"
@@ -472,7 +486,8 @@ def _read_all_records(data: _Items, name: str) -> Any:
     try:
         return data.column(name)
     except KeyError:
-        raise KeyError(f"no {name!r} in every record: the first has {[*data.names]}") from None
+        names = [*data.names]
+        raise KeyError(f"the field {name!r} is not in every record: record 0 has {names}") from None
 
 
 def _as_number_column(name: str, values: Any) -> Array:
@@ -481,7 +496,7 @@ def _as_number_column(name: str, values: Any) -> Array:
     An array that is mapped from a file stays mapped.
 
     Raises:
-        TypeError: values that are no numbers.
+        TypeError: the values are not numbers.
     """
     array = _to_numpy(name, values)
     if array.dtype == object:

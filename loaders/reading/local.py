@@ -33,9 +33,10 @@ from twinfeed.loaders.support.checksum import crc32c_of_each
 from twinfeed.loaders.support.regular import open_regular, read_at
 from twinfeed.loaders.support.system import advise, is_uncached
 
-_SMALL, _GAP = 1 << 14, 1 << 12
-"""Rows of at most so many bytes, with a gap of at most so many bytes between two, are read by one
-call. For longer rows the second copy costs more than the saved call.
+_SMALL_ROW, _MAX_GAP = 1 << 14, 1 << 12
+"""Rows of at most `_SMALL_ROW` bytes are read by one call if at most `_MAX_GAP` bytes lie between
+them. The bytes of each are then copied out of what was read, which for longer rows would cost more
+than the call that is saved.
 """
 
 _CHECKED_RANGES = 16
@@ -45,21 +46,28 @@ _CHECKED_RANGES = 16
 class LocalFiles:
     """Read local shards, or loose files, with `os.pread`.
 
-    Shards stay open. A loose file, which is one record, is opened for one read. No shard is mapped,
-    since a mapped file that shrinks kills the process by SIGBUS; `os.pread` raises an error. For a
-    plan, the kernel is advised (`posix_fadvise`) of the ranges that coming batches read.
+    Shards stay open. A loose file, which has a field of one record, is opened for one read. No
+    shard is mapped, since a mapped file that shrinks kills the process by SIGBUS; with `os.pread`
+    there is an error. With a plan, the kernel is asked (`posix_fadvise`) to read ahead the ranges
+    that coming batches need.
+
+    Args:
+        index: says which files there are.
+        checksums: whether bytes are compared with the checksums in the index.
+        max_open_files: the limit of open shards, or None for the default.
     """
 
     def __init__(self, index: Index, checksums: bool, max_open_files: int | None) -> None:
         self.index, self.checksums = index, checksums
         limit = max_open_files or default_limit()
         self.handles = Handles(partial(open_shard, index), limit)
-        self._max_files_per_read = max(1, limit // 4)
+        self._max_files_per_read = max(1, limit // 4)  # several threads may read at once
+        # Only for an index of loose files: resolves their paths. None for an index of shards.
         self.paths = PathResolver(index.root) if index.container == "files" else None
         self.kernel_readahead = KernelReadahead()
 
     def close(self) -> None:
-        """Stop the advice, and close the shards."""
+        """Stop reading ahead, and close the shards."""
         self.kernel_readahead.close()
         self.handles.close()
 
@@ -93,10 +101,12 @@ class LocalFiles:
         """
         order = np.argsort(rows["file"], kind="stable")
         out = [b""] * len(rows)
-        file_starts = np.flatnonzero(np.diff(rows["file"][order])) + 1  # but for the first file
-        for positions in np.split(
-            order, file_starts[self._max_files_per_read - 1 :: self._max_files_per_read]
-        ):
+        # Where in `order` each file but the first starts. For example, with two files per read, the
+        # sorted files [0, 0, 1, 2, 3] start at [2, 3, 4]; to take every second of these, [3],
+        # splits the rows into those of the files 0 and 1, and those of the files 2 and 3.
+        file_starts = np.flatnonzero(np.diff(rows["file"][order])) + 1
+        split_points = file_starts[self._max_files_per_read - 1 :: self._max_files_per_read]
+        for positions in np.split(order, split_points):
             try:
                 data = self.read(rows[positions])
             except WrongBytes as error:
@@ -115,15 +125,15 @@ class LocalFiles:
         return out
 
     def _open_handle(self, file: int, length: int) -> Handle:
-        """Return the handle of a shard, or of a loose file, which is opened now.
+        """Return the handle of a shard, from the cache; or of a loose file, which is opened now.
 
         Raises:
             StaleIndexError: the file has another length than in the index, `length`.
         """
-        if self.paths is None:
+        if self.paths is None:  # the index is of shards
             return self.handles.get([file])[file]
-        stored_path(self.index, self.index.files, file)
-        return Handle(open_unchanged(self.paths.resolve(self.index.files[file]), length))
+        path = self.paths.resolve(relative_path(self.index, self.index.files, file))
+        return Handle(open_unchanged(path, length))
 
     def apply(self, plan: ReadPlan, event: Fetch | LastUses, /) -> None:
         """Advise the kernel (`posix_fadvise`) to read the file ranges of a `Fetch` ahead.
@@ -160,19 +170,20 @@ class LocalFiles:
         if list(map(len, out)) != lengths:  # pread returns at most 2 GiB, and less at end of file
             out = list(map(read_at, fds, lengths, rows["offset"].tolist()))
             if list(map(len, out)) != lengths:
-                raise _wrong_bytes_error(out, map(len, out), lengths)
+                raise _wrong_bytes(out, map(len, out), lengths)
         if self.checksums:
             crcs = rows["crc"].tolist()
             found = crc32c_of_each(out)
             if found != crcs:
-                raise _wrong_bytes_error(out, found, crcs)
+                raise _wrong_bytes(out, found, crcs)
         return out
 
 
 class KernelReadahead:
-    """Advise the kernel of ranges of open files, on a thread that ends after the last advice.
+    """Ask the kernel to read ranges of open files ahead (`posix_fadvise`), on a thread.
 
-    A call of `posix_fadvise` allocates the pages, and blocks while the disk is busy.
+    The call allocates the pages, and blocks while the disk is busy, so the reading threads do not
+    make it. The thread starts with the first range, and ends when no more are queued.
     """
 
     def __init__(self) -> None:
@@ -181,7 +192,7 @@ class KernelReadahead:
         self._stopped = False
 
     def add(self, ranges: Iterator[tuple[int, int, int]], /) -> None:
-        """Queue ranges (descriptor, start, stop), of which the thread advises the kernel."""
+        """Queue ranges (descriptor, start, stop) that the kernel should read ahead."""
         self._stopped = False
         self._queue.append(ranges)
         if self._thread is None or not self._thread.is_alive():
@@ -196,8 +207,8 @@ class KernelReadahead:
             self._thread.join()
 
     def _run(self) -> None:
-        """Advise the kernel of the queued ranges, until the queue is empty."""
-        with suppress(IndexError):  # the queue is empty
+        """Ask the kernel to read the queued ranges, until the queue is empty."""
+        with suppress(IndexError):  # of `popleft`: the queue is empty
             while not self._stopped:
                 for fd, start, stop in self._queue.popleft():
                     if self._stopped:
@@ -210,31 +221,39 @@ def open_shard(index: Index, number: int) -> int:
 
     Raises:
         StaleIndexError: the shard has another size than in the index.
+        UnsafeContentError: the path, or a symbolic link, leads out of the index's root.
     """
-    path = stored_path(index, index.shard_paths, number)
-    resolve_below(index.root, index.shard_paths[number])
-    return open_unchanged(path, int(index.shards["bytes"][number]))
+    path = relative_path(index, index.shard_paths, number)
+    resolve_below(index.root, path)  # only to check: it raises UnsafeContentError
+    return open_unchanged(join(index.root, path), int(index.shards["bytes"][number]))
 
 
-def _wrong_bytes_error(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
-    """Return the error for the first row that is wrong, and the bytes that were read for it.
+def _wrong_bytes(data: list[bytes], found: Iterable[int], expected: list[int]) -> WrongBytes:
+    """Return the error for the first row whose bytes are wrong.
 
-    `found` and `expected` are the lengths or the checksums of all rows.
+    `data` has the bytes that were read for each row. `found` and `expected` are the lengths or the
+    checksums of all rows.
     """
     row = [*map(operator.eq, found, expected)].index(False)
     return WrongBytes(row, data[row])
 
 
-def stored_path(index: Index, paths: StringColumn, number: int) -> str:
-    """Return the path of a file of the index; raise IndexFormatError if there is no such file."""
-    if number >= len(paths):
+def relative_path(index: Index, paths: StringColumn, file: int) -> str:
+    """Return the path of a file, relative to the root of its index.
+
+    `file` is its number in `paths`, the shards or the loose files of the index.
+
+    Raises:
+        IndexFormatError: there is no such number, as in a damaged index.
+    """
+    if file >= len(paths):
         raise IndexFormatError(
-            "damaged index: a record lies in a file that it does not name",
+            "damaged index: a record lies in a file that is not in the index",
             path=index.where,
-            expected=f"a file below {len(paths)}",
-            found=number,
+            expected=f"a file number below {len(paths)}",
+            found=file,
         )
-    return join(index.root, paths[number])
+    return paths[file]
 
 
 def open_unchanged(path: str, length: int) -> int:
@@ -257,26 +276,30 @@ def open_unchanged(path: str, length: int) -> int:
 
 
 def is_near_previous(rows: Rows, /) -> npt.NDArray[np.bool_]:
-    """Return whether each row but the first can be read together with the row before it.
+    """Return for each row but the first whether one call can read it and the row before it.
 
-    bool[len(rows) - 1]: both rows are small, in one file, and at most `_GAP` bytes apart.
+    bool[len(rows) - 1]: True if both rows are small, in one file, and at most `_MAX_GAP` bytes
+    apart.
     """
     offset, length, file = rows["offset"], rows["length"], rows["file"]
     gap = offset[1:] - (offset[:-1] + length[:-1])
-    is_near: npt.NDArray[np.bool_] = (gap >= 0) & (gap <= _GAP) & (file[1:] == file[:-1])
-    is_near &= (length[1:] <= _SMALL) & (length[:-1] <= _SMALL)
+    is_near: npt.NDArray[np.bool_] = (gap >= 0) & (gap <= _MAX_GAP) & (file[1:] == file[:-1])
+    is_near &= (length[1:] <= _SMALL_ROW) & (length[:-1] <= _SMALL_ROW)
     return is_near
 
 
 def should_coalesce(is_near: npt.NDArray[np.bool_], /) -> bool:
-    """Return whether more than a quarter of the rows can be read together with the row before."""
+    """Return whether it pays to read several rows by one call: for more than a quarter of them.
+
+    `is_near` has for each row but the first whether one call can read it and the row before it.
+    """
     return 4 * int(np.count_nonzero(is_near)) > len(is_near)
 
 
 def _coalesced(rows: Rows, is_near: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) for each run of rows [first, stop) that one call can read.
+    """Yield (first, stop) for each run of rows [first, stop) that one call reads.
 
-    `is_near` says for each row but the first whether it may be read with the row before.
+    `is_near` has for each row but the first whether one call can read it and the row before it.
     """
     offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
     first = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Container, Mapping, Sequence
-from functools import cached_property, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from twinfeed.loaders.formats.example import decode_lists
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.reading.checked import WrongBytes
 from twinfeed.loaders.reading.local import LocalFiles, should_coalesce
-from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, outside
+from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan, rows_outside_shards
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.loaders.support import checks, system
@@ -35,7 +35,7 @@ from twinfeed.samplers import validate
 
 Value = Any
 _UNCHECKED_BYTES = 1 << 26
-"""Rows of more bytes in total are compared with the limit of a batch."""
+"""A batch of at most this many bytes is not compared with its limit: it fits in the memory."""
 
 
 class Reader(Closing):
@@ -143,10 +143,11 @@ class Reader(Closing):
         return self._own_files
 
     def _set_up_process(self) -> None:
-        """Set up the reader for this process, without open files, buffered ranges and plans."""
+        """Set up the reader for this process, with no open files, buffered ranges and plans yet."""
         self._pid = os.getpid()
-        system.keep_freed_memory()
-        self._plans: dict[Schedule, ReadPlan] = {}  # by stream, the plan of its last pass
+        system.keep_freed_memory()  # or the memory of each batch is allocated anew
+        # The plan of what to prefetch, by the schedule (the batches) that it is for.
+        self._plans: dict[Schedule, ReadPlan] = {}
         self._own_files: RemoteFiles | LocalFiles
         if self.index.remote:
             self._own_files = RemoteFiles(self.index, self.checksums)
@@ -158,25 +159,30 @@ class Reader(Closing):
     ) -> list[Sequence[Value]]:
         """Return for each field that lies in a shard the list of its values, in the order of `ids`.
 
-        If ids are repeated, or many are next to each other, they are read once and in order.
+        `missing` has by field the value for records in which the field is missing.
         """
         if not names or not len(ids):
             return [[] for _ in names]
-        unique, inverse = ids, None  # inverse: the position in `unique` of each id
+        # If ids are repeated, or many are next to each other, read the distinct ids in order.
+        # `inverse` is then for each of `ids` its position in `ids_to_read`.
+        ids_to_read, inverse = ids, None
         sorted_ids = np.sort(ids)
         checks.check_bounds(int(sorted_ids[0]), int(sorted_ids[-1]), len(self.index))
         id_gaps = sorted_ids[1:] - sorted_ids[:-1]
         smallest_gap = np.minimum.reduce(id_gaps, initial=2)
         repeated, adjacent = smallest_gap == 0, smallest_gap == 1
         if repeated or (adjacent and should_coalesce(id_gaps == 1)):
-            unique, inverse = np.unique(ids, return_inverse=True)
-        data = self._fetch(unique, names, missing, inverse is not None or len(names) > 1)
+            ids_to_read, inverse = np.unique(ids, return_inverse=True)
+        # Fields of one record, or of records in order, may lie close together in the shard.
+        coalesce = inverse is not None or len(names) > 1
+        data = self._fetch(ids_to_read, names, missing, coalesce)
         out: list[Sequence[Value]] = []
         for field, name in enumerate(names):
             # `data` has all fields of a record, then of the next one.
-            values = self._decode(name, data[field :: len(names)])
+            field_data, kind = data[field :: len(names)], self.index.fields[name].kind
+            values = field_data if kind == "bytes" else decode_lists(kind, field_data)
             if name in missing and name in self._fields_with_missing:
-                is_missing = self.index.rows([name], unique)["length"] == -1
+                is_missing = self.index.rows([name], ids_to_read)["length"] == -1
                 values = [*values]
                 for position in np.flatnonzero(is_missing).tolist():
                     values[position] = missing[name]
@@ -208,8 +214,8 @@ class Reader(Closing):
                 data = files.read(rows, coalesce=coalesce)
         except (WrongBytes, OSError, OverflowError, MemoryError) as error:
             # Find the row that caused the error: the first that is not within its shard, or the
-            # first with wrong bytes.
-            damaged = outside(self.index, rows).tolist()
+            # row with wrong bytes.
+            damaged = rows_outside_shards(self.index, rows).tolist()
             if damaged:
                 row, found = damaged[0], None
             elif isinstance(error, WrongBytes):
@@ -234,29 +240,27 @@ class Reader(Closing):
         An index that was tampered with could make the process allocate any amount of memory.
         """
         nbytes = int(rows["length"].sum())
-        if nbytes > _UNCHECKED_BYTES and not len(outside(self.index, rows)):
-            advice = f"read fewer records at a time; if these are few, {REBUILD}"
-            check_bytes(
-                "a batch", nbytes, self._max_batch_bytes, path=self.index.where, advice=advice
-            )
-
-    @cached_property
-    def _max_batch_bytes(self) -> int:
-        """The largest number of bytes that the records of a batch can have in total."""
-        if self.index.container == "files":  # each length is compared with the size of its file
-            return LIMITS.batch_bytes
-        # The records of an index do not overlap, but a batch may contain a record several times.
-        return min(LIMITS.batch_bytes, 16 * int(self.index.shards["bytes"].sum()))
+        # For a row outside of its shard, reading raises an error that names the record.
+        if nbytes <= _UNCHECKED_BYTES or len(rows_outside_shards(self.index, rows)):
+            return
+        limit = LIMITS.batch_bytes
+        if self.index.container != "files":  # else each length is compared with that of the file
+            # The records of an index do not overlap, but a batch may have a record several times.
+            limit = min(limit, 16 * int(self.index.shards["bytes"].sum()))
+        advice = f"read fewer records at a time; if you read only a few, {REBUILD}"
+        check_bytes("a batch", nbytes, limit, path=self.index.where, advice=advice)
 
     def _present_rows(
         self, rows: npt.NDArray[Any], ids: Int64s, names: Sequence[str], missing: Container[str]
     ) -> Int64s:
-        """Return the positions of those rows whose field the record has, as int64[n].
+        """Return the positions of the rows that are not missing, as int64[n].
 
-        A row is a field of a record, and its length is -1 if the record lacks the field.
+        A row is a field of a record: all fields `names` of ids[0], then of ids[1], and so on. The
+        length of a row is -1 if the record does not have the field.
 
         Raises:
-            LoaderError: a record lacks a field that neither `missing` nor the index allows to lack.
+            LoaderError: a field is missing that must be in every record. It may be missing if
+                `missing` has a value for it, or if the index was made with missing="empty".
         """
         is_missing = rows["length"] == -1
         optional = [self._missing_as_empty or name in missing for name in names]
@@ -276,15 +280,10 @@ class Reader(Closing):
             found=f"{row['length']} bytes at offset {row['offset']}",
         )
 
-    def _decode(self, name: str, data: list[bytes]) -> Sequence[Value]:
-        """Return the values of a field from its bytes in each record: bytes, or lists or arrays."""
-        kind = self.index.fields[name].kind
-        return data if kind == "bytes" else decode_lists(kind, data)
-
     def _missing_field_error(self, row: int, ids: Int64s, names: Sequence[str]) -> LoaderError:
         """Return the error for a record that lacks a field.
 
-        `row` is the number of the field among the fields `names` of all records.
+        `row` counts the fields of all records: all fields `names` of ids[0], then of ids[1], ….
         """
         record, name = int(ids[row // len(names)]), names[row % len(names)]
         return LoaderError(

@@ -74,20 +74,12 @@ class RemoteFiles:
         found = crc32c_of_each(out) if self.checksums else rows["crc"].tolist()
         for row, (offset, length, file, crc) in enumerate(rows.tolist()):
             if len(out[row]) != length or found[row] != crc:
-                out[row] = self._read_again(file, offset, offset + length, out[row])
+                if self.cache is not None:  # its bytes are wrong: those of the store may be right
+                    self.cache.forget(file, offset, offset + length)
+                    out[row] = bytes(self._fetch(file, offset, offset + length))
                 if len(out[row]) != length or crc32c(out[row]) != crc:
                     raise WrongBytes(row, out[row])
         return out
-
-    def _read_again(self, file: int, start: int, stop: int, data: bytes) -> bytes:
-        """Drop a range from the cache, and return its bytes from the store.
-
-        Without a cache, return `data`, the wrong bytes: they came from the store.
-        """
-        if self.cache is None:
-            return data
-        self.cache.forget(file, start, stop)
-        return bytes(self._fetch(file, start, stop))
 
     def _info_of(self, number: int) -> tuple[str, ObjectInfo]:
         """Return the path of a file relative to the root, and its size and ETag in the index."""

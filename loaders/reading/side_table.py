@@ -19,7 +19,7 @@ from twinfeed.loaders.support.regular import open_regular
 from twinfeed.samplers.mapped import as_mapped
 from twinfeed.samplers.validate import unmasked
 
-# Half of a pair: UTF-8 cannot encode such a text, and TensorFlow has no other.
+# Half of a surrogate pair: UTF-8 cannot encode a text with one, and TensorFlow needs UTF-8.
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 
@@ -98,20 +98,24 @@ class ByRecord:
 
 
 def check_table(name: str, table: Any, /) -> Any:
-    """Check a side table of a feed, and return it; texts are packed into a `StringColumn`.
+    """Check a side table of a feed, and return it.
+
+    A side table is an array of numbers, a `SideTable`, or a list of str, which is packed into a
+    `StringColumn`. Any of them may be wrapped in `ByRecord`.
 
     Raises:
-        TypeError: a table of anything else, and texts that UTF-8 cannot encode.
+        TypeError: the table is anything else, or has a text that UTF-8 cannot encode.
         ValueError: a masked entry.
     """
     if isinstance(table, ByRecord):
         return ByRecord(check_table(name, table.table))
     if isinstance(table, np.ndarray):
-        unmasked(f"side table {name!r}", table)
+        unmasked(f"side table {name!r}", table)  # raises ValueError
     if getattr(getattr(table, "dtype", None), "kind", "O") in "biufc":
         return table
     texts = np.asarray(table, dtype=object)
-    for row, text in enumerate(texts if texts.ndim == 1 else [texts]):
+    rows = texts if texts.ndim == 1 else [texts]  # anything but a list: fails as its row 0
+    for row, text in enumerate(rows):
         if not isinstance(text, str) or _SURROGATE.search(text):
             raise TypeError(
                 f"side table {name!r} must be an array of numbers or a list of str, got a "
@@ -122,24 +126,25 @@ def check_table(name: str, table: Any, /) -> Any:
 
 
 def _map_npy_file(path: str) -> npt.NDArray[Any]:
-    """Return the array of an `.npy` file, memory-mapped.
+    """Map an `.npy` file into memory, and return its array, a `MappedArray`.
 
     Raises:
         DataCorruptionError: the file is damaged, or does not have rows of numbers.
+        LoaderError: it is not a regular file.
     """
-    os.close(open_regular(path))
+    os.close(open_regular(path))  # only to check: numpy would wait for ever to open a FIFO
     try:
         data = np.lib.format.open_memmap(path, mode="r")
         problem = None if data.ndim else "it holds a single value"
         if data.dtype.kind not in "biufc":
             problem = f"it holds {data.dtype}"
-    except OSError:
+    except OSError:  # such as a missing file: no damage
         raise
-    except Exception as error:  # numpy evaluates the header as Python: any error may come
+    except Exception as error:  # numpy evaluates the header as Python, which may raise any error
         problem = str(error)
     if problem is not None:
         raise DataCorruptionError(
-            f"a side table must be an .npy file of numbers, a row for each sample: {problem}",
+            f"a side table must be an .npy file of numbers, with a row for each sample: {problem}",
             path=path,
             advice="write it again with numpy.save, as a whole",
         )

@@ -1,4 +1,4 @@
-"""Sources of records for a feed: an index over shards, or a source of the user's own."""
+"""Sources of records for a feed: an index over shards, or a user-defined source (`OwnSource`)."""
 
 from __future__ import annotations
 
@@ -40,11 +40,11 @@ class Source(Protocol):
         """By name, a digest of the content of a field or column, for states; may be empty."""
 
     def describe(self, record: int, /) -> str:
-        """Return a description of a record in one line, for messages: its shard and number."""
+        """Return a description of a record in one line, for messages, as its shard and number."""
 
 
 class Reads(Protocol):
-    """Read records of a source, from several threads at once.
+    """A reader of the records of a source, which several threads may use at once.
 
     >>> import numpy as np
     >>> from twinfeed import DatasetSource
@@ -65,7 +65,7 @@ class Reads(Protocol):
 
 @runtime_checkable
 class OwnSource(Source, Protocol):
-    """A source of the user's own: a list, an array, a dataset of another library.
+    """A user-defined source of records: a list, an array, a dataset of another library.
 
     A `Feed` takes such a source in place of an index, and all loaders work with it. Only what needs
     byte ranges does not work: reading ahead, `plan` and `shuffled`. For worker processes that are
@@ -103,23 +103,23 @@ class OwnSource(Source, Protocol):
         """Return a reader; with `checksums`, it compares checksums, if the source has any."""
 
 
-_MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
+_SOURCE_MEMBERS = ("__len__", "fields", "columns", "digests", "describe", "reader")
 
 
 def check_source(source: object, /) -> None:
-    """Check that an object is a source of records.
+    """Check that an object is an index or a user-defined source of records.
 
     Raises:
-        TypeError: a method or attribute of `Source` is missing, or a column is no array.
-        ValueError: a column does not have a row for each record.
+        TypeError: a method or attribute of `OwnSource` is missing, or a column is not an array.
+        ValueError: a column does not have a row for each record, or has masked entries.
     """
     if isinstance(source, Index):
         return
     if not isinstance(source, OwnSource):
-        missing = [name for name in _MEMBERS if not hasattr(source, name)]
+        missing = [name for name in _SOURCE_MEMBERS if not hasattr(source, name)]
         raise TypeError(
-            f"index must be an Index, got a {type(source).__name__}: open_index(path) gives one; "
-            f"to be a source of your own (docs/own-records.md) it lacks {', '.join(missing)}"
+            f"index must be an Index, got a {type(source).__name__}: open_index(path) gives one. "
+            f"As a source of your own (docs/own-records.md), it lacks {', '.join(missing)}"
         )
     for name, column in source.columns.items():
         if not isinstance(column, np.ndarray):
@@ -127,7 +127,7 @@ def check_source(source: object, /) -> None:
                 f"column {name!r} of a {type(source).__name__} must be a numpy array, "
                 f"got a {type(column).__name__}: np.asarray(…) makes one"
             )
-        unmasked(f"column {name!r} of a {type(source).__name__}", column)
+        unmasked(f"column {name!r} of a {type(source).__name__}", column)  # raises ValueError
         if column.shape[:1] != (len(source),):
             raise ValueError(
                 f"column {name!r} of a {type(source).__name__} must have a row for each of its "
@@ -143,10 +143,10 @@ def read_only(array: Array, /) -> Array:
 
 
 class CheckedReader:
-    """Read from a source of the user's own, and check what its `read` returns.
+    """Read from a user-defined source, and check what its `read` returns.
 
-    Arrays become read-only views, since the source may keep their memory. If the reader declares
-    its arrays `fresh`, which means that nobody else holds them, they are returned as they are.
+    Arrays become read-only views, since the source may keep their memory. If the reader has the
+    attribute `fresh = True`, nobody else has its arrays, and they are returned as they are.
     """
 
     def __init__(self, reader: Reads, source: Source) -> None:
@@ -169,7 +169,7 @@ class CheckedReader:
             `missing`.
 
         Raises:
-            LoaderError: `read` failed, or did not return a list with a value for each id by field.
+            LoaderError: `read` failed, or did not return by field a list with a value for each id.
         """
         try:
             found = self._reader.read(ids, fields)
@@ -178,19 +178,17 @@ class CheckedReader:
         except Exception as error:
             raise self._read_error(ids, fields, error) from error
         if not isinstance(found, Mapping):
-            raise self._result_error("no dict", fields, len(ids), f"a {type(found).__name__}")
+            raise self._result_error("something other than a dict", ids, fields, _type_name(found))
         for name in fields:
+            for_field = f"for the field {name!r}"
             if name not in found:
-                raise self._result_error(
-                    f"no values of the field {name!r}", fields, len(ids), [*found]
-                )
+                raise self._result_error(f"no values {for_field}", ids, fields, [*found])
             values = found[name]
             if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
-                got = f"a {type(values).__name__}"
-                raise self._result_error(f"no list for the field {name!r}", fields, len(ids), got)
+                raise self._result_error(f"no list {for_field}", ids, fields, _type_name(values))
             if len(values) != len(ids):
-                problem = f"another number of values of the field {name!r}"
-                raise self._result_error(problem, fields, len(ids), counted(len(values), "value"))
+                problem = f"too many or too few values {for_field}"
+                raise self._result_error(problem, ids, fields, counted(len(values), "value"))
         return {
             name: self._fill_missing(name, found[name], ids, missing.get(name)) for name in fields
         }
@@ -212,16 +210,16 @@ class CheckedReader:
             if value is None:
                 where = self._source.describe(int(ids[position]))
                 raise LoaderError(
-                    f"{where}: read gave None for the field {name!r}",
+                    f"{where}: read returned None for the field {name!r}",
                     advice=f"give the feed a value for it, missing={{{name!r}: …}}, or leave the "
                     "record out (records= of the sampler)",
                 )
         return [read_only(value) if isinstance(value, np.ndarray) else value for value in filled]
 
     def _read_error(self, ids: Int64s, fields: Sequence[str], error: Exception) -> LoaderError:
-        """Return the error for an exception in the user's `read` of several records.
+        """Return the error for an exception that the user's `read` of several records has raised.
 
-        To name a record, each is read by itself until one fails.
+        To find the record that causes it, each is read by itself until one fails.
         """
         where = f"{counted(len(ids), 'record')} at once"
         for record in ids:
@@ -232,7 +230,7 @@ class CheckedReader:
                 break
         return LoaderError(
             f"{where}: read of a {self._name} failed: {error!r}",
-            advice="mend read, or leave the record out (records= of the sampler)",
+            advice="correct read, or leave the record out (records= of the sampler)",
         )
 
     def close(self) -> None:
@@ -240,22 +238,28 @@ class CheckedReader:
         self._reader.close()
 
     def _result_error(
-        self, problem: str, fields: Sequence[str], count: int, found: object
+        self, problem: str, ids: Int64s, fields: Sequence[str], found: object
     ) -> LoaderError:
-        """Return the error for a user's `read` that did not return `count` values for each field.
+        """Return the error for a user's `read` that did not return a value for each id and field.
 
-        `problem` says what is wrong, and `found` what was returned.
+        `problem` says what it returned instead, as in "no list", and `found` shows it.
         """
+        values = counted(len(ids), "value")
         return LoaderError(
-            f"read of a {self._name} gave {problem}",
-            expected=f"a dict with a list of {counted(count, 'value')} for each of {list(fields)}",
+            f"read of a {self._name} returned {problem}",
+            expected=f"a dict with a list of {values} for each of {list(fields)}",
             found=found,
-            advice="mend read: see docs/own-records.md",
+            advice="correct read: see docs/own-records.md",
         )
 
 
+def _type_name(value: object) -> str:
+    """Return the type of a value for a message, such as "a list"."""
+    return f"a {type(value).__name__}"
+
+
 def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
-    """Return a reader for an index, or a checked reader for a source of the user's own."""
+    """Return the reader of an index; for a user-defined source, one that checks its results."""
     if isinstance(source, Index):
         return Reader(source, checksums=checksums)
     assert isinstance(source, OwnSource)
@@ -267,8 +271,9 @@ def read_with_missing(
 ) -> Mapping[str, Sequence[Any]]:
     """Read records, and return by field their values, in the order of `ids`.
 
-    A missing field of a record gets its value in `missing`. Readers other than those of
-    `reader_of`, as that of a DataLoader worker, have no missing values.
+    For a record that does not have a field, the value is that of the field in `missing`. Only the
+    readers that `reader_of` returns can fill in values. Any other reader returns complete values:
+    that of a DataLoader worker, for instance, gets them from the main process.
     """
     if isinstance(reader, (Reader, CheckedReader)):
         return reader._read_with_missing(ids, fields, missing)

@@ -94,7 +94,7 @@ class PrefetchedRequest(NamedTuple):
 class RequestValuesReader:
     """A reader in a worker, which returns the values that came with the latest request."""
 
-    delivered: _RequestWithValues
+    latest: _RequestWithValues
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
         """Return by field the values of records, from those that came with the request."""

@@ -49,13 +49,13 @@ def batcher_of(feed: Feed, **options: Any) -> Batcher:
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:
     """Return the file, the start and the stop of each range that a reader has fetched ahead."""
-    return list(getattr(reader._files, "buffer", ()))
+    return list(reader._files.buffer._ranges) if reader.index.remote else []  # type: ignore[union-attr]
 
 
-def fetch_ahead(reader: Reader, extents: Any) -> None:
+def fetch_ahead(reader: Reader, ranges: Any) -> None:
     """Have ranges fetched, as the plan of a pass has."""
     local_or_remote: Any = reader._files
     if reader.index.remote:
-        local_or_remote.buffer.apply(Fetch(extents))
+        local_or_remote.buffer.apply(Fetch(ranges))
     else:
-        local_or_remote.kernel_readahead.add(local_or_remote.with_descriptors(extents))
+        local_or_remote.kernel_readahead.add(local_or_remote.with_descriptors(ranges))

@@ -125,12 +125,10 @@ class BlockUses:
         for first_use, last_use in _uses_of_blocks(firsts, self._idle_samples):
             first = int(firsts[first_use])
             if first in self._open:
-                last_sample = self._open[first][2]
+                block, _, last_sample = self._open[first]
                 if chunk_start + first_use - last_sample > self._idle_samples:
                     self._close(first)
-            if first in self._open:
-                block = self._open[first][0]
-            else:
+            if first not in self._open:
                 block = Block(first, int(stops[first_use]), int(steps[first_use]))
                 self._opened.append(block)
             self._open[first] = block, int(steps[last_use]), chunk_start + last_use

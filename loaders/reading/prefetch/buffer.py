@@ -6,7 +6,7 @@ import sys
 import threading
 from bisect import bisect_left, bisect_right, insort
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
 from functools import partial
 from operator import attrgetter
@@ -21,7 +21,7 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     Fetch,
     LastUses,
     Rows,
-    ranges_of_rows,
+    merge_rows,
 )
 from twinfeed.loaders.storage import retries
 from twinfeed.loaders.storage.request_pool import request_pool
@@ -124,10 +124,6 @@ class RangeBuffer:
         self._ranges: dict[tuple[int, int, int], BufferedRange] = {}  # by file, start and stop
         self._clear()
 
-    def __iter__(self) -> Iterator[tuple[int, int, int]]:
-        """Yield the file, the start and the stop of each range."""
-        return iter([*self._ranges])
-
     def clear(self) -> None:
         """Cancel all requests, and drop all ranges."""
         with self._lock:
@@ -225,11 +221,9 @@ class RangeBuffer:
             for buffered in distinct:
                 if buffered.failed:
                     buffered.request(self._read, urgent=True)
-            unfinished = [
-                part for buffered in distinct for part in buffered.parts if not part.done()
-            ]
-        if unfinished:
-            request_pool().promote(unfinished)
+            parts = [part for buffered in distinct for part in buffered.parts if not part.done()]
+        if parts:
+            request_pool().promote(parts)
         missing = rows[[buffered is None for buffered in found]]
         requested = iter(self._request_now(missing))  # the ranges of the missing rows, in order
         return [next(requested) if buffered is None else buffered for buffered in found]
@@ -242,7 +236,7 @@ class RangeBuffer:
         """
         if not len(rows):
             return []
-        merged = ranges_of_rows(rows, NO_BLOCK, CURRENT_STEP, self._gap)
+        merged = merge_rows(rows, NO_BLOCK, CURRENT_STEP, self._gap)
         ranges = [
             BufferedRange(number=0, file=file, start=start, stop=stop, step=step)
             for file, start, stop, _, step in merged.tolist()

@@ -84,7 +84,7 @@ class ChunkCache:
         fields, is_prefetched = tuple(plan.fields), plan.limit > 0
         if self._uses is None or self._uses_key != (plan.schedule, fields, is_prefetched):
             self._uses_key = plan.schedule, fields, is_prefetched
-            chunks_of = partial(self._chunks_of_records, fields)
+            chunks_of = partial(self._find_chunks, fields)
             self._uses = NextUses(plan.schedule.all_ranks, chunks_of, prefetched=is_prefetched)
         self._eviction.advance(self._uses, step, self._cached_chunks)
 
@@ -96,9 +96,7 @@ class ChunkCache:
             if digest in first_chunks:
                 yield first_chunks[digest] + int(number_in_shard)
 
-    def _chunks_of_records(
-        self, fields: Sequence[str], records: Int64s
-    ) -> tuple[Int64s, Int64s, Int64s]:
+    def _find_chunks(self, fields: Sequence[str], records: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return which chunks contain the nonempty fields of records.
 
         Three arrays, int64[nonempty fields]: the first chunk of each field, its last chunk, and the
@@ -137,7 +135,7 @@ class ChunkCache:
                 claimed = [n for n in missing if n not in self._claimed]
                 self._claimed |= dict.fromkeys(claimed, done)
             try:
-                self._read_claimed(shard, claimed, data, step)
+                data |= self._read_claimed(shard, claimed, step)
             finally:
                 with self._lock:
                     for chunk in claimed:
@@ -160,14 +158,13 @@ class ChunkCache:
         size = int(self._sizes[shard])
         return max(0, min(start, size)), max(0, min(stop, size))
 
-    def _read_claimed(
-        self, shard: int, chunks: list[int], data: dict[int, bytes], step: int
-    ) -> None:
-        """Add the bytes of chunks of a shard to `data`, a dict by chunk, from the cache or store.
+    def _read_claimed(self, shard: int, chunks: list[int], step: int) -> dict[int, bytes]:
+        """Return by chunk the bytes of chunks of a shard, from the cache or the store.
 
         This thread has claimed the chunks, so no other thread reads them now. Those that are not in
         the cache are fetched from the store, consecutive ones by one request.
         """
+        data: dict[int, bytes] = {}
         for chunk in chunks:
             cached = self._disk.get(*self._entry(chunk))
             if cached is not None:
@@ -176,22 +173,23 @@ class ChunkCache:
         missing = np.array([chunk for chunk in chunks if chunk not in data], np.int64)
         gaps = np.flatnonzero(np.diff(missing) != 1) + 1
         for consecutive in np.split(missing, gaps) if len(missing) else ():
-            self._fetch_chunks(shard, consecutive.tolist(), data, step)
+            data |= self._fetch_chunks(shard, consecutive.tolist(), step)
+        return data
 
-    def _fetch_chunks(
-        self, shard: int, chunks: list[int], data: dict[int, bytes], step: int
-    ) -> None:
-        """Fetch consecutive chunks by one request, add their bytes to `data`, and cache them."""
+    def _fetch_chunks(self, shard: int, chunks: list[int], step: int) -> dict[int, bytes]:
+        """Fetch consecutive chunks by one request, cache them, and return their bytes by chunk."""
         start = (chunks[0] - int(self._first_chunks[shard])) * self.size
         start, stop = self._clipped(shard, start, start + len(chunks) * self.size)
         fetched = self._fetch(shard, start, stop, step)
+        data: dict[int, bytes] = {}
         for offset, chunk in zip(range(0, stop - start, self.size), chunks, strict=True):
             name, length = self._entry(chunk)
-            data[chunk] = chunk_data = bytes(fetched[offset : offset + length])
-            if len(chunk_data) == length:  # else the store returned too few bytes: do not cache
+            data[chunk] = bytes(fetched[offset : offset + length])
+            if len(data[chunk]) == length:  # else the store returned too few bytes: do not cache
                 victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
-                if self._disk.put(name, chunk_data, victims):
+                if self._disk.put(name, data[chunk], victims):
                     self._eviction.record_use(chunk, step)
+        return data
 
     def _entry(self, chunk: int) -> tuple[str, int]:
         """Return the name of the cache entry of a chunk, and the length of the chunk in bytes.

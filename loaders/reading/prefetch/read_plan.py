@@ -237,15 +237,13 @@ def ranges_of_records(
     # There is a row for each field of each record: all fields of the first record, then the next.
     rows = index.rows(fields, records)
     nonempty = rows["length"] > 0
-    nonempty[outside(index, rows)] = False
+    nonempty[rows_outside_shards(index, rows)] = False
     block_of_rows = np.repeat(np.broadcast_to(blocks, len(records)), len(fields))
     step_of_rows = np.repeat(steps, len(fields))
-    return ranges_of_rows(rows[nonempty], block_of_rows[nonempty], step_of_rows[nonempty], gap)
+    return merge_rows(rows[nonempty], block_of_rows[nonempty], step_of_rows[nonempty], gap)
 
 
-def ranges_of_rows(
-    rows: Rows, blocks: Int64s | int, steps: Int64s | int, gap: int, /
-) -> FileRanges:
+def merge_rows(rows: Rows, blocks: Int64s | int, steps: Int64s | int, gap: int, /) -> FileRanges:
     """Merge the byte ranges of rows of an index into `FILE_RANGE`s, sorted by file and offset.
 
     Rows of one file and block share a range if at most `gap` bytes lie between them, unless it
@@ -282,7 +280,7 @@ def ranges_of_rows(
     return ranges
 
 
-def outside(index: Index, rows: Rows, /) -> Int64s:
+def rows_outside_shards(index: Index, rows: Rows, /) -> Int64s:
     """Return the positions of rows whose byte range is not within their shard, as int64[n]."""
     if index.container == "files":
         return np.zeros(0, np.int64)  # a row is a whole file, whose size is checked when it is read

@@ -119,7 +119,7 @@ def test_an_error_of_record_0_says_why_it_was_read() -> None:
 
     with pytest.raises(RuntimeError, match="no disk") as raised:
         Feed(Fails(), BatchSampler(SequentialSampler(RECORDS), batch_size=5))
-    assert raised.value.__notes__ == ["in record 0 of a Fails, which is read for its fields"]
+    assert raised.value.__notes__ == ["in record 0 of a Fails, read to find the field names"]
 
 
 def feed_of(data: Any, **options: Any) -> Feed:
@@ -257,9 +257,9 @@ def test_what_gives_no_records_by_number_is_refused_in_words() -> None:
 
     data = datasets.Dataset.from_dict({"n": [1, 2]})
     for given, word in (
-        (data.with_format("arrow"), "'arrow' gives tables: give dataset.with_format"),
-        (data.with_format("polars"), "'polars' gives tables"),
-        (data.to_iterable_dataset(), "a length and records by number, got a IterableDataset"),
+        (data.with_format("arrow"), "'arrow' returns tables: give dataset.with_format"),
+        (data.with_format("polars"), "'polars' returns tables"),
+        (data.to_iterable_dataset(), "a map-style dataset, .* got a IterableDataset"),
         (datasets.DatasetDict(train=data), r"as in DatasetSource\(data\['train'\]\)"),
     ):
         with pytest.raises(TypeError, match=word):
@@ -354,7 +354,9 @@ def test_tensors_without_values_are_named(kind: str) -> None:
 def test_a_dataframe_is_refused_with_what_to_give() -> None:
     import pandas
 
-    with pytest.raises(TypeError, match=r"to_arrow\(\) of polars, or datasets.Dataset.from_pandas"):
+    with pytest.raises(
+        TypeError, match=r"to_arrow\(\) \(polars\), or datasets.Dataset.from_pandas"
+    ):
         DatasetSource(pandas.DataFrame({"a": [1]}))
 
 

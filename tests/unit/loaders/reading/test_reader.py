@@ -163,7 +163,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (changed, OSError, "the file changed after an array mapped it.*t.npy"),
     (table(rows=np.ma.masked_equal([0, 1], 1)), ValueError, "rows must have no masked entry"),
     # Datasets
-    (rows(iter(SAMPLES)), TypeError, "must have a length and records by number"),
+    (rows(iter(SAMPLES)), TypeError, "must be a map-style dataset"),
     (rows({"x": X, "y": X[1:]}), ValueError, r"lengths \{'x': 24, 'y': 23\}"),
     (rows({"train": "shard"}), TypeError, "'train' must be an array or a list, got a str"),
     (rows({"x": np.ma.masked_less(X, 3)}), TypeError, "got a MaskedArray"),
@@ -176,8 +176,8 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (rows(SAMPLES, label="word"), TypeError, "column 'word' must hold numbers.*unique"),
     (rows([{"y": 0.5}], label="y"), TypeError, "label 'y' must hold integers, got float64"),
     (rows(SAMPLES, columns="word"), TypeError, "columns must be a list of names"),
-    (rows([{"x": 1}, {"y": 1}], columns=["x"]), KeyError, "no 'x' in every record"),
-    (rows({"x": X}, label="y"), KeyError, r"no 'y' in every record: the first has \['x'\]"),
+    (rows([{"x": 1}, {"y": 1}], columns=["x"]), KeyError, "field 'x' is not in every record"),
+    (rows({"x": X}, label="y"), KeyError, r"field 'y' is not in every record: .* 0 has \['x'\]"),
     (
         lambda _: pickle.dumps(DatasetSource(np.zeros((40, 1 << 20), np.uint8))),
         LoaderError,
@@ -203,15 +203,15 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (batch(Unfinished()), TypeError, "must be an Index, got a .*lacks describe, reader"),
     # A dataset that a feed is to take as it is
     *(
-        (batch(dataset), TypeError, f"must have a length and records by number, got a {word}$")
+        (batch(dataset), TypeError, f"must be a map-style dataset, .*got a {word}$")
         for dataset, word in (
             (None, "NoneType"),
             (iter(SAMPLES), "list_iterator: pack.* writes an index"),
-            (SimpleNamespace(dataset=SAMPLES), "SimpleNamespace: give its dataset"),
+            (SimpleNamespace(dataset=SAMPLES), r"SimpleNamespace: pass its \.dataset"),
         )
     ),
     *(
-        (batch(dataset), TypeError, rf"record 0 of a .* is of type {word}, and no dict: .*fields=")
+        (batch(dataset), TypeError, rf"record 0 of a .* is of type {word}, not a dict.* fields=")
         for dataset, word in ((["a.tfrecord"], "str"), ([[1, 2]], "list"), (X, "ndarray"))
     ),
     (batch([(X, 1)]), ValueError, r'name the 2 parts .*\(dataset, fields=\("image", "label"\)\)'),
@@ -236,20 +236,24 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (batch(Giving(column=[3])), TypeError, "'label' of a Giving must be a numpy array, got a list"),
     (batch(Giving(column=LABELS[:-1])), ValueError, "'label' .* a row for each of its 24 records"),
     (batch(Giving(column=np.array(3))), ValueError, r"got the shape \(\)"),
-    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"gave no dict(.|\n)*found: a list"),
-    (batch(Giving(lambda ids: {"a": []})), LoaderError, r"no values of the field 'word'(.|\n)*'a'"),
+    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"than a dict(.|\n)*found: a list"),
+    (
+        batch(Giving(lambda ids: {"a": []})),
+        LoaderError,
+        r"no values for the field 'word'(.|\n)*'a'",
+    ),
     (batch(Giving(lambda ids: {"word": b"x"})), LoaderError, f"{NO_LIST}bytes"),
     (batch(Giving(lambda ids: {"word": iter(ids)})), LoaderError, NO_LIST),
     (batch(Giving(lambda ids: {"word": None})), LoaderError, f"{NO_LIST}NoneType"),
     (
         batch(Giving(lambda ids: {"word": [b""] * 7})),
         LoaderError,
-        "number of values(.|\n)*7 values",
+        "too few values(.|\n)*7 values",
     ),
     (
         batch(Giving(lambda ids: {"word": [None if n == 7 else b"" for n in ids]})),
         LoaderError,
-        "word number 7: read gave None for the field 'word'",
+        "word number 7: read returned None for the field 'word'",
     ),
     (
         batch(Giving(lambda ids: {"word": [{}[n] if n == 7 else b"" for n in ids]})),
@@ -568,7 +572,7 @@ def test_a_row_that_names_no_file_is_the_index_s_fault(tmp_path: Path) -> None:
     rows = np.load(table, mmap_mode="r+")
     rows["file"] = 7
     rows.flush()
-    told = r"a file below 1\n  found: 7\n  what to do: "
+    told = r"a file number below 1\n  found: 7\n  what to do: "
     with Reader(open_index(index.path)) as reader, pytest.raises(IndexFormatError, match=told):
         reader.read([0])
     with pytest.raises(IndexFormatError, match="field-0 do not match their digests"):

@@ -26,7 +26,7 @@ def fetch(buffer: RangeBuffer, *numbers: int, step: int = 0, block: int = NO_BLO
 
 
 def found(buffer: RangeBuffer, number: int) -> bool:
-    return (0, number * SIZE, (number + 1) * SIZE) in buffer
+    return (0, number * SIZE, (number + 1) * SIZE) in buffer._ranges
 
 
 def needed(buffer: RangeBuffer, number: int) -> BufferedRange:

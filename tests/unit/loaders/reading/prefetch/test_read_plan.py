@@ -35,8 +35,8 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     Fetch,
     LastUses,
     ReadPlan,
+    merge_rows,
     ranges_of_records,
-    ranges_of_rows,
 )
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.support import system
@@ -182,7 +182,7 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     rows["length"] = [5, 5, 90, 5, 1, 7]
     rows["file"] = [0, 0, 0, 0, 0, 1]
     steps = np.arange(6)[::-1]
-    found = ranges_of_rows(rows[::-1], NO_BLOCK, steps, LOCAL_GAP)[
+    found = merge_rows(rows[::-1], NO_BLOCK, steps, LOCAL_GAP)[
         ["file", "start", "stop", "step"]
     ].tolist()
     gap = LOCAL_GAP
@@ -191,9 +191,7 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     many = np.zeros(100, rows.dtype)
     many["offset"] = np.arange(100) * (MAX_RANGE_BYTES // 10)
     many["length"] = MAX_RANGE_BYTES // 10
-    lengths = [
-        stop - start for _, start, stop, *_ in ranges_of_rows(many, 1, 1, LOCAL_GAP).tolist()
-    ]
+    lengths = [stop - start for _, start, stop, *_ in merge_rows(many, 1, 1, LOCAL_GAP).tolist()]
     assert sum(lengths) == 100 * (MAX_RANGE_BYTES // 10)
     assert max(lengths) <= MAX_RANGE_BYTES + MAX_RANGE_BYTES // 10
 
