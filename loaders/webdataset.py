@@ -48,7 +48,7 @@ class SampleLoader(Loader[list[Sample]]):
     ['or', 'not'] 1 0
     """
 
-    _counts = "loop over source.track(loader)"
+    _counting_advice = "loop over source.track(loader)"
     _next_pass: tuple[int, int] | None = None  # of the pass that track has begun
 
     def __call__(self) -> Iterator[Sample]:
@@ -72,12 +72,14 @@ class SampleLoader(Loader[list[Sample]]):
             ValueError: batches of this rank differ in size, before the last one: a pipeline cuts
                 equal ones. In the pass: `loader` gives more or fewer batches than the stream has.
         """
-        self._stop()
+        self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         self._check_sizes(epoch, start)
         self._next_pass = epoch, start
         self.meter.start(start)
-        yield from self._deliver(self._counted(loader, len(self) - start), self._received)
+        yield from self._iterate_pass(
+            self._counted(loader, len(self) - start), self._count_received
+        )
 
     def _check_sizes(self, epoch: int, start: int) -> None:
         """Raise ValueError unless all batches of a pass have the sampler's batch size.

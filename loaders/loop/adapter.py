@@ -25,7 +25,7 @@ class Adapter:
         After the last batch, the position of the loader becomes the next epoch.
         """
         loader = self.loader
-        loader._end()
+        loader._end_pass()
         pass_start = loader.external_passes.start()
         epoch, step, _ = pass_start
         loader.meter.start(step)
@@ -36,10 +36,10 @@ class Adapter:
             """Count a batch, and return whether it is the last of the epoch."""
             is_last: bool = next(numbers) == num_batches
             if is_last:
-                loader.external_passes.finished(pass_start)
+                loader.external_passes.finish(pass_start)
             return is_last
 
-        for batch in loader._deliver(running, count_received, batches=num_batches):
+        for batch in loader._iterate_pass(running, count_received, batches=num_batches):
             with explain_key_error(batch):
                 arranged = arrange(batch)
             yield arranged

@@ -64,8 +64,8 @@ class ExternalPasses:
         self._ledger = ledger
         # Positions (epoch, step): where the next pass starts, if there is a counter; and where the
         # latest pass started.
-        self._next: tuple[int, int] | None = None
-        self._latest: tuple[int, int] | None = None
+        self._next_start: tuple[int, int] | None = None
+        self._latest_start: tuple[int, int] | None = None
         self._generation = 0  # changes when a counter starts or stops
         self.peeking = False
         self.reshardable = True
@@ -84,17 +84,17 @@ class ExternalPasses:
             if self.peeking and not self._cursor.stream.evaluation:
                 return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step
-            if self._next is None:
-                self._latest = self._cursor.start_pass()
-                self._cursor.count_pass(self._latest[0], self._advice)
-            elif position > self._next and not self._cursor.stream.evaluation:
+            if self._next_start is None:
+                self._latest_start = self._cursor.start_pass()
+                self._cursor.count_pass(self._latest_start[0], self._advice)
+            elif position > self._next_start and not self._cursor.stream.evaluation:
                 # The tracked pass was abandoned, or the framework draws a batch to infer its shape.
                 return PassStart(*position, self._generation)
             else:
-                self._latest = self._next
-            return PassStart(*self._latest, self._generation)
+                self._latest_start = self._next_start
+            return PassStart(*self._latest_start, self._generation)
 
-    def finished(self, pass_start: PassStart, /) -> None:
+    def finish(self, pass_start: PassStart, /) -> None:
         """Set the position after the last batch of a pass.
 
         If a counter sets the loader's position, only the start of the next pass is set here. Else
@@ -105,9 +105,9 @@ class ExternalPasses:
         with _LOCK:
             if generation != self._generation:
                 return  # an abandoned pass may still prefetch; its end would skip an epoch
-            if self._next is not None:
-                if self._next[0] == epoch:
-                    self._next = (epoch if evaluation else epoch + 1), 0
+            if self._next_start is not None:
+                if self._next_start[0] == epoch:
+                    self._next_start = (epoch if evaluation else epoch + 1), 0
                 return
             steps = len(self._cursor.stream)
             if self._ledger is not None:
@@ -123,8 +123,8 @@ class ExternalPasses:
         `reshardable` says whether a `tf.distribute` strategy may divide the batches.
         """
         with _LOCK:
-            self._generation += self._next is None
-            self._next = epoch, step
+            self._generation += self._next_start is None
+            self._next_start = epoch, step
             self.peeking, self.reshardable = False, reshardable
 
     @contextmanager
@@ -138,7 +138,7 @@ class ExternalPasses:
 
     def started_at(self, epoch: int, step: int, /) -> bool:
         """Return whether the latest pass started at this position."""
-        return self._latest == (epoch, step)
+        return self._latest_start == (epoch, step)
 
     def advance_to(self, epoch: int, step: int, /) -> None:
         """Set the loader's position: all batches before this step were trained on.
@@ -154,6 +154,6 @@ class ExternalPasses:
     def stop_tracking(self) -> None:
         """Let the end of each pass set the position again: the batches are no longer counted."""
         with _LOCK:
-            self._generation += self._next is not None
-            self._next = self._latest = None
+            self._generation += self._next_start is not None
+            self._next_start = self._latest_start = None
             self.peeking, self.reshardable = False, True

@@ -68,7 +68,7 @@ class FeedLoader(Loader[B]):
         """
         previous = _ONE_EPOCH.get(self.feed, {}).pop(type(self), None)
         was_deleted = previous is not None and previous() is None  # live loaders may be compared
-        if was_deleted and not (self._epochs or self._positioned):
+        if was_deleted and not (self._received_epochs or self._position_was_set):
             name = type(self).__name__
             warnings.warn(
                 f"a new {name} of the same feed begins epoch 0 again, and the same batches come: "
@@ -77,10 +77,10 @@ class FeedLoader(Loader[B]):
             )
         return super().__iter__()
 
-    def _received(self) -> bool:
+    def _count_received(self) -> bool:
         """Count a batch that the loop has received; return whether it is the last of its epoch."""
-        is_last = super()._received()
-        if is_last and self._epochs == {0} and not self._sampler.evaluation:
+        is_last = super()._count_received()
+        if is_last and self._received_epochs == {0} and not self._sampler.evaluation:
             # If the next epoch is read by a new loader of this feed, `__iter__` warns.
             _ONE_EPOCH.setdefault(self.feed, {})[type(self)] = ref(self)
         return is_last
@@ -151,8 +151,8 @@ class FeedLoader(Loader[B]):
         """Return the feed with another sampler; raise ValueError if the loader cannot serve it."""
         return self.feed.with_sampler(sampler)
 
-    def _stop(self) -> None:
-        super()._stop()
+    def _end_pass_and_tracking(self) -> None:
+        super()._end_pass_and_tracking()
         for schedule in self.schedules.values():
             schedule.committed = 0  # the next pass may begin before the steps of the last one
 

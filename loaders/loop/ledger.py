@@ -31,8 +31,8 @@ from twinfeed.samplers import BatchStream, validate
 LEDGER_VERSION = 1
 POSITION = Struct("<qq")
 
-_FIRST_BYTES = json.dumps({"ledger": LEDGER_VERSION})[:-1].encode() + b","
-_NO_RANGE = POSITION.pack(-1, 0)
+_LINE_START = json.dumps({"ledger": LEDGER_VERSION})[:-1].encode() + b","
+_NO_OPEN_RANGE = POSITION.pack(-1, 0)
 _LONGEST_LINE = 1 << 20  # so many bytes are read to find where the last whole line ends
 
 _LEDGERS: WeakSet[Ledger] = WeakSet()  # ledgers to close at exit, and to leave alone after a fork
@@ -107,19 +107,19 @@ class Ledger(Closing):
     ...         ledger.delivered(global_step)
     """
 
-    _file = _position = -1  # descriptors; -1 while the files are closed
+    _ledger_fd = _position_fd = -1  # descriptors; -1 while the files are closed
     _enabled = False  # False after an error, and in a forked child
-    _stop: int | None = None  # the step after the last delivered batch; None: no range
+    _next_step: int | None = None  # the step after the last delivered batch; None: no range
 
     def __init__(self, path: str | os.PathLike[str], stream: Feed | BatchStream, /) -> None:
         sampler = sampler_of(stream)
         self.path = path_of_rank(path, sampler.rank)
         self._stream, self._sampler = stream, sampler
-        self._identified = False  # whether a line since the opening says what the stream is
+        self._run_was_written = False  # whether a line since the opening says what the stream is
         self._range_offset = 0  # where the line of the range begins
         self._enabled = True
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._open()
+        self._open_files()
         self.close()
         _LEDGERS.add(self)
 
@@ -135,10 +135,10 @@ class Ledger(Closing):
         if not self._enabled:
             return
         try:
-            if global_step != self._stop:
+            if global_step != self._next_step:
                 self._start_range(validate.integer("global_step", global_step, minimum=0))
-            self._stop = int(global_step) + int(steps)
-            os.pwrite(self._position, POSITION.pack(self._range_offset, self._stop), 0)
+            self._next_step = int(global_step) + int(steps)
+            os.pwrite(self._position_fd, POSITION.pack(self._range_offset, self._next_step), 0)
         except OSError as error:
             self._disable(error)
 
@@ -148,7 +148,7 @@ class Ledger(Closing):
             return
         try:
             self._end_range()
-            self._write("load", global_step)
+            self._write_line("load", global_step)
         except OSError as error:
             self._disable(error)
 
@@ -156,12 +156,14 @@ class Ledger(Closing):
         """Note that another stream, with the same batches before, is drawn from this step on."""
         before = self._sampler.fingerprint
         self._stream, self._sampler = stream, sampler_of(stream)
-        if not (self._enabled and self._identified):
+        if not (self._enabled and self._run_was_written):
             return  # the line of the next range says what the stream is
         after = self._sampler.fingerprint
         names = [name for name in before | after if before.get(name) != after.get(name)]
         try:
-            self._write("change", global_step, fields={name: after.get(name) for name in names})
+            self._write_line(
+                "change", global_step, fields={name: after.get(name) for name in names}
+            )
         except OSError as error:
             self._disable(error)
 
@@ -176,18 +178,18 @@ class Ledger(Closing):
     def _start_range(self, step: int) -> None:
         """End the range of steps and begin another; the first also says what the stream is."""
         self._end_range()
-        identity = {} if self._identified else self._identity(step)
-        self._range_offset = self._write("begin", step, **identity)
-        self._identified = True
+        identity = {} if self._run_was_written else self._describe_run(step)
+        self._range_offset = self._write_line("begin", step, **identity)
+        self._run_was_written = True
 
     def _end_range(self) -> None:
         """End the range of steps, if there is one."""
-        if self._stop is not None:
-            step, self._stop = self._stop, None
-            self._write("end", step)
-            self._clear_position()
+        if self._next_step is not None:
+            step, self._next_step = self._next_step, None
+            self._write_line("end", step)
+            self._write_no_open_range()
 
-    def _identity(self, step: int) -> dict[str, Any]:
+    def _describe_run(self, step: int) -> dict[str, Any]:
         """Return what the records of the steps depend on, as a line has it."""
         from importlib.metadata import version  # it would take a sixth of the import
 
@@ -204,68 +206,70 @@ class Ledger(Closing):
             "state": state,
         }
 
-    def _write(self, event: str, step: int, **facts: Any) -> int:
+    def _write_line(self, event: str, step: int, **facts: Any) -> int:
         """Write a line to the disk; return where it begins."""
-        if self._file < 0:
-            self._open()
-            self._lock()
+        if self._ledger_fd < 0:
+            self._open_files()
+            self._lock_and_repair()
         time = datetime.now(UTC).isoformat(timespec="seconds")
         line = {"ledger": LEDGER_VERSION, "event": event, "time": time, "step": step, **facts}
-        offset = os.lseek(self._file, 0, os.SEEK_END)
+        offset = os.lseek(self._ledger_fd, 0, os.SEEK_END)
         data = json.dumps(line).encode() + b"\n"
-        if os.write(self._file, data) < len(data):
+        if os.write(self._ledger_fd, data) < len(data):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        os.fsync(self._file)
+        os.fsync(self._ledger_fd)
         return offset
 
-    def _open(self) -> None:
+    def _open_files(self) -> None:
         """Open both files; raise LoaderError if they are not those of a ledger."""
-        self._file = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        self._ledger_fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
         problem = f"not a file of a ledger of version {LEDGER_VERSION}"
         advice = "give ledger= the name of a file that is not there"
-        if not _FIRST_BYTES.startswith(os.pread(self._file, len(_FIRST_BYTES), 0)):
-            self._refuse(problem, self.path, advice)
+        if not _LINE_START.startswith(os.pread(self._ledger_fd, len(_LINE_START), 0)):
+            self._raise_error(problem, self.path, advice)
         position = position_path(self.path)
-        self._position = open_regular(position, os.O_RDWR | os.O_CREAT)
-        if os.fstat(self._position).st_size not in (0, POSITION.size):
-            self._refuse(problem, position, advice)
+        self._position_fd = open_regular(position, os.O_RDWR | os.O_CREAT)
+        if os.fstat(self._position_fd).st_size not in (0, POSITION.size):
+            self._raise_error(problem, position, advice)
 
-    def _refuse(self, problem: str, path: Path, advice: str) -> NoReturn:
+    def _raise_error(self, problem: str, path: Path, advice: str) -> NoReturn:
         self._close_files()
         raise LoaderError(problem, path=path, advice=advice) from None
 
-    def _lock(self) -> None:
+    def _lock_and_repair(self) -> None:
         """Lock the ledger for this object, and complete what a killed process left behind."""
         try:
-            flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            flock(self._ledger_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             advice = "close that loader, or give each loader a ledger of its own"
-            self._refuse("another loader writes this ledger", self.path, advice)
-        size = os.fstat(self._file).st_size
+            self._raise_error("another loader writes this ledger", self.path, advice)
+        size = os.fstat(self._ledger_fd).st_size
         start = max(0, size - _LONGEST_LINE)
-        whole = start + os.pread(self._file, size - start, start).rfind(b"\n") + 1
-        os.ftruncate(self._file, whole)  # a line that was torn by a kill
-        position = os.pread(self._position, POSITION.size, 0)
-        range_offset, stop = POSITION.unpack(position or _NO_RANGE)
+        whole = start + os.pread(self._ledger_fd, size - start, start).rfind(b"\n") + 1
+        os.ftruncate(self._ledger_fd, whole)  # a line that was torn by a kill
+        position = os.pread(self._position_fd, POSITION.size, 0)
+        range_offset, stop = POSITION.unpack(position or _NO_OPEN_RANGE)
         if 0 <= range_offset < whole:
-            self._write("end", stop, killed=True)
-        self._clear_position()
+            self._write_line("end", stop, killed=True)
+        self._write_no_open_range()
 
-    def _clear_position(self) -> None:
+    def _write_no_open_range(self) -> None:
         """Say that no range runs; on the disk before the next range begins."""
-        os.pwrite(self._position, _NO_RANGE, 0)
-        os.fsync(self._position)
+        os.pwrite(self._position_fd, _NO_OPEN_RANGE, 0)
+        os.fsync(self._position_fd)
 
     def _close_files(self) -> None:
-        for descriptor in (self._file, self._position):
+        for descriptor in (self._ledger_fd, self._position_fd):
             if descriptor >= 0:
                 os.close(descriptor)
-        self._file = self._position = -1
-        self._identified = False  # another ledger may write to the file before it is opened again
+        self._ledger_fd = self._position_fd = -1
+        self._run_was_written = (
+            False  # another ledger may write to the file before it is opened again
+        )
 
     def _detach(self) -> None:
         """Write nothing in a forked child, nor keep the parent's lock there."""
-        self._enabled, self._stop = False, None
+        self._enabled, self._next_step = False, None
         self._close_files()
 
     def _disable(self, error: OSError) -> None:

@@ -24,7 +24,7 @@ from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor
 from twinfeed.samplers.processes import warn_unsharded
 
-OTHER_PASS = (
+_PASS_WAS_ENDED = (
     "this pass was ended before its last batch, by another pass over the same loader, by its "
     "set_epoch, load_state_dict or close, or by a fork: give each loop a loader of its own"
 )
@@ -44,13 +44,13 @@ _LOADERS: WeakSet[Loader[Any]] = WeakSet()  # loaders to call after a fork and a
 def _after_fork() -> None:
     """In a forked child, drop the running passes of all loaders."""
     for loader in list(_LOADERS):
-        loader._forked()
+        loader._reset_after_fork()
 
 
 def _at_exit() -> None:
     """End all running passes before the interpreter clears the modules that this needs."""
     for loader in list(_LOADERS):
-        loader._end()
+        loader._end_pass()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -115,10 +115,10 @@ class Loader(Closing, Generic[B]):
     ([[b'be'], [b'or']], 1)
     """
 
-    _counts = "loop over the loader itself"  # advice of a warning
+    _counting_advice = "loop over the loader itself"  # advice of a warning
 
-    _running: Pass | None = None
-    _not_copied: ClassVar[tuple[str, ...]] = ("_running",)  # new in a copy or a child
+    _current_pass: Pass | None = None
+    _not_copied: ClassVar[tuple[str, ...]] = ("_current_pass",)  # new in a copy or a child
     _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # shared by a shallow copy
 
     def __init__(
@@ -127,14 +127,16 @@ class Loader(Closing, Generic[B]):
         self._sampler = sampler
         self._cursor = Cursor(sampler)
         self.meter = Meter()
-        self._epochs: set[int] = set()  # epochs of the batches received since load_state_dict
-        self._loaded = 0, 0  # the position that load_state_dict set
-        self._warned = False  # whether set_epoch has warned
-        self._positioned = False  # whether set_epoch or load_state_dict said where to begin
+        self._received_epochs: set[int] = (
+            set()
+        )  # epochs of the batches received since load_state_dict
+        self._loaded_position = 0, 0  # the position that load_state_dict set
+        self._warned_of_jump = False  # whether set_epoch has warned
+        self._position_was_set = False  # whether set_epoch or load_state_dict said where to begin
         stream = getattr(self, "feed", sampler)
         self._ledger = None if ledger is None else Ledger(ledger, stream)
         self.external_passes = ExternalPasses(
-            self._cursor, advice=self._counts, ledger=self._ledger
+            self._cursor, advice=self._counting_advice, ledger=self._ledger
         )
         _LOADERS.add(self)
 
@@ -159,7 +161,7 @@ class Loader(Closing, Generic[B]):
         if self._cursor.step:
             self._cursor.load_state_dict(self._cursor.state_dict())
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Drop the running pass in a forked child, without ending the parent's threads."""
         # An extra reference keeps the attributes from being destroyed, even at exit: destructors
         # would end the parent's workers, or wait for threads that the child does not have.
@@ -196,13 +198,13 @@ class Loader(Closing, Generic[B]):
 
     def __iter__(self) -> Iterator[B]:
         """Iterate over the batches, from the position to the end of the epoch."""
-        self._stop()
+        self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         self.meter.start(start)
         running = self._start_pass(epoch, start)
-        yield from self._deliver(running, self._received, batches=len(self) - start)
+        yield from self._iterate_pass(running, self._count_received, batches=len(self) - start)
 
-    def _deliver(
+    def _iterate_pass(
         self,
         running: Pass,
         received: Callable[[], bool],
@@ -213,7 +215,7 @@ class Loader(Closing, Generic[B]):
         """Yield the batches of a pass, and end the pass after the last one.
 
         Args:
-            running: the pass. It is `self._running` until something else ends it.
+            running: the pass. It is `self._current_pass` until something else ends it.
             received: is called before each batch is yielded, to count it. It returns whether the
                 batch is the last one of its epoch.
             batches: the number of batches, if it is known.
@@ -224,18 +226,18 @@ class Loader(Closing, Generic[B]):
         """
         if not divided:
             warn_unsharded(self._sampler)
-        self._running = running
+        self._current_pass = running
         try:
             for batch in self._timed(running, batches):
                 is_last = received()
                 yield batch
-                if self._running is not running:
+                if self._current_pass is not running:
                     if is_last:
                         return
-                    raise RuntimeError(OTHER_PASS)
+                    raise RuntimeError(_PASS_WAS_ENDED)
         finally:
-            if self._running is running:  # no later pass has begun
-                self._end()
+            if self._current_pass is running:  # no later pass has begun
+                self._end_pass()
 
     def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
         """Yield the batches of a pass, and measure how long the loop waits for each.
@@ -251,12 +253,12 @@ class Loader(Closing, Generic[B]):
                 batch = next(running, _END)
                 was_ended = batch is _END and batches is not None
             except Exception:
-                if self._running is running:
+                if self._current_pass is running:
                     raise
                 was_ended = True  # the error follows from the end of the pass
-            if was_ended or self._running is not running:  # another thread has ended the pass
+            if was_ended or self._current_pass is not running:  # another thread has ended the pass
                 running.close()
-                raise RuntimeError(OTHER_PASS)
+                raise RuntimeError(_PASS_WAS_ENDED)
             if batch is _END:
                 return
             self.meter.received(requested)
@@ -270,9 +272,9 @@ class Loader(Closing, Generic[B]):
         """
         return self.meter.report()
 
-    def _received(self) -> bool:
+    def _count_received(self) -> bool:
         """Count a batch that the loop has received; return whether it is the last of its epoch."""
-        self._epochs.add(self._cursor.epoch)
+        self._received_epochs.add(self._cursor.epoch)
         if self._ledger is not None:
             self._ledger.delivered(self.global_step)
         return self._cursor.advance()
@@ -302,8 +304,8 @@ class Loader(Closing, Generic[B]):
         Warns, once, if a training epoch that the loop has received starts again, or if the rest of
         an epoch that the loop has started is skipped.
         """
-        self._stop()
-        self._positioned = True
+        self._end_pass_and_tracking()
+        self._position_was_set = True
         previous_epoch, step = self.epoch, self.step
         self._cursor.set_epoch(epoch)
         if not self._sampler.evaluation:
@@ -315,15 +317,15 @@ class Loader(Closing, Generic[B]):
         `previous_epoch` and `step` are the position before `set_epoch`.
         """
         problem = ""
-        if self.epoch in self._epochs and self.step == 0:
+        if self.epoch in self._received_epochs and self.step == 0:
             problem = (
                 f"epoch {self.epoch} begins again by set_epoch, so the same batches come again: "
                 f"give each training a loader of its own"
             )
-        elif previous_epoch in self._epochs and step and self.epoch != previous_epoch:
-            missing, (loaded_epoch, loaded_step) = len(self) - step, self._loaded
+        elif previous_epoch in self._received_epochs and step and self.epoch != previous_epoch:
+            missing, (loaded_epoch, loaded_step) = len(self) - step, self._loaded_position
             advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
-            if missing == loaded_step and loaded_epoch not in self._epochs:
+            if missing == loaded_step and loaded_epoch not in self._received_epochs:
                 advice = (
                     f"the trainer counts the {missing} that the loaded state has of epoch "
                     f"{loaded_epoch}: resume from a checkpoint that was saved while fit ran"
@@ -332,8 +334,8 @@ class Loader(Closing, Generic[B]):
                 f"{missing} of {len(self)} batches of epoch {previous_epoch} do not come, "
                 f"as set_epoch began epoch {self.epoch}: {advice}"
             )
-        if problem and not self._warned:
-            self._warned = True
+        if problem and not self._warned_of_jump:
+            self._warned_of_jump = True
             warnings.warn(problem, stacklevel=3)
 
     def state_dict(self) -> dict[str, Any]:
@@ -356,12 +358,12 @@ class Loader(Closing, Generic[B]):
         Raises:
             StateMismatchError: a state of other records or another sampler.
         """
-        self._stop()
+        self._end_pass_and_tracking()
         self._check_state(state)
         self._cursor.load_state_dict(state)
-        self._positioned = True
-        self._epochs.clear()
-        self._loaded = self.epoch, self.step
+        self._position_was_set = True
+        self._received_epochs.clear()
+        self._loaded_position = self.epoch, self.step
         if self._ledger is not None:
             self._ledger.loaded(self.global_step)
 
@@ -371,19 +373,19 @@ class Loader(Closing, Generic[B]):
 
     def close(self) -> None:
         """Stop the running pass and close the files; a later pass opens them again."""
-        self._stop()
+        self._end_pass_and_tracking()
         if self._ledger is not None:
             self._ledger.close()
 
-    def _stop(self) -> None:
+    def _end_pass_and_tracking(self) -> None:
         """End the running pass, and the tracking of a framework's passes."""
-        self._end()
+        self._end_pass()
         self.external_passes.stop_tracking()
 
-    def _end(self) -> None:
+    def _end_pass(self) -> None:
         """End the running pass, if there is one; see `_stop`, which also ends the tracking."""
-        if self._running is not None:
-            running, self._running = self._running, None
+        if self._current_pass is not None:
+            running, self._current_pass = self._current_pass, None
             self._cursor.end()
             self.meter.end()
             with suppress(ValueError):  # a generator that another thread runs, and will close

@@ -34,28 +34,32 @@ class Choices:
         # With `groups`, a schedule of the numbers themselves, no function of ids is needed.
         self.sampler, self.sources = sampler, sources
         self._schedule = Schedule(sampler) if groups is None else groups
-        self._source = _source_function(sampler, sources, source) if groups is None else np.asarray
-        self._counted = (0, 0), np.zeros(sources, np.int64)
+        self._source_of = (
+            _source_function(sampler, sources, source) if groups is None else np.asarray
+        )
+        self._draw_counts = (0, 0), np.zeros(sources, np.int64)
 
-    def numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
+    def source_numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
         """Return for each of the steps [start, stop) the source number of each sample.
 
         A list of arrays, int64[batch].
         """
         batches = self._schedule.batches(epoch, start, stop)
-        return np.split(self._numbers(batches), np.cumsum([len(ids) for ids in batches])[:-1])
+        return np.split(
+            self._sources_of_ids(batches), np.cumsum([len(ids) for ids in batches])[:-1]
+        )
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
         """Yield `numbers` for chunks of the steps [start, stop): of 1, 2, 4, … steps each."""
         for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
-            yield self.numbers(epoch, first, last)
+            yield self.source_numbers(epoch, first, last)
 
     def drawn(self, epoch: int, step: int) -> Int64s:
         """Return how often each source was drawn before a position, int64[sources].
 
         The count goes on from the last call's position, if that is earlier, or else from the start.
         """
-        (first_epoch, first_step), counts = self._counted
+        (first_epoch, first_step), counts = self._draw_counts
         counts = counts.copy()
         if (first_epoch, first_step) > (epoch, step):
             first_epoch, first_step = 0, 0
@@ -65,17 +69,17 @@ class Choices:
             stop = step if past_epoch == epoch else len(self.sampler)
             for chunk in self.chunks(past_epoch, start, stop):
                 counts += np.bincount(np.concatenate(chunk), minlength=self.sources)
-        self._counted = (epoch, step), counts
+        self._draw_counts = (epoch, step), counts
         return counts.copy()
 
-    def _numbers(self, batches: list[Int64s]) -> Int64s:
+    def _sources_of_ids(self, batches: list[Int64s]) -> Int64s:
         """Return the source number of each id of batches, as int64[ids].
 
         Raises:
             ValueError: the user's function does not return a valid number for each id.
         """
         ids = np.concatenate(batches)
-        numbers = np.asarray(self._source(ids))
+        numbers = np.asarray(self._source_of(ids))
         if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":
             found = f"{numbers.dtype} of shape {numbers.shape}"
             raise ValueError(f"source must give an int for each of {len(ids)} ids, got {found}")

@@ -71,9 +71,9 @@ class _Adapter(Adapter):
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     """Give the batches of a stream as a `tf.data.Dataset`, and count the batches received."""
 
-    _counts = "loop over loader.track(dataset)"
+    _counting_advice = "loop over loader.track(dataset)"
     _adapter = _Adapter
-    _not_copied = ("_running", "dataset", "_on_device")
+    _not_copied = ("_current_pass", "dataset", "_on_device")
 
     device: str | None
     prefetch: int
@@ -121,7 +121,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         check_process()
         if validate.choice("order", order, (None, "unchecked")) is None:
             adapter_of(self).check_position(dataset)
-        self._stop()
+        self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
         self.external_passes.track_from(epoch, start, reshardable=distributed)
@@ -130,7 +130,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         # A strategy cuts the batches of a dataset, and takes those of a function as they are.
         as_they_are = "FromFunction" in type(dataset).__name__
         divided = distributed and (self._by_rank or not as_they_are)
-        yield from self._deliver(running, self._received, divided=divided)
+        yield from self._iterate_pass(running, self._count_received, divided=divided)
 
     def serialize(self) -> str:
         """Return the state as text, for `tf.train.Checkpoint`."""

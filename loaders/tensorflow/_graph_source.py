@@ -93,5 +93,5 @@ class GraphSource(ABC):
         The graph calls this when the last batch of a pass has left the pipeline.
         """
         _, epoch, start, generation, _ = PassState.of(pass_state)
-        self.external_passes.finished(PassStart(epoch, start, generation))
+        self.external_passes.finish(PassStart(epoch, start, generation))
         return True

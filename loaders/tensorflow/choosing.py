@@ -155,7 +155,7 @@ class NumberSource(GraphSource):
         """Return the dataset number of each sample of the next `_steps_per_call` steps."""
         epoch, start = PassState.of(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
-        batches = self.choices.numbers(epoch, start, stop)
+        batches = self.choices.source_numbers(epoch, start, stop)
         for offset, numbers in enumerate(batches):
             self.check(numbers, epoch, start + offset)
         return np.concatenate(batches)
@@ -307,7 +307,7 @@ class ChosenSource(NumberSource):
         The batch of this step has only `length` elements, so the next one was missing.
         """
         epoch = PassState.of(pass_state).epoch
-        (numbers,) = self.choices.numbers(epoch, int(step), int(step) + 1)
+        (numbers,) = self.choices.source_numbers(epoch, int(step), int(step) + 1)
         raise ValueError(
             f"dataset {numbers[length]} (of {self.choices.sources}) has ended in step {step} of "
             f"epoch {epoch}: add .repeat() to the dataset, or make epochs shorter by "

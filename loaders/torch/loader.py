@@ -104,7 +104,7 @@ class TorchLoader(MakingLoader[B]):
     """
 
     _adapter = _Adapter
-    _not_copied = ("_running", "_workers")
+    _not_copied = ("_current_pass", "_workers")
 
     @hint_arguments(**LOADER_HINTS, **PINNED_HINTS)
     def __init__(
@@ -157,11 +157,11 @@ class TorchLoader(MakingLoader[B]):
         # A DataLoader checks the options.
         DataLoader(_BatchCount(self), batch_size=None, **self._worker_options)
 
-    def _forked(self) -> None:
+    def _reset_after_fork(self) -> None:
         """Drop the running pass in a forked child, without ending the parent's workers."""
-        for owner in (getattr(self._running, "_workers", None), vars(self).get("_workers")):
+        for owner in (getattr(self._current_pass, "_workers", None), vars(self).get("_workers")):
             detach_workers(getattr(owner, "_iterator", None))
-        super()._forked()
+        super()._reset_after_fork()
 
     @property
     def _in_flight(self) -> int:

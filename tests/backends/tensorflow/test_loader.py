@@ -66,9 +66,9 @@ def test_a_pass_that_was_given_up_moves_nothing() -> None:
     pass_start = passes.start()
     assert pass_start[:2] == (0, 3)
     passes.stop_tracking()
-    passes.finished(pass_start)
+    passes.finish(pass_start)
     assert (one.epoch, one.step) == (0, 0)
-    passes.finished(passes.start())
+    passes.finish(passes.start())
     assert (one.epoch, one.step) == (1, 0)
 
 

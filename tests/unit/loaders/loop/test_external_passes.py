@@ -21,7 +21,7 @@ def test_while_somebody_counts_one_epoch_follows_the_other() -> None:
         begun = one.start()
         assert begun[:2] == (epoch, 0)
         assert one.started_at(epoch, 0)
-        one.finished(begun)
+        one.finish(begun)
     assert (cursor.epoch, cursor.step) == (0, 0)
 
 
@@ -30,12 +30,12 @@ def test_a_pass_of_another_epoch_ends_no_epoch() -> None:
     one.track_from(3, 0)
     old = one.start()
     one.track_from(1, 0)
-    one.finished(old)
+    one.finish(old)
     assert one.start()[:2] == (1, 0)
     one.stop_tracking()
     old = one.start()
     cursor.set_epoch(5)
-    one.finished(old)
+    one.finish(old)
     assert (cursor.epoch, cursor.step) == (5, 0)
 
 
@@ -43,7 +43,7 @@ def test_a_pass_from_before_the_counting_ends_no_epoch() -> None:
     one, _ = passes()
     old = one.start()
     one.track_from(0, 0)
-    one.finished(old)
+    one.finish(old)
     assert one.start()[:2] == (0, 0)
 
 
@@ -54,7 +54,7 @@ def test_after_a_killed_training_passes_follow_what_was_trained() -> None:
     one.advance_to(0, 3)
     rest = one.start()
     assert rest[:2] == (0, 3)
-    one.finished(rest)
+    one.finish(rest)
     assert one.start()[:2] == (1, 0)
 
 
@@ -64,7 +64,7 @@ def test_an_evaluation_that_is_counted_stays_in_its_epoch() -> None:
     for _ in range(3):
         begun = one.start()
         assert begun[:2] == (0, 0)
-        one.finished(begun)
+        one.finish(begun)
     assert (cursor.epoch, cursor.step) == (0, 0)
 
 
@@ -84,7 +84,7 @@ def test_a_look_is_whole_and_moves_nothing() -> None:
     one.peeking = True
     begun = one.start()
     assert begun[:2] == (1, 0)
-    one.finished(begun)
+    one.finish(begun)
     one.peeking = False
     assert one.start()[:2] == (1, 2)
     assert (cursor.epoch, cursor.step) == (1, 0)

@@ -201,8 +201,8 @@ def test_a_child_that_lives_on_keeps_no_lock(tmp_path: Path) -> None:
         os.read(ending[0], 1)
         os._exit(0)
     os.read(started[0], 1)
-    os.close(ledger._file)  # as the parent's death does
-    ledger._file = -1
+    os.close(ledger._ledger_fd)  # as the parent's death does
+    ledger._ledger_fd = -1
     with Ledger(path, SAMPLER) as later:
         later.delivered(1)
     os.write(ending[1], b"x")
