@@ -13,7 +13,8 @@ from twinfeed.loaders.loop.loader import Loader, explain_key_error
 class Adapter:
     """Serve the batches of a loader to a framework that does not say which it has received.
 
-    A loader whose framework has datasets of its own names a subclass as `_adapter`.
+    This is the default adapter. A loader whose framework has datasets of its own, such as
+    TensorFlow, names a subclass as `_adapter`.
     """
 
     def __init__(self, loader: Any) -> None:
@@ -22,36 +23,41 @@ class Adapter:
     def batches(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
         """Yield `arrange(batch)` for each batch from the loader's position to the epoch's end.
 
-        After the last batch, the position of the loader becomes the next epoch.
+        `arrange` is the user's function: it turns a batch into what the model takes, such as
+        (inputs, targets). After the last batch, the loader's position becomes the next epoch.
+        Within an epoch it does not change, since the framework may draw batches that it drops.
         """
         loader = self.loader
         loader._end_pass()
-        pass_start = loader.external_passes.start()
-        epoch, step, _ = pass_start
-        loader.meter.start(step)
-        running, num_batches = loader._start_pass(epoch, step), len(loader) - step
-        numbers = count(1)
+        pass_start = loader.external_passes.start()  # decides the first step
+        epoch, first_step, _ = pass_start
+        loader.meter.start(first_step)
+        num_batches = len(loader) - first_step
+        batch_numbers = count(1)
 
         def count_received() -> bool:
             """Count a batch, and return whether it is the last of the epoch."""
-            is_last: bool = next(numbers) == num_batches
+            is_last: bool = next(batch_numbers) == num_batches
             if is_last:
                 loader.external_passes.finish(pass_start)
             return is_last
 
-        for batch in loader._iterate_pass(running, count_received, batches=num_batches):
+        batches = loader._start_pass(epoch, first_step)
+        for batch in loader._iterate_pass(batches, count_received, num_batches=num_batches):
             with explain_key_error(batch):
                 arranged = arrange(batch)
             yield arranged
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return the dataset that Keras's `fit` trains on; None if it takes the loader's batches.
+        """Return a dataset of the framework that Keras's `fit` trains on, or None.
 
-        A subclass makes a dataset of the framework. Here there is none.
+        None means that the framework has no datasets: `fit` then iterates over `batches`. A
+        subclass overrides this.
 
         Args:
             backend: the name of Keras's backend.
-            arrange: a function of a batch, or a dataset that the user made of the loader's.
+            arrange: a function that turns a batch into what the model takes, or a dataset that the
+                user has derived from `loader.dataset`.
             model: the model to train.
         """
         return None
@@ -63,11 +69,11 @@ class Adapter:
     def check_position(self, batches: Any) -> None:
         """Raise ValueError unless element n of `batches`, a dataset, is batch n of the loader.
 
-        A subclass that knows the datasets of its framework checks this. Here nothing is checked.
+        Only a subclass that knows the datasets of its framework can check this.
         """
 
     def feed_of(self, batches: Any) -> Any:
-        """Return the feed that a dataset's batches were made of; None if this is not known."""
+        """Return the feed whose batches a dataset has; None if this is not known."""
         return None
 
     def original_errors(self) -> AbstractContextManager[None]:
@@ -77,5 +83,5 @@ class Adapter:
 
 def adapter_of(loader: Loader[Any]) -> Adapter:
     """Return the adapter of a loader's framework."""
-    kind: type[Adapter] = getattr(loader, "_adapter", Adapter)
-    return kind(loader)
+    adapter_class: type[Adapter] = getattr(loader, "_adapter", Adapter)
+    return adapter_class(loader)

@@ -1,4 +1,4 @@
-"""The start and the end of passes that a framework runs, whose batches cannot be counted."""
+"""The loader's position while a framework iterates, and does not say which batches it received."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ Order = Literal["unchecked"]
 # Frameworks begin passes in threads of their own. All loaders share a lock, as locks do not pickle.
 _LOCK = threading.Lock()
 
-_PEEKING = -1  # the generation of passes that move no position
+_PEEKING = -1  # the generation of passes that change no position
 
 
 class PassStart(NamedTuple):
     """Where a pass starts, and the generation in which it was started.
 
-    The generation is a number that changes whenever a counter of batches starts or stops.
+    The generation is a number that rises whenever the tracking of the position starts or stops. So
+    the end of an old pass, which may come late, is recognised and ignored.
     """
 
     epoch: int
@@ -39,11 +40,12 @@ class ExternalPasses:
 
     - Normally a pass starts at the loader's position. After its last batch, the position is the
       start of the next epoch.
-    - A counter, such as a Keras callback, knows which batches were trained on. From `track_from` to
-      `stop_tracking`, the first pass starts where the counter says, and each later pass where the
-      previous pass ended. Only `advance_to` changes the position.
+    - A caller that knows which batches were trained on, such as a Keras callback, may track the
+      position, from `track_from` to `stop_tracking`. The first pass then starts where the caller
+      says, and each later pass where the previous pass ended. Only `advance_to` changes the
+      position.
     - While `peeking` is true, a pass has the whole epoch and does not change the position. The
-      counter sets this for a validation.
+      caller sets this for a validation.
     - `reshardable`: whether a strategy may divide the batches. False in a loop over the loader.
 
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
@@ -62,11 +64,10 @@ class ExternalPasses:
     def __init__(self, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None) -> None:
         self._cursor, self._advice = cursor, advice
         self._ledger = ledger
-        # Positions (epoch, step): where the next pass starts, if there is a counter; and where the
-        # latest pass started.
+        # The (epoch, step) at which the next pass starts; None unless a caller tracks the position.
         self._next_start: tuple[int, int] | None = None
-        self._latest_start: tuple[int, int] | None = None
-        self._generation = 0  # changes when a counter starts or stops
+        self._latest_start: tuple[int, int] | None = None  # where the latest pass started
+        self._generation = 0  # rises when tracking starts or stops
         self.peeking = False
         self.reshardable = True
 
@@ -75,66 +76,79 @@ class ExternalPasses:
         return partial(ExternalPasses, advice=self._advice), (self._cursor,)
 
     def start(self) -> PassStart:
-        """Start a pass, and return its first position.
+        """Return where the pass starts that a framework is starting now.
 
-        Warns if passes without a counter start the same training epoch for the third time.
+        - While `peeking` is set (the framework looks at one batch, or validates on the loader of
+          the training), it is step 0 of the epoch.
+        - While a caller tracks the position, it is where the previous pass ended.
+        - Otherwise it is the loader's position. Warns if the same training epoch starts for the
+          third time: the position does not move.
         """
+        training = not self._cursor.stream.evaluation
         with _LOCK:
-            # A pass to look at a batch, or a validation on the training's loader.
-            if self.peeking and not self._cursor.stream.evaluation:
+            if self.peeking and training:
                 return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step
-            if self._next_start is None:
+            if self._next_start is None:  # nobody tracks the position
                 self._latest_start = self._cursor.start_pass()
                 self._cursor.count_pass(self._latest_start[0], self._advice)
-            elif position > self._next_start and not self._cursor.stream.evaluation:
-                # The tracked pass was abandoned, or the framework draws a batch to infer its shape.
+            elif training and position > self._next_start:
+                # Batches after `_next_start` were trained on, but their pass has not ended: it was
+                # abandoned, or the framework only draws a batch to infer its shape.
                 return PassStart(*position, self._generation)
             else:
                 self._latest_start = self._next_start
             return PassStart(*self._latest_start, self._generation)
 
     def finish(self, pass_start: PassStart, /) -> None:
-        """Set the position after the last batch of a pass.
+        """Set where the next pass starts, after the last batch of the pass that `start` returned.
 
-        If a counter sets the loader's position, only the start of the next pass is set here. Else
-        the loader's position becomes the next epoch; an evaluation starts again.
+        While a caller tracks the loader's position (from `track_from` to `stop_tracking`), only the
+        start of the next pass is set. Otherwise the loader's position becomes the start of the next
+        epoch; in an evaluation, the start of the same epoch.
         """
         epoch, step, generation = pass_start
         evaluation = self._cursor.stream.evaluation
         with _LOCK:
+            # The generation rises when tracking starts or stops. A pass that was abandoned before
+            # may still prefetch to its end, which would skip an epoch.
             if generation != self._generation:
-                return  # an abandoned pass may still prefetch; its end would skip an epoch
-            if self._next_start is not None:
+                return
+            if self._next_start is not None:  # a caller tracks the position
                 if self._next_start[0] == epoch:
                     self._next_start = (epoch if evaluation else epoch + 1), 0
                 return
-            steps = len(self._cursor.stream)
-            if self._ledger is not None:
-                self._ledger.delivered(epoch * steps + step, steps - step)
+            num_steps = len(self._cursor.stream)
+            if self._ledger is not None:  # the file of received steps gets those of this pass
+                self._ledger.delivered(epoch * num_steps + step, num_steps - step)
             if evaluation:
                 self._cursor.end()
-            elif self._cursor.epoch == epoch:
-                self._cursor.seek(epoch, steps)
+            elif self._cursor.epoch == epoch:  # else `set_epoch` has changed it meanwhile
+                self._cursor.seek(epoch, num_steps)  # the end of this epoch: the next one's start
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
-        """Let the next pass start at this position. A counter calls `advance_to` from now on.
+        """Let the caller track the loader's position: the next pass starts at this epoch and step.
 
-        `reshardable` says whether a `tf.distribute` strategy may divide the batches.
+        From now on, the end of a pass does not change the position: the caller does, by
+        `advance_to`. `reshardable` says whether a `tf.distribute` strategy may divide the batches.
         """
         with _LOCK:
-            self._generation += self._next_start is None
+            if self._next_start is None:  # tracking starts: ends of earlier passes are ignored
+                self._generation += 1
             self._next_start = epoch, step
             self.peeking, self.reshardable = False, reshardable
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """Let passes that start within the `with` block leave the position unchanged."""
-        previous, self.peeking = self.peeking, True
+        """Let a framework look at batches: iterations started in the block move no position.
+
+        In the `with` block, `start` starts each of them at step 0, and `finish` ignores their end.
+        """
+        was_peeking, self.peeking = self.peeking, True
         try:
             yield
         finally:
-            self.peeking = previous
+            self.peeking = was_peeking
 
     def started_at(self, epoch: int, step: int, /) -> bool:
         """Return whether the latest pass started at this position."""
@@ -143,17 +157,22 @@ class ExternalPasses:
     def advance_to(self, epoch: int, step: int, /) -> None:
         """Set the loader's position: all batches before this step were trained on.
 
-        The ledger notes the steps since the position before.
+        The ledger, the file of received steps, gets the steps since the previous position.
         """
         if self._ledger is not None:
-            steps = len(self._cursor.stream)
-            previous = self._cursor.epoch * steps + self._cursor.step
-            self._ledger.delivered(previous, epoch * steps + step - previous)
+            num_steps = len(self._cursor.stream)
+            previous = self._cursor.epoch * num_steps + self._cursor.step
+            self._ledger.delivered(previous, epoch * num_steps + step - previous)
         self._cursor.seek(epoch, step)
 
     def stop_tracking(self) -> None:
-        """Let the end of each pass set the position again: the batches are no longer counted."""
+        """End what `track_from` began: the caller no longer sets the loader's position.
+
+        From now on, a pass starts at the position, and its end moves the position to the next
+        epoch. Passes that started before this call no longer change the position.
+        """
         with _LOCK:
-            self._generation += self._next_start is not None
+            if self._next_start is not None:
+                self._generation += 1  # `finish` ignores passes of an older generation
             self._next_start = self._latest_start = None
             self.peeking, self.reshardable = False, True

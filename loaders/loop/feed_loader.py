@@ -26,9 +26,9 @@ from twinfeed.samplers import BatchStream, StateMismatchError, validate
 T = TypeVar("T")
 
 
-# By feed and class, the last loader whose loop has received epoch 0 and nothing else: to warn if
-# a script makes a new loader for each epoch.
-_ONE_EPOCH: WeakKeyDictionary[Feed, dict[type, ref[Any]]] = WeakKeyDictionary()
+# For each feed and loader class, the last loader whose loop has received epoch 0 and nothing else:
+# to warn if a script makes a new loader for each epoch, which would always get epoch 0.
+_LOADER_OF_EPOCH_0: WeakKeyDictionary[Feed, dict[type, ref[Any]]] = WeakKeyDictionary()
 
 
 class FeedLoader(Loader[B]):
@@ -38,9 +38,11 @@ class FeedLoader(Loader[B]):
 
     @property
     def lookahead(self) -> int | None:
-        """The most batches that are drawn before the loop receives them, as the options allow.
+        """The most batches that may be drawn from the sampler before the loop receives them.
 
-        It is the same on all ranks. None where a framework draws the batches.
+        None here, since a framework such as TensorFlow draws the batches as far ahead as it likes.
+        Loaders that draw them themselves override this, with a number by their options, which is
+        the same on all ranks.
         """
         return None
 
@@ -66,48 +68,53 @@ class FeedLoader(Loader[B]):
 
         Warns if a new loader is made for each epoch, which would get epoch 0 again.
         """
-        previous = _ONE_EPOCH.get(self.feed, {}).pop(type(self), None)
-        was_deleted = previous is not None and previous() is None  # live loaders may be compared
+        previous = _LOADER_OF_EPOCH_0.get(self.feed, {}).pop(type(self), None)
+        # A loader that still exists is no reason to warn: a script may compare two loaders.
+        was_deleted = previous is not None and previous() is None
         if was_deleted and not (self._received_epochs or self._position_was_set):
             name = type(self).__name__
             warnings.warn(
-                f"a new {name} of the same feed begins epoch 0 again, and the same batches come: "
-                f"loop over one {name} in every epoch, or call set_epoch(0) if this is meant",
+                f"a new {name} of the same feed starts epoch 0 again, and gives the same batches: "
+                f"use one {name} for all epochs, or call set_epoch(0) if this is intended",
                 stacklevel=2,
             )
         return super().__iter__()
 
     def _count_received(self) -> bool:
-        """Count a batch that the loop has received; return whether it is the last of its epoch."""
+        """Count a batch that the loop has received; return whether it is the last of its epoch.
+
+        At the end of epoch 0 of a training, the loader is also registered, so that `__iter__` can
+        warn if a new loader of the same feed then reads epoch 0 again.
+        """
         is_last = super()._count_received()
         if is_last and self._received_epochs == {0} and not self._sampler.evaluation:
-            # If the next epoch is read by a new loader of this feed, `__iter__` warns.
-            _ONE_EPOCH.setdefault(self.feed, {})[type(self)] = ref(self)
+            _LOADER_OF_EPOCH_0.setdefault(self.feed, {})[type(self)] = ref(self)
         return is_last
 
     def state_dict(self) -> dict[str, Any]:
-        records = record_state(self.feed.index)
-        # batch_transform sees a rank's batch.
-        ranks = {"ranks": self.feed.sampler.world_size} if self.feed.batch_transform else {}
-        return {**super().state_dict(), "records": records, **ranks}
+        """Return the state of `Loader`, with what identifies the records."""
+        state = {**super().state_dict(), "records": record_state(self.feed.index)}
+        if self.feed.batch_transform:  # its results depend on the size of a rank's batch
+            state["ranks"] = self.feed.sampler.world_size
+        return state
 
     def change(self, sampler: BatchStream, /, *, at: SupportsIndex | None = None) -> int:
-        """Draw by another sampler from a later step on, and return this step.
+        """Draw from another sampler from a later step on, and return this step.
 
-        The sampler is that of the loader with a longer schedule: all that differs comes at this
-        step or later. From then on, batches and states are those of a run that had the sampler
-        from its first step on. Every rank calls this after the same batch, with the same sampler,
-        of all ranks.
+        The new sampler is like the loader's, with a longer schedule: its batches may only differ at
+        this step or later. From then on, batches and states are those of a run that had the new
+        sampler from its first step on. Every rank calls this after the same batch, with the same
+        sampler, of all ranks.
 
         Args:
-            sampler: as the loader's, but for changes from this step on.
-            at: the step, over all epochs. Default: `global_step + lookahead`. It must be given
-                where a framework draws the batches: where `lookahead` is None.
+            sampler: like the loader's sampler, except for changes from this step on.
+            at: the step, counted over all epochs. Default: `global_step + lookahead`. It must be
+                given if `lookahead` is None, because a framework draws the batches.
 
         Raises:
             StateMismatchError: the sampler has other batches before this step.
-            ValueError: the step is not ahead of all that may be drawn already, an evaluation, and
-                a sampler that does not fit the loader.
+            ValueError: batches of this step may be drawn already, the loader evaluates, or the
+                sampler does not fit the loader.
 
         >>> import numpy as np
         >>> from twinfeed import Feed, NumpyLoader, PKBatchSampler
@@ -130,17 +137,21 @@ class FeedLoader(Loader[B]):
         if at is not None:
             step = validate.integer("at", at, minimum=step)
         elif self.lookahead is None:
-            raise ValueError("at= must be given, as a framework draws: a step that is far enough")
+            raise ValueError(
+                "at= must be given, since a framework draws the batches in advance: name a step "
+                "that it has not drawn yet"
+            )
         feed = self._changed_feed(sharded_as(sampler, self._sampler))
+        state = self._sampler.state_at(*divmod(step, len(self)))
         try:
-            feed.sampler.position_of(self._sampler.state_at(*divmod(step, len(self))))
+            feed.sampler.position_of(state)  # raises if its batches before `step` differ
         except StateMismatchError as error:
             error.add_note(
-                f"'the state' is this loader's: a change acts from step {step} on, so all that "
-                f"differs in the schedule must come at step {step} or later"
+                f"'the state' is this loader's: the schedule may only differ from step {step} on, "
+                f"where the change takes effect"
             )
             raise
-        compile_feed(feed)  # raises what is wrong with it before anything changes
+        compile_feed(feed)  # raises what is wrong with the feed before anything changes
         self.schedules.change(sampler, step)
         self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler
         if self._ledger is not None:
@@ -163,10 +174,10 @@ class FeedLoader(Loader[B]):
     def _check_state(self, state: Mapping[str, Any]) -> None:
         """Raise StateMismatchError for a state of another sampler or of other records.
 
-        Warns if the records cannot be compared, and if `batch_transform` sees other batches since
-        the number of ranks has changed.
+        Warns if the records cannot be compared, and if the results of `batch_transform` may differ
+        because the number of ranks has changed.
         """
-        # The sampler comes first: if the numbers of records differ, its error names the difference.
+        # The sampler is checked first: its error says so if the numbers of records differ.
         super()._check_state(state)
         index = self.feed.index
         if not check_records(state.get("records"), record_state(index), index):
@@ -178,14 +189,14 @@ class FeedLoader(Loader[B]):
         state_ranks = state.get("ranks", ranks)  # only in states of loaders with batch_transform
         if self.feed.batch_transform is not None and state_ranks != ranks:
             warnings.warn(
-                f"the state is of {state_ranks} ranks, the loader of {ranks}: batch_transform sees "
-                f"the batch of one rank, so its results are others than in the run before",
+                f"the state was saved with world size {state_ranks}, and this loader has {ranks}: "
+                f"batch_transform gets the batch of one rank, so its results will differ",
                 stacklevel=3,
             )
 
 
 class MakingLoader(FeedLoader[B]):
-    """Make the batches in this process: in order, on threads, ahead of the loop."""
+    """The base class of loaders that make the batches in this process, in order, on threads."""
 
     @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
     def __init__(
@@ -204,8 +215,11 @@ class MakingLoader(FeedLoader[B]):
 
     @property
     def lookahead(self) -> int:
-        # The default number of threads differs between machines, the bound must not.
-        return self.prefetch + 1 + (max(MAX_DEFAULT_THREADS, self.threads) if self.threads else 0)
+        """The most batches that may be drawn from the sampler before the loop receives them."""
+        # By default, the number of threads is that of the processors, at most the constant. The
+        # bound must not differ between machines, so it counts at least this constant.
+        threads = max(MAX_DEFAULT_THREADS, self.threads) if self.threads else 0
+        return self.prefetch + 1 + threads
 
     def _batches(
         self, epoch: int, start: int, convert: Callable[[Batch], T], *, empty: Allocate = aligned
@@ -237,5 +251,5 @@ class MakingLoader(FeedLoader[B]):
     def _prefetched(
         self, batches: Generator[T, None, None]
     ) -> Prefetcher[T] | Generator[T, None, None]:
-        """Return the batches; if the loader prefetches, they are made ahead on a thread."""
+        """Return the batches; with `prefetch`, a thread makes them before they are read."""
         return Prefetcher(batches, depth=self.prefetch) if self.prefetch else batches

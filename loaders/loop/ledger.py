@@ -1,8 +1,10 @@
-"""The ledger of a run: which steps a loop has received, in a line of JSON for each range of steps.
+"""The ledger of a run: which steps a loop has received, as lines of JSON.
 
-Beside the ledger lies a file of 16 bytes, the position: where the line of the running range begins,
-and the step after the last delivered batch. The position is overwritten after each batch and never
-synced, so after a power loss it may be older than the run.
+A range is a run of consecutive steps. It has a "begin" line before its first batch, and an "end"
+line at its last: it is open in between. Beside the ledger lies a file of 16 bytes, the position
+file: the offset of the "begin" line of the open range, and the step after the last delivered batch.
+This file is overwritten after each batch and never synced, so after a power loss it may be older
+than the run.
 """
 
 from __future__ import annotations
@@ -31,14 +33,15 @@ from twinfeed.samplers import BatchStream, validate
 LEDGER_VERSION = 1
 POSITION = Struct("<qq")
 
-_LINE_START = json.dumps({"ledger": LEDGER_VERSION})[:-1].encode() + b","
-_NO_OPEN_RANGE = POSITION.pack(-1, 0)
-_LONGEST_LINE = 1 << 20  # so many bytes are read to find where the last whole line ends
+_LINE_START = b'{"ledger": %d,' % LEDGER_VERSION  # every line of a ledger starts so
+_NO_OPEN_RANGE = POSITION.pack(-1, 0)  # the position file while no range is open
+_LONGEST_LINE = 1 << 20  # bytes read from the end of the file to find its last complete line
 
 _LEDGERS: WeakSet[Ledger] = WeakSet()  # ledgers to close at exit, and to leave alone after a fork
 
 
 def _after_fork() -> None:
+    """Let the ledgers of the parent write nothing in a forked child."""
     for ledger in list(_LEDGERS):
         ledger._detach()
 
@@ -64,7 +67,7 @@ def path_of_rank(path: str | os.PathLike[str], rank: int, /) -> Path:
 
 
 def position_path(path: Path, /) -> Path:
-    """Return the path of the position of a ledger."""
+    """Return the path of the position file of a ledger: it says how far the open range has come."""
     return path.with_name(f"{path.name}.position")
 
 
@@ -72,7 +75,7 @@ def sampler_of(stream: Feed | BatchStream, /) -> BatchStream:
     """Return the sampler of a feed, or the sampler itself; raise TypeError for anything else."""
     sampler = stream.sampler if isinstance(stream, Feed) else stream
     if not isinstance(sampler, BatchStream):
-        raise TypeError(f"a ledger is of a feed or a sampler, got a {type(stream).__name__}")
+        raise TypeError(f"expected a Feed or a batch sampler, got a {type(stream).__name__}")
     return sampler
 
 
@@ -109,17 +112,17 @@ class Ledger(Closing):
 
     _ledger_fd = _position_fd = -1  # descriptors; -1 while the files are closed
     _enabled = False  # False after an error, and in a forked child
-    _next_step: int | None = None  # the step after the last delivered batch; None: no range
+    _next_step: int | None = None  # the step after the last delivered batch; None: no open range
 
     def __init__(self, path: str | os.PathLike[str], stream: Feed | BatchStream, /) -> None:
         sampler = sampler_of(stream)
         self.path = path_of_rank(path, sampler.rank)
         self._stream, self._sampler = stream, sampler
-        self._run_was_written = False  # whether a line since the opening says what the stream is
-        self._range_offset = 0  # where the line of the range begins
+        self._run_was_written = False  # whether a line since the opening describes the run
+        self._range_offset = 0  # where in the file the "begin" line of the open range starts
         self._enabled = True
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._open_files()
+        self._open_files()  # raises LoaderError now if the file is not a ledger
         self.close()
         _LEDGERS.add(self)
 
@@ -131,39 +134,50 @@ class Ledger(Closing):
         self.close()
 
     def delivered(self, global_step: int, steps: int = 1, /) -> None:
-        """Note that a loop gets the batch of this step, or of so many steps from this one on."""
+        """Note that a loop receives a batch, or the batches of several consecutive steps.
+
+        A jump, to a step that does not follow the last one, starts a new range of steps.
+
+        Args:
+            global_step: the first of the steps, counted over all epochs.
+            steps: the number of steps.
+        """
         if not self._enabled:
             return
         try:
             if global_step != self._next_step:
                 self._start_range(validate.integer("global_step", global_step, minimum=0))
             self._next_step = int(global_step) + int(steps)
+            # No line is written for a batch: the position file has how far the range has come.
             os.pwrite(self._position_fd, POSITION.pack(self._range_offset, self._next_step), 0)
         except OSError as error:
             self._disable(error)
 
     def loaded(self, global_step: int, /) -> None:
-        """Note that a state of this step was loaded."""
+        """Note that a state of this step, counted over all epochs, was loaded."""
         if not self._enabled:
             return
         try:
-            self._end_range()
+            self._end_range()  # the steps up to here: the next batch starts another range
             self._write_line("load", global_step)
         except OSError as error:
             self._disable(error)
 
     def changed(self, stream: Feed | BatchStream, global_step: int, /) -> None:
-        """Note that another stream, with the same batches before, is drawn from this step on."""
+        """Note that batches come from another feed or sampler from this step on.
+
+        Its batches before this step are the same. A "change" line has the fields of the sampler's
+        fingerprint that differ; None stands for a field that the new fingerprint lacks.
+        """
         before = self._sampler.fingerprint
         self._stream, self._sampler = stream, sampler_of(stream)
         if not (self._enabled and self._run_was_written):
-            return  # the line of the next range says what the stream is
+            return  # the next "begin" line will describe the new sampler
         after = self._sampler.fingerprint
-        names = [name for name in before | after if before.get(name) != after.get(name)]
+        differing = [name for name in before | after if before.get(name) != after.get(name)]
+        fields = {name: after.get(name) for name in differing}
         try:
-            self._write_line(
-                "change", global_step, fields={name: after.get(name) for name in names}
-            )
+            self._write_line("change", global_step, fields=fields)
         except OSError as error:
             self._disable(error)
 
@@ -176,26 +190,37 @@ class Ledger(Closing):
         self._close_files()
 
     def _start_range(self, step: int) -> None:
-        """End the range of steps and begin another; the first also says what the stream is."""
+        """Write the "begin" line of a range, consecutive steps from `step` on.
+
+        The first such line after the file was opened also describes the run: its sampler, index and
+        rank.
+        """
         self._end_range()
-        identity = {} if self._run_was_written else self._describe_run(step)
-        self._range_offset = self._write_line("begin", step, **identity)
+        run = {} if self._run_was_written else self._describe_run(step)
+        self._range_offset = self._write_line("begin", step, **run)
         self._run_was_written = True
 
     def _end_range(self) -> None:
-        """End the range of steps, if there is one."""
+        """Write the "end" line of the open range of consecutive steps, if a range is open."""
         if self._next_step is not None:
-            step, self._next_step = self._next_step, None
-            self._write_line("end", step)
+            end_step = self._next_step  # the step after the last delivered batch
+            self._next_step = None  # no range is open
+            self._write_line("end", end_step)
             self._write_no_open_range()
 
     def _describe_run(self, step: int) -> dict[str, Any]:
-        """Return what the records of the steps depend on, as a line has it."""
-        from importlib.metadata import version  # it would take a sixth of the import
+        """Return all that decides which records the steps have, for a line of the ledger.
+
+        It is the library's version, the ranks, and the sampler and records as in a saved state.
+        """
+        # Imported here, as this import would take a sixth of the time of `import twinfeed`.
+        from importlib.metadata import version
 
         sampler, source = self._sampler, getattr(self._stream, "index", None)
-        state = sampler.state_at(*divmod(step, len(sampler)))
-        state["fingerprint"] = sampler.fingerprint  # with all later changes, which states lack
+        epoch, epoch_step = divmod(step, len(sampler))
+        state = sampler.state_at(epoch, epoch_step)
+        # A state has a schedule only up to its step. The ledger needs the whole schedule.
+        state["fingerprint"] = sampler.fingerprint
         if source is not None:
             state["records"] = record_state(source)
         return {
@@ -207,7 +232,7 @@ class Ledger(Closing):
         }
 
     def _write_line(self, event: str, step: int, **facts: Any) -> int:
-        """Write a line to the disk; return where it begins."""
+        """Append a line to the file and sync it; return the offset at which the line begins."""
         if self._ledger_fd < 0:
             self._open_files()
             self._lock_and_repair()
@@ -221,11 +246,17 @@ class Ledger(Closing):
         return offset
 
     def _open_files(self) -> None:
-        """Open both files; raise LoaderError if they are not those of a ledger."""
-        self._ledger_fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        """Open the ledger and its position file, which has how far the open range has come.
+
+        Raises:
+            LoaderError: one of them is another file: nothing of it is overwritten.
+        """
         problem = f"not a file of a ledger of version {LEDGER_VERSION}"
-        advice = "give ledger= the name of a file that is not there"
-        if not _LINE_START.startswith(os.pread(self._ledger_fd, len(_LINE_START), 0)):
+        advice = "give ledger= the name of a file that does not exist"
+        self._ledger_fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        first_bytes = os.pread(self._ledger_fd, len(_LINE_START), 0)
+        # A new file is empty, and the first line may be torn: a part of `_LINE_START` is fine.
+        if not _LINE_START.startswith(first_bytes):
             self._raise_error(problem, self.path, advice)
         position = position_path(self.path)
         self._position_fd = open_regular(position, os.O_RDWR | os.O_CREAT)
@@ -233,47 +264,57 @@ class Ledger(Closing):
             self._raise_error(problem, position, advice)
 
     def _raise_error(self, problem: str, path: Path, advice: str) -> NoReturn:
+        """Close the files, and raise LoaderError without the error that led here."""
         self._close_files()
         raise LoaderError(problem, path=path, advice=advice) from None
 
     def _lock_and_repair(self) -> None:
-        """Lock the ledger for this object, and complete what a killed process left behind."""
+        """Lock the ledger for this object, and repair what a killed process left behind.
+
+        That may be an incomplete last line, and a range of steps without its "end" line. The
+        position file says which range was open, and the step after its last batch.
+        """
         try:
             flock(self._ledger_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             advice = "close that loader, or give each loader a ledger of its own"
             self._raise_error("another loader writes this ledger", self.path, advice)
         size = os.fstat(self._ledger_fd).st_size
-        start = max(0, size - _LONGEST_LINE)
-        whole = start + os.pread(self._ledger_fd, size - start, start).rfind(b"\n") + 1
-        os.ftruncate(self._ledger_fd, whole)  # a line that was torn by a kill
-        position = os.pread(self._position_fd, POSITION.size, 0)
-        range_offset, stop = POSITION.unpack(position or _NO_OPEN_RANGE)
-        if 0 <= range_offset < whole:
-            self._write_line("end", stop, killed=True)
+        tail_start = max(0, size - _LONGEST_LINE)
+        tail = os.pread(self._ledger_fd, size - tail_start, tail_start)
+        complete_size = tail_start + tail.rfind(b"\n") + 1  # up to the last complete line
+        os.ftruncate(self._ledger_fd, complete_size)
+        position = os.pread(self._position_fd, POSITION.size, 0) or _NO_OPEN_RANGE
+        range_offset, next_step = POSITION.unpack(position)
+        if 0 <= range_offset < complete_size:  # a range was open, and its "begin" line is there
+            self._write_line("end", next_step, killed=True)
         self._write_no_open_range()
 
     def _write_no_open_range(self) -> None:
-        """Say that no range runs; on the disk before the next range begins."""
+        """Write to the position file that no range is open, and sync it.
+
+        It must be on the disk before the next range begins.
+        """
         os.pwrite(self._position_fd, _NO_OPEN_RANGE, 0)
         os.fsync(self._position_fd)
 
     def _close_files(self) -> None:
+        """Close the ledger and its position file, which also unlocks the ledger."""
         for descriptor in (self._ledger_fd, self._position_fd):
-            if descriptor >= 0:
+            if descriptor >= 0:  # -1 means that it is closed
                 os.close(descriptor)
         self._ledger_fd = self._position_fd = -1
-        self._run_was_written = (
-            False  # another ledger may write to the file before it is opened again
-        )
+        # Another run may write to the file before this ledger opens it again, so the next range
+        # must describe this run again.
+        self._run_was_written = False
 
     def _detach(self) -> None:
-        """Write nothing in a forked child, nor keep the parent's lock there."""
+        """Write nothing any more, and close the files, which in a child has the parent's lock."""
         self._enabled, self._next_step = False, None
         self._close_files()
 
     def _disable(self, error: OSError) -> None:
-        """Warn of an error, and write nothing any more."""
+        """Warn that a line could not be written, and write nothing any more."""
         self._detach()
         warnings.warn(
             f"{self.path}: the ledger ends here, as it cannot be written: {error.strerror}",

@@ -1,4 +1,4 @@
-"""`Loader`, the base class of loaders: it has the position, and runs one pass at a time."""
+"""`Loader`, the base class of loaders: it knows the position, and runs one pass at a time."""
 
 from __future__ import annotations
 
@@ -28,21 +28,21 @@ _PASS_WAS_ENDED = (
     "this pass was ended before its last batch, by another pass over the same loader, by its "
     "set_epoch, load_state_dict or close, or by a fork: give each loop a loader of its own"
 )
-"""The error of a loop when something else has ended its pass."""
+"""The error of a loop over a loader whose pass was ended by another call."""
 
-_NO_ARRAY = (
-    "a {} is no array: in Keras, train by ResumeCallback(loader, folder).fit(model, ('x', 'y')), "
-    "or give loader.dataset.map(pairs) of a TensorFlowLoader or loader.dataloader(pairs) of a "
-    "TorchLoader"
+_ADVISE_KERAS_FIT = (
+    "a {} is not an array: in Keras, train by ResumeCallback(loader, folder).fit(model, ('x', "
+    "'y')), or give loader.dataset.map(pairs) of a TensorFlowLoader or loader.dataloader(pairs) of "
+    "a TorchLoader"
 )
 
-_END = object()
+_END = object()  # stands for "no further batch" as the default of `next`
 
 _LOADERS: WeakSet[Loader[Any]] = WeakSet()  # loaders to call after a fork and at exit
 
 
 def _after_fork() -> None:
-    """In a forked child, drop the running passes of all loaders."""
+    """In a forked child, drop the running passes of all loaders: their threads do not exist."""
     for loader in list(_LOADERS):
         loader._reset_after_fork()
 
@@ -70,7 +70,7 @@ else:
 
 @contextmanager
 def explain_key_error(batch: Any) -> Iterator[None]:
-    """Add the names of the batch's fields to a KeyError in the `with` block."""
+    """Add the names of the batch's fields to a KeyError that is raised in the `with` block."""
     try:
         yield
     except KeyError as error:
@@ -96,8 +96,8 @@ class Loader(Closing, Generic[B]):
       `load_state_dict` is a remainder.
     - There is one pass at a time. Within a loop, another pass, `set_epoch`, `load_state_dict` or
       `close` ends the loop with RuntimeError. Nothing is read before the first `next`.
-    - A copy, a pickle and a forked child go on after the batches that the loop received, in a pass
-      of their own. In the child, the parent's loop ends with RuntimeError.
+    - A copy, a pickle and a forked child continue after the batches that the loop received, in a
+      pass of their own. In the child, the parent's loop ends with RuntimeError.
 
     For a type checker a batch is a `dict[str, Any]`. To give it the names of the fields, name a
     `TypedDict`, as in `NumpyLoader[MyBatch](feed)`. Nothing is checked at run time.
@@ -115,10 +115,12 @@ class Loader(Closing, Generic[B]):
     ([[b'be'], [b'or']], 1)
     """
 
-    _counting_advice = "loop over the loader itself"  # advice of a warning
+    # The advice of a warning: how to iterate so that the batches are counted.
+    _counting_advice = "loop over the loader itself"
 
     _current_pass: Pass | None = None
-    _not_copied: ClassVar[tuple[str, ...]] = ("_current_pass",)  # new in a copy or a child
+    # Attributes that a copy and a forked child do not get.
+    _not_copied: ClassVar[tuple[str, ...]] = ("_current_pass",)
     _shared: ClassVar[tuple[str, ...]] = ("_sampler",)  # shared by a shallow copy
 
     def __init__(
@@ -127,12 +129,11 @@ class Loader(Closing, Generic[B]):
         self._sampler = sampler
         self._cursor = Cursor(sampler)
         self.meter = Meter()
-        self._received_epochs: set[int] = (
-            set()
-        )  # epochs of the batches received since load_state_dict
-        self._loaded_position = 0, 0  # the position that load_state_dict set
-        self._warned_of_jump = False  # whether set_epoch has warned
-        self._position_was_set = False  # whether set_epoch or load_state_dict said where to begin
+        # Epochs of which the loop has received a batch, since the last load_state_dict.
+        self._received_epochs: set[int] = set()
+        self._loaded_position = 0, 0  # the (epoch, step) that load_state_dict set
+        self._warned_of_jump = False  # set_epoch warns only once
+        self._position_was_set = False  # by set_epoch or load_state_dict
         stream = getattr(self, "feed", sampler)
         self._ledger = None if ledger is None else Ledger(ledger, stream)
         self.external_passes = ExternalPasses(
@@ -156,16 +157,19 @@ class Loader(Closing, Generic[B]):
     def _start_next_pass_here(self) -> None:
         """Make the next pass start at the current step, also in an evaluation.
 
-        Without this, each pass of an evaluation starts at step 0.
+        Normally each pass of an evaluation starts at step 0. Only the first pass after
+        `load_state_dict` starts at the loaded step, so the cursor loads its own state here.
         """
         if self._cursor.step:
             self._cursor.load_state_dict(self._cursor.state_dict())
 
     def _reset_after_fork(self) -> None:
         """Drop the running pass in a forked child, without ending the parent's threads."""
-        # An extra reference keeps the attributes from being destroyed, even at exit: destructors
-        # would end the parent's workers, or wait for threads that the child does not have.
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
+        # Destructors of the attributes would end the parent's workers, or wait for threads that the
+        # child does not have. A dict that is never freed, because its reference count is one too
+        # high, keeps the attributes from being destroyed, even at exit.
+        all_attributes = vars(self).copy()
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(all_attributes))
         for name in self._not_copied:
             vars(self).pop(name, None)
         self._start_next_pass_here()
@@ -185,79 +189,87 @@ class Loader(Closing, Generic[B]):
         return len(self._sampler)
 
     def __array__(self, *_: object, **__: object) -> NoReturn:
-        """Raise TypeError that says how to train with Keras, which takes the loader for an array.
+        """Raise TypeError that says how to train with Keras, whose `fit` asks for an array.
 
         Without this method, Keras would only say that the type is not recognized.
         """
-        raise TypeError(_NO_ARRAY.format(type(self).__name__))
+        raise TypeError(_ADVISE_KERAS_FIT.format(type(self).__name__))
 
     @property
     def shape(self) -> NoReturn:
         """Raise AttributeError that says how to train with Keras, whose `fit` asks for a shape."""
-        raise AttributeError(_NO_ARRAY.format(type(self).__name__))
+        raise AttributeError(_ADVISE_KERAS_FIT.format(type(self).__name__))
 
     def __iter__(self) -> Iterator[B]:
         """Iterate over the batches, from the position to the end of the epoch."""
         self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         self.meter.start(start)
-        running = self._start_pass(epoch, start)
-        yield from self._iterate_pass(running, self._count_received, batches=len(self) - start)
+        batches = self._start_pass(epoch, start)
+        num_batches = len(self) - start
+        yield from self._iterate_pass(batches, self._count_received, num_batches=num_batches)
 
     def _iterate_pass(
         self,
-        running: Pass,
-        received: Callable[[], bool],
+        batches: Pass,
+        count_received: Callable[[], bool],
         *,
-        batches: int | None = None,
+        num_batches: int | None = None,
         divided: bool = False,
     ) -> Iterator[Any]:
         """Yield the batches of a pass, and end the pass after the last one.
 
+        A call such as `set_epoch`, `close`, or another pass over the loader may end the pass at any
+        time, also from another thread. `self._current_pass` is then no longer `batches`.
+
         Args:
-            running: the pass. It is `self._current_pass` until something else ends it.
-            received: is called before each batch is yielded, to count it. It returns whether the
-                batch is the last one of its epoch.
-            batches: the number of batches, if it is known.
-            divided: whether something else gives each process its part of the batches.
+            batches: the iterator of the pass.
+            count_received: is called before each batch is yielded, to count it. It returns whether
+                the batch is the last one of its epoch.
+            num_batches: the number of batches, if it is known.
+            divided: whether the framework, such as `tf.distribute`, gives each process its own
+                batches. Otherwise a sampler that is not sharded is warned of.
 
         Raises:
-            RuntimeError: something else has ended the pass, such as another pass.
+            RuntimeError: a call has ended the pass before its last batch.
         """
         if not divided:
             warn_unsharded(self._sampler)
-        self._current_pass = running
+        self._current_pass = batches
         try:
-            for batch in self._timed(running, batches):
-                is_last = received()
+            for batch in self._timed(batches, num_batches):
+                is_last = count_received()
                 yield batch
-                if self._current_pass is not running:
+                # The body of the user's loop has run. It may have ended the pass, which is an error
+                # unless it was at the last batch.
+                if self._current_pass is not batches:
                     if is_last:
                         return
                     raise RuntimeError(_PASS_WAS_ENDED)
         finally:
-            if self._current_pass is running:  # no later pass has begun
+            if self._current_pass is batches:  # no later pass has begun
                 self._end_pass()
 
-    def _timed(self, running: Pass, batches: int | None) -> Iterator[Any]:
+    def _timed(self, batches: Pass, num_batches: int | None) -> Iterator[Any]:
         """Yield the batches of a pass, and measure how long the loop waits for each.
 
-        `batches` is their number, or None if the iterator decides when the pass ends.
+        `num_batches` is their number, or None if the iterator decides when the pass ends.
 
         Raises:
-            RuntimeError: something else has ended the pass, or it has fewer than `batches`.
+            RuntimeError: another thread has ended the pass while this one waited for a batch:
+                `self._current_pass` is no longer `batches`.
         """
-        for _ in count() if batches is None else range(batches):
+        for _ in count() if num_batches is None else range(num_batches):
             requested = perf_counter_ns()
             try:
-                batch = next(running, _END)
-                was_ended = batch is _END and batches is not None
+                batch = next(batches, _END)
+                was_ended = batch is _END and num_batches is not None  # too few batches
             except Exception:
-                if self._current_pass is running:
+                if self._current_pass is batches:
                     raise
-                was_ended = True  # the error follows from the end of the pass
-            if was_ended or self._current_pass is not running:  # another thread has ended the pass
-                running.close()
+                was_ended = True  # closing the pass has caused the error: it is not shown
+            if was_ended or self._current_pass is not batches:
+                batches.close()
                 raise RuntimeError(_PASS_WAS_ENDED)
             if batch is _END:
                 return
@@ -293,8 +305,8 @@ class Loader(Closing, Generic[B]):
     def global_step(self) -> int:
         """Number of batches before the position, over all epochs: a step for logs.
 
-        It is `epoch * len(loader) + step`. After the last batch of an epoch `step` is 0 again, and
-        `global_step` goes on. A saved state restores both.
+        It is `epoch * len(loader) + step`. After the last batch of an epoch `step` is 0 again, but
+        `global_step` keeps counting. A saved state restores both.
         """
         return self.epoch * len(self) + self.step
 
@@ -319,30 +331,32 @@ class Loader(Closing, Generic[B]):
         problem = ""
         if self.epoch in self._received_epochs and self.step == 0:
             problem = (
-                f"epoch {self.epoch} begins again by set_epoch, so the same batches come again: "
+                f"set_epoch starts epoch {self.epoch} again, so the same batches come again: "
                 f"give each training a loader of its own"
             )
         elif previous_epoch in self._received_epochs and step and self.epoch != previous_epoch:
-            missing, (loaded_epoch, loaded_step) = len(self) - step, self._loaded_position
+            num_skipped, (loaded_epoch, loaded_step) = len(self) - step, self._loaded_position
             advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
-            if missing == loaded_step and loaded_epoch not in self._received_epochs:
+            # Say a state of epoch 1, step 2 was loaded, and the trainer set epoch 2, and left it 2
+            # batches before its end: it counts the 2 batches before the state to epoch 2.
+            if num_skipped == loaded_step and loaded_epoch not in self._received_epochs:
                 advice = (
-                    f"the trainer counts the {missing} that the loaded state has of epoch "
-                    f"{loaded_epoch}: resume from a checkpoint that was saved while fit ran"
+                    f"the trainer counts the {num_skipped} batches of epoch {loaded_epoch} that "
+                    f"came before the loaded state: resume from a checkpoint saved while fit ran"
                 )
             problem = (
-                f"{missing} of {len(self)} batches of epoch {previous_epoch} do not come, "
-                f"as set_epoch began epoch {self.epoch}: {advice}"
+                f"{num_skipped} of {len(self)} batches of epoch {previous_epoch} were skipped, "
+                f"as set_epoch started epoch {self.epoch}: {advice}"
             )
         if problem and not self._warned_of_jump:
             self._warned_of_jump = True
             warnings.warn(problem, stacklevel=3)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, with the stream and the records: a small dict that JSON can hold.
+        """Return the position, with what identifies the sampler and the records.
 
-        A loader with another number of ranks or workers, with another container of the same
-        records, or of another framework can continue from the state.
+        It is a small dict that JSON can hold. A loader with another number of ranks or workers,
+        with another container of the same records, or of another framework can continue from it.
         """
         return self._cursor.state_dict()
 
@@ -356,15 +370,16 @@ class Loader(Closing, Generic[B]):
         Warns if the state has no digest of the records, so that they cannot be compared.
 
         Raises:
-            StateMismatchError: a state of other records or another sampler.
+            StateMismatchError: the state was saved with other records or another sampler.
         """
         self._end_pass_and_tracking()
         self._check_state(state)
         self._cursor.load_state_dict(state)
+        # For the warnings about epochs that are repeated or skipped.
         self._position_was_set = True
         self._received_epochs.clear()
         self._loaded_position = self.epoch, self.step
-        if self._ledger is not None:
+        if self._ledger is not None:  # the file that says which steps the loop has received
             self._ledger.loaded(self.global_step)
 
     def _check_state(self, state: Mapping[str, Any]) -> None:
@@ -383,10 +398,10 @@ class Loader(Closing, Generic[B]):
         self.external_passes.stop_tracking()
 
     def _end_pass(self) -> None:
-        """End the running pass, if there is one; see `_stop`, which also ends the tracking."""
+        """End the running pass, if there is one: its loop, and its threads or workers."""
         if self._current_pass is not None:
-            running, self._current_pass = self._current_pass, None
+            batches, self._current_pass = self._current_pass, None
             self._cursor.end()
             self.meter.end()
             with suppress(ValueError):  # a generator that another thread runs, and will close
-                running.close()
+                batches.close()

@@ -1,4 +1,4 @@
-"""What a state says of the records of a source, so that a state of other records is refused."""
+"""The part of a loader's state that identifies the records, so that other records are refused."""
 
 from __future__ import annotations
 
@@ -10,10 +10,12 @@ from twinfeed.samplers import StateMismatchError
 
 
 def record_state(source: Source, /) -> dict[str, Any]:
-    """Return the number of records, and the digests of fields and of columns by name.
+    """Return the part of a loader's state that identifies the records of a source.
 
-    A name may be a field in one container and a column in another: a tar holds numbers as text. A
-    field and a column are not compared.
+    It is the number of records, and a digest (a hash of all values) for each field, stored as bytes
+    in the shards, and for each column, an array of the index. A number is text in a field of a tar,
+    and an int in a column of another container. The digests then differ for the same records, so
+    `check_records` compares fields only with fields, and columns only with columns.
     """
     digests: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
     for name, digest in source.digests.items():
@@ -22,7 +24,7 @@ def record_state(source: Source, /) -> dict[str, Any]:
 
 
 def check_records(saved: object, current: Mapping[str, Any], where: object, /) -> bool:
-    """Compare the digests of the records of a saved state with the current ones.
+    """Compare the digests of the records in a saved state with those of the loader's source.
 
     Args:
         saved: the `record_state` of a saved state, or anything else that a user loads.
@@ -44,7 +46,7 @@ def check_records(saved: object, current: Mapping[str, Any], where: object, /) -
             compared = True
             if digests[name] != saved_digests[name]:
                 raise StateMismatchError(
-                    f"the state is of other records: {name!r} has the digest "
-                    f"{saved_digests[name]!r} in the state, {digests[name]!r} in {where!r}"
+                    f"the state was saved with other records: {name!r} has the digest "
+                    f"{saved_digests[name]!r} in the state, and {digests[name]!r} in {where!r}"
                 )
     return compared

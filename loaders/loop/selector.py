@@ -1,4 +1,4 @@
-"""`Selector`: the number of the source that gives the next record, by a sampler."""
+"""`Selector`: a sampler decides from which source the next record is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ SourceOf = Callable[[Int64s], npt.ArrayLike] | npt.ArrayLike
 
 
 class Choices:
-    """For each sample of the batches of a sampler, the number of the source that it comes from."""
+    """For each sample of the batches of a sampler, the number of the source to read it from.
+
+    A source is an iterator of records, such as those of one class; sources are numbered from 0.
+    """
 
     def __init__(
         self,
@@ -31,37 +34,41 @@ class Choices:
         groups: Schedule | None = None,
     ) -> None:
         check_batches(sampler)
-        # With `groups`, a schedule of the numbers themselves, no function of ids is needed.
         self.sampler, self.sources = sampler, sources
-        self._schedule = Schedule(sampler) if groups is None else groups
-        self._source_of = (
-            _source_function(sampler, sources, source) if groups is None else np.asarray
-        )
+        # `groups` is a schedule whose batches have source numbers in place of sample ids, so that
+        # no function from ids to sources is needed.
+        self._schedule = groups or Schedule(sampler)
+        self._to_sources = np.asarray if groups else _source_function(sampler, sources, source)
+        # The last result of `drawn`, and the (epoch, step) that it was for.
         self._draw_counts = (0, 0), np.zeros(sources, np.int64)
 
     def source_numbers(self, epoch: int, start: int, stop: int) -> list[Int64s]:
-        """Return for each of the steps [start, stop) the source number of each sample.
+        """Return, for each of the steps [start, stop), the number of the source of each sample.
 
-        A list of arrays, int64[batch].
+        A list of arrays, int64[batch]. Two batches, one of sources 1, 0 and one of 2, 1, are
+        `[array([1, 0]), array([2, 1])]`.
         """
         batches = self._schedule.batches(epoch, start, stop)
-        return np.split(
-            self._sources_of_ids(batches), np.cumsum([len(ids) for ids in batches])[:-1]
-        )
+        sources = self._sources_of_ids(np.concatenate(batches))
+        batch_stops = np.cumsum([len(ids) for ids in batches])
+        return np.split(sources, batch_stops[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
-        """Yield `numbers` for chunks of the steps [start, stop): of 1, 2, 4, … steps each."""
+        """Yield the results of `source_numbers` for 1, 2, 4, … of the steps [start, stop).
+
+        The first batch is there soon, and the later ones are drawn many at a time.
+        """
         for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
             yield self.source_numbers(epoch, first, last)
 
     def drawn(self, epoch: int, step: int) -> Int64s:
         """Return how often each source was drawn before a position, int64[sources].
 
-        The count goes on from the last call's position, if that is earlier, or else from the start.
+        The count continues from the position of the last call, unless that position is later.
         """
         (first_epoch, first_step), counts = self._draw_counts
         counts = counts.copy()
-        if (first_epoch, first_step) > (epoch, step):
+        if (first_epoch, first_step) > (epoch, step):  # count from the start
             first_epoch, first_step = 0, 0
             counts[:] = 0
         for past_epoch in range(first_epoch, epoch + 1):
@@ -72,14 +79,13 @@ class Choices:
         self._draw_counts = (epoch, step), counts
         return counts.copy()
 
-    def _sources_of_ids(self, batches: list[Int64s]) -> Int64s:
-        """Return the source number of each id of batches, as int64[ids].
+    def _sources_of_ids(self, ids: Int64s) -> Int64s:
+        """Return the number of the source of each sample id, as int64[ids].
 
         Raises:
             ValueError: the user's function does not return a valid number for each id.
         """
-        ids = np.concatenate(batches)
-        numbers = np.asarray(self._source_of(ids))
+        numbers = np.asarray(self._to_sources(ids))
         if numbers.shape != ids.shape or numbers.dtype.kind not in "iu":
             found = f"{numbers.dtype} of shape {numbers.shape}"
             raise ValueError(f"source must give an int for each of {len(ids)} ids, got {found}")
@@ -95,10 +101,10 @@ class Selector(Loader[Int64s]):
 
     The sampler decides which class or set comes next. You read the next record of this class or
     set: from an iterator of torch or webdataset, or from a queue. A batch is int64[batch]: the
-    number of a source for each place of the sampler's batch.
+    number of a source for each sample of the sampler's batch.
 
-    Position, state and passes are those of every `Loader`. The state says nothing of positions in
-    the sources. `drawn` says how many records of each source came before the position.
+    Position, state and passes work as in every `Loader`. The state does not have the positions
+    within the sources: `drawn` says how many records of each source came before the position.
     `twinfeed.loaders.tensorflow.selector_dataset` gives the same numbers as a `tf.data.Dataset`.
 
     Args:
@@ -135,15 +141,15 @@ class Selector(Loader[Int64s]):
         source: SourceOf | None = None,
         ledger: str | os.PathLike[str] | None = None,
     ) -> None:
-        number = validate.integer("sources", sources, minimum=1)
-        self.choices = Choices(sampler, number, source)
+        num_sources = validate.integer("sources", sources, minimum=1)
+        self.choices = Choices(sampler, num_sources, source)
         super().__init__(sampler, ledger=ledger)
 
     def drawn(self) -> Int64s:
         """Return how often each source was drawn before this position, int64[sources].
 
-        All epochs before are counted. The stream is drawn again for it, some millions of ids a
-        second.
+        All epochs before the position count. To count them, the sampler draws its stream again, at
+        some millions of ids a second.
         """
         return self.choices.drawn(self.epoch, self.step)
 
@@ -155,30 +161,35 @@ class Selector(Loader[Int64s]):
 def _source_function(
     sampler: BatchStream, sources: int, source: SourceOf | None
 ) -> Callable[[Int64s], npt.ArrayLike]:
-    """Return a function from sample ids, int64[n], to the numbers of their sources.
+    """Return a function from sample ids, int64[n], to the number of the source of each.
 
-    By default it is the sampler's, if that draws classes or sets.
+    A source is an iterator of the records of one class or set; there are `sources` of them.
+    `source` is the user's function of ids, or an array by id. It may be None if the sampler draws
+    classes or sets: then each class or set has a source.
 
     Raises:
-        ValueError: the sampler needs to know records, or `source` does not fit its ids.
+        ValueError: the sampler depends on single records (an iterator only gives its next one), or
+            `source` does not fit the ids.
     """
-    if why := sampler.traits.why_records_matter:
+    # What of the sampler decides which record comes, such as "padding"; "" if nothing does.
+    reason = sampler.traits.why_records_matter
+    if reason:
         raise ValueError(
-            f"sources give their next record only, and {why} of {sampler!r} needs "
-            f"to know the records: index them, and take a loader such as TensorFlowLoader, or "
+            f"a source only gives its next record, but {reason} of {sampler!r} needs to know the "
+            f"records: index them, and take a loader such as TensorFlowLoader, or "
             f"choose(sampler, source_datasets(feed))"
         )
     if source is None:
-        groups = sampler.traits.num_groups
-        if groups is None:
+        num_groups = sampler.traits.num_groups  # the number of classes or sets, or None
+        if num_groups is None:
             raise ValueError(f"source must be given, as ids of {sampler!r} do not say their source")
-        if groups != sources:
-            raise ValueError(f"sources must be {groups}, one a class or set, got {sources}")
+        if num_groups != sources:
+            raise ValueError(f"sources must be {num_groups}, one per class or set, got {sources}")
         return sampler.group_of
     if callable(source):
         return source
-    numbers = np.asarray(source)
-    if numbers.shape != (sampler.num_ids,):
-        found = f"an array of shape {numbers.shape} for {sampler.num_ids} ids"
+    source_by_id = np.asarray(source)
+    if source_by_id.shape != (sampler.num_ids,):
+        found = f"an array of shape {source_by_id.shape} for {sampler.num_ids} ids"
         raise ValueError(f"source must be a function of ids or an array by id, got {found}")
-    return numbers.__getitem__
+    return source_by_id.__getitem__

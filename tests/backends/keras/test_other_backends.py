@@ -111,7 +111,7 @@ def test_the_third_pass_over_one_epoch_warns(index: Index) -> None:
         next(iter(dataloader))
 
 
-@pytest.mark.filterwarnings("ignore:epoch 0 begins again by set_epoch")
+@pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
 def test_two_passes_at_once_are_refused(index: Index) -> None:
     one = loader(index, random())
     for other in (lambda: next(iter(one)), lambda: one.set_epoch(0), one.close):

@@ -169,7 +169,7 @@ REFUSED: Refused = [
         (lambda path, make=make: model().fit(make()), AttributeError, r"fit\(model, \('x', 'y'\)\)")
         for make in (made, on_torch)
     ),
-    (lambda path: np.asarray(made()), TypeError, "a TensorFlowLoader is no array"),
+    (lambda path: np.asarray(made()), TypeError, "a TensorFlowLoader is not an array"),
     (lambda path: fit(path, validation_data=made().dataset), TypeError, MAP),
     (given(callbacks=keras.callbacks.BackupAndRestore("x")), ValueError, "leave BackupAndRestore"),
     *(

@@ -99,7 +99,7 @@ def test_a_counted_dataset_may_repeat() -> None:
     assert got == ids_of(sampler(), 0, 1)
 
 
-@pytest.mark.filterwarnings("ignore:epoch 0 begins again by set_epoch")
+@pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
 def test_there_is_one_pass_at_a_time() -> None:
     one = loader(packed(RECORDS), sampler())
     for ends in (
@@ -153,7 +153,7 @@ def test_the_last_batch_moves_on_and_nobody_need_ask_for_more() -> None:
         assert (one.epoch, one.step) == (epoch + 1, 0)
 
 
-@pytest.mark.filterwarnings("ignore:epoch 0 begins again by set_epoch")
+@pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
 def test_an_epoch_begun_a_third_time_warns() -> None:
     one = loader(packed(RECORDS), sampler())
     for _ in range(2):
@@ -547,7 +547,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
     (of(prefetch=-1), ValueError, "prefetch must be at least 0, got -1"),
     (of(device="/GPU:7"), ValueError, "one that TensorFlow sees.*got '/GPU:7'"),
     (replicas(5, 2), ValueError, "got 5 replicas and 2 pipelines"),
-    (chosen(CLASSES_ALONE, 1), ValueError, "sources must be 2, one a class or set, got 1"),
+    (chosen(CLASSES_ALONE, 1), ValueError, "sources must be 2, one per class or set, got 1"),
     (chosen(CLASSES_ALONE, 1, "a"), TypeError, "Invalid `datasets`"),
     (chosen(BLOCKS, 1, 2, source=SOURCE), ValueError, "by blocks .* source_datasets"),
     (lambda: source_datasets(packed(RECORDS)), TypeError, "feed must be Feed"),  # type: ignore[arg-type]

@@ -241,7 +241,7 @@ def test_a_new_pass_takes_over_from_a_live_one(index: Index) -> None:
 
 # Naming an epoch again, or the next epoch too early, is meant here.
 meant = pytest.mark.filterwarnings(
-    "ignore:epoch . begins again by set_epoch", "ignore:.*do not come, as set_epoch"
+    "ignore:set_epoch starts epoch . again", "ignore:.*were skipped, as set_epoch"
 )
 
 
@@ -434,14 +434,14 @@ def test_a_state_moves_where_containers_hold_a_field_in_their_own_ways(
     assert second.step == 1
     samples[3]["label"] = 0
     other = loader_of(pack(samples, tmp_path / "other")["data"])
-    with pytest.raises(StateMismatchError, match="state is of other records: 'label'"):
+    with pytest.raises(StateMismatchError, match="state was saved with other records: 'label'"):
         other.load_state_dict(first.state_dict())
 
 
 def test_a_state_of_other_records_is_refused_by_name(tmp_path: Path) -> None:
     words = [bytes([65 + n]) * n for n in range(1, 9)]
     state = loader_of(packed(tmp_path / "one", words)).state_dict()
-    with pytest.raises(StateMismatchError, match="state is of other records: 'word'"):
+    with pytest.raises(StateMismatchError, match="state was saved with other records: 'word'"):
         loader_of(packed(tmp_path / "other", [*words[:-1], b"else"])).load_state_dict(state)
 
 

@@ -98,7 +98,7 @@ def feed_of(sampler: BatchStream) -> Feed:
 def test_a_new_loader_after_one_that_received_epoch_0_warns(loader: Any, loop: Any) -> None:
     """At the second, with the cure; an evaluation is meant to come again."""
     feed = feed_of(training())
-    with pytest.warns(UserWarning, match=r"new \w+Loader of .* epoch 0 again, .* over one \w+Lo"):
+    with pytest.warns(UserWarning, match=r"new \w+Loader of .* epoch 0 again, .* use one \w+Lo"):
         loop(lambda: loader(feed))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -186,7 +186,7 @@ def test_a_refused_change_leaves_the_loader_as_it_was() -> None:
     feed, state = loader.feed, loader.state_dict()
     with pytest.raises(StateMismatchError) as caught:
         loader.change(pk({0: 1, 3: 2}))
-    assert "must come at step 5 or later" in caught.value.__notes__[0]
+    assert "may only differ from step 5 on" in caught.value.__notes__[0]
     assert loader.feed is feed
     assert loader.state_dict() == state
     loader.close()

@@ -319,7 +319,7 @@ REFUSED: Refused = [
     (_open("notes.txt/ledger.jsonl"), OSError, "notes.txt"),
     (lambda world: NumpyLoader(FEED, ledger="s3://bucket/run.jsonl"), ValueError, "is a URL"),
     (lambda world: NumpyLoader(FEED, ledger=3), TypeError, "int"),  # type: ignore[arg-type]
-    (lambda world: Ledger("x.jsonl", FEED.index), TypeError, "feed or a sampler"),  # type: ignore[arg-type]
+    (lambda world: Ledger("x.jsonl", FEED.index), TypeError, "a Feed or a batch sampler"),  # type: ignore[arg-type]
 ]
 
 

@@ -325,7 +325,7 @@ REFUSED: Refused = [
     (_who(-1), ValueError, "step must be at least 0"),
     (_who(0, rank=-1), ValueError, "rank must be at least 0"),
     (_who(0, rank=1), FileNotFoundError, "ledger.rank1.jsonl"),
-    (_who(0, "train"), TypeError, "feed or a sampler, got a str"),
+    (_who(0, "train"), TypeError, "a Feed or a batch sampler, got a str"),
     (_who(0, pk()), StateMismatchError, "the state is of another stream"),
     (lambda world: who(world / "none.jsonl", SAMPLER, 0), FileNotFoundError, "none.jsonl"),
     (lambda world: who(world, SAMPLER, 0), LoaderError, "a folder"),
