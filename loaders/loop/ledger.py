@@ -99,7 +99,7 @@ class Ledger(Closing):
 
     Raises:
         ValueError: a URL.
-        LoaderError: the file is no ledger. With the first batch: another ledger writes to the file.
+        LoaderError: the file is not a ledger; or, with the first batch, another loader writes it.
         TypeError: `stream` is neither a feed nor a sampler.
 
     >>> from tempfile import mkdtemp

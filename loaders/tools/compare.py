@@ -32,7 +32,7 @@ from twinfeed.loaders.tools.backends import BACKENDS, Backend
 from twinfeed.samplers import validate
 
 Step = Callable[[Mapping[str, Any]], Any]
-_MAX_FETCHED = 4  # if a field differs, the arrays of so many batches are compared
+_MAX_FETCHED = 4  # the number of batches whose arrays are compared for each field that differs
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class Run:
         seconds: seconds of all batches after the first.
         rate: records per second, after the first batch. None if there is no other.
         memory: the largest resident size of the backend's process, in bytes.
-        sums: a checksum for each field of each batch.
+        sums: for each batch, a checksum of each field by name.
         losses: what the backend's step returned for each batch, if there is a step.
 
     >>> Run("torch", records=64, first=0.5, seconds=2.0, rate=32.0, memory=1 << 28, sums=()).rate
@@ -97,9 +97,10 @@ class Comparison:
 
     @property
     def loss_differences(self) -> tuple[float | None, ...]:
-        """For each run, the largest difference of its losses to those of the first run.
+        """For each run, the largest difference of its losses from those of the first run.
 
-        Only steps before `first` count. None if there are none, or no losses.
+        Only the steps before `self.first` count, the first step whose inputs differ between the
+        runs. None for a run without losses of such steps.
         """
         losses = [np.array(run.losses[: self.first]) for run in self.runs]
         return tuple(float(np.abs(x - losses[0]).max()) if len(x) else None for x in losses)
@@ -153,12 +154,12 @@ def compare(
             it once. It builds a model, and returns a function that trains the model on one batch
             and returns the loss.
         batches: how many batches. Default: an epoch.
-        checksums: what each loader is given.
-        readahead: what each loader is given.
+        checksums: the option of each loader.
+        readahead: the option of each loader.
 
     Raises:
-        ValueError: other backends, or `steps` without one function for each backend. What the
-            backends raise is raised too.
+        ValueError: an unknown backend, or `steps` without one function for each backend. Errors of
+            the backends are raised too.
         ModuleNotFoundError: a backend is not installed.
 
     >>> from tempfile import mkdtemp
@@ -191,7 +192,7 @@ def compare(
     makers: Sequence[Callable[[], Step] | None] = steps or [None] * len(backends)
     if len(makers) != len(backends):
         raise ValueError(
-            f"steps must be one function a backend, {len(backends)}, got {len(makers)}"
+            f"steps must have a function for each of {len(backends)} backends, got {len(makers)}"
         )
     count = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
@@ -216,7 +217,7 @@ def compare(
 
 
 class _Job(NamedTuple):
-    """What the process of a backend has to do; `batches` is the number of batches."""
+    """The task of a backend's process; `batches` is the number of batches to iterate over."""
 
     name: str
     backend: Backend
@@ -274,16 +275,17 @@ def _measure(job: _Job) -> Run:
 
 
 def _fetch(job: _Job, wanted: set[int]) -> dict[int, dict[str, Array]]:
-    """Return the arrays of the batches with the numbers `wanted`, by number and field."""
+    """Return {batch number: {field: array}} for the batches with the numbers `wanted`."""
     batches = enumerate(_iterate(job))
     return {number: _as_arrays(batch, job.backend) for number, batch in batches if number in wanted}
 
 
 def _iterate(job: _Job) -> Iterator[Any]:
     """Yield the first `job.batches` batches of a backend's loader, over epochs as needed."""
-    os.environ["JAX_ENABLE_X64"] = "1"  # else 64-bit numbers differ from the other backends'
+    os.environ["JAX_ENABLE_X64"] = "1"  # otherwise JAX would round 64-bit numbers to 32 bits
     with _loader_class(job)(job.feed, **job.backend.options, **job.options) as loader:
-        epochs = repeat(loader, -(-job.batches // max(1, len(loader))))
+        num_epochs = -(-job.batches // max(1, len(loader)))  # rounded up
+        epochs = repeat(loader, num_epochs)
         yield from islice(chain.from_iterable(epochs), job.batches)
 
 
@@ -328,7 +330,7 @@ def _checksum(array: Array) -> int:
 
 
 def _differing_batches(sums: Sequence[Sequence[Mapping[str, int]]]) -> dict[str, list[int]]:
-    """Return by field the numbers of the batches in which its checksums differ between backends.
+    """Return {field: the numbers of the batches in which it differs between backends}.
 
     `sums` has for each backend, and each of its batches, the checksum of each field.
     """
@@ -344,7 +346,7 @@ def _largest_difference(batches: Iterable[Sequence[Array | None]]) -> float | No
     """Return the largest absolute difference of a field between the first backend and the others.
 
     Each item of `batches` has the field's array of each backend. The result is None if dtypes or
-    shapes differ, or the arrays are no numbers.
+    shapes differ, or if the arrays have no numbers.
     """
     largest = 0.0
     for first, *later in batches:

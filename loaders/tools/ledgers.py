@@ -1,6 +1,7 @@
 """What ledgers say: which records a step had, which steps had a record, and where two runs differ.
 
-`who`, `when` and `diff` draw the batches again, or compare what they depend on.
+A ledger is a file with the ranges of steps that a loop has received; see `Ledger`. `who` and `when`
+draw the batches of these steps again, and `diff` compares what the batches depend on.
 """
 
 from __future__ import annotations
@@ -34,14 +35,15 @@ from twinfeed.loaders.support.regular import read_file
 from twinfeed.samplers import BatchStream, StateMismatchError, validate
 from twinfeed.samplers.state import first_step, flattened
 
-_DAMAGES = LookupError, AttributeError, TypeError, ValueError, RecursionError
+# What reading or checking the JSON of a damaged line may raise.
+_DAMAGED_LINE_ERRORS = LookupError, AttributeError, TypeError, ValueError, RecursionError
 
 
 class StepRange(NamedTuple):
     """Consecutive steps that a loop received, from `start` to before `stop`, over all epochs.
 
-    `run` is the line that says what was run: the state of the stream, the index and the ranks.
-    `ended` is False if the process was killed, or still runs.
+    `run` is the latest line that describes the run: the state of the sampler, the index and the
+    ranks. `ended` is False if the process was killed, or still runs.
     """
 
     start: int
@@ -74,10 +76,10 @@ def who(
 
     Args:
         ledger: the path that the loader was given.
-        feed: that of the run, of any rank. If there is no feed, the sampler.
-        step: counted over all epochs, as `loader.global_step` before the batch.
-        rank: gives the batch of this rank, by its own ledger. Default: the global batch, by the
-            ledger of rank 0.
+        feed: the feed of the run, of any rank; or its sampler, if there was no feed.
+        step: counted over all epochs, like `loader.global_step` before the batch.
+        rank: return the samples of this rank, by its own ledger. Default: those of the global
+            batch, by the ledger of rank 0.
 
     Returns:
         for each time, the ids, records, views and seeds.
@@ -85,7 +87,7 @@ def who(
     Raises:
         StateMismatchError: the feed is another one, or its index has changed.
         IndexError: no loop received this step.
-        LoaderError: the file is damaged or is no ledger.
+        LoaderError: the file is damaged or is not a ledger.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed import BatchSampler, NumpyLoader, RandomSampler, pack, who
@@ -107,8 +109,8 @@ def who(
     if not requests:
         last = max((steps.stop - 1 for steps in ranges), default=None)
         all_ended = all(steps.ended for steps in ranges)
-        least = "" if all_ended else " at least, as a process was killed or still runs"
-        raise IndexError(f"{os.fspath(ledger)} has no step {step}: the last is {last}{least}")
+        at_least = "" if all_ended else " at least, as a process was killed or still runs"
+        raise IndexError(f"{os.fspath(ledger)} has no step {step}: the last is {last}{at_least}")
     return requests
 
 
@@ -117,18 +119,18 @@ def when(
 ) -> list[int]:
     """Return the steps whose batch had a record, counted over all epochs, in the order they ran.
 
-    The whole run is drawn again, some millions of ids a second. A step that was run again after a
-    rollback is there twice.
+    All batches of the run are drawn again, at some millions of ids a second. A step that was run
+    again after a rollback is in the list twice.
 
     Args:
         ledger: the path that the loader was given.
-        feed: that of the run, of any rank. If there is no feed, the sampler.
+        feed: the feed of the run, of any rank; or its sampler, if there was no feed.
         record: the id of the record.
-        rank: asks for the batches of this rank. Default: the global batches.
+        rank: search in the batches of this rank only. Default: in the global batches.
 
     Raises:
         StateMismatchError: the feed is another one, or its index has changed.
-        LoaderError: the file is damaged or is no ledger.
+        LoaderError: the file is damaged or is not a ledger.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed import BatchSampler, NumpyLoader, SequentialSampler, pack, when
@@ -144,27 +146,29 @@ def when(
     """
     record = validate.as_int("record", record)
     check_bounds(record, record, sampler_of(feed).num_records, "record")
-    found: list[int] = []
+    steps_with_record: list[int] = []
     for steps in read_ledger(ledger, rank or 0):
+        # The sampler must give the batches of the run up to the last step of the range.
         schedule = Schedule(_sampler_of(steps, feed, steps.stop - 1, rank))
-        for start in range(steps.start, steps.stop, STEPS):
-            records, step_of = schedule.records(start, min(start + STEPS, steps.stop))
-            found += np.unique(step_of[records == record]).tolist()
-    return found
+        for start in range(steps.start, steps.stop, STEPS):  # many steps are drawn in one call
+            records, step_of_record = schedule.records(start, min(start + STEPS, steps.stop))
+            steps_with_record += np.unique(step_of_record[records == record]).tolist()
+    return steps_with_record
 
 
 def diff(first: PathLike, second: PathLike, /) -> LedgerDifference | None:
     """Return the first step at which two runs had other records; None if all are the same.
 
-    Neither records nor samplers are needed. Framework, trainer, container and number of ranks make
-    no difference. Of a step that was run again after a rollback, the last time counts.
+    Neither the records nor the samplers are needed: the ledgers say what the batches depend on.
+    Framework, trainer, container and number of ranks make no difference. If a step was run again
+    after a rollback, the last time counts.
 
     Args:
         first: the ledger of a run.
         second: the ledger of another run.
 
     Raises:
-        LoaderError: a file is damaged or is no ledger.
+        LoaderError: a file is damaged or is not a ledger.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed import BatchSampler, Ledger, RandomSampler, diff
@@ -187,53 +191,63 @@ def diff(first: PathLike, second: PathLike, /) -> LedgerDifference | None:
             if difference is not None and difference.global_step < stop:
                 return difference
         elif in_first is not None or in_second is not None:
-            only = os.fspath(second if in_first is None else first)
-            return LedgerDifference(start, f"only {only} has it")
+            only_ledger = os.fspath(second if in_first is None else first)
+            return LedgerDifference(start, f"only {only_ledger} has it")
     return None
 
 
 def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
-    """Return the ranges of steps in a rank's ledger, in the order they ran.
+    """Return the ranges of consecutive steps in a rank's ledger, in the order they ran.
+
+    A line with the event "begin" starts a range, and describes the run if it is the first of a
+    process. A line "end" ends the range. "change" changes the sampler from a step on. A range that
+    has no "end" line is open: its process was killed, or still runs. The position file beside the
+    ledger then has the last step.
 
     Raises:
-        LoaderError: the file is damaged or is no ledger.
+        LoaderError: the file is damaged or is not a ledger.
     """
     path = path_of_rank(ledger, rank)
-    position = _read_position(path)  # before the ledger: the range may end between both
+    # Read before the ledger, whose last range may end between the two reads.
+    begin_offset, next_step = _read_position(path)
     ranges: list[StepRange] = []
-    run: dict[str, Any] = {}
-    running: StepRange | None = None
-    offset = range_offset = 0
-    *lines, _torn = read_file(path, LIMITS.ledger_bytes).split(b"\n")
-    for number, line in enumerate(lines, 1):
+    run: dict[str, Any] = {}  # the latest line that describes the run
+    open_range: StepRange | None = None
+    offset = open_offset = 0  # of the line, and of the "begin" line of the open range
+    *lines, _incomplete = read_file(path, LIMITS.ledger_bytes).split(b"\n")
+    for line_number, line in enumerate(lines, 1):
         try:
             entry = _parse_line(line)
             step = validate.integer("step", entry["step"], minimum=0)
             if entry["event"] == "begin":
                 run = entry if "state" in entry else run
-                run["state"]  # KeyError: no line before says what was run
-                running = StepRange(step, step, run, ended=False)
-                range_offset = offset
+                run["state"]  # raises KeyError if no line so far describes the run
+                open_range = StepRange(step, step, run, ended=False)
+                open_offset = offset
             elif entry["event"] == "change":
-                run = _changed(run, entry["fields"])
-                running = running and running._replace(run=run)  # with the same steps before
-            elif entry["event"] == "end" and running is not None:
-                ranges.append(running._replace(stop=step, ended="killed" not in entry))
-                running = None
-        except _DAMAGES as error:
+                run = _with_changed_fingerprint(run, entry["fields"])
+                # The changed sampler gives the same batches for the earlier steps of the range.
+                open_range = open_range and open_range._replace(run=run)
+            elif entry["event"] == "end" and open_range is not None:
+                ranges.append(open_range._replace(stop=step, ended="killed" not in entry))
+                open_range = None
+        except _DAMAGED_LINE_ERRORS as error:
             raise LoaderError(
-                f"line {number} is no line of a ledger of version {LEDGER_VERSION}: {error}",
+                f"line {line_number} is not a ledger line of version {LEDGER_VERSION}: {error}",
                 path=path,
                 advice="give the ledger that a loader has written",
             ) from None
         offset += len(line) + 1
-    if running is not None and position[0] == range_offset:
-        ranges.append(running._replace(stop=position[1]))
+    if open_range is not None and begin_offset == open_offset:  # the position is of this range
+        ranges.append(open_range._replace(stop=next_step))
     return [steps for steps in ranges if steps.start < steps.stop]
 
 
-def _changed(run: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the line of a run with other fields of its fingerprint; None removes a field."""
+def _with_changed_fingerprint(run: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply a "change" line of a ledger to the line that describes the run, and return the result.
+
+    `fields` are the changed fields of the sampler's fingerprint by name. None removes a field.
+    """
     state = run["state"]
     kept = {name: value for name, value in state["fingerprint"].items() if name not in fields}
     added = {name: value for name, value in fields.items() if value is not None}
@@ -241,53 +255,69 @@ def _changed(run: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any
 
 
 def _read_position(path: Path) -> tuple[int, int]:
-    """Return where the line of the running range begins, and its last step plus 1."""
+    """Return how far the open range of a ledger has come, by the position file beside it.
+
+    A range is open while its ledger has no "end" line for it. Returns the offset of its "begin"
+    line in the ledger, and the step after its last batch.
+    """
     try:
         return POSITION.unpack(read_file(position_path(path), POSITION.size))
-    except (FileNotFoundError, struct_error):
-        return -1, 0  # the range has no batch, or the file was not copied
+    except (FileNotFoundError, struct_error):  # no batch was delivered, or it was not copied
+        return -1, 0  # no line has the offset -1
 
 
 def _parse_line(line: bytes) -> dict[str, Any]:
-    """Return the values of a line; raise an error of `_DAMAGES` if they are not a ledger's."""
+    """Return the values of a line of a ledger.
+
+    Raises an error of `_DAMAGED_LINE_ERRORS` if a value is missing or has a wrong type.
+    """
     entry: dict[str, Any] = json.loads(line)
     validate.choice("its version", entry["ledger"], (LEDGER_VERSION,))
-    dict(flattened(entry.get("fields", {})))  # raises if it is no mapping, or too deep
+    # `flattened` is called for its errors alone: a value is not a mapping, or nested too deep.
+    dict(flattened(entry.get("fields", {})))
     if "state" in entry:
         state = entry["state"]
         for nested in (state["fingerprint"], state.get("records", {})):
             dict(flattened(nested))
         validate.integer("rank", entry["rank"], minimum=0)
         validate.integer("world_size", entry["world_size"], minimum=1)
-        entry["index"]
+        entry["index"]  # raises KeyError if it is missing
     return entry
 
 
 def _sampler_of(
     steps: StepRange, feed: Feed | BatchStream, step: int, rank: int | None
 ) -> BatchStream:
-    """Return the sampler of a range, of all ranks or of one, if the feed is that of the run.
+    """Check that a feed is that of the run, and return its sampler.
+
+    The result is sharded as that of `rank` was in the run, or is the sampler of all ranks if `rank`
+    is None.
 
     Raises:
-        StateMismatchError: the feed gives other records, or has others before the end of `step`.
+        StateMismatchError: the records differ, or the sampler gives other batches than the run had,
+            at `step` or before.
     """
     sampler = Schedule(sampler_of(feed)).all_ranks.sampler
     epoch, next_step = divmod(step + 1, max(1, len(sampler)))
     state, index = steps.run["state"], steps.run["index"]
+    # Raises if the sampler differs from that of the run before this position.
     sampler.position_of({**state, "epoch": epoch, "step": next_step})
     if isinstance(feed, Feed):
-        found = getattr(feed.index, "fingerprint", index)
-        if index not in (None, found):
+        feed_index = getattr(feed.index, "fingerprint", index)
+        if index not in (None, feed_index):
             raise StateMismatchError(
-                f"the index of the run has the fingerprint {index}, {feed.index!r} has {found}: "
-                f"give the index that the run had"
+                f"the index of the run has the fingerprint {index}, {feed.index!r} has "
+                f"{feed_index}: give the index that the run had"
             )
         check_records(state.get("records"), record_state(feed.index), feed.index)
     return sampler if rank is None else sampler.shard(rank, steps.run["world_size"])
 
 
 def _last_range(ranges: list[StepRange], step: int) -> StepRange | None:
-    """Return the range that a step ran in last; None if a rollback has undone it."""
+    """Return the range of steps in which a step ran last; None if it was undone by a rollback.
+
+    If steps 0 to 9 ran, and then 5 to 6 from a state of step 5, step 8 is undone.
+    """
     last = next((steps for steps in reversed(ranges) if steps.start <= step), None)
     return last if last is not None and step < last.stop else None
 
@@ -295,15 +325,22 @@ def _last_range(ranges: list[StepRange], step: int) -> StepRange | None:
 def _difference(
     first: Mapping[str, Any], second: Mapping[str, Any], start: int
 ) -> LedgerDifference | None:
-    """Return the first step, from `start` on, at which two states draw other records."""
+    """Compare what the batches of two runs depend on: by what, and from which step on they differ.
+
+    `first` and `second` are the states of the runs in their ledgers, with the sampler's fingerprint
+    and the digests of the records. No step before `start` is returned, and None if all are equal.
+    """
     streams = [dict(flattened(state["fingerprint"])) for state in (first, second)]
     records = [dict(flattened(state.get("records", {}))) for state in (first, second)]
     values = {name: [stream.get(name) for stream in streams] for name in streams[0] | streams[1]}
-    shared = records[0].keys() & records[1]  # another container may have other names
+    # Another container of the same records may have other fields: only shared ones are compared.
+    shared = records[0].keys() & records[1]
     values |= {name: [digests[name] for digests in records] for name in sorted(shared)}
     differing = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     if not differing:
         return None
+    # The name of a value in a schedule has its first step, such as "k from step 340". All other
+    # values hold from step 0 on.
     step = min(map(first_step, differing))
     reason = ", ".join(f"{name} is {pair[0]!r} and {pair[1]!r}" for name, pair in differing.items())
     return LedgerDifference(max(start, step), reason)

@@ -27,16 +27,16 @@ from twinfeed.loaders.support import system
 from twinfeed.samplers import BatchStream, validate
 from twinfeed.samplers.validate import counted
 
-# At most so many samples are drawn. A longer epoch is estimated from their second half.
+# The most samples that are drawn. A longer epoch is estimated from their second half.
 _MAX_SAMPLES = 1 << 19
 
-# A smaller request has more latency than transfer time: on a disk, and in a bucket.
+# In bytes. A smaller request has more latency than transfer time: on a disk, and in a bucket.
 _SMALL_REQUEST, _SMALL_REMOTE_REQUEST = 1 << 16, 1 << 20
 
-# Small shards are too many if there are this many times as many as needed.
-_TOO_MANY = 16
+# Small shards are reported if there are this many times as many as needed.
+_MAX_SHARDS_PER_NEEDED = 16
 
-# If all shards together have fewer bytes, `shuffled` makes short blocks of them.
+# In bytes. If all shards together are smaller, `shuffled` makes short blocks of them.
 _SMALL_DATA = 1 << 29
 
 
@@ -112,7 +112,7 @@ def plan(feed: Feed, /, *, readahead: int | None = None) -> Plan:
 
     Args:
         feed: what is planned.
-        readahead: that of the loader.
+        readahead: the same as for the loader.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -162,44 +162,51 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
 
     Returns:
         The number of samples, and the largest number of records in blocks that are open at the same
-        time (or in a batch, if the sampler does not read blocks).
+        time (or in a batch, if the sampler does not read blocks). A block, consecutive records that
+        are read together, is open from the first to the last step that uses it.
     """
     batches = schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
     if not prefetches_whole_blocks(schedule.sampler):
         return samples, max(map(len, batches), default=0)
     block_uses = BlockUses(schedule, 0)
-    opened = block_uses.first_used_before(steps)
-    # By first record: a block may be opened several times, and each time has its last step.
+    opened = block_uses.first_used_before(
+        steps
+    )  # (first record, record after the last, first step) each
+    # By the first record of a block, its last steps in order: it may be opened several times.
     last_steps: dict[int, deque[int]] = defaultdict(deque)
-    for record, last_step in block_uses.last_steps_before(steps):
-        last_steps[record].append(last_step)
+    for first_record, last_step in block_uses.last_steps_before(steps):
+        last_steps[first_record].append(last_step)
     for block in opened:
-        last_steps[block.first].append(steps)  # of blocks that are still open
-    closed = np.array([last_steps[block.first].popleft() for block in opened], np.int64)
-    firsts, stops, opening_steps = np.array(opened, np.int64).reshape(-1, 3).T
-    return samples, most_open(opening_steps, closed + 1, stops - firsts)
+        last_steps[block.first].append(steps)  # is only taken for a block that is still open
+    closing_steps = np.array([last_steps[block.first].popleft() for block in opened], np.int64)
+    first_records, stops, opening_steps = np.array(opened, np.int64).reshape(-1, 3).T
+    return samples, most_open(opening_steps, closing_steps + 1, stops - first_records)
 
 
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
     """Return the number of byte ranges that an epoch fetches, and their total size in bytes.
 
     The ranges of the first `steps` steps are counted. Those of later steps are estimated from the
-    second half of these steps.
+    second half of these steps, since the first steps of an epoch open more blocks than later ones.
+    For example, 100 of 1000 steps are counted. Then the counts of steps 50 to 99 stand for steps 50
+    to 999, and are multiplied by 950 / 50.
     """
-    total = len(reads.schedule.sampler)
-    counts, middle, first_half = np.zeros(2), 0, np.zeros(2)
+    epoch_steps = len(reads.schedule.sampler)
+    counts = np.zeros(2)  # of ranges, and of their bytes
+    middle, counts_at_middle = 0, np.zeros(2)
     for step in range(steps if reads.fields else 0):
         for event in reads.next_events(step):
             if isinstance(event, Fetch):
                 ranges = event.ranges
                 counts += len(ranges), (ranges["stop"] - ranges["start"]).sum()
-        if 2 * step < steps < total:
-            middle, first_half = reads.next_step, counts.copy()
-    # Each counted step after `middle` stands for `scale` steps of the epoch.
-    scale = (total - middle) / max(1, min(reads.next_step, total) - middle)
-    requests, read = first_half + scale * (counts - first_half)
-    return round(requests), round(read)
+        if 2 * step < steps < epoch_steps:  # the first half, if the epoch is longer
+            # `reads.next_step` is the next step to fetch: as steps are fetched in groups, it may be
+            # later than `step + 1`.
+            middle, counts_at_middle = reads.next_step, counts.copy()
+    scale = (epoch_steps - middle) / max(1, min(reads.next_step, epoch_steps) - middle)
+    requests, read_bytes = counts_at_middle + scale * (counts - counts_at_middle)
+    return round(requests), round(read_bytes)
 
 
 def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]:
@@ -212,7 +219,7 @@ def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]
     request_bytes = result.read_bytes / max(1, result.requests)
     small = _SMALL_REMOTE_REQUEST if index.remote else _SMALL_REQUEST
     enough_shards = max(1, math.ceil(total / SHARD_BYTES))
-    if result.shard_bytes < small and result.shards >= _TOO_MANY * enough_shards:
+    if result.shard_bytes < small and result.shards >= _MAX_SHARDS_PER_NEEDED * enough_shards:
         container = " --container tar" if index.container == "tar" else ""
         yield (
             f"no request is longer than a shard, and half of all shards are of "
@@ -220,24 +227,28 @@ def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]
             f"{enough_shards:,}, twinfeed pack {shlex.quote(index.where)} FOLDER{container}"
         )
     elif result.requests > 1 and request_bytes < small and (index.remote or exceeds_memory(index)):
+        # `shuffled` reads blocks of records, each with one request, at most a whole shard.
         block_bytes = int(records_per_block(index, len(index)) * record_bytes(index))
-        longest = min(result.shard_bytes, block_bytes)
-        advice = (
-            f"take shuffled(index, seed=…), which asks for about {_format_bytes(longest)} at a time"
-        )
+        shuffled_request = min(result.shard_bytes, block_bytes)
         if sampler.traits.reads_blocks:
+            gains = total >= _SMALL_DATA
             advice = "take blocks of about 4 MB, and shards of many blocks"
-        if total >= _SMALL_DATA or not (sampler.traits.reads_blocks or longest < 2 * request_bytes):
+        else:
+            gains = total >= _SMALL_DATA or shuffled_request >= 2 * request_bytes
+            size = _format_bytes(shuffled_request)
+            advice = f"take shuffled(index, seed=…), which requests about {size} at a time"
+        if gains:
             yield (
-                f"requests of {_format_bytes(request_bytes)} at random places take longer to "
-                f"begin than to transfer, however many are under way: {advice}"
+                f"a request of {_format_bytes(request_bytes)} at a random offset has more latency "
+                f"than transfer time, however many run at once: {advice}"
             )
+    # Bytes are read for other ranks too: a rank reads whole blocks, and uses its part of them.
     if sampler.world_size > 1 and result.amplification > 1.5:
         yield (
-            f"each of {sampler.world_size} ranks reads every block: take sections= that "
-            f"{sampler.world_size} divides"
+            f"each of {sampler.world_size} ranks reads every block: set sections= of the sampler "
+            f"to a multiple of {sampler.world_size}"
         )
-    if 2 * result.memory_bytes > memory:
+    if 2 * result.memory_bytes > memory:  # half of the memory is for everything else
         yield (
             f"an epoch needs {_format_bytes(result.memory_bytes)} of memory, and this process may "
             f"use {_format_bytes(memory)}: take a smaller window"

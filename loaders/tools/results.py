@@ -56,10 +56,12 @@ class Results:
 
     def __init__(self, of: Feed | SupportsIndex, /, *, ids: Ids | None = None) -> None:
         if isinstance(of, Feed):
-            self._n, self._run = of.sampler.num_ids, NumpyLoader(of).state_dict()
+            self._num_ids, self._run = of.sampler.num_ids, NumpyLoader(of).state_dict()
         else:
-            self._n, self._run = validate.integer("n", of, minimum=0), {}
-        self._ids = checks.check_ids(np.arange(self._n) if ids is None else ids, self._n)
+            self._num_ids, self._run = validate.integer("n", of, minimum=0), {}
+        self._ids = checks.check_ids(
+            np.arange(self._num_ids) if ids is None else ids, self._num_ids
+        )
         validate.sorted_distinct("ids", self._ids)
         self._added: list[Part] = []
 
@@ -87,20 +89,26 @@ class Results:
                 for each id, of one dtype and one shape after the first axis.
 
         Raises:
-            ValueError: a result of another number of rows or of the name `id`, names or shapes
-                that are not those of before, or a list of values that no one dtype can hold.
+            ValueError: a result has another number of rows or the name `id`; names, shapes or
+                dtypes do not fit those of the last batch; or no dtype can hold all values of a
+                list.
             TypeError: a masked array, or objects.
             IndexError: an id of `n` or above, or below -1.
         """
-        ids = checks.as_ids(_array("ids", ids))
+        ids = checks.as_ids(_as_plain_array("ids", ids))
         real = ids != -1
-        checks.check_ids(ids[real], self._n)
-        columns = [("id", ids), *((name, _column(name, results[name])) for name in sorted(results))]
+        checks.check_ids(ids[real], self._num_ids)
+        columns = [
+            ("id", ids),
+            *((name, _as_column(name, results[name])) for name in sorted(results)),
+        ]
         rows = np.empty(len(ids), [(name, c.dtype, c.shape[1:]) for name, c in columns])
         for name, column in columns:
             if column.shape[:1] != ids.shape:
                 raise ValueError(f"{name} needs a row for each of {len(ids)} ids: {column.shape}")
             rows[name] = column
+        # Raises now, and not in `gather`, if this batch does not fit the last one. A row of each is
+        # enough, and the result is not needed.
         _concatenate(part[:1] for part in (*self._added[-1:], rows))
         self._added.append(rows[real])
 
@@ -122,73 +130,83 @@ class Results:
                 ranks call it. Default: this process has added everything.
 
         Raises:
-            LoaderError: on every rank, records without a result, and records with several.
-            ValueError: results of several ranks or batches do not fit together, such as names
-                beside numbers, or integers that floats would round.
+            LoaderError: records without a result, or with several. Every rank raises it.
+            ValueError: results of several ranks or batches do not fit together, such as strings and
+                numbers, or integers that floats would round.
         """
         rows = self.part() if all_gather is None else _concatenate(all_gather(self.part()))
         ids, first_rows, counts = np.unique(rows["id"], return_index=True, return_counts=True)
-        wrong = {  # by what is wrong, the ids
+        wrong_ids = {
             "no result": self._ids[~np.isin(self._ids, ids)],
             "too many results": ids[(counts > 1) | ~np.isin(ids, self._ids)],
         }
-        found = [
-            f"{len(bad):,} have {what} {np.array2string(bad, threshold=6, separator=', ')}"
-            for what, bad in wrong.items()
-            if len(bad)
+        problems = [
+            f"{len(wrong):,} have {what} {np.array2string(wrong, threshold=6, separator=', ')}"
+            for what, wrong in wrong_ids.items()
+            if len(wrong)
         ]
-        if found:
+        if problems:
             raise LoaderError(
-                f"of {validate.counted(len(self._ids), 'record')} {' and '.join(found)}",
+                f"of {validate.counted(len(self._ids), 'record')} {' and '.join(problems)}",
                 advice="add every batch of one ExactOnceBatchSampler pass on each rank",
             )
-        order = first_rows[np.searchsorted(ids, self._ids)]
+        order = first_rows[np.searchsorted(ids, self._ids)]  # the row of each id, in their order
         return {
             name: _result_of(rows[name][order]) for name in rows.dtype.names or () if name != "id"
         }
 
     def save(self, path: str | os.PathLike[str], /) -> None:
-        """Write what this rank has added to a file, for `load`: whole, or not at all."""
+        """Write the results that this rank has added to a file, for `load`.
+
+        The file is a .npz: `n` is the number of sample ids, `only` has the ids of the pass, `run`
+        is the state of the run as JSON, and `values NAME` has a result by name. If rows differ in
+        length, `lengths NAME` has their lengths. The file is written completely or not at all.
+        """
         rows, file = self.part(), io.BytesIO()
-        arrays: dict[str, Any] = {"n": self._n, "only": self._ids, "run": json.dumps(self._run)}
+        run = json.dumps(self._run)
+        arrays: dict[str, Any] = {"n": self._num_ids, "only": self._ids, "run": run}
         for name in rows.dtype.names or ():
-            whole = _result_of(rows[name])
-            if isinstance(whole, Ragged):
-                whole, arrays[f"lengths {name}"] = whole
-            arrays[f"values {name}"] = whole
+            result = _result_of(rows[name])
+            if isinstance(result, Ragged):
+                arrays[f"lengths {name}"] = result.lengths
+                result = result.values
+            arrays[f"values {name}"] = result
         np.savez(file, **arrays)
         replace_file(Path(path), file.getvalue())
 
     @classmethod
     def load(cls, paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], /) -> Results:
-        """Return a `Results` with what all ranks have saved, each in a file.
+        """Return a `Results` with the results that all ranks have saved, each rank in a file.
 
         Raises:
-            LoaderError: a file is damaged, or of other records, results or another run than the
-                first.
+            LoaderError: a file is damaged, or its records, results or run differ from those of the
+                first file.
         """
-        whole: Results | None = None
+        joined: Results | None = None
         for path in [paths] if isinstance(paths, (str, os.PathLike)) else paths:
             with open_file(path) as file:
                 try:
-                    n, only, run, results = _read(file)
-                    if whole is None:
-                        whole = cls(n, ids=only)
-                        whole._run = run
-                    if n != whole._n or not np.array_equal(only, whole._ids):
-                        raise ValueError("it is of other records than the first")
-                    if run != whole._run:
-                        raise ValueError("it is of another run than the first")
-                    whole.add(results.pop("id"), **results)
+                    num_ids, ids, run, results = _read(file)
+                    if joined is None:
+                        joined = cls(num_ids, ids=ids)
+                        joined._run = run
+                    if num_ids != joined._num_ids or not np.array_equal(ids, joined._ids):
+                        raise ValueError("its records are not those of the first file")
+                    if run != joined._run:
+                        raise ValueError("its run is not that of the first file")
+                    joined.add(results.pop("id"), **results)
                 except Exception as error:  # an error of zip, numpy or this class
                     raise LoaderError(f"not a file of Results: {error}", path=path) from error
-        if whole is None:
+        if joined is None:
             raise ValueError("paths must name the file of each rank, got none")
-        return whole
+        return joined
 
 
 def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
-    """Read a file that `Results.save` has written.
+    """Read a .npz file that `Results.save` has written.
+
+    Its arrays are `n`, `only`, `run`, and for each result `values NAME` and, if its rows differ in
+    length, `lengths NAME`.
 
     Returns:
         The number of sample ids, the ids of the pass, the state of the run, and the results by
@@ -198,61 +216,65 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
         ValueError: its arrays have more bytes than the file, as in a file made to fill the memory.
     """
     status = os.fstat(file.fileno())
-    # A sparse file has fewer blocks on the disk than bytes.
-    most = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)
+    # A sparse file has fewer blocks on the disk than bytes: `st_blocks` counts blocks of 512 bytes.
+    max_bytes = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)
     with zipfile.ZipFile(file) as archive:
-        if sum(member.file_size for member in archive.infolist()) > min(status.st_size, most):
+        if sum(member.file_size for member in archive.infolist()) > min(status.st_size, max_bytes):
             raise ValueError("its arrays have more bytes than the file")
         file.seek(0)
         with np.load(file, allow_pickle=False) as members:
             arrays = dict(members)
     run = json.loads(arrays["run"].item())
     results: dict[str, Any] = {}
-    for key, array in arrays.items():
-        name, lengths = key.removeprefix("values "), arrays.get(key.replace("values", "lengths", 1))
-        if name != key:
-            results[name] = array if lengths is None else Ragged(array, lengths)
+    for name in [key.removeprefix("values ") for key in arrays if key.startswith("values ")]:
+        values, lengths = arrays[f"values {name}"], arrays.get(f"lengths {name}")
+        results[name] = values if lengths is None else Ragged(values, lengths)
     return arrays["n"].item(), arrays["only"], run, results
 
 
 def _concatenate(parts: Iterable[Part]) -> Part:
-    """Join the structured arrays of batches or ranks to one.
+    """Join the structured arrays of several batches or ranks to one.
 
-    Those without rows are left out, since they may lack results.
+    An array without rows is left out: a rank without batches does not know the names of results.
 
     Raises:
         ValueError: names, shapes or dtypes do not fit together.
     """
-    named = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
+    nonempty = [part for part in parts if len(part)] or [np.zeros(0, [("id", np.int64)])]
     try:
-        whole = np.concatenate(named)
+        joined = np.concatenate(nonempty)
     except TypeError as error:
-        got = " and ".join(str(part.dtype) for part in named)
-        raise ValueError(f"results must have the same names and shapes, got {got}") from error
-    for part, name in product(named, whole.dtype.names or ()):
-        if not _holds_values(part[name], whole[name]):
+        dtypes = " and ".join(str(part.dtype) for part in nonempty)
+        raise ValueError(f"results must have the same names and shapes, got {dtypes}") from error
+    for part, name in product(nonempty, joined.dtype.names or ()):
+        if not _keeps_values(part[name], joined[name]):
             raise ValueError(
-                f"result {name!r} is {_dtype_text(part[name])}, and joined with other batches or "
-                f"ranks {_dtype_text(whole[name])}, which cannot hold its values: give all of them "
-                "one dtype, and all or none as a Ragged"
+                f"result {name!r} is {_dtype_text(part[name])}, but joined with other batches or "
+                f"ranks it would be {_dtype_text(joined[name])}, which cannot hold its values: use "
+                f"one dtype in all batches, and a Ragged in all or none"
             )
-    return whole
+    return joined
 
 
-def _holds_values(old: Array, new: Array) -> bool:
-    """Return whether `new`, a column made by joining `old` and others, has the same values.
+def _keeps_values(column: Array, joined: Array) -> bool:
+    """Return whether a column keeps its values in `joined`, which numpy made of it and others.
 
-    numpy would turn numbers into strings, or round large integers to floats.
+    numpy turns numbers into strings, and rounds large integers to floats, to get a common dtype.
     """
-    if "O" in (old.dtype.kind, new.dtype.kind):
-        return _dtype_text(old) == _dtype_text(new)
-    if old.dtype.kind in "iu" and new.dtype.kind in "fc":
-        return keeps_integers(old, new.dtype)
-    return old.dtype.kind == new.dtype.kind or new.dtype.kind in "iufc"
+    old, new = column.dtype, joined.dtype
+    if "O" in (old.kind, new.kind):  # a row of a ragged column is an array: an object
+        return _dtype_text(column) == _dtype_text(joined)
+    if old.kind in "iu" and new.kind in "fc":  # integers to floats or complex numbers
+        return keeps_integers(column, new)
+    # Other numbers become numbers of a larger dtype. Strings and bytes must stay what they are.
+    return old.kind == new.kind or new.kind in "iufc"
 
 
 def _dtype_text(column: Array) -> str:
-    """Return the dtype of a column as text; for ragged columns also the shape of its arrays."""
+    """Return the dtype of a column as text; if ragged, also the shape of its first row.
+
+    The rows of a ragged column are arrays of different lengths: "ragged float32 of shape ('…', 3)".
+    """
     ragged = column.dtype.hasobject
     rows = np.asarray(column[0]) if ragged else column
     dtype = {"S": "byte strings", "U": "text"}.get(rows.dtype.kind, rows.dtype.name)
@@ -266,53 +288,61 @@ def _result_of(column: Array) -> Array | Ragged:
     return Ragged(np.concatenate(column), np.array([len(row) for row in column], np.int64))
 
 
-def _column(name: str, value: Any) -> Array:
+def _as_column(name: str, value: Any) -> Array:
     """Return the user's result of a batch as an array with a row for each id.
 
-    A `Ragged`, a ragged tensor, or a list of arrays becomes an array of objects, which are arrays.
+    A `Ragged`, a ragged tensor, or a list of arrays becomes a ragged column: an array of objects,
+    each of which is the array of a row.
 
     Raises:
-        ValueError: the arrays of a ragged result differ in dtype, or in shape after the first axis.
+        ValueError: the rows of a ragged column differ in dtype, or in shape after the first axis.
     """
     if not isinstance(value, (list, tuple)):
+        # Tensors of torch, and ragged ones of both frameworks, become numpy arrays or a `Ragged`.
         value = of_tensorflow(of_torch(value))
     if isinstance(value, Ragged):
-        whole = Ragged(np.array(_array(name, value.values)), _array(name, value.lengths))
-        rows = ragged_rows(name, whole)
+        values, lengths = (_as_plain_array(name, part) for part in value)
+        rows = ragged_rows(name, Ragged(np.array(values), lengths))
     elif isinstance(value, (list, tuple)) and any(getattr(row, "ndim", 0) for row in value):
-        rows = [np.array(_array(name, row)) for row in value]
+        rows = [np.array(_as_plain_array(name, row)) for row in value]
     else:
-        return _array(name, value)
-    column = np.fromiter(rows, object, len(rows))
-    kinds = {_dtype_text(column[number:]) for number in range(len(rows))}
-    if len(kinds) > 1:
-        raise ValueError(f"{name} must have one dtype and shape but for the lengths, got {kinds}")
+        return _as_plain_array(name, value)
+    column = np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
+    row_dtypes = {_dtype_text(column[row : row + 1]) for row in range(len(rows))}
+    if len(row_dtypes) > 1:
+        raise ValueError(
+            f"all rows of {name} must have one dtype and, except for the length, one shape, got "
+            f"{row_dtypes}"
+        )
     return column
 
 
-def _array(name: str, value: Any) -> Array:
+def _as_plain_array(name: str, value: Any) -> Array:
     """Return an array, a tensor on any device, or a list of values as a numpy array.
 
     Raises:
-        TypeError: masked values, or objects that are no numbers or strings.
+        TypeError: masked values, or objects that are neither numbers nor strings.
         ValueError: a list whose values no single dtype can hold.
     """
-    items: Any = value if isinstance(value, (list, tuple)) else ()
-    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *items)):
-        raise TypeError(f"{name} is masked: fill what is masked, or add the mask as a result")
+    # The values before numpy converts them to one dtype; an array has one dtype already.
+    originals: Any = value if isinstance(value, (list, tuple)) else ()
+    if any(isinstance(item, np.ma.MaskedArray) for item in (value, *originals)):
+        raise TypeError(f"{name} is masked: fill it, or add values and mask as two results")
     try:
         array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
-        if array.dtype.hasobject:  # strings of TensorFlow
-            items = array.tolist()
-            array = np.array(items)
+        if array.dtype.hasobject:  # strings of TensorFlow: let numpy find their dtype
+            originals = array.tolist()
+            array = np.array(originals)
     except ValueError as error:
         problem = f"{name} has rows of several shapes: give a list of an array for each id"
         raise ValueError(problem) from error
     if array.dtype.hasobject:
         raise TypeError(f"{name} must be numbers or strings, got objects")
-    # Values of several types in a list, as 1 and "a": numpy would convert some of them.
-    for stored, leaf in zip(array.ravel().tolist(), np.array(items, "O").flat, strict=False):
-        leaf = leaf.item() if hasattr(leaf, "item") else leaf
-        if stored != leaf and leaf == leaf:  # not a NaN
-            raise ValueError(f"{name} cannot hold {leaf!r} as {array.dtype}: give one dtype")
-    return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array  # of ml_dtypes
+    # From a list of several types, such as [1, "a"], numpy has converted some values: to "1" here.
+    # `originals` is empty for an array, so zip ends at once.
+    for stored, item in zip(array.ravel().tolist(), np.array(originals, "O").flat, strict=False):
+        item = item.item() if hasattr(item, "item") else item
+        if stored != item and item == item:  # not a NaN, which differs from itself
+            raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
+    # 2 stands for a dtype of another package, such as bfloat16 of ml_dtypes: no file can hold it.
+    return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array

@@ -45,7 +45,7 @@ _ShardResult = tuple[int, list[BadRecord]]
 
 _Check = Callable[[Sequence[Any]], Iterator[_ShardResult]]
 
-_cached_loads = lru_cache(maxsize=1)(pickle.loads)
+_unpickle_cached = lru_cache(maxsize=1)(pickle.loads)  # a worker gets the same check many times
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def verify(
       the members that are no fields;
     - each field against its CRC-32C.
 
-    What is bad or missing is reported, not raised.
+    Bad and missing records are reported, not raised.
 
     Args:
         source: an index (open, or its folder), or shards as `build_index` takes them. The report
@@ -175,21 +175,24 @@ def _check_in_worker(pickled_check: bytes, shards: Sequence[Any]) -> list[_Shard
 
     The check, with its index, is unpickled once in a process, and cached.
     """
-    check: _Check = _cached_loads(pickled_check)
+    check: _Check = _unpickle_cached(pickled_check)
     return list(check(shards))
 
 
 def _check_root(index: Index) -> None:
     """Raise FileNotFoundError if no shard of an index exists: its root may be a wrong folder."""
+    if index.container == "files":  # its records are loose files: there are no shards
+        return
     names = index.shard_paths.tolist()
     try:
-        if index.container == "files" or any(is_there(index.shards_root, name) for name in names):
+        if any(is_there(index.shards_root, name) for name in names):
             return
-    except LoaderError:  # the report has it
+    except LoaderError:  # such as a refused request: the check of each shard will report it
         return
     if index.remote:
-        none = f"none of the {counted(len(names), 'shard')} lies here: is root= right?"
-        raise FileNotFoundError(errno.ENOENT, none, index.root)
+        problem = f"none of the {counted(len(names), 'shard')} is at this URL: is root= right?"
+        raise FileNotFoundError(errno.ENOENT, problem, index.root)
+    # In a local folder, this raises the error, with the files that the folder has instead.
     check_shards(index.root, names, index.shards["bytes"].tolist())
 
 
@@ -204,10 +207,20 @@ def _check_arrays(index: Index) -> None:
         )
 
 
-class _Scan:
+class _ShardScan:
     """Scan one shard to its end, or to where it breaks off, and collect bad records.
 
-    A shard that cannot be read, or that does not have the expected `size`, is `unreadable`.
+    Attributes:
+        unreadable: whether the shard cannot be read, or does not have the expected size.
+        sha256: of the shard, if the plan asks for it.
+        headers_checksum: over the headers of all good records.
+        records: the number of records, good and bad.
+        bad: the bad records.
+        half_samples: the numbers of bad records that are half of a tar sample, whose other members
+            lie apart from them.
+        offsets, record_numbers: two arrays of the same length. Record `record_numbers[i]` of the
+            shard, or a part of it, starts at byte `offsets[i]`. -1 is a place without a record.
+        previous_end: the end of the last record; None after a bad record, whose end is not known.
     """
 
     def __init__(self, plan: BuildPlan, job: Job, *, size: int | None = None) -> None:
@@ -215,11 +228,11 @@ class _Scan:
         self.job = job
         self.sha256 = ""
         self.unreadable = False
-        self.end: int | None = 0
-        self.headers = self.records = 0
-        self.offsets, self.numbers = array("q"), array("q")
+        self.previous_end: int | None = 0
+        self.headers_checksum = self.records = 0
+        self.offsets, self.record_numbers = array("q"), array("q")
         self.bad: list[BadRecord] = []
-        self.halves: set[int] = set()
+        self.half_samples: set[int] = set()
         try:
             with local_copy(join(plan.root, job.shard)) as (path, _):
                 if size is not None and os.stat(path).st_size != size:
@@ -227,10 +240,10 @@ class _Scan:
                 if plan.options.digest:
                     self.sha256 = file_digest(Path(path))
                 for record in one_by_one(plan.scan(job, path, self._on_bad)):
-                    self.headers = add_headers(self.headers, [record.header])
+                    self.headers_checksum = add_headers(self.headers_checksum, [record.header])
                     self.records += 1
                     self._add(record.offset, record.number)
-                    self.end = record.offset + record.length
+                    self.previous_end = record.offset + record.length
                     if plan.options.join:  # other records may lie between the parts of this record
                         for part in record.fields.values():
                             self._add(part.offset, record.number)
@@ -240,36 +253,39 @@ class _Scan:
             self.bad.append(bad_record(name or job.shard, error))
         except LoaderError as error:
             self.bad.append(bad_record(job.shard, error, rest=True))
-            if error.record is not None:  # the index's records after the break belong to this error
-                start = error.offset if self.end is None else self.end
+            if error.record is not None:  # all records after the break belong to this error
+                start = error.offset if self.previous_end is None else self.previous_end
                 self._add(start or 0, error.record)
 
     def _on_bad(self, error: DataCorruptionError) -> None:
         """Store the error of a bad record. The scan calls this, and continues after the record."""
         finding = bad_record(self.job.shard, error)
+        # The members of a tar sample lie apart: each group of them looks like a sample of its own,
+        # half of the real one. The usual advice, to leave it out, would keep the other half.
         if error.advice == APART:
             finding = finding._replace(problem=f"{error.problem}; {APART}")
-            self.halves.add(finding.record)
+            self.half_samples.add(finding.record)
         self.bad.append(finding)
         self.records += 1
-        self._add(error.offset or 0, -1 if error.record is None else error.record)
-        self.end = None
+        self._add(error.offset or 0, finding.record)
+        self.previous_end = None  # a bad record may have a wrong length
 
     def _add(self, offset: int, number: int) -> None:
         """Store the offset at which a record, or a part of it, starts, and its number."""
         self.offsets.append(offset)
-        self.numbers.append(number)
+        self.record_numbers.append(number)
 
     def numbers_at(self, offsets: Int64s) -> list[int]:
         """Return for each offset the number of the record that contains it; -1 if none does.
 
-        That is the record with the largest start up to the offset.
+        That is the last record that starts at the offset or before it. If record 0 starts at 10 and
+        record 1 at 50, offsets 5, 10 and 60 give -1, 0 and 1.
         """
-        starts, numbers = np.array(self.offsets, np.int64), np.array(self.numbers, np.int64)
-        order = np.lexsort((numbers, starts))
-        positions = np.searchsorted(starts[order], offsets, side="right")
-        found: list[int] = np.append(-1, numbers[order])[positions].tolist()
-        return found
+        starts, numbers = np.array(self.offsets, np.int64), np.array(self.record_numbers, np.int64)
+        by_start = np.lexsort((numbers, starts))
+        num_started = np.searchsorted(starts[by_start], offsets, side="right")
+        record_numbers: list[int] = np.append(-1, numbers[by_start])[num_started].tolist()
+        return record_numbers
 
 
 def _check_plain_shards(
@@ -280,9 +296,11 @@ def _check_plain_shards(
     With `full_paths`, the bad records name their shards by full paths.
     """
     for job in jobs:
-        scan = _Scan(plan, job)
-        # Leaving out half a sample would keep the other half. So half a sample is numbered -1.
-        bad = [b._replace(record=-1) if b.record in scan.halves else b for b in scan.bad]
+        scan = _ShardScan(plan, job)
+        # The members of a tar sample may lie apart. If the build left out one half, it would take
+        # the other half for a whole sample. So a half gets the number -1, of a whole bad shard,
+        # which `verify` does not write to the list of records to leave out.
+        bad = [b._replace(record=-1) if b.record in scan.half_samples else b for b in scan.bad]
         if full_paths:
             bad = [b._replace(shard=str(join(plan.root, job.shard))) for b in bad]
         yield scan.records, bad
@@ -300,47 +318,53 @@ def _check_indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Shar
 def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
     """Return the bad records of a shard, which has the records [start, stop) of the index.
 
-    The shard is scanned, its records are read by the index, and its checksums are compared. If only
-    a checksum of the whole shard differs, the result is a single `BadRecord` with the number -1.
+    First the shard is scanned, without the index. Then each record is read as the index describes
+    it. At last, checksums over the whole shard are compared. If one differs, and no bad record
+    explains this, the result also has a `BadRecord` with the number -1, for the whole shard.
     """
     index, name = reader.index, reader.index.shard_paths[shard]
-    if index.container == "files":
+    if index.container == "files":  # the records are loose files: there is no shard to scan
         errors = _read_errors(reader, start, stop)
-        return [_finding(name, number, error) for number, error in errors]
+        return [_bad_record_of(name, number, error) for number, error in errors]
     plan = BuildPlan(index.shards_root, index.options)
-    scan = _Scan(plan, Job(name), size=int(index.shards["bytes"][shard]))
+    scan = _ShardScan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.unreadable:
         return scan.bad
-    changed = scan.headers != index.shards["headers"][shard]
+    headers_differ = scan.headers_checksum != index.shards["headers"][shard]
     offsets = _record_offsets(index, start, stop)
+    # A bad record that the index leaves out was bad at the build too, so it is not reported.
     indexed = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
     bad = {
-        b.record: b for b in scan.bad if b.record in indexed or b.record < 0 or (b.rest and changed)
+        record.record: record
+        for record in scan.bad
+        if record.record in indexed or record.record < 0 or (record.rest and headers_differ)
     }
-    # A bad record that the index leaves out was bad at the build too: it explains no change.
-    explained = bool(bad)
+    scan_found_bad = bool(bad)
     read_errors = dict(_read_errors(reader, start, stop))
+    # As records may be left out, the number in the shard is found by the offset.
     numbers = scan.numbers_at(np.maximum(offsets[[*read_errors]], 0))
     for number, error in zip(numbers, read_errors.values(), strict=True):
-        finding = _finding(name, number, error)
+        finding = _bad_record_of(name, number, error)
         bad.setdefault(finding.record, finding)
-    if index.container == "tar":  # its checksum covers fields too
-        explained = bool(bad)
-    digests = index.shard_sums
-    if changed and not explained:
+    # In a tar, the checksum over the headers covers fields too.
+    explained = bool(bad) if index.container == "tar" else scan_found_bad
+    digests = index.shard_sums  # the SHA-256 of each shard; empty if the index has none
+    if headers_differ and not explained:
         what = "the checksum over its records"
     elif not bad and len(digests) and scan.sha256 != digests[shard].tobytes().hex():
         what = "its SHA-256"
     else:
         return list(bad.values())
     problem = f"the shard has changed: {what} is not that of the index"
-    return list((bad | {-1: BadRecord(name, -1, problem=problem)}).values())
+    bad[-1] = BadRecord(name, -1, problem=problem)
+    return list(bad.values())
 
 
 def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
     """Return for each record in [start, stop) the largest offset of its fields, int64[records].
 
-    It is -1 for a record that lacks all fields.
+    It lies within the record, so a scan of the shard can tell by it which record this is. It is -1
+    for a record that lacks all fields.
     """
     offsets = np.full(stop - start, -1)
     for field in index.fields:
@@ -350,8 +374,10 @@ def _record_offsets(index: Index, start: int, stop: int) -> Int64s:
     return offsets
 
 
-def _finding(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
+def _bad_record_of(shard: str, number: int, error: LoaderError | OSError) -> BadRecord:
     """Return the `BadRecord` for the error of reading record `number` of a shard."""
+    # A file that is missing, or has changed since the indexing, has no good record: its
+    # `BadRecord` has the number -1, and names the file.
     if isinstance(error, OSError | StaleIndexError):
         file = error.filename if isinstance(error, OSError) else error.path
         return bad_record(file or shard, error)

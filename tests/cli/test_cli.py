@@ -907,7 +907,7 @@ def test_a_ledger_is_asked_by_the_feed_of_a_file(
         (["who", asked[0], "--feed", "ledger_feed.py:fed", "--step", "0"], 2, "has no 'fed'"),
         (["who", asked[0], "--feed", "ledger_feed.py:index", "--step", "0"], 2, "must be Feed"),
         (["when", *asked], 2, "which records"),
-        (["diff", "run/ledger.jsonl", "ledger_feed.py"], 1, "line 1 is no line of a ledger"),
+        (["diff", "run/ledger.jsonl", "ledger_feed.py"], 1, "line 1 is not a ledger line"),
     ]:
         assert main(command) == status
         assert message in capsys.readouterr().err

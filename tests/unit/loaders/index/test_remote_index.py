@@ -323,7 +323,7 @@ def test_the_command_takes_urls(
     assert main(["verify", f"{s3}/command/d-000000.tar"]) == 0
     capsys.readouterr()
     assert main(["verify", url, "--root", f"{s3}/wrong", "-q"]) == 1
-    none = f"{s3}/wrong: none of the 2 shards lies here: is root= right?"
+    none = f"{s3}/wrong: none of the 2 shards is at this URL: is root= right?"
     assert capsys.readouterr() == ("", f"twinfeed: error: {none}\n")
     assert "no index here" not in capsys.readouterr().err
     assert main(["info", f"{s3}/command/y.index"]) == 1

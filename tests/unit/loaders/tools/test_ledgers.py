@@ -285,14 +285,14 @@ def test_a_damaged_ledger_is_an_error_that_names_the_line(content: bytes, tmp_pa
         lambda: when(path, SAMPLER, 0),
         lambda: diff(path, path),
     ):
-        with pytest.raises(LoaderError, match=r"(?s)line 3 is no line of a ledger.*ledger\.jsonl"):
+        with pytest.raises(LoaderError, match=r"(?s)line 3 is not a ledger line.*ledger\.jsonl"):
             call()
 
 
 def test_a_ledger_that_does_not_begin_with_its_stream_is_damaged(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(lines({"ledger": 1, "event": "begin", "step": 0}, END))
-    with pytest.raises(LoaderError, match="line 1 is no line of a ledger of version 1: 'state'"):
+    with pytest.raises(LoaderError, match="line 1 is not a ledger line of version 1: 'state'"):
         who(path, SAMPLER, 0)
 
 

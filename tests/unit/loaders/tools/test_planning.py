@@ -105,7 +105,7 @@ def test_ranks_that_read_every_block_are_told_of_sections(index: Index) -> None:
 
     together, apart = rank(1), rank(2)
     assert together.amplification == pytest.approx(2, rel=0.1)
-    assert "take sections= that 2 divides" in " ".join(together.findings)
+    assert "set sections= of the sampler to a multiple of 2" in " ".join(together.findings)
     assert apart.amplification < 1.2
     assert (together.ok, apart.ok) == (False, True)
 
@@ -125,7 +125,7 @@ def test_small_random_reads_of_large_data_are_warned_of(
     small = open_index(small.path, root="memory://planned")
     feed = Feed(small, BatchSampler(order, batch_size=10))
     advice = plan(feed, readahead=1).findings
-    assert "take shuffled(index, seed=…), which asks for about 29 kB at" in advice[0]
+    assert "take shuffled(index, seed=…), which requests about 29 kB at" in advice[0]
     blocks = Feed(small, BatchSampler(shuffled(small, seed=0), batch_size=10))
     assert not plan(blocks).findings  # of so little data blocks cannot be long
     monkeypatch.setattr(planning, "_SMALL_DATA", 0)
