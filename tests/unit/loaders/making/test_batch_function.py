@@ -371,10 +371,7 @@ def test_a_state_of_other_ranks_warns(index: Index, tmp_path: Path) -> None:
     feed = Feed(index, sampler, decode=decoded, batch_transform=mixed)
     state = NumpyLoader(feed).state_dict()
     NumpyLoader(feed).load_state_dict(state)
-    with pytest.warns(
-        UserWarning,
-        match="world size 1, and this loader has 2: batch_transform",
-    ):
+    with pytest.warns(UserWarning, match="world size 1, and this loader has 2: batch_transform"):
         NumpyLoader(feed.shard(0, 2)).load_state_dict(state)
     plain = NumpyLoader(Feed(index, sampler, decode=decoded)).state_dict()
     assert "ranks" not in plain
