@@ -63,7 +63,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     world_size: int = 1
     #: Whether `shard` was called: `shard(0, 1)` says that every rank is meant to see all.
     sharded: bool = False
-    _size_divisor: int  # divides the size of every global batch of every epoch
+    #: A number that divides the size of every global batch of every epoch.
+    size_divisor: int = 1
 
     def __init__(self, *, num_steps: int, size: int, batch_size: int, seed: int) -> None:
         if not num_steps and not self.evaluation:
@@ -128,8 +129,7 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         if self.evaluation or self.fixed_size is None:
             raise TypeError(
                 f"a trainer would lose or repeat records of {self!r}: take last_batch='drop', or "
-                f"use sampler.shard(rank, world_size) in a DataLoader that the trainer does not "
-                f"change"
+                f"use sampler.shard(rank, world_size) in a DataLoader that it does not change"
             )
         if self._steps % processes:
             raise TypeError(
@@ -138,16 +138,11 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
             )
 
     @property
-    def size_divisor(self) -> int:
-        """A number that divides the size of every global batch of every epoch."""
-        return self._size_divisor
-
-    @property
     def fixed_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None if sizes may differ."""
         size, remainder = divmod(self._largest_batch, self.world_size)
         # All sizes are multiples of the divisor. If the largest size is the divisor, all are equal.
-        is_fixed = self._size_divisor == self._largest_batch and not remainder
+        is_fixed = self.size_divisor == self._largest_batch and not remainder
         return size if is_fixed and self._steps else None
 
     def batch(self, epoch: SupportsIndex, step: SupportsIndex) -> Int64s:

@@ -84,7 +84,7 @@ class BatchSampler(BatchStream):
         order = self._order = order.for_batches(batch_size, steps)
         self.num_records = order.num_records
         self.traits = replace(order.traits, padded=last_batch == "pad", needs_steps=False)
-        self._size_divisor = 1 if self._inner_size % largest else largest
+        self.size_divisor = 1 if self._inner_size % largest else largest
         self.parameters = {"batch_size": largest, "final": last_batch, "order": order}
         if batches_per_epoch is not None and steps:
             steps = validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
@@ -122,11 +122,10 @@ class BatchSampler(BatchStream):
 
         A group is a class, a data set or a segment of a shuffle, as the inner sampler declares.
         """
-        groups = None if self.traits.padded else self._order.by_group
-        if groups is None:
+        if self.traits.padded or self._order.by_group is None:
             return None
         group_stream = copy.copy(self)
-        num_groups, group_stream._order = groups
+        num_groups, group_stream._order = self._order.by_group
         return num_groups, group_stream
 
     def _inner_position(self, epoch: int, step: int) -> tuple[int, int]:

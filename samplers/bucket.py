@@ -89,7 +89,7 @@ class BucketBatchSampler(BatchStream):
         super().__init__(
             num_steps=len(self._counts), size=len(cost_array), batch_size=largest, seed=seed
         )
-        self._size_divisor = int(np.gcd.reduce(self._counts))
+        self.size_divisor = int(np.gcd.reduce(self._counts))
 
     def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
         """Return where batches start and stop in the order of costs, int64[batches + 1].

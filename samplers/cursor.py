@@ -69,9 +69,10 @@ class Cursor:
         and trains on the same batches again and again. The warning suggests `advice`.
         """
         last_epoch, count = self._passes_of_epoch
-        self._passes_of_epoch = epoch, count + 1 if last_epoch == epoch else 1
+        count = count + 1 if epoch == last_epoch else 1
+        self._passes_of_epoch = (epoch, count)
         # A second pass is no mistake: sanity checks, and Keras, draw a batch to inspect it.
-        if self._passes_of_epoch[1] == 3 and not self.stream.evaluation:
+        if count == 3 and not self.stream.evaluation:
             warnings.warn(
                 f"iterations begin epoch {epoch} for the third time, and repeat its batches: call "
                 f"set_epoch(epoch) before each iteration, or {advice}, which continues after the "

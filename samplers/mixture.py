@@ -287,7 +287,8 @@ class MixtureSampler(Sampler):
         num_before = int(self._interleave.num_before(start)[sampler])
         num_in_batch = int(self._interleave.num_before(stop)[sampler]) - num_before
         num_old = epoch * length - num_before
-        if not num_old or not self._max_reordered[self._interleave.num_changes(position), sampler]:
+        num_changes = self._interleave.weights.index_at(position)  # of the weights, up to here
+        if not num_old or not self._max_reordered[num_changes, sampler]:
             return np.empty(0, np.int64)
         old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
         new = order.records(checked_draw(order, epoch, np.arange(num_in_batch)))

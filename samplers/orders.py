@@ -64,18 +64,20 @@ class Sampler(IdStream):
         """Return the sampler of one rank, which has every `world_size`-th position of an epoch.
 
         With batches of b on each of W ranks, step s of all ranks has the positions from `s * W * b`
-        to `(s + 1) * W * b`. A state is of all ranks, and can be loaded with any number of ranks.
+        to `(s + 1) * W * b`. A saved state has the position of all ranks together, so it can be
+        loaded with any number of ranks.
 
         Args:
             rank: this rank.
             world_size: the number of ranks.
-            uneven: what happens if the ranks do not divide the ids of a pass. `"raise"`: an error,
-                since ranks with fewer steps let the others wait for ever. `"drop"`: the last ids
-                are left out, fewer than there are ranks. `"keep"`: some ranks have one id more,
-                for an evaluation without collectives.
+            uneven: what happens if an iteration has a number of ids that is not a multiple of
+                `world_size`. `"raise"`: an error, since ranks with more steps would wait for ever
+                for the others. `"drop"`: the last ids are left out, fewer than there are ranks.
+                `"keep"`: some ranks have one id more, for an evaluation without collectives.
 
         Raises:
-            ValueError: `world_size` does not divide the length, or `rank` and it do not fit.
+            ValueError: `world_size` does not divide the number of ids, and `uneven` is `"raise"`;
+                or `rank` is not in `[0, world_size)`.
 
         >>> [list(RandomSampler(6, seed=0).shard(rank, 2)) for rank in range(2)]
         [[4, 2, 3], [0, 1, 5]]
@@ -123,10 +125,12 @@ class Sampler(IdStream):
         }
 
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
-        """Return a sampler with these ids in batches of `batch_size`; ValueError if it cannot be.
+        """Return this sampler, or a copy, for `num_steps` batches an epoch, each of `batch_size`.
 
-        `BatchSampler` calls this. An epoch has `num_steps` batches. By default the ids do not
-        depend on the batches, and this is the sampler itself, unless it changes at training steps.
+        `BatchSampler` calls this. By default the ids do not depend on the batches, and the result
+        is the sampler itself. A sampler that changes at training steps is copied, since the copy
+        must know the step of each position. A subclass raises ValueError if it cannot be divided
+        into such batches.
         """
         if not self.traits.needs_steps:
             return self
@@ -223,9 +227,9 @@ class RankSampler(Sampler):
         remainder = (stop - start) % world_size
         if remainder and self._uneven == "raise":
             raise ValueError(
-                f"{world_size} ranks must divide the {validate.counted(stop - start, 'id')} of a "
-                f"pass: uneven='drop' leaves out the last {remainder}, and uneven='keep' is for an "
-                f"evaluation without collectives"
+                f"{world_size} ranks must divide the {validate.counted(stop - start, 'id')} of an "
+                f"iteration: uneven='drop' leaves out the last {remainder}, and uneven='keep' is "
+                f"for an evaluation without collectives"
             )
         if self._uneven == "drop":
             stop -= remainder
@@ -245,10 +249,11 @@ class InnerSampler(Sampler):
 
         `expected` is the text for "5 records" in the error "order must be over 5 records".
         """
+        # `num_ids` is None for a sampler of record ids. Otherwise an id is a view or use of one.
         if check_order(order).traits.num_ids is not None:
             raise ValueError(
-                f"order must give record ids, got {order!r}: put views outermost, "
-                f"ViewSampler(SubsetSampler(…), …)"
+                f"order must give record ids, got {order!r}, which gives views of records: make "
+                f"the views last, as ViewSampler(SubsetSampler(…), …)"
             )
         if order.num_records != size:
             raise ValueError(f"order must be over {expected}, got {order!r}")
@@ -267,21 +272,21 @@ class InnerSampler(Sampler):
 def check_order(order: Sampler, *, name: str = "order") -> Sampler:
     """Return `order` if it is a complete Sampler; otherwise raise TypeError."""
     if not isinstance(order, Sampler):
-        kind = type(order).__name__
         raise TypeError(
-            f"{name} must be a Sampler such as twinfeed.RandomSampler, got a {kind}: "
-            f"SubsetSampler(ids, of=len(index)) makes one of ids"
+            f"{name} must be a Sampler such as twinfeed.RandomSampler, got a "
+            f"{type(order).__name__}: SubsetSampler(ids, of=len(index)) makes one of ids"
         )
     if order.sharded:
         raise TypeError(
             f"{name} must be the sampler of all ranks, got {order!r}: call shard(rank, world_size) "
-            f"of the batch sampler or of the feed"
+            f"on the batch sampler or on the feed instead"
         )
     if not isinstance(getattr(order, "parameters", None), Mapping):
         raise TypeError(
-            f"{type(order).__name__}.parameters must be a dict of what its ids depend on beside "
-            f"the seed, which states compare"
+            f"{type(order).__name__}.parameters must be a dict of all values on which the ids "
+            f"depend, except the seed: by these, a saved state is recognised"
         )
+    # For its TypeError: a value may have a type that a state cannot save.
     json_value({"seed": order.seed, **order.parameters}, hashed=False)
     return order
 
@@ -300,8 +305,7 @@ class SequentialSampler(Sampler):
     _fixed_order = True
 
     def __init__(self, n: SupportsIndex | Sized, /) -> None:
-        subset = "SubsetSampler(ids, of=len(index))"
-        self.num_records = validate.record_count("n", n, subset=subset)
+        self.num_records = validate.record_count("n", n, subset="SubsetSampler(ids, of=len(index))")
         self.parameters = {"n": self.num_records}
 
     def __repr__(self) -> str:

@@ -140,7 +140,7 @@ class PKBatchSampler(BatchStream):
             self._check_coverage(batches_per_epoch, exclude)
             self._source = CoverageBatches(classes, shape, coverage == "once", seed)
             steps = self._source.steps
-        self._size_divisor, largest = shape.size_divisor, shape.largest_batch
+        self.size_divisor, largest = shape.size_divisor, shape.largest_batch
         super().__init__(num_steps=steps, size=steps * largest, batch_size=largest, seed=seed)
 
     @classmethod

@@ -102,10 +102,9 @@ class ShardShuffleSampler(Sampler):
         self._exclusion = Exclusion(exclude, self.num_records, self.seed)
         self.traits = self._exclusion.declare(SamplerTraits(reads_blocks=self.block > 1))
         self._blocks = Blocks(self._lengths, self.block)
-        self._num_blocks = len(self._blocks)
-        if self._num_blocks < self._sections > 1:
+        if self._sections > max(1, len(self._blocks)):
             raise ValueError(
-                f"sections must be at most the number of blocks, {self._num_blocks}, "
+                f"sections must be at most the number of blocks, {len(self._blocks)}, "
                 f"got {self._sections}: take smaller blocks"
             )
         self.parameters = {
@@ -129,7 +128,7 @@ class ShardShuffleSampler(Sampler):
     def __repr__(self) -> str:
         return (
             f"ShardShuffleSampler({counted(self.num_records, 'record')} in "
-            f"{counted(len(self._lengths), 'shard')}, {counted(self._num_blocks, 'block')} of "
+            f"{counted(len(self._lengths), 'shard')}, {counted(len(self._blocks), 'block')} of "
             f"{self.block:,}, window={self.window:,}, "
             f"sections={self._sections}, order_within={self._within!r}, seed={self.seed})"
         )
@@ -238,14 +237,14 @@ class ShardShuffleSampler(Sampler):
         Callers ignore the results for records in no section, here those in parentheses. They are
         valid indices all the same.
         """
-        num_sections, size = self._sections, self._section_size
-        num_per_batch = self._batch_size // num_sections  # records of a section in a batch
-        num_in_last = max(1, size % num_per_batch)  # those in the last batch; not 0, to divide by
+        num_per_batch = self._batch_size // self._sections  # records of a section in a batch
+        last_step, num_in_last = divmod(self._section_size, num_per_batch)
         step, index = np.divmod(positions, self._batch_size)
-        is_last = step == size // num_per_batch
-        section, offset = np.divmod(index, np.where(is_last, num_in_last, num_per_batch))
-        section_position = step * num_per_batch + offset
-        return section.clip(max=num_sections - 1), section_position.clip(max=size - 1)
+        # The last batch may have no records of sections, but a number to divide by is above 0.
+        num_in_batch = np.where(step == last_step, max(1, num_in_last), num_per_batch)
+        section, offset = np.divmod(index, num_in_batch)
+        section_position = (step * num_per_batch + offset).clip(max=self._section_size - 1)
+        return section.clip(max=self._sections - 1), section_position
 
     def _segment_numbers(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the segment of each position of an epoch, numbered section by section.

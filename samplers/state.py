@@ -14,13 +14,9 @@ from twinfeed.samplers.drawing.prefix_sums import Counts
 from twinfeed.samplers.mapped import slices
 
 STATE_VERSION = 1
-_ADVICE = (
-    "  what to do: give the data, labels and sampler that the state was saved with, "
-    "or begin anew without the state"
-)
-_MAX_TEXT = (
-    1000  # characters of JSON; a state has a few such parameters at most, and stays below 4 KB
-)
+# The characters of JSON up to which a parameter is saved as it is. A state has a few such
+# parameters at most, so it stays below 4 KB.
+_MAX_TEXT = 1000
 
 
 class StateMismatchError(ValueError):
@@ -44,16 +40,21 @@ def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -
     A fingerprint has all that a stream of batches depends on: parameters, seed, hashes of the data.
     `saved` is that of a loaded state, and `current` that of the sampler.
     """
-    default = "nothing"
+    default = "nothing"  # what the error says for a field that only one of them has
     saved, current = dict(flattened(saved)), dict(flattened(current))
-    lines = [
+    differences = [
         f"  {field}: the state has {saved.get(field, default)!r}, "
         f"this sampler has {current.get(field, default)!r}"
         for field in current | saved
         if saved.get(field, default) != current.get(field, default)
     ]
-    if lines:
-        raise StateMismatchError("\n".join(["the state is of another stream:", *lines, _ADVICE]))
+    if differences:
+        advice = (
+            "  what to do: give the data, labels and sampler that the state was saved with, "
+            "or begin anew without the state"
+        )
+        lines = ["the state is of another stream:", *differences, advice]
+        raise StateMismatchError("\n".join(lines))
 
 
 def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:

@@ -47,7 +47,7 @@ class StepSchedule(Generic[T]):
                 raise
         if 0 not in by_step:
             raise ValueError(
-                f"{name} as a schedule must say its value at step 0, got steps {sorted(by_step)}"
+                f"{name} as a schedule must have a value at step 0, got steps {sorted(by_step)}"
             )
         schedule = cls([0], [by_step.pop(0)])
         for step, value in sorted(by_step.items()):

@@ -117,7 +117,8 @@ class ViewSampler(InnerSampler):
 
     def records(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
-        return self._view_sums.find(ids.reshape(-1)).reshape(ids.shape)
+        records, _ = self._view_sums.locate(ids.reshape(-1))
+        return records.reshape(ids.shape)
 
     def views(self, ids: Int64s) -> Int64s:
         """Return the view number of each sample id within its record."""

@@ -42,8 +42,8 @@ class WeightedSampler(Sampler):
 
     Args:
         weights: the weight of each record, int or float, or `{training step: weights}` if they
-            change (`epoch * len + step` of the batch sampler). Without replacement they change at
-            the beginning of an epoch of this sampler alone.
+            change (`epoch * len + step` of the batch sampler). Without replacement they may change
+            only at the start of an epoch of this sampler.
         seed: the only source of chance.
         num_samples: samples of an epoch.
         replacement: whether a record may come twice in an epoch.
@@ -76,7 +76,7 @@ class WeightedSampler(Sampler):
         self.num_records = len(values[0])
         counts = [len(integers) for integers in values]
         if min(counts) < max(counts):
-            raise ValueError(f"weights must be as many at every step, got {counts}")
+            raise ValueError(f"weights must have the same length at every step, got {counts}")
         self.seed = validate.seed(seed)
         repeats = validate.flag("replacement", replacement)
         self.traits = SamplerTraits(repeats=repeats, needs_steps=len(values) > 1)
@@ -120,18 +120,19 @@ class WeightedSampler(Sampler):
         Weights may change at training steps, so the sampler must know the step of each position.
 
         Raises:
-            ValueError: without replacement, weights that change within an epoch.
+            ValueError: without replacement, weights that change in the middle of an epoch.
         """
-        within = [step for step in self._weights.starts if step % max(1, num_steps)]
-        if within and not self.traits.repeats:
+        # The steps of changes in the middle of an epoch: no multiples of its number of steps.
+        steps = [step for step in self._weights.starts if step % max(1, num_steps)]
+        if steps and not self.traits.repeats:
             raise ValueError(
-                f"without replacement, weights may change at the beginning of an epoch alone, "
-                f"every {num_steps} steps, got step {within[0]}"
+                f"without replacement, weights may change only at the start of an epoch, every "
+                f"{num_steps} steps, got a change at step {steps[0]}"
             )
         return super().for_batches(batch_size, num_steps)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the records at these positions of an epoch, int64[positions] both.
+        """Return the records at these positions of an epoch: int64[n], as `positions`.
 
         They are drawn by inverse transform sampling, or without replacement by an exponential race.
         """
@@ -141,13 +142,15 @@ class WeightedSampler(Sampler):
             fraction = int(positions.max(initial=-1) + 1) / max(1, self._samples)
             self._permutation(epoch + 1).prepare(fraction)
             return records
-        # Inverse transform sampling: draw a uniform point below the sum of all weights, and find
-        # the record in whose range of the prefix sums it is. The weights change at some steps.
+        # Inverse transform sampling: draw a uniform number below the sum of all weights, and find
+        # the record by the prefix sums. With weights 1 and 3, 0 is record 0, and 1 to 3 are record
+        # 1. Weights may change at training steps: each set of weights draws the positions of its
+        # steps.
         random = random_words(derive(self._key, epoch), positions)
         records = np.empty_like(positions)
         for i, mask in self._weights.split(self._steps_at(epoch, positions)):
             sums = self._sums[i]
-            records[mask] = sums.find(uniform_below(random[mask], sums.total))
+            records[mask], _ = sums.locate(uniform_below(random[mask], sums.total))
         return records
 
     def _permutation(self, epoch: int) -> WeightedPermutation:

@@ -35,14 +35,9 @@ class Blocks:
         return self._block_sums.total
 
     @property
-    def num_shards(self) -> int:
-        """Number of shards."""
-        return len(self._lengths)
-
-    @property
     def has_many_shards(self) -> bool:
         """Whether there are more shards than entries of a table."""
-        return self.num_shards > _MAX_ENTRIES
+        return len(self._lengths) > _MAX_ENTRIES
 
     def order(self, key: int) -> BlockOrder:
         """Return the random order of this key, from the cache if it is there."""
@@ -54,7 +49,7 @@ class Blocks:
         A shard is divided into blocks of the same size, of which the last may be shorter. Shards of
         5 and 4 records in blocks of 4 have blocks of 4, 1 and 4 records: block 1 lacks 3 records.
         """
-        shards = np.arange(self.num_shards)
+        shards = np.arange(len(self._lengths))
         last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full
         short = np.flatnonzero(last_size)
         # The number of the last block of each shard, plus 1.
@@ -69,7 +64,7 @@ class Blocks:
         fewer. There may be millions of shards, so they are counted in chunks.
         """
         counts: Counter[int] = Counter()  # how many blocks have each size
-        for chunk in slices(self.num_shards):
+        for chunk in slices(len(self._lengths)):
             lengths = np.asarray(self._lengths[chunk]).astype(np.int64)
             last_sizes, num_shards = np.unique(lengths % self.block, return_counts=True)
             counts.update(dict(zip(last_sizes.tolist(), num_shards.tolist(), strict=True)))

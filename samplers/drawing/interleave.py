@@ -130,6 +130,5 @@ class Interleave:
         # and 2, and stream 1 at position 1, which get the indices 0 1 and 0.
         indices = np.empty(streams.shape, self._sorted_indices.dtype)
         by_stream = np.argsort(streams, axis=1, kind="stable")
-        sorted_indices = np.broadcast_to(self._sorted_indices, streams.shape)
-        np.put_along_axis(indices, by_stream, sorted_indices, axis=1)
+        np.put_along_axis(indices, by_stream, self._sorted_indices, axis=1)
         return streams, indices

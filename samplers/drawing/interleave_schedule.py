@@ -22,7 +22,7 @@ class InterleaveSchedule:
     """
 
     def __init__(self, weights: StepSchedule[Int64s], keys: list[int]) -> None:
-        self._weights, self._keys = weights, keys
+        self.weights, self._keys = weights, keys
         self._cache: FifoCache[Interleave] = FifoCache(4)
         counts = [np.zeros_like(weights.values[0])]
         for part, (start, stop) in enumerate(pairwise(weights.starts)):
@@ -36,12 +36,8 @@ class InterleaveSchedule:
         An interleave is a sequence of stream numbers in proportion to weights. A part is the
         positions up to the first change of the weights (part 0), or from one change to the next.
         """
-        weights, key = self._weights.values[part], self._keys[part]
+        weights, key = self.weights.values[part], self._keys[part]
         return self._cache.get(part, lambda: Interleave(weights, key, reshuffle=True))
-
-    def num_changes(self, position: int) -> int:
-        """Return how often the weights have changed up to this position."""
-        return self._weights.index_at(position)
 
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the stream of the element at each position, and the element's index in it.
@@ -50,8 +46,8 @@ class InterleaveSchedule:
         is an interleave, which counts positions and elements from the start of the part.
         """
         stream, index = np.empty_like(positions), np.empty_like(positions)
-        for part, mask in self._weights.split(positions):
-            position_in_part = positions[mask] - self._weights.starts[part]
+        for part, mask in self.weights.split(positions):
+            position_in_part = positions[mask] - self.weights.starts[part]
             stream[mask], index_in_part = self._interleave_of(part).elements_at(position_in_part)
             # Add the elements of the stream before the part.
             index[mask] = self._counts_before[part, stream[mask]] + index_in_part
@@ -62,8 +58,8 @@ class InterleaveSchedule:
 
         It is the number before the last change of the weights, and the number since then.
         """
-        part = self._weights.index_at(position)
-        position_in_part = position - self._weights.starts[part]
+        part = self.weights.index_at(position)
+        position_in_part = position - self.weights.starts[part]
         counts: Int64s = self._counts_before[part]
         return counts + self._interleave_of(part).num_before(position_in_part)
 
@@ -73,4 +69,4 @@ class InterleaveSchedule:
         part = int(np.searchsorted(self._counts_before[:, stream], index, side="right")) - 1
         index_in_part = index - int(self._counts_before[part, stream])
         position_in_part = self._interleave_of(part).position_of(stream, index_in_part)
-        return self._weights.starts[part] + position_in_part
+        return self.weights.starts[part] + position_in_part

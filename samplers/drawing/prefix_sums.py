@@ -115,10 +115,6 @@ class PrefixSums:
             sums[queries] = sums_before[index_of_row, column[queries]]
         return sums
 
-    def find(self, positions: Int64s) -> Int64s:
-        """Return the entry that contains each position, int64[positions]."""
-        return self.locate(positions)[0]
-
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the entry that contains each position, and the sum of the counts before it.
 

@@ -11,6 +11,8 @@ loop for seconds at the start of each epoch. So the sort is spread over the epoc
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import numpy as np
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
@@ -41,7 +43,6 @@ class WeightedPermutation:
         # Threads may divide the same chunk: they write the same values.
         self._bucket_of = np.empty(count, np.uint16)
         self._chunks_done = 0
-        self._starts: Int64s | None = None  # where buckets start, once all chunks are divided
         self._sorted: FifoCache[Int64s] = FifoCache(2)
 
     def prepare(self, fraction: float) -> None:
@@ -65,28 +66,26 @@ class WeightedPermutation:
         The records are sorted by random keys, in a bucket sort: all keys of a bucket are below
         those of the next bucket, and a bucket is sorted when it is needed.
         """
-        bucket_starts = self._bucket_starts()
-        bucket = np.searchsorted(bucket_starts, positions, side="right") - 1
+        bucket = np.searchsorted(self._bucket_starts, positions, side="right") - 1
         out = np.empty(positions.shape, np.int64)
         for number in np.unique(bucket).tolist():
             in_bucket = bucket == number
             members = self._sorted.get(number, lambda: self._sort_bucket(number))  # noqa: B023
-            out[in_bucket] = members[positions[in_bucket] - bucket_starts[number]]
+            out[in_bucket] = members[positions[in_bucket] - self._bucket_starts[number]]
         return out
 
+    @cached_property
     def _bucket_starts(self) -> Int64s:
-        """Return the position at which each bucket starts in the weighted random order.
+        """The position at which each bucket starts in the weighted random order.
 
         A bucket is a range of the random keys by which the records are sorted, and `_bucket_of` has
         the bucket of each record. To count the records of the buckets, all must be divided.
         """
-        if self._starts is None:
-            self.prepare(1)  # divide the records for which this is not done yet
-            # The records are counted in chunks, since bincount makes a larger copy of its argument.
-            size = self._num_buckets
-            counts = sum(np.bincount(self._bucket_of[c], minlength=size) for c in self._chunks)
-            self._starts = np.append(0, np.cumsum(counts))
-        return self._starts
+        self.prepare(1)  # divide the records for which this is not done yet
+        # The records are counted in chunks, since bincount makes a larger copy of its argument.
+        size = self._num_buckets
+        counts = sum(np.bincount(self._bucket_of[chunk], minlength=size) for chunk in self._chunks)
+        return np.append(0, np.cumsum(counts))
 
     def _sort_bucket(self, number: int) -> Int64s:
         """Return the records of a bucket, sorted by their keys; equal keys stay in stored order."""

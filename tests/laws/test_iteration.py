@@ -275,7 +275,7 @@ def test_ranks_that_do_not_divide_what_is_left_are_refused_at_every_try() -> Non
     list(islice(sampler, 3))
     rank.load_state_dict(sampler.state_dict())
     for _ in range(2):
-        with pytest.raises(ValueError, match="2 ranks must divide the 7 ids of a pass"):
+        with pytest.raises(ValueError, match="2 ranks must divide the 7 ids of an iteration"):
             next(iter(rank))
     assert position(rank) == (0, 3)
 
