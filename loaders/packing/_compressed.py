@@ -93,21 +93,21 @@ class CompressedShards:
         return f"<CompressedShards: {counted(len(self.paths), 'shard')}>"
 
 
-def decompressed_samples(shards: CompressedShards, work: Path, /) -> Iterator[dict[str, Any]]:
+def decompressed_samples(shards: CompressedShards, temporary: Path, /) -> Iterator[dict[str, Any]]:
     """Decompress shards one after another, and yield their records as samples, in stored order.
 
-    The folder `work` is for temporary files.
+    The folder `temporary` is for temporary files.
     """
-    work = work / "decompressed"
-    work.mkdir()
+    temporary = temporary / "decompressed"
+    temporary.mkdir()
     for path in shards.paths:
-        out = work / os.path.basename(path)  # warnings show this name
+        out = temporary / os.path.basename(path)  # warnings show this name
         is_empty = True
         with local_copy(parse_location(path)) as (local_path, _):
             decompressed = _decompress(local_path, path, out)
             try:
                 for record in _scan(decompressed, shards.reading):
-                    yield _sample(record, shards, path)
+                    yield _as_sample(record, shards, path)
                     is_empty = False
             except DataCorruptionError as error:  # offsets are those of the decompressed shard
                 error.path = f"{path}, decompressed" if decompressed == str(out) else path
@@ -194,7 +194,7 @@ def _scan(path: str, reading: Reading) -> Iterator[Record]:
     return tfrecord.scan(path, example=reading.example)
 
 
-def _sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
+def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
     """Return a record of a compressed shard as a sample to pack, with its key and its label.
 
     A field with a single integer becomes an int.

@@ -31,7 +31,7 @@ from twinfeed.loaders.packing._inputs import (
     read_samples,
     source_bytes,
 )
-from twinfeed.loaders.packing._publish import check_free, publish, staging
+from twinfeed.loaders.packing._publish import check_free, publish, staging_folder
 from twinfeed.loaders.packing._shard_writer import (
     SHARD_BYTES,
     FieldKinds,
@@ -127,13 +127,13 @@ def pack(
         check_split(split, seed)
     records = _open_source(source)
     folder = output_path(out)
-    with staging(folder) as work, explain_full_disk(folder):
+    with staging_folder(folder) as staging, explain_full_disk(folder):
         if isinstance(records, CompressedShards):
-            records = decompressed_samples(records, work)
+            records = decompressed_samples(records, staging)
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
-        samples = _samples(records, work if random_access else None)
-        make_split = partial(PackedSplit, work, container)
+        samples = _samples(records, staging if random_access else None)
+        make_split = partial(PackedSplit, staging, container)
         splits = _make_splits(make_split, samples, split, seed, shards, shard_bytes)
         kinds = FieldKinds()
         # A source of known size is divided evenly, at the stops of the splits.
@@ -147,7 +147,7 @@ def pack(
         names = [packed.name for packed in splits]
         with locked(folder):
             check_free(folder, names, overwrite)  # another packer may have written here meanwhile
-            publish(work, folder)
+            publish(staging, folder)
             # Opened under the lock, since the next packer may replace these files.
             return {name: open_index(folder / f"{name}.index") for name in names}
 
@@ -256,28 +256,28 @@ def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) 
     Raises:
         ValueError: the split is empty, or only some samples have a key or a label.
     """
-    work, name, container = packed.folder, packed.name, packed.container
-    if packed.records == 0:
+    staging, name, container = packed.folder, packed.name, packed.container
+    if packed.num_records == 0:
         raise ValueError(f"there is nothing to pack: {name!r} has no records")
-    for member, count in (("__key__", packed.with_key), ("label", packed.counts["label"])):
-        if 0 < count < packed.records:
+    for member, count in (("__key__", packed.num_keys), ("label", packed.field_counts["label"])):
+        if 0 < count < packed.num_records:
             raise ValueError(
-                f"{count} of {packed.records} samples have a {member}: give all one, or none"
+                f"{count} of {packed.num_records} samples have a {member}: give all one, or none"
             )
-    fields = {field: ";".join(ext) for field, ext in packed.fields.items()}
+    fields = {field: ";".join(ext) for field, ext in packed.extensions.items()}
     label: LabelSource = "label"
     if container == "tar":
         label = "cls" if packed.class_names else FromJson("cls")  # a number, not text
     missing: Missing = "empty" if packed.missing_counts else "error"
-    key = "key" if packed.with_key and container == "tfrecord" else None
-    shards = len(packed.files)
+    key = "key" if packed.num_keys and container == "tfrecord" else None
+    shards = len(packed.shard_files)
     build_index(
         [
-            file.rename(work / f"{name}-{number:05d}-of-{shards:05d}.{container}")
-            for number, file in enumerate(packed.files)
+            file.rename(staging / f"{name}-{number:05d}-of-{shards:05d}.{container}")
+            for number, file in enumerate(packed.shard_files)
         ],
-        work / f"{name}.index",
-        label=label if packed.counts["label"] else None,
+        staging / f"{name}.index",
+        label=label if packed.field_counts["label"] else None,
         classes=classes if packed.class_names else None,
         fields=fields if container == "tar" else None,
         missing=missing,
@@ -292,7 +292,7 @@ def _warn_of_missing_fields(packed: PackedSplit) -> None:
     missing = [f"{field!r} by {count}" for field, count in packed.missing_counts.items()]
     if missing:
         warnings.warn(
-            f"fields that some of the {packed.records} records of {packed.name!r} lack read as "
+            f"fields that some of the {packed.num_records} records of {packed.name!r} lack read as "
             f"empty there: {', '.join(missing)}",
             ShardWarning,
             stacklevel=4,

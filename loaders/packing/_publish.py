@@ -29,9 +29,9 @@ from twinfeed.loaders.support.deletable import (
     mark_deletable,
 )
 
-_WORK = "packing"
-_OWN_WORK = re.compile(r"\.packing-[0-9a-f]{16}")
-_ELSEWHERE = "nothing can be written here: give another folder to pack to"
+_STAGING_NAME = "packing"
+_STAGING_FOLDER = re.compile(r"\.packing-[0-9a-f]{16}")
+_UNWRITABLE_ADVICE = "nothing can be written here: give another folder to pack to"
 
 
 def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
@@ -42,7 +42,7 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
     """
     existing, foreign = [], []
     for name in split:
-        index, shards = folder / f"{name}.index", _shards(folder, name)
+        index, shards = folder / f"{name}.index", _shard_files(folder, name)
         existing += [path.name for path in (index, *shards) if path.exists()]
         foreign += [path.name for path in shards if path.is_dir()]
         if index.is_dir() and not index.is_symlink():
@@ -63,7 +63,7 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
 
 
 @contextmanager
-def staging(folder: Path, /) -> Iterator[Path]:
+def staging_folder(folder: Path, /) -> Iterator[Path]:
     """Create a hidden folder inside `folder` to pack into, and delete it after the `with` block.
 
     It is locked, so that other packers see that it is in use. What killed packers have left behind
@@ -71,119 +71,119 @@ def staging(folder: Path, /) -> Iterator[Path]:
     removed again.
     """
     existed = folder.exists()
-    work = temporary_name(folder / _WORK)
-    lock_fd = _create_staging(folder, work)
+    staging = temporary_name(folder / _STAGING_NAME)
+    lock_fd = _create_staging(folder, staging)
     try:
-        yield work
+        yield staging
     finally:
         with locked(folder), suppress(FileNotFoundError):  # it was published
-            delete_folder(work)
+            delete_folder(staging)
         os.close(lock_fd)
         if not existed:
             with suppress(OSError):  # not empty
                 folder.rmdir()
 
 
-def _create_staging(folder: Path, work: Path) -> int:
-    """Create and lock the staging folder `work` in `folder`, and return the lock's descriptor.
+def _create_staging(folder: Path, staging: Path) -> int:
+    """Create and lock the staging folder `staging` in `folder`, and return the lock's descriptor.
 
     Before that, a publish that a killed packer has begun is completed, and the staging folders of
     killed packers are removed.
     """
     make = partial(Path.mkdir, parents=True, exist_ok=True)
-    with explain_unwritable(folder, _ELSEWHERE), locked(folder, make=make):
-        _complete_publish(folder)
-        for old in folder.glob(f".{_WORK}-*"):
-            if _OWN_WORK.fullmatch(old.name):
+    with explain_unwritable(folder, _UNWRITABLE_ADVICE), locked(folder, make=make):
+        _finish_publish(folder)
+        for old in folder.glob(f".{_STAGING_NAME}-*"):
+            if _STAGING_FOLDER.fullmatch(old.name):
                 (_remove_unlocked if is_deletable(old) else delete_listed)(old)
-        work.mkdir(mode=0o700)  # else another user could open and lock the folder
-        mark_deletable(work)
-        lock_fd = os.open(work, os.O_RDONLY)
+        staging.mkdir(mode=0o700)  # else another user could open and lock the folder
+        mark_deletable(staging)
+        lock_fd = os.open(staging, os.O_RDONLY)
         with suppress(OSError):  # the file system has no locks
             fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return lock_fd
 
 
-def _remove_unlocked(work: Path) -> None:
+def _remove_unlocked(staging: Path) -> None:
     """Delete a staging folder unless it is locked: then its packer is still running."""
     with suppress(OSError):  # a link, another user's folder, or locked
-        fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            delete_folder(work)
+            delete_folder(staging)
         finally:
             os.close(fd)
 
 
-def publish(work: Path, folder: Path, /) -> None:
-    """Move the shards and indexes in `work` to `folder`, so that a kill leaves no mixture.
+def publish(staging: Path, folder: Path, /) -> None:
+    """Move the shards and indexes in `staging` to `folder`, so that a kill leaves no mixture.
 
-    First `work` is renamed to `PUBLISHING`: this is the commit point. Then its files are moved to
-    `folder`. Readers refuse the folder in between, and the next packer completes an interrupted
+    First `staging` is renamed to `PUBLISHING`: this is the commit point. Then its files are moved
+    to `folder`. Readers refuse the folder in between, and the next packer completes an interrupted
     publish.
     """
-    _complete_publish(folder)  # another packer may have been killed meanwhile
-    for index in list(work.glob("*.index")):
-        (work / f"{index.name}.placing").touch()
-    fsync_path(work)
-    os.rename(work, folder / PUBLISHING)
+    _finish_publish(folder)  # another packer may have been killed meanwhile
+    for index in list(staging.glob("*.index")):
+        (staging / f"{index.name}.placing").touch()
+    fsync_path(staging)
+    os.rename(staging, folder / PUBLISHING)
     fsync_path(folder)
-    _complete_publish(folder)
+    _finish_publish(folder)
 
 
-def _complete_publish(folder: Path) -> None:
+def _finish_publish(folder: Path) -> None:
     """If the folder `PUBLISHING` exists, move its files to `folder`, and delete it."""
-    publishing = folder / PUBLISHING
-    if not os.path.lexists(publishing):
+    publish_folder = folder / PUBLISHING
+    if not os.path.lexists(publish_folder):
         return
-    if not is_deletable(publishing):
+    if not is_deletable(publish_folder):
         raise FileExistsError(
-            errno.EEXIST, "no packer made this, and it is in the way: move it", str(publishing)
+            errno.EEXIST, "no packer made this, and it is in the way: move it", str(publish_folder)
         )
-    for index in sorted(publishing.glob("*.index")):
-        _publish_index(publishing, folder, index.name)
+    for index in sorted(publish_folder.glob("*.index")):
+        _publish_index(publish_folder, folder, index.name)
     fsync_path(folder)
-    done = temporary_name(folder / _WORK)
-    os.rename(publishing, done)
+    done = temporary_name(folder / _STAGING_NAME)
+    os.rename(publish_folder, done)
     delete_folder(done)
 
 
-def _publish_index(publishing: Path, folder: Path, name: str) -> None:
+def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
     """Move the shards of an index, and then the index itself, in place of the old ones.
 
     The old index is replaced last, since it lists the old shards, which are deleted.
     """
-    old = _own_shards(folder / name)
-    new = _own_shards(publishing / name)
-    new |= {shard.name for shard in _shards(publishing, name.removesuffix(".index"))}
+    old = _listed_shards(folder / name)
+    new = _listed_shards(publish_folder / name)
+    new |= {shard.name for shard in _shard_files(publish_folder, name.removesuffix(".index"))}
     for shard in sorted(old - new):
         (folder / shard).unlink(missing_ok=True)
     for shard in sorted(new):
         with suppress(FileNotFoundError):  # moved already
-            os.replace(publishing / shard, folder / shard)
+            os.replace(publish_folder / shard, folder / shard)
     if (folder / name).exists():
-        os.rename(folder / name, publishing / f"{name}.old")
-    os.rename(publishing / name, folder / name)
+        os.rename(folder / name, publish_folder / f"{name}.old")
+    os.rename(publish_folder / name, folder / name)
 
 
-def _own_shards(index: Path) -> set[str]:
+def _listed_shards(index: Path) -> set[str]:
     """Return the file names of those shards of an index that a packer has named.
 
     The set is empty if the index cannot be read.
     """
     with suppress(LoaderError, OSError):
         opened = Index(index, str(index), str(index.parent), read_manifest(index))
-        pattern = _pattern(index.name.removesuffix(".index"))
+        pattern = _shard_name_pattern(index.name.removesuffix(".index"))
         return set(filter(pattern.fullmatch, opened.shard_paths.tolist()))
     return set()
 
 
-def _shards(folder: Path, name: str) -> list[Path]:
+def _shard_files(folder: Path, name: str) -> list[Path]:
     """Return the files in a folder that have the name of a shard of a split."""
-    pattern = _pattern(name)
+    pattern = _shard_name_pattern(name)
     return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
 
 
-def _pattern(name: str) -> re.Pattern[str]:
+def _shard_name_pattern(name: str) -> re.Pattern[str]:
     """Return the regular expression for the file names of the shards of a split."""
     return re.compile(rf"{re.escape(name)}-\d{{5,}}(-of-\d{{5,}})?\.(tar|tfrecord)", re.ASCII)

@@ -44,9 +44,9 @@ def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
             raise TypeError(f"__key__ must be a str, got {key!r}")
         _check_text("__key__", key, "give another, or rename the file")
     named = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
-    fields = {name: _value(name, value) for name, value in named.items()}
+    fields = {name: _check_value(name, value) for name, value in named.items()}
     if "label" in fields:
-        fields["label"] = _label(fields["label"])
+        fields["label"] = _check_label(fields["label"])
     return key, fields
 
 
@@ -59,7 +59,7 @@ def kind_of_value(value: Any) -> str:
     return {"f": "floats", "i": "integers", "u": "integers", "b": "integers"}.get(kind, "bytes")
 
 
-def _value(name: str, value: Any) -> Any:
+def _check_value(name: str, value: Any) -> Any:
     """Check the name and the text of a field, and return its value.
 
     A bytearray or memoryview becomes bytes.
@@ -80,7 +80,7 @@ def _check_text(subject: str, text: str, advice: str) -> None:
             raise ValueError(f"{subject} must fit UTF-8, got {got}: {advice}") from None
 
 
-def _label(value: Any) -> Label:
+def _check_label(value: Any) -> Label:
     """Return a label as an int or a str.
 
     Raises:

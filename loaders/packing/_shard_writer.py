@@ -51,26 +51,26 @@ class PackedSplit:
     container: ShardContainer
     name: str
     samples: Iterable[tuple[int, Sample]]
-    total: int | None = None
-    stops: Collection[int] = ()
-    files: list[Path] = field(default_factory=list)
-    records: int = 0
-    with_key: int = 0
+    num_samples: int | None = None
+    shard_stops: Collection[int] = ()
+    shard_files: list[Path] = field(default_factory=list)
+    num_records: int = 0
+    num_keys: int = 0
     class_names: set[str] = field(default_factory=set)
-    fields: dict[str, dict[str, None]] = field(default_factory=dict)
-    counts: Counter[str] = field(default_factory=Counter)
+    extensions: dict[str, dict[str, None]] = field(default_factory=dict)
+    field_counts: Counter[str] = field(default_factory=Counter)
 
     @property
     def missing_counts(self) -> dict[str, int]:
         """By field, the number of records in which it is missing, if there are any."""
-        missing = {name: self.records - count for name, count in self.counts.items()}
+        missing = {name: self.num_records - count for name, count in self.field_counts.items()}
         return {name: count for name, count in missing.items() if count}
 
     def add(self, key: str | None, values: dict[str, Any]) -> None:
         """Add a sample that was written, its key and its fields, to the statistics."""
-        self.records += 1
-        self.with_key += key is not None
-        self.counts.update(values.keys())
+        self.num_records += 1
+        self.num_keys += key is not None
+        self.field_counts.update(values.keys())
         if isinstance(label := values.get("label"), str):
             self.class_names.add(label)
 
@@ -95,12 +95,14 @@ def write_shards(
     """
     samples = packed.samples
     items = iter(
-        progress_bar(samples, f"packing {packed.name}", "record", progress, total=packed.total)
+        progress_bar(
+            samples, f"packing {packed.name}", "record", progress, total=packed.num_samples
+        )
     )
     open_writer = TarWriter if packed.container == "tar" else TFRecordWriter
     for first in items:
-        path = packed.folder / f"{packed.name}-{len(packed.files):05d}.shard"
-        packed.files.append(path)
+        path = packed.folder / f"{packed.name}-{len(packed.shard_files):05d}.shard"
+        packed.shard_files.append(path)
         keys: dict[str, int] = {}
         with open_writer(path) as writer:
             for shard_records, (number, sample) in enumerate(chain([first], items), 1):
@@ -111,13 +113,13 @@ def write_shards(
                         if key is not None:
                             key = tar_key(key)
                             _check_key(key, number, keys)
-                        writer.write(f"{packed.records:09d}" if key is None else key, members)
+                        writer.write(f"{packed.num_records:09d}" if key is None else key, members)
                     else:
                         writer.write(_example(key, values))
                     _check_kinds(values, number, kinds, packed.container)
                     packed.add(key, values)
                 is_full = shard_records == max_records or writer.offset >= max_bytes
-                if is_full or packed.records in packed.stops:
+                if is_full or packed.num_records in packed.shard_stops:
                     break
         fsync_path(path)
 
@@ -168,7 +170,7 @@ def _members(
 ) -> dict[str, bytes]:
     """Return the members of a sample in a tar: by extension, the bytes of each field.
 
-    The extension of each field is added to `packed.fields`. `extensions` are those of the files
+    The extension of each field is added to `packed.extensions`. `extensions` are those of the files
     that the fields come from.
 
     Raises:
@@ -188,7 +190,7 @@ def _members(
                 f"{_FIELD_ADVICE}"
             )
         if name != "label":
-            packed.fields.setdefault(name, {})[extension] = None
+            packed.extensions.setdefault(name, {})[extension] = None
     return {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
 
 
