@@ -43,8 +43,8 @@ from twinfeed.samplers.validate import counted
 
 Shards = PathLike | Sequence[PathLike]
 
-_MISSING_LABEL_ADVICE = "name what every record has, or leave such records out before"
-_CHUNK_BYTES = 1 << 16  # of the compressed file, that are read at once
+_MISSING_LABEL_ADVICE = "name a label that every record has, or remove such records first"
+_CHUNK_BYTES = 1 << 16  # of the compressed file that are read at a time
 
 
 class CompressedShards:
@@ -62,7 +62,7 @@ class CompressedShards:
 
     Raises:
         TypeError: `key` or `example` has another type.
-        DataCorruptionError: from `pack`, a shard that is damaged, or goes on after its end, and a
+        DataCorruptionError: from `pack`, a shard that is damaged or has data after its end, and a
             record without its label or key.
         ValueError: from `pack`, `key` or `example=False` for a tar.
 
@@ -96,12 +96,12 @@ class CompressedShards:
 def decompressed_samples(shards: CompressedShards, temporary: Path, /) -> Iterator[dict[str, Any]]:
     """Decompress shards one after another, and yield their records as samples, in stored order.
 
-    The folder `temporary` is for temporary files.
+    A decompressed shard is a temporary file in a folder that is created in `temporary`.
     """
-    temporary = temporary / "decompressed"
-    temporary.mkdir()
+    folder = temporary / "decompressed"
+    folder.mkdir()
     for path in shards.paths:
-        out = temporary / os.path.basename(path)  # warnings show this name
+        out = folder / os.path.basename(path)  # warnings show this name
         is_empty = True
         with local_copy(parse_location(path)) as (local_path, _):
             decompressed = _decompress(local_path, path, out)
@@ -109,7 +109,8 @@ def decompressed_samples(shards: CompressedShards, temporary: Path, /) -> Iterat
                 for record in _scan(decompressed, shards.reading):
                     yield _as_sample(record, shards, path)
                     is_empty = False
-            except DataCorruptionError as error:  # offsets are those of the decompressed shard
+            except DataCorruptionError as error:
+                # Name the user's shard. Offsets may count in the decompressed file.
                 error.path = f"{path}, decompressed" if decompressed == str(out) else path
                 raise
             finally:
@@ -121,25 +122,28 @@ def decompressed_samples(shards: CompressedShards, temporary: Path, /) -> Iterat
 def _decompress(path: str, name: str, out: Path) -> str:
     """Decompress the shard at `path` to the file `out`, and return the path of the result.
 
-    A shard that is not compressed is left as it is, and `path` is returned.
+    A shard that is not compressed is not copied: `path` itself is returned. Errors name the shard
+    as `name`, since `path` may be a temporary copy.
 
     Raises:
-        DataCorruptionError: the shard is damaged, or becomes too large; the error has its `name`.
+        DataCorruptionError: the shard is damaged, becomes too large, or is compressed in another
+            format than gzip, bzip2, xz and zlib.
     """
     kind = compression(read_head(path))
     if kind is None:
         return path
     decompressor = COMPRESSED[kind].decompressor
     if decompressor is None:
-        problem = f"{kind}-compressed, and pack decompresses gzip, bzip2, xz and zlib alone"
+        problem = f"compressed with {kind}: pack decompresses only gzip, bzip2, xz and zlib"
         raise DataCorruptionError(problem, path=name, advice=compression_advice(kind))
+    # A damaged or malicious shard of a few bytes could fill the disk.
     max_bytes = max(LIMITS.record_bytes, LIMITS.inflation * os.path.getsize(path))
     with open_shard(path) as file, out.open("wb") as out_file:
         for chunk in _decompressed_chunks(file, decompressor, name):
             out_file.write(chunk)
             if out_file.tell() > max_bytes:
                 raise DataCorruptionError(
-                    "a compressed shard that becomes too large",
+                    "a compressed shard becomes too large",
                     path=name,
                     expected=f"at most {max_bytes} bytes",
                     found=f"{out_file.tell()} bytes so far",
@@ -161,16 +165,18 @@ def _decompressed_chunks(
     """
     data = file.read(_CHUNK_BYTES)
     while data:
-        start, stream = file.tell() - len(data), decompressor()
+        start = file.tell() - len(data)
+        stream = decompressor()
         while not stream.eof:
-            # zlib returns input that it has not read as `unconsumed_tail`, the others keep it.
+            # zlib returns input that it has not read as `unconsumed_tail`. Other decompressors keep
+            # it, and say with `needs_input` when they have used it up.
             if not data and getattr(stream, "needs_input", True):
                 data = file.read(_CHUNK_BYTES)
                 if not data:
                     raise _stream_error(TruncatedShardError, "the file ends too early", name, start)
             try:
                 chunk = stream.decompress(data, BUFFER)
-            except (OSError, lzma.LZMAError, zlib.error) as error:  # OSError is that of bz2
+            except (OSError, lzma.LZMAError, zlib.error) as error:  # bz2 raises OSError
                 raise _stream_error(DataCorruptionError, error, name, start) from error
             yield chunk
             data = getattr(stream, "unconsumed_tail", b"")
@@ -195,33 +201,33 @@ def _scan(path: str, reading: Reading) -> Iterator[Record]:
 
 
 def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
-    """Return a record of a compressed shard as a sample to pack, with its key and its label.
+    """Return a record of a compressed shard as a sample to pack: its fields, key and label.
 
-    A field with a single integer becomes an int.
+    A field with a single integer becomes an int. A field that is the key or the label becomes
+    "__key__" or "label", and is not packed under its own name too.
 
     Raises:
-        DataCorruptionError: the record has no label or key, as asked for by `shards`.
+        DataCorruptionError: the record lacks the label or the key that `shards` asks for.
     """
-    label, key = shards.label, shards.reading.key
+    label, key_field = shards.label, shards.reading.key
     sample: dict[str, Any] = {}
-    for name, part in record.fields.items():
-        value = part.data if part.kind == "bytes" else decode_list(part.kind, part.data)
-        is_single = part.kind == "int64_list" and len(value) == 1
-        sample[name] = int(value[0]) if is_single else value
-    if key is not None:
-        record = record._replace(key=key_of(key, record, path))
-        sample.pop(key)
+    for name, field in record.fields.items():
+        value = field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
+        is_single_integer = field.kind == "int64_list" and len(value) == 1
+        sample[name] = int(value[0]) if is_single_integer else value
+    if key_field is not None:
+        record = record._replace(key=key_of(key_field, record, path))
+        sample.pop(key_field)
     if record.key is not None:
         sample["__key__"] = record.key
     if label is not None:
-        source = FromJson(label) if isinstance(label, str) else label
-        if isinstance(source, FromJson) and not source.key:
-            sample.pop(source.field, None)  # the label itself, under another name
+        whole_field = label.field if isinstance(label, FromJson) and not label.key else label
+        if isinstance(whole_field, str):
+            sample.pop(whole_field, None)
         if "label" in sample:
             raise label_field_error(path)
         sample["label"] = label_of(label, record, path)
         if sample["label"] is None:
-            raise missing_error(
-                f"a label: {label_source_text(label)}", record, path, _MISSING_LABEL_ADVICE
-            )
+            missing = f"a label: {label_source_text(label)} gives none"
+            raise missing_error(missing, record, path, _MISSING_LABEL_ADVICE)
     return sample

@@ -31,7 +31,7 @@ from twinfeed.samplers.validate import counted
 
 Sample = Mapping[str, Any]
 
-_READ_AT_ONCE = 64  # records
+_BATCH_SIZE = 64  # records of an index that are read at a time
 
 
 class LooseFiles:
@@ -87,7 +87,7 @@ class LooseFiles:
         return len(self.entries)
 
     def __getitem__(self, number: int) -> dict[str, Any]:
-        """Read the files of one sample, and return the sample.
+        """Read the files of the sample with this number, from 0 on, and return the sample.
 
         Raises:
             ValueError: the sample has no label, and other samples have labels.
@@ -101,7 +101,7 @@ class LooseFiles:
                 _check_image(sample[field], path, entry.key)
         if self.classes:
             if entry.label is None:
-                raise ValueError(f"{entry.key} has no label while others have one")
+                raise ValueError(f"{entry.key} has no label, while other samples have one")
             sample["label"] = entry.label
         return sample
 
@@ -150,16 +150,16 @@ RandomAccess = LooseFiles | Index | Sequence[Sample]
 
 
 def read_samples(source: RandomAccess, numbers: Int64s, /) -> Iterator[Sample]:
-    """Yield the samples of a source with these numbers, in this order.
+    """Yield the samples of a source with these `numbers` (from 0 on), in this order.
 
-    Those of an index are its records, with fields, columns and keys, read several at a time.
+    The samples of an index are its records, with fields, columns and keys, read in batches.
     """
     if not isinstance(source, Index):
         yield from map(source.__getitem__, numbers.tolist())
         return
     with Reader(source) as reader:
-        for start in range(0, len(numbers), _READ_AT_ONCE):
-            yield from _read_batch(source, reader, numbers[start : start + _READ_AT_ONCE])
+        for start in range(0, len(numbers), _BATCH_SIZE):
+            yield from _read_batch(source, reader, numbers[start : start + _BATCH_SIZE])
 
 
 def source_bytes(source: object, /) -> int | None:
@@ -172,8 +172,8 @@ def source_bytes(source: object, /) -> int | None:
 def _read_batch(index: Index, reader: Reader, ids: Int64s) -> list[dict[str, Any]]:
     """Read records of an index, and return them as samples to pack.
 
-    A field that a record lacks is left out of its sample. All records that lack the same fields are
-    read by one call. Labels become class names.
+    A field that a record lacks is left out of its sample. One call reads all records that have the
+    same fields. Labels become class names, if the index has these.
     """
     samples: list[dict[str, Any]] = [{} for _ in ids]
     if index.has_keys:
@@ -204,16 +204,17 @@ def _extension(path: str) -> str:
 def _check_image(data: bytes, path: str, key: str) -> None:
     """Raise DataCorruptionError if a file with the extension of an image is something else.
 
-    `data` are its bytes. A file that is not recognized at all is allowed.
+    `data` are its bytes. Formats that are not recognized may be images, and are allowed.
     """
-    other = identify(data[:HEAD]) if data else ("an empty file", "")
-    if image_extension(data[:HEAD]) or other is None or re.match(rb"P[1-7]\s", data):
+    other_format = identify(data[:HEAD]) if data else ("an empty file", "")
+    is_netpbm = re.match(rb"P[1-7]\s", data)  # .pbm, .pgm, .ppm and .pam begin like a text file
+    if other_format is None or image_extension(data[:HEAD]) or is_netpbm:
         return
     raise DataCorruptionError(
-        "a file that is named as an image is none",
+        "a file has the extension of an image, but is not an image",
         path=path,
         key=key,
-        found=other[0],
+        found=other_format[0],
         advice="remove the file, or copy the image again",
     )
 
@@ -225,7 +226,10 @@ def tar_key(key: str, /) -> str:
 
 
 def _distinct_keys(keys: list[str], entries: Sequence[Entry]) -> list[str]:
-    """Make the keys of records distinct: add the file's extension to those that occur repeatedly.
+    """Make the keys of records distinct: a key that occurs repeatedly gets its file's extension.
+
+    The keys "cat/1" and "cat/1" of the files "cat/1.jpg" and "cat/1.png" become "cat/1_jpg" and
+    "cat/1_png": each is the path of the record's first file, with "_" in place of dots.
 
     Raises:
         ValueError: two keys are still equal.
@@ -235,7 +239,7 @@ def _distinct_keys(keys: list[str], entries: Sequence[Entry]) -> list[str]:
         key if counts[key] == 1 else tar_key(next(iter(entry.paths.values())))
         for key, entry in zip(keys, entries, strict=True)
     ]
-    for key, count in Counter(distinct).most_common(1):
-        if count > 1:
-            raise ValueError(f"two records have the key {key!r}: rename one of their files")
+    repeated = [key for key, count in Counter(distinct).items() if count > 1]
+    if repeated:
+        raise ValueError(f"two records have the key {repeated[0]!r}: rename one of their files")
     return distinct

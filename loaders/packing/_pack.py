@@ -51,7 +51,8 @@ from twinfeed.samplers.validate import counted
 Records = RandomAccess | Iterable[Sample] | CompressedShards
 
 _RANDOM_ACCESS = (Index, LooseFiles, Sequence)
-_SPARE_BYTES = 1 << 26  # of a cache, since its chunks go beyond the ends of shards
+_SPARE_BYTES = 1 << 26
+"""Room in a disk cache beyond the bytes of the shards, since it stores whole chunks of a file."""
 
 
 @hint_arguments(label="give CompressedShards(shards, label=…), or an index with labels")
@@ -132,11 +133,11 @@ def pack(
             records = decompressed_samples(records, staging)
         check_free(folder, split or {"data": 1}, overwrite)
         random_access = seed is not None or split is not None or shards > 1
-        samples = _samples(records, staging if random_access else None)
+        samples = _with_random_access(records, staging) if random_access else records
         make_split = partial(PackedSplit, staging, container)
         splits = _make_splits(make_split, samples, split, seed, shards, shard_bytes)
         kinds = FieldKinds()
-        # A source of known size is divided evenly, at the stops of the splits.
+        # If the size of the source is known, `_make_splits` has divided it evenly already.
         max_bytes = shard_bytes if source_bytes(samples) is None else math.inf
         for packed in splits:
             write_shards(packed, kinds, max_bytes, shard_records, progress=progress)
@@ -176,29 +177,25 @@ def _open_source(source: Any) -> Records:
     return source
 
 
-def _samples(
-    source: RandomAccess | Iterable[Sample], spool: Path | None
-) -> RandomAccess | Iterable[Sample]:
-    """Return a source whose samples can be read in any order; `source` itself if `spool` is None.
+def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -> RandomAccess:
+    """Return a source with the same samples, which can be read in any order.
 
-    An iterable is first packed to the folder `spool` as it comes, and read from there. An index of
-    shards at a URL is read through a cache in this folder.
+    The samples of an iterable are first written to a TFRecord in `folder`, in their order, and read
+    from there. An index of remote shards is read through a disk cache in `folder`.
     """
-    if spool is None:
-        return source
     if isinstance(source, Index) and source.remote and source.cache is None:
         cached = copy.copy(source)
         stored = field_bytes(source) + int(source.shards["bytes"].sum())
-        cached.cache = DiskCache(spool / "cache", bytes=stored + _SPARE_BYTES)
+        cached.cache = DiskCache(folder / "cache", bytes=stored + _SPARE_BYTES)
         return cached
     if isinstance(source, _RANDOM_ACCESS):
         return source
-    spool = spool / "spool"
-    spool.mkdir()
-    spooled = PackedSplit(spool, "tfrecord", "data", enumerate(source))
-    write_shards(spooled, {})
+    spool_folder = folder / "spool"
+    spool_folder.mkdir()
+    spooled = PackedSplit(spool_folder, "tfrecord", "data", samples=enumerate(source))
+    write_shards(spooled, kinds=FieldKinds())
     _build_index(spooled, tuple(sorted(spooled.class_names)), progress=False)
-    return open_index(spool / "data.index")
+    return open_index(spool_folder / "data.index")
 
 
 def _make_splits(
@@ -215,11 +212,11 @@ def _make_splits(
     shuffled if there is a `seed`, and each split is divided evenly over its shards.
 
     Args:
-        make_split: makes a `PackedSplit` of a name and numbered samples.
+        make_split: returns a `PackedSplit` for a name and samples with their numbers.
         samples: the source.
         split: the size of each split by name, or None.
-        seed: of the shuffle, or None.
-        shards: the least number of shards of a split.
+        seed: of the shuffle, or None for no shuffle.
+        shards: the minimum number of shards of a split.
         shard_bytes: the approximate size of a shard.
     """
     if not isinstance(samples, _RANDOM_ACCESS):
@@ -229,29 +226,35 @@ def _make_splits(
     if seed is not None:
         order = permute(num_records, root_key(seed, "pack"), order)
     splits, start = [], 0
-    for name, records in counts_of(split or {"data": num_records}, num_records).items():
-        if records < shards:
-            raise ValueError(
-                f"{counted(records, 'record')} of {name!r} cannot fill shards={shards}"
-            )
-        split_bytes = (source_bytes(samples) or 0) * records / max(num_records, 1)
-        num_shards = min(max(shards, math.ceil(split_bytes / shard_bytes)), records)
-        stops = {records * (shard + 1) // num_shards for shard in range(num_shards)}
-        numbers = order[start : start + records]
+    for name, size in counts_of(split or {"data": num_records}, num_records).items():
+        if size < shards:
+            raise ValueError(f"{counted(size, 'record')} of {name!r} cannot fill shards={shards}")
+        split_bytes = (source_bytes(samples) or 0) * size / max(num_records, 1)
+        num_shards = min(max(shards, math.ceil(split_bytes / shard_bytes)), size)
+        # 10 records in 3 shards: the shards end after 3, 6 and 10 records.
+        stops = {size * shard // num_shards for shard in range(1, num_shards + 1)}
+        numbers = order[start : start + size]
         numbered = zip(numbers.tolist(), read_samples(samples, numbers), strict=True)
-        splits.append(make_split(name, numbered, records, stops))
-        start += records
+        splits.append(make_split(name, numbered, num_samples=size, shard_stops=stops))
+        start += size
     return splits
 
 
 def _class_names(source: object, splits: Iterable[PackedSplit]) -> tuple[str, ...]:
-    """Return the class names of all splits, sorted; of an index or loose files, in their order."""
+    """Return the class names of all splits, in the order of their class indices.
+
+    An index or loose files have an order of classes already. Otherwise the names are sorted.
+    """
     names = source.classes if isinstance(source, (Index, LooseFiles)) else ()
     return tuple(names) or tuple(sorted(set().union(*(packed.class_names for packed in splits))))
 
 
 def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) -> None:
     """Give the shards of a split their final names, as their number is known now, and index them.
+
+    The options of the index follow from how the shards were written. In a TFRecord, the key is the
+    feature "key" and the label the feature "label". In a tar, the label is the member "cls" and
+    other fields are members with the extensions that `packed` lists.
 
     Raises:
         ValueError: the split is empty, or only some samples have a key or a label.
@@ -262,24 +265,27 @@ def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) 
     for member, count in (("__key__", packed.num_keys), ("label", packed.field_counts["label"])):
         if 0 < count < packed.num_records:
             raise ValueError(
-                f"{count} of {packed.num_records} samples have a {member}: give all one, or none"
+                f"{count} of {packed.num_records} samples have a {member}: give one to all of "
+                "them, or to none"
             )
-    fields = {field: ";".join(ext) for field, ext in packed.extensions.items()}
     label: LabelSource = "label"
+    fields, key = None, "key" if packed.num_keys else None
     if container == "tar":
-        label = "cls" if packed.class_names else FromJson("cls")  # a number, not text
+        # Integers are stored as JSON, and must be read as integers, not as text.
+        label = "cls" if packed.class_names else FromJson("cls")
+        fields = {field: ";".join(names) for field, names in packed.extensions.items()}
+        key = None  # the index reads it from the names of the members
     missing: Missing = "empty" if packed.missing_counts else "error"
-    key = "key" if packed.num_keys and container == "tfrecord" else None
-    shards = len(packed.shard_files)
+    num_shards = len(packed.shard_files)
     build_index(
         [
-            file.rename(staging / f"{name}-{number:05d}-of-{shards:05d}.{container}")
+            file.rename(staging / f"{name}-{number:05d}-of-{num_shards:05d}.{container}")
             for number, file in enumerate(packed.shard_files)
         ],
         staging / f"{name}.index",
         label=label if packed.field_counts["label"] else None,
         classes=classes if packed.class_names else None,
-        fields=fields if container == "tar" else None,
+        fields=fields,
         missing=missing,
         key=key,
         digest=True,
@@ -288,12 +294,12 @@ def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) 
 
 
 def _warn_of_missing_fields(packed: PackedSplit) -> None:
-    """Warn of fields that some records of a split lack: a misspelt name may be the reason."""
+    """Warn about fields that some records of a split lack, since a name may be misspelt."""
     missing = [f"{field!r} by {count}" for field, count in packed.missing_counts.items()]
     if missing:
         warnings.warn(
-            f"fields that some of the {packed.num_records} records of {packed.name!r} lack read as "
-            f"empty there: {', '.join(missing)}",
+            f"fields that some of the {packed.num_records} records of {packed.name!r} lack are "
+            f"read as empty: {', '.join(missing)}",
             ShardWarning,
             stacklevel=4,
         )

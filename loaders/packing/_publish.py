@@ -1,4 +1,8 @@
-"""The staging folder of a packer, and the two-phase publish of its finished files."""
+"""The staging folder of a `pack` call, and the two-phase publish of its finished files.
+
+The folders of others are safe: only files with the names of packed shards, and marked folders, are
+replaced or deleted.
+"""
 
 from __future__ import annotations
 
@@ -34,14 +38,14 @@ _STAGING_FOLDER = re.compile(r"\.packing-[0-9a-f]{16}")
 _UNWRITABLE_ADVICE = "nothing can be written here: give another folder to pack to"
 
 
-def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
-    """Raise FileExistsError if a folder has files with the names of the splits to pack.
+def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> None:
+    """Raise FileExistsError if a folder already has files with the names of the splits to pack.
 
-    With `overwrite`, only if some of them were not written by a packer, since the others may be
-    replaced. `split` has the names of the splits.
+    With `overwrite`, packed files may be replaced, and the error is raised for others: a folder
+    with the name of a shard, and an index that is not a folder or that holds other files.
     """
     existing, foreign = [], []
-    for name in split:
+    for name in split_names:
         index, shards = folder / f"{name}.index", _shard_files(folder, name)
         existing += [path.name for path in (index, *shards) if path.exists()]
         foreign += [path.name for path in shards if path.is_dir()]
@@ -53,12 +57,12 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
         raise FileExistsError(
             f"{folder} already holds files of these names "
             f"({len(existing)}: {', '.join(existing[:5])}): "
-            "pack elsewhere, or with overwrite=True (--overwrite)"
+            "pack to another folder, or replace them with overwrite=True (--overwrite)"
         )
     if foreign:
         raise FileExistsError(
-            f"{folder} holds what no packer wrote where the new files go "
-            f"({len(foreign)}: {', '.join(foreign[:5])}): move that, or pack elsewhere"
+            f"{folder} holds files with the names of the new ones that pack has not written "
+            f"({len(foreign)}: {', '.join(foreign[:5])}): move them, or pack to another folder"
         )
 
 
@@ -66,9 +70,9 @@ def check_free(folder: Path, split: Iterable[str], overwrite: bool, /) -> None:
 def staging_folder(folder: Path, /) -> Iterator[Path]:
     """Create a hidden folder inside `folder` to pack into, and delete it after the `with` block.
 
-    It is locked, so that other packers see that it is in use. What killed packers have left behind
-    is completed or removed first. If `folder` was created here and nothing was packed, it is
-    removed again.
+    It is locked, so that other processes see that it is in use. If an earlier `pack` was killed,
+    its publish is finished, or its staging folder is deleted, before that. If `folder` was created
+    here and nothing was packed, it is removed again.
     """
     existed = folder.exists()
     staging = temporary_name(folder / _STAGING_NAME)
@@ -76,7 +80,7 @@ def staging_folder(folder: Path, /) -> Iterator[Path]:
     try:
         yield staging
     finally:
-        with locked(folder), suppress(FileNotFoundError):  # it was published
+        with locked(folder), suppress(FileNotFoundError):  # after `publish` it does not exist
             delete_folder(staging)
         os.close(lock_fd)
         if not existed:
@@ -85,18 +89,20 @@ def staging_folder(folder: Path, /) -> Iterator[Path]:
 
 
 def _create_staging(folder: Path, staging: Path) -> int:
-    """Create and lock the staging folder `staging` in `folder`, and return the lock's descriptor.
+    """Create the folder `staging` inside `folder`, lock it, and return the lock's file descriptor.
 
-    Before that, a publish that a killed packer has begun is completed, and the staging folders of
-    killed packers are removed.
+    If a process was killed while it packed to `folder`, its publish is finished, or its staging
+    folder is deleted, before that.
     """
     make = partial(Path.mkdir, parents=True, exist_ok=True)
     with explain_unwritable(folder, _UNWRITABLE_ADVICE), locked(folder, make=make):
         _finish_publish(folder)
         for old in folder.glob(f".{_STAGING_NAME}-*"):
             if _STAGING_FOLDER.fullmatch(old.name):
-                (_remove_unlocked if is_deletable(old) else delete_listed)(old)
-        staging.mkdir(mode=0o700)  # else another user could open and lock the folder
+                # Without a complete marker file, only the marker and an empty folder are deleted.
+                delete = _delete_unlocked if is_deletable(old) else delete_listed
+                delete(old)
+        staging.mkdir(mode=0o700)  # so that other users cannot open and lock the folder
         mark_deletable(staging)
         lock_fd = os.open(staging, os.O_RDONLY)
         with suppress(OSError):  # the file system has no locks
@@ -104,8 +110,8 @@ def _create_staging(folder: Path, staging: Path) -> int:
         return lock_fd
 
 
-def _remove_unlocked(staging: Path) -> None:
-    """Delete a staging folder unless it is locked: then its packer is still running."""
+def _delete_unlocked(staging: Path) -> None:
+    """Delete a staging folder, unless a process that still packs to it has locked it."""
     with suppress(OSError):  # a link, another user's folder, or locked
         fd = os.open(staging, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
         try:
@@ -116,13 +122,14 @@ def _remove_unlocked(staging: Path) -> None:
 
 
 def publish(staging: Path, folder: Path, /) -> None:
-    """Move the shards and indexes in `staging` to `folder`, so that a kill leaves no mixture.
+    """Move the shards and indexes in `staging` to `folder`, as one transaction.
 
-    First `staging` is renamed to `PUBLISHING`: this is the commit point. Then its files are moved
-    to `folder`. Readers refuse the folder in between, and the next packer completes an interrupted
-    publish.
+    First `staging` is renamed to `PUBLISHING` (a folder in `folder`): this is the commit point.
+    Then its files are moved to `folder`. As long as it exists, readers refuse an index NAME if it
+    has a file `NAME.placing`, so nobody reads old and new files together. If this process is
+    killed, the next `pack` moves the remaining files.
     """
-    _finish_publish(folder)  # another packer may have been killed meanwhile
+    _finish_publish(folder)  # of another process that was killed meanwhile
     for index in list(staging.glob("*.index")):
         (staging / f"{index.name}.placing").touch()
     fsync_path(staging)
@@ -132,14 +139,17 @@ def publish(staging: Path, folder: Path, /) -> None:
 
 
 def _finish_publish(folder: Path) -> None:
-    """If the folder `PUBLISHING` exists, move its files to `folder`, and delete it."""
+    """Move the files of the folder `PUBLISHING`, if it exists, to `folder`, and delete it.
+
+    Raises:
+        FileExistsError: `PUBLISHING` is not a folder that `publish` has made.
+    """
     publish_folder = folder / PUBLISHING
     if not os.path.lexists(publish_folder):
         return
     if not is_deletable(publish_folder):
-        raise FileExistsError(
-            errno.EEXIST, "no packer made this, and it is in the way: move it", str(publish_folder)
-        )
+        problem = "pack needs this name, and did not create this: move it elsewhere"
+        raise FileExistsError(errno.EEXIST, problem, str(publish_folder))
     for index in sorted(publish_folder.glob("*.index")):
         _publish_index(publish_folder, folder, index.name)
     fsync_path(folder)
@@ -149,9 +159,10 @@ def _finish_publish(folder: Path) -> None:
 
 
 def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
-    """Move the shards of an index, and then the index itself, in place of the old ones.
+    """Move the shards of the index `name`, and then the index itself, to `folder`.
 
-    The old index is replaced last, since it lists the old shards, which are deleted.
+    They replace an older index of the same name and its shards. The older index is replaced last,
+    since it lists the older shards: if this process is killed, the next one can still delete them.
     """
     old = _listed_shards(folder / name)
     new = _listed_shards(publish_folder / name)
@@ -159,7 +170,7 @@ def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
     for shard in sorted(old - new):
         (folder / shard).unlink(missing_ok=True)
     for shard in sorted(new):
-        with suppress(FileNotFoundError):  # moved already
+        with suppress(FileNotFoundError):  # it was moved before the last process was killed
             os.replace(publish_folder / shard, folder / shard)
     if (folder / name).exists():
         os.rename(folder / name, publish_folder / f"{name}.old")
@@ -167,23 +178,28 @@ def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
 
 
 def _listed_shards(index: Path) -> set[str]:
-    """Return the file names of those shards of an index that a packer has named.
+    """Return the names of the shards that an index lists, so that they can be replaced or deleted.
 
-    The set is empty if the index cannot be read.
+    Names that `pack` would not give are ignored, so that no other files are deleted. The set is
+    empty if the index cannot be read.
     """
     with suppress(LoaderError, OSError):
-        opened = Index(index, str(index), str(index.parent), read_manifest(index))
+        manifest = read_manifest(index)
+        opened = Index(index, str(index), root=str(index.parent), manifest=manifest)
         pattern = _shard_name_pattern(index.name.removesuffix(".index"))
         return set(filter(pattern.fullmatch, opened.shard_paths.tolist()))
     return set()
 
 
 def _shard_files(folder: Path, name: str) -> list[Path]:
-    """Return the files in a folder that have the name of a shard of a split."""
+    """Return the files in a folder that have the name of a shard of the split `name`."""
     pattern = _shard_name_pattern(name)
     return [path for path in folder.iterdir() if pattern.fullmatch(path.name)]
 
 
 def _shard_name_pattern(name: str) -> re.Pattern[str]:
-    """Return the regular expression for the file names of the shards of a split."""
+    """Return the pattern of the names of a split's shards, such as "train-00000-of-00010.tar".
+
+    The total may be missing: "train-00000.tar" matches too.
+    """
     return re.compile(rf"{re.escape(name)}-\d{{5,}}(-of-\d{{5,}})?\.(tar|tfrecord)", re.ASCII)

@@ -29,7 +29,8 @@ def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     """Check a sample to pack, and return its key (or None) and its other fields.
 
     Raises:
-        TypeError, ValueError: the sample is no dict, or a name, the key or a value is not allowed.
+        TypeError, ValueError: the sample is not a dict, or a name, the key or a value is not
+            allowed.
     """
     if not isinstance(sample, Mapping):
         raise TypeError(
@@ -42,7 +43,7 @@ def split_key(sample: Mapping[str, Any]) -> tuple[str | None, dict[str, Any]]:
     if key is not None:
         if not isinstance(key, str):
             raise TypeError(f"__key__ must be a str, got {key!r}")
-        _check_text("__key__", key, "give another, or rename the file")
+        _check_text("__key__", key, "use another key, or rename the file")
     named = {name: value for name, value in sample.items() if name not in ("__key__", "__ext__")}
     fields = {name: _check_value(name, value) for name, value in named.items()}
     if "label" in fields:
@@ -60,18 +61,18 @@ def kind_of_value(value: Any) -> str:
 
 
 def _check_value(name: str, value: Any) -> Any:
-    """Check the name and the text of a field, and return its value.
+    """Check that UTF-8 can encode a field's name and its text, and return its value to pack.
 
-    A bytearray or memoryview becomes bytes.
+    A bytearray or memoryview becomes bytes, and other values stay as they are.
     """
     _check_text("a field's name", name, "rename the field")
     if isinstance(value, str):
-        _check_text(f"field {name!r}", value, "give its bytes")
+        _check_text(f"field {name!r}", value, "pack bytes instead of text")
     return bytes(value) if isinstance(value, (bytearray, memoryview)) else value
 
 
 def _check_text(subject: str, text: str, advice: str) -> None:
-    """Raise ValueError for a text that UTF-8 cannot encode, as the name of some files."""
+    """Raise ValueError for a text that UTF-8 cannot encode, such as the names of some files."""
     if not text.isascii():
         try:
             text.encode()
@@ -85,15 +86,16 @@ def _check_label(value: Any) -> Label:
 
     Raises:
         TypeError: it is neither a name nor an integer that fits int64.
-        ValueError: a name with space around it, or one that UTF-8 cannot encode.
+        ValueError: a name that begins or ends with white space, or that UTF-8 cannot encode.
     """
     if isinstance(value, (str, bytes)):
         name = value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
-        _check_text("label", name, "give another")
+        _check_text("label", name, "use another name")
         stripped = name.strip()
         if stripped and name != stripped:
             raise ValueError(
-                f"label {name!r} has space around it, which no index keeps: give {stripped!r}"
+                f"label {name!r} begins or ends with white space, which an index would remove: "
+                f"use {stripped!r}"
             )
         if stripped:
             return name
@@ -104,5 +106,5 @@ def _check_label(value: Any) -> Label:
                 return number
     raise TypeError(
         f"label must be a name or an integer that fits int64, got {reprlib.repr(value)}: "
-        "give what is no class another field name (an index renames with fields=, --field)"
+        "if it is not a class, use another field name (when an index is packed: fields=, --field)"
     )

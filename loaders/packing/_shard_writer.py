@@ -28,11 +28,11 @@ from twinfeed.loaders.support.progress import progress_bar
 
 ShardContainer = Literal["tfrecord", "tar"]
 FieldKinds = dict[str, tuple[str, int]]
-"""The kind of values of each field, and the number of the first record with that field."""
+"""By field: the kind of its values, and the number of the first record with the field."""
 
 _FIELD_ADVICE = (
-    "pack to TFRecord, or index with fields= (--field) first, which names a field otherwise or "
-    "leaves it out"
+    "pack to TFRecord, or build an index first with fields= (--field), which can rename a field or "
+    "leave it out"
 )
 
 SHARD_BYTES = 200_000_000
@@ -41,10 +41,15 @@ SHARD_BYTES = 200_000_000
 
 @dataclass
 class PackedSplit:
-    """The numbered samples of a split, and statistics of those that were written to `folder`.
+    """The samples of a split to write to `folder`, and statistics of those that were written.
 
-    `stops` are numbers of records of the split: after each, a shard ends. `total` is the number of
-    samples, if it is known.
+    - `samples` has each sample with its number in the source, for errors.
+    - `shard_stops` says after how many records of the split a shard ends: {3, 6, 10}.
+    - `num_samples` is the number of all samples, if it is known, and `num_records` the number of
+      those that were written.
+    - `num_keys` and `field_counts` say how many of these have a key, and each field.
+    - `class_names` are the labels that are names.
+    - `extensions` has for each field its extensions in a tar, as the keys of a dict, in order.
     """
 
     folder: Path
@@ -62,7 +67,7 @@ class PackedSplit:
 
     @property
     def missing_counts(self) -> dict[str, int]:
-        """By field, the number of records in which it is missing, if there are any."""
+        """The number of records that lack a field, for each field that some records lack."""
         missing = {name: self.num_records - count for name, count in self.field_counts.items()}
         return {name: count for name, count in missing.items() if count}
 
@@ -77,10 +82,10 @@ class PackedSplit:
 
 def write_shards(
     packed: PackedSplit,
+    /,
     kinds: FieldKinds,
     max_bytes: float = SHARD_BYTES,
     max_records: int | None = None,
-    /,
     *,
     progress: bool = False,
 ) -> None:
@@ -89,16 +94,12 @@ def write_shards(
     Args:
         packed: the split. A shard ends after each number of records in its `stops`.
         kinds: the kind of values of each field, in all splits together.
-        max_bytes: a shard also ends when it has this many bytes.
+        max_bytes: a shard also ends when it has at least this many bytes.
         max_records: a shard also ends when it has this many records.
         progress: whether to show a progress bar.
     """
-    samples = packed.samples
-    items = iter(
-        progress_bar(
-            samples, f"packing {packed.name}", "record", progress, total=packed.num_samples
-        )
-    )
+    title = f"packing {packed.name}"
+    items = iter(progress_bar(packed.samples, title, "record", progress, total=packed.num_samples))
     open_writer = TarWriter if packed.container == "tar" else TFRecordWriter
     for first in items:
         path = packed.folder / f"{packed.name}-{len(packed.shard_files):05d}.shard"
@@ -128,7 +129,7 @@ def _example(key: str | None, values: dict[str, Any]) -> bytes:
     """Return a sample as a serialized Example, with its key as the feature "key"."""
     if key is not None and "key" in values:
         raise ValueError(
-            "a sample has both __key__ and key, which are one in a TFRecord: rename the field key"
+            "a sample has both __key__ and key, which get one name in a TFRecord: rename field key"
         )
     return encode(values | ({} if key is None else {"key": key}))
 
@@ -138,7 +139,8 @@ def _check_kinds(
 ) -> None:
     """Raise ValueError if a field has another kind of values than in an earlier record.
 
-    In a tar, this is checked for the label only.
+    A feature of a TFRecord has one kind. A tar holds any bytes, so only its label is checked. New
+    fields are added to `kinds`.
     """
     for name, value in values.items():
         if container == "tar" and name != "label":
@@ -147,40 +149,40 @@ def _check_kinds(
         first_kind, first = kinds.setdefault(name, (kind, number))
         if kind != first_kind:
             raise ValueError(
-                f"field {name!r} has {kind} here and {first_kind} in record {first}: give all "
-                "records values of one kind, such as 1.0 for 1, or the one kind another field name"
+                f"field {name!r} has {kind} here and {first_kind} in record {first}: use values "
+                "of one kind in all records, such as 1.0 for 1, or two fields"
             )
 
 
 def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
-    """Raise ValueError if an earlier record of this tar shard has the key.
+    """Raise ValueError if an earlier record of this tar shard has the same key.
 
-    A reader would take both for one record. `keys` has the record number of each key.
+    A reader would take both for one record. `keys` has the record number of each key so far.
     """
     first = keys.setdefault(key, number)
     if first != number:
         raise ValueError(
-            f"record {first} of the tar shard has the key {key!r} too: give each record a __key__ "
-            "of its own, or pack to TFRecord"
+            f"record {first} of the tar shard has the key {key!r} too: use a different __key__ "
+            "for each record, or pack to TFRecord"
         )
 
 
 def _members(
     values: dict[str, Any], extensions: dict[str, str], packed: PackedSplit
 ) -> dict[str, bytes]:
-    """Return the members of a sample in a tar: by extension, the bytes of each field.
+    """Return the members of a sample in a tar: the bytes of each field, by the member's extension.
 
     The extension of each field is added to `packed.extensions`. `extensions` are those of the files
-    that the fields come from.
+    that the fields were read from, by field.
 
     Raises:
         ValueError: there are no fields, or two have the same extension.
     """
     if not values:
         raise ValueError(
-            "it has no field, and so no member in a tar: leave it out, or pack to TFRecord"
+            "it has no field, so it would have no member in a tar: remove it, or pack to TFRecord"
         )
-    members: dict[str, str] = {}
+    members: dict[str, str] = {}  # the name of the field by extension
     for name, value in values.items():
         extension = _extension(name, value, extensions)
         other = members.setdefault(extension, name)
