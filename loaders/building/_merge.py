@@ -77,8 +77,7 @@ class _ColumnWriter:
         """Write the rows or values of the next records, and add them to the digest."""
         self.file.add(rows)
         if self.hashed == "crc32c":
-            is_missing = rows["length"] < 0  # -1 in `MISSING_ROW`
-            crcs = np.where(is_missing, -1, rows["crc"].astype(np.int64))
+            crcs = np.where(rows["length"] < 0, -1, rows["crc"].astype(np.int64))
             self.digest.update(crcs.astype("<i8").tobytes())
         elif self.hashed is not None:
             self.digest.update(rows.astype(self.hashed).tobytes())

@@ -102,9 +102,8 @@ def _files_below(root: str | os.PathLike[str]) -> list[str]:
             if not name.startswith(".") and not is_index(Path(folder, name))
         ]
         relative = os.path.relpath(folder, root)
-        is_root = relative == "."
-        prefix = "" if is_root else f"{relative}/"
-        links = [f"{name}/" for name in folders if not is_root and Path(folder, name).is_symlink()]
+        prefix = "" if relative == "." else f"{relative}/"  # "" for `root` itself
+        links = [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]
         paths += [prefix + name for name in names + links if not name.startswith(".")]
     return sorted(paths)
 

@@ -131,8 +131,7 @@ def _exists(name: str) -> bool:
     if not is_url(name):
         return os.path.exists(name)
     location = Location.of(name)
-    could_be_pattern = re.search(r"[*?[{]", location.key)
-    if not could_be_pattern or name.endswith("/"):
+    if name.endswith("/") or not re.search(r"[*?[{]", location.key):
         return False
     store, path = split(location)
     with suppress(RefusedError):  # a store may refuse a name that is not there

@@ -176,10 +176,10 @@ def _relative_entries(
 ) -> tuple[str, list[Entry]]:
     """Return the root of loose files, and the entries with paths relative to this root.
 
-    By default, the root is the folder that contains the index, or else the folder of images, or
-    else it is the current folder. The paths of images are relative to their folder, so for images
-    in "photos" and an index beside it, "cat/1.jpg" becomes "photos/cat/1.jpg". The paths of a list
-    of entries are relative to the root already.
+    By default, the root is the folder that contains the index, or without an index the one that
+    contains the folder of images, or else the current folder. The paths of images are relative to
+    their folder: for images in "photos" and the index "x.index" in the same place, "cat/1.jpg"
+    becomes "photos/cat/1.jpg". The paths in a list of entries are relative to the root already.
     """
     images = None
     if isinstance(shards, (str, os.PathLike)):
@@ -246,7 +246,7 @@ def _container_of(root: Root, shard: str) -> Container:
 
 
 def read_head(path: Root, /) -> bytes:
-    """Return the first bytes of a shard."""
+    """Return the first bytes of a shard, enough to recognize its format."""
     if isinstance(path, Location):
         store, name = split(path)
         return bytes(store.read(name, 0, HEAD).data)

@@ -251,8 +251,7 @@ def foreign_files(path: Path, /) -> list[str]:
     with a marker file, which lists their files.
     """
     written = {LOCK, MANIFEST} if is_index(path) else {LOCK}
-    manifest = _old_manifest(path)
-    if manifest is not None:
+    if (manifest := _old_manifest(path)) is not None:
         written |= set(array_files(manifest))
     found = set[str]()
     for child in path.iterdir():

@@ -94,8 +94,7 @@ def _check_label(value: Any) -> Label:
         stripped = name.strip()
         if stripped and name != stripped:
             raise ValueError(
-                f"label {name!r} begins or ends with white space, which an index would remove: "
-                f"use {stripped!r}"
+                f"label {name!r} begins or ends with white space, which is lost: use {stripped!r}"
             )
         if stripped:
             return name
