@@ -97,8 +97,7 @@ class CoverageBatches:
         column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)
         row_keys = random_words(derive(self._key, epoch, _ROW_ORDER), steps)  # a key a column
         # The rank's rows before they are permuted: rank 1 of 2 gets 2 3 of P = 4, in each step.
-        rank_rows = np.arange(self._p).reshape(world_size, -1)[rank]
-        rank_rows = np.tile(rank_rows, (len(steps), 1))
+        rank_rows = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(steps), 1))
         row = permute_rows(np.full_like(steps, self._p), row_keys, rank_rows)
         return (row * self.steps + column[:, None]).reshape(-1)
 
@@ -144,10 +143,9 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
         and the classes that take turns at having a chunk less. A class of 3 chunks is three times
         among them, since it can spare more: 0 0 0 1 1 2 2.
     """
-    full_chunks = sizes // k
-    most_batches = int(full_chunks.sum()) // p
-    steps = _largest(most_batches, lambda n: np.minimum(full_chunks, n).sum() >= p * n)
-    num_chunks = np.minimum(full_chunks, steps)
+    chunks = sizes // k  # full chunks of each class
+    steps = _largest(int(chunks.sum()) // p, lambda n: np.minimum(chunks, n).sum() >= p * n)
+    num_chunks = np.minimum(chunks, steps)
     return steps, num_chunks, np.repeat(np.arange(len(sizes)), num_chunks)
 
 

@@ -109,8 +109,8 @@ class FairBatches:
             ids = schedule.records(classes, subset_index)
         else:  # a record may be of two classes of the batch: draw the batch of all ranks, to see it
             classes, subset_index = schedule.classes_at(steps, 0, p)
-            batches = schedule.distinct_records(classes, subset_index, self._class_labels)
-            ids = batches[:, start:stop]
+            ids = schedule.distinct_records(classes, subset_index, self._class_labels)
+            ids = ids[:, start:stop]
         if self._shape.lowest_k is None:  # K is constant
             return ids.reshape(-1)
         # K is random in each step, and `k` is its maximum: take the first K records of each class.
@@ -315,8 +315,8 @@ class _PhaseSchedule:
             if failed_row is not None:
                 batch_labels = labels[classes[batch]].tolist()
                 raise ValueError(
-                    f"class {batch_labels[failed_row]} of the batch {batch_labels} has fewer than "
-                    f"{self._phase.k} records that no other class of the batch takes: lower k"
+                    f"class {batch_labels[failed_row]} has fewer than {self._phase.k} records that "
+                    f"no other class of the batch takes, of the classes {batch_labels}: lower k"
                 )
         return ids
 

@@ -175,10 +175,7 @@ def super_class_order(
         return None
     by_record = _small_integers(as_labels(super_labels, name="super_labels"))
     if len(by_record) != num_records:
-        raise ValueError(
-            f"super_labels must have an entry for each of the {num_records} records, got "
-            f"{len(by_record)}"
-        )
+        raise ValueError(f"super_labels must have {num_records} entries, got {len(by_record)}")
     # The super-class of a class is that of its first record. Compare all of its other records.
     first_record = order.records[order.starts]
     by_class: Int64s = by_record[first_record]

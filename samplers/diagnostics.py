@@ -25,7 +25,12 @@ _MAX_POINTS = 20_000  # samples of a stream that are drawn
 
 @dataclass(frozen=True)
 class Measure:
-    """A statistic, and its mean and standard deviation in uniform shuffles.
+    """A statistic of a stream, compared with uniform shuffles.
+
+    Attributes:
+        value: the statistic of the stream.
+        uniform: its mean in uniform shuffles.
+        deviation: its standard deviation in uniform shuffles.
 
     >>> Measure(25.0, 100.0, 10.0).ratio
     0.25
@@ -42,9 +47,10 @@ class Measure:
 
     @property
     def low(self) -> bool:
-        """Whether the value is below half of that in uniform shuffles, and not by chance.
+        """Whether the value is below half of that of uniform shuffles, and not by chance.
 
-        "By chance" is up to six standard deviations below the mean of uniform shuffles.
+        Chance explains a value that is at most six standard deviations below the mean of uniform
+        shuffles.
         """
         lowest_by_chance = self.uniform - _MAX_DEVIATIONS * self.deviation
         return self.ratio < _FLAGGED_RATIO and self.value < lowest_by_chance
@@ -112,32 +118,34 @@ class Diagnosis:
     def findings(self) -> list[str]:
         """The differences from a uniform shuffle, as phrases; empty for a good stream.
 
-        A statistic is a difference if it is below half of that in uniform shuffles (`Measure.low`).
+        These are measures below half of that in uniform shuffles (`Measure.low`), a correlation of
+        position and record id above one half, and records that the stream does not have. Measures
+        and a correlation that may be due to chance are left out.
         """
-        uniform = "in a uniform shuffle"
+        findings, uniform = [], "in a uniform shuffle"
+        if self.displacement.low:
+            findings.append(f"records move {self.displacement.ratio:.0%} as far as {uniform}")
         # The correlation of a random order has a standard deviation of 1 / sqrt(samples).
         largest_by_chance = _MAX_DEVIATIONS / self.samples**0.5
-        is_correlated = abs(self.rank_correlation) > max(_FLAGGED_RATIO, largest_by_chance)
-        findings = []  # pairs (whether it is present, text)
-        displacement = f"records move {self.displacement.ratio:.0%} as far as {uniform}"
-        findings.append((self.displacement.low, displacement))
-        correlation = f"position and record number correlate by {self.rank_correlation:.2f}"
-        findings.append((is_correlated, correlation))
+        if abs(self.rank_correlation) > max(_FLAGGED_RATIO, largest_by_chance):
+            findings.append(f"position and record number correlate by {self.rank_correlation:.2f}")
         for name, measure in self.head_distinct.items():
-            text = (
-                f"the first tenth has {measure.value:.0f} {name}, {measure.uniform:.0f} {uniform}"
-            )
-            findings.append((measure.low, text))
+            if measure.low:
+                groups = f"{measure.value:.0f} {name}, {measure.uniform:.0f} {uniform}"
+                findings.append(f"the first tenth has {groups}")
         for name, measure in self.distinct.items():
-            text = f"a batch holds {measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
-            findings.append((measure.low, text))
+            if measure.low:
+                groups = f"{measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
+                findings.append(f"a batch holds {groups}")
         for name, (measure, position) in self.worst.items():
-            samples = f"{self.batch_size:,} samples from position {position:,} on"
-            text = f"{samples} hold {measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
-            findings.append((measure.low, text))
-        missing = validate.counted(self.records - self.covered, "record")
-        findings.append((self.covered < self.records, f"not in the stream: {missing}"))
-        return [text for is_present, text in findings if is_present]
+            if measure.low:
+                groups = f"{measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
+                samples = f"{self.batch_size:,} samples from position {position:,} on"
+                findings.append(f"{samples} hold {groups}")
+        if self.covered < self.records:
+            missing = validate.counted(self.records - self.covered, "record")
+            findings.append(f"not in the stream: {missing}")
+        return findings
 
     def __str__(self) -> str:
         """Return the numbers as lines, then the findings."""
@@ -211,7 +219,7 @@ def diagnose(
     >>> good.displacement.uniform, good.ok
     (333.333, True)
     """
-    ids, batch, records = _samples_of(stream, epoch, batch_size, num_records)
+    ids, batch_index, records = _samples_of(stream, epoch, batch_size, num_records)
     groups = {}  # the class, shard and block of each record
     if labels is not None:
         groups["classes"] = np.unique(as_labels(labels), return_inverse=True)[1]
@@ -224,10 +232,10 @@ def diagnose(
         if len(group) != records:
             argument = {"classes": "labels", "shards": "shard_lengths"}[name]
             raise ValueError(
-                f"{argument} must be given for {records} records, got {len(group)}: "
-                f"num_records= is their number, where a stream of ids leaves some out"
+                f"{argument} must be given for {records} records, got {len(group)}: pass "
+                f"num_records=, if the stream does not have the last records"
             )
-    return _measure(ids, batch, records, groups)
+    return _measure(ids, batch_index, records, groups)
 
 
 def _samples_of(
@@ -236,36 +244,34 @@ def _samples_of(
     batch_size: SupportsIndex | None,
     num_records: SupportsIndex | None,
 ) -> tuple[Int64s, Int64s, int]:
-    """Return the record id and the batch number of each sample, and the number of records.
+    """Return the record id and the batch index of each sample, and how many records there are.
 
     The samples are those of an epoch of a batch sampler or a sampler, or `stream` has the record
-    ids themselves. Padding is left out. The arguments are those of `diagnose`.
+    ids themselves, as -1 for padding, which is left out. The arguments are those of `diagnose`: if
+    `stream` is a list of ids, `num_records` is by default the highest id plus 1.
     """
     if isinstance(stream, Sampler):
         stream = BatchSampler(stream, batch_size=_required_size(batch_size))
     if isinstance(stream, BatchStream):
         batches = stream.batches(validate.integer("epoch", epoch, minimum=0), 0, len(stream))
         ids = stream.records(np.concatenate([np.empty(0, np.int64), *batches]))
-        batch = np.repeat(np.arange(len(batches)), [len(ids) for ids in batches])
-        records = stream.num_records
+        batch_index = np.repeat(np.arange(len(batches)), [len(batch) for batch in batches])
+        num_records = stream.num_records
     else:
         if not validate.is_array_like(stream):
             kind = type(stream).__name__
-            raise TypeError(
-                f"stream must be a sampler or record ids, got a {kind}: give feed.sampler or a list"
-            )
+            raise TypeError(f"stream must be a sampler or ids, got a {kind}: pass feed.sampler")
         ids = validate.integers("stream", stream, minimum=-1)
-        batch = np.arange(len(ids)) // _required_size(batch_size)
-        number = int(ids.max(initial=-1)) + 1 if num_records is None else num_records
-        records = validate.integer("num_records", number, minimum=0)
-    real = ids >= 0
-    if not real.any():
-        raise ValueError("stream must hold a record at least, got none")
-    if ids.max() >= records:
-        raise ValueError(
-            f"stream must hold records below num_records={records}, got {int(ids.max())}"
-        )
-    return ids[real], batch[real], records
+        batch_index = np.arange(len(ids)) // _required_size(batch_size)
+        if num_records is None:
+            num_records = int(ids.max(initial=-1)) + 1
+    num_records = validate.integer("num_records", num_records, minimum=0)
+    is_record = ids >= 0
+    if not is_record.any():
+        raise ValueError("stream must have at least one record, got none")
+    if ids.max() >= num_records:
+        raise ValueError(f"stream must have ids below num_records={num_records}, got {ids.max()}")
+    return ids[is_record], batch_index[is_record], num_records
 
 
 def _required_size(batch_size: SupportsIndex | None) -> int:
@@ -278,23 +284,24 @@ def _required_size(batch_size: SupportsIndex | None) -> int:
 def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int64s]) -> Diagnosis:
     """Return all statistics of how well a stream of record ids, int64[samples], is shuffled.
 
-    `batch` is the batch number of each sample, int64[samples]. `groups` are the classes, shards or
-    blocks of the records: the group number of each record, int64[records], by name.
+    `batch` is the index of each sample's batch, int64[samples], ascending. `groups` has the index
+    of each record's class, shard or block, int64[records]: by "classes", "shards" or "blocks".
     """
     samples = len(ids)
-    first_tenth = ids[: -(-samples // 10)]
+    first_tenth = ids[: -(-samples // 10)]  # rounded up
     position = np.arange(samples)
     stored_position = ids * samples // records  # the position in stored order
     counts = np.bincount(ids, minlength=records)
     batch_sizes = np.bincount(batch)
     size = int(batch_sizes.max())
+    batch_starts = np.cumsum(batch_sizes) - batch_sizes
     head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
         in_first_tenth = np.array([len(np.unique(group[first_tenth]))])
         head_distinct[name] = _distinct_measure(in_first_tenth, group, len(first_tenth))
-        in_full_batches = _distinct_in_batches(batch, group[ids])[batch_sizes == size]
-        distinct[name] = _distinct_measure(in_full_batches, group, size)
         in_windows = _distinct_in_windows(group[ids], size)  # of consecutive samples
+        in_full_batches = in_windows[batch_starts[batch_sizes == size]]
+        distinct[name] = _distinct_measure(in_full_batches, group, size)
         start = int(in_windows.argmin())  # of the window with the fewest groups
         worst[name] = Stretch(_distinct_measure(in_windows[[start]], group, size), start)
     return Diagnosis(
@@ -317,19 +324,6 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     )
 
 
-def _distinct_in_batches(batch: Int64s, group: Int64s) -> Int64s:
-    """Return the number of distinct groups in each batch, int64[batches].
-
-    `batch` and `group` are the batch and the group of each sample, int64[samples]: the batches 0 0
-    1 1 with the groups 5 7 7 7 have 2 and 1 distinct groups.
-    """
-    num_groups = int(group.max()) + 1
-    # Each pair (batch, group) as one integer. (np.unique takes many times as long.)
-    pairs = np.sort(batch * num_groups + group)
-    distinct_pairs = pairs[np.append(True, pairs[1:] != pairs[:-1])]
-    return np.bincount(distinct_pairs // num_groups)
-
-
 def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     """Return the number of distinct groups in each window of `size` consecutive samples.
 
@@ -343,9 +337,10 @@ def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     previous = np.full(len(group), -1)
     has_previous = np.flatnonzero(np.diff(group[by_group]) == 0) + 1
     previous[by_group[has_previous]] = by_group[has_previous - 1]
-    # Count each group of a window once, at its first sample in the window. Sample i is this sample
-    # in the windows that start after `previous[i]` and contain i: those that start from
-    # `first_start[i]` to i. Add up these ranges: +1 where a range starts, -1 after its end.
+    # Count each group of a window once, at its first sample in the window. Sample i is the first of
+    # its group in the windows that contain i, but not the previous sample of the group. They start
+    # at `first_start[i]` at the earliest, and at i at the latest. Add up these ranges of starts by
+    # differences: +1 where a range begins, -1 after its end, and then the cumulative sum.
     first_start = np.maximum(previous, samples - size) + 1
     changes = np.bincount(first_start, minlength=len(group) + 1)
     changes -= np.bincount(samples + 1, minlength=len(group) + 1)

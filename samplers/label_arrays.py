@@ -19,10 +19,8 @@ def labels_of(data: Any) -> Any:
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
     if labels is None:
-        raise ValueError(
-            f"labels must be given for each record, but this {type(data).__name__} has none: say "
-            f"which field has them, by label= where it is created"
-        )
+        kind = type(data).__name__
+        raise ValueError(f"labels must be given, but this {kind} has none: create it with label=")
     return labels
 
 
@@ -40,8 +38,7 @@ def as_labels(values: ArrayLike, *, name: str = "labels") -> NDArray[np.int64] |
     array = np.asarray(values) if validate.is_array_like(values) else None
     if array is None or array.ndim == 0:
         kind = type(values).__name__
-        example = "index.labels or dataset.targets"
-        raise TypeError(f"{name} must be one for each record, such as {example}, got {kind}")
+        raise TypeError(f"{name} must be one for each record, such as dataset.targets, got {kind}")
     if array.ndim != 1:
         raise ValueError(f"{name} must be one-dimensional, got shape {array.shape}")
     # The kinds of dtypes: i and u are integers, U strings, O Python objects, T strings of variable

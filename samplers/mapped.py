@@ -80,11 +80,11 @@ def _path_and_offset(array: Array) -> tuple[str, int] | None:
     base: Any = array
     while isinstance(base, np.ndarray) and not isinstance(base, np.memmap):
         base = base.base
-    # A memmap that is a slice has the `offset` of the whole memmap. So go on to the whole one, and
-    # take the offset of the array from the difference of their addresses.
+    # A slice of a memmap has the attribute `offset` of the whole memmap. So find the whole memmap,
+    # and compute the offset of the array from the difference of their addresses.
     while isinstance(base, np.memmap) and isinstance(base.base, np.memmap):
         base = base.base
-    # With mode "c" (copy on write), changes are in memory alone, not in the file.
+    # With mode "c" (copy on write), changes are only in memory, not in the file.
     if not isinstance(base, np.memmap) or not base.filename or base.mode == "c":
         return None
     if not array.size or not array.flags.forc:  # only contiguous bytes, in C or Fortran order
@@ -121,14 +121,16 @@ def _check_unchanged(path: str, file: str | int, identity: tuple[int, ...]) -> N
         raise OSError(errno.ESTALE, "the file changed after an array mapped it: start again", path)
 
 
-def _map(location: tuple[str, int], identity: tuple[int, ...], *array: Any) -> Array:
-    """Map an array of a file again, which was pickled as its location: (path, byte offset).
+def _map(
+    location: tuple[str, int], identity: tuple[int, ...], dtype: Any, shape: Any, order: Any
+) -> Array:
+    """Map an array from a file, in the process that unpickles a `MappedArray`.
 
-    `array` is its dtype, shape and order ("C" or "F"). `identity` is that of the file when it was
-    first mapped: OSError if the file was changed since then.
+    The array was pickled as its location: the path of the file, and the offset of its first byte.
+    `identity` is that of the file when it was first mapped (inode, size, time of the last change):
+    OSError if the file was changed since then. `order` is "C" or "F", as numpy has it.
     """
     path, offset = location
-    dtype, shape, order = array
     with open(path, "rb") as file:
         _check_unchanged(path, file.fileno(), identity)
         return as_mapped(np.memmap(file, dtype, "r", offset, shape, order))

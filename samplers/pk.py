@@ -260,7 +260,7 @@ class PKBatchSampler(BatchStream):
         """
         # The ids by the name of a parameter, which has the step, such as "exclude from step 7".
         excluded = excluded_ids(exclude, self.num_records)
-        self.parameters.update(excluded)
+        self.parameters = {**self.parameters, **excluded}
         if not excluded:
             return []
         if self._several_labels:
@@ -307,12 +307,11 @@ class PKBatchSampler(BatchStream):
 
     def _num_batches(self, batches_per_epoch: SupportsIndex | None) -> int:
         """Return `batches_per_epoch`, or by default the number of batches that the records fill."""
-        shape = self._shape
         if batches_per_epoch is not None:
             return validate.integer("batches_per_epoch", batches_per_epoch, minimum=1)
-        if not shape.fixed:
+        if not self._shape.fixed:
             raise ValueError("batches_per_epoch must be given when p or k changes, got None")
-        return max(1, int(self._classes.sizes.sum()) // shape.largest_batch)
+        return max(1, int(self._classes.sizes.sum()) // self._shape.largest_batch)
 
     def __repr__(self) -> str:
         shape = self._shape
@@ -371,13 +370,13 @@ class PKBatchSampler(BatchStream):
         return self.num_classes, stream
 
     def _check_world(self, world_size: int) -> None:
-        """Raise ValueError unless world_size divides P, the classes of a batch, at every step."""
+        """Raise ValueError unless world_size divides P at every step, as a rank gets whole classes.
+
+        P is the number of classes of a batch.
+        """
         for p in sorted({phase.p for phase in self._shape.phases}):
             if p % world_size:
-                raise ValueError(
-                    f"world_size must divide p, so that a rank gets whole classes: "
-                    f"got world_size={world_size}, p={p}"
-                )
+                raise ValueError(f"world_size must divide p, got world_size={world_size}, p={p}")
 
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
         return self._shape.sizes(epoch * self._steps + np.arange(start, stop))

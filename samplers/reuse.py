@@ -115,8 +115,7 @@ class ReuseSampler(Sampler):
             epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(key, 0))
         )
         index_in_order, use = np.divmod(round_robin.entries(positions), self._reuse)
-        record = permute(self.num_records, derive(key, 1), index_in_order)
-        return record * self._reuse + use
+        return permute(self.num_records, derive(key, 1), index_in_order) * self._reuse + use
 
 
 def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, Int64s]:

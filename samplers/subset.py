@@ -59,9 +59,9 @@ class SubsetSampler(InnerSampler):
     ) -> None:
         self._table = validate.integers("records", records, minimum=0)
         values = validate.sorted_distinct("records", self._table)
-        least = int(values[-1]) + 1 if len(values) else 0
-        subset = "give them as the records"
-        self.num_records = validate.record_count("of", of, subset=subset, minimum=least)
+        minimum = int(values[-1]) + 1 if len(values) else 0
+        subset = "SubsetSampler(ids, of=len(index))"
+        self.num_records = validate.record_count("of", of, subset=subset, minimum=minimum)
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._set_order(inner, size, f"len(records)={size} places")
@@ -81,12 +81,12 @@ class SubsetSampler(InnerSampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`. The inner sampler is over the table, the sorted record ids of the subset, and
-        reads a range of its entries around the same time. The span is from the record of the first
-        entry to that of the last. If more than half of the records in between are not in the
-        subset, the span is `records[i]` alone, so that they are not read for nothing.
+        `stop[i] - 1`. The inner sampler is over indices of the table, the sorted record ids of the
+        subset, and reads a range of them around the same time. The span is from the record at the
+        first index to the record at the last. But it is only `records[i]` if more than half of the
+        records in between are not in the subset: they would be read for nothing.
         """
-        record, record_stop = super().spans(records)  # the record alone
+        record, record_stop = super().spans(records)  # each record only
         if not self.traits.reads_blocks:
             return record, record_stop
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
@@ -162,12 +162,12 @@ def split(
     [2, 3]
     """
     seed, later_fractions = validate.seed(seed), _later_fractions(fraction)
-    numbers = _numbers_of_records(records)
+    inputs = _hash_inputs_of_records(records)
     if groups is not None:
         if by is not None:
             raise ValueError("by= and groups= exclude each other: a group may have several labels")
-        numbers = _numbers_of_groups(groups, len(numbers))
-    hashes = random_words(root_key(seed, "split"), numbers) >> np.uint64(11)  # below 2^53
+        inputs = _hash_inputs_of_groups(groups, len(inputs))
+    hashes = random_words(root_key(seed, "split"), inputs) >> np.uint64(11)  # below 2^53
     part_of = np.zeros(len(hashes), np.min_scalar_type(len(later_fractions)))  # of each record
     if by is None:
         for later_fraction in later_fractions:
@@ -181,9 +181,9 @@ def split(
         fractions = -np.diff([1.0, *later_fractions, 0.0])
         for number, part in enumerate(parts):
             if fractions[number] > 0 and not len(part):
-                count = validate.counted(len(np.unique(numbers)), "group")
+                count = validate.counted(len(np.unique(inputs)), "group")
                 raise ValueError(
-                    f"of {count} none fell into part {number}: take another seed= or fraction="
+                    f"none of {count} fell into part {number}: pass another seed= or fraction="
                 )
     return parts
 
@@ -215,22 +215,25 @@ def _stratify(
     """Write to `part_of` the part of each record, so that each class is split in proportion.
 
     A stratified split into parts 0, 1, ... of all records: `later_fractions[i]` is the fraction of
-    the records in part i + 1 or a later part. The records of a class are sorted by their hashes,
-    the last part first: with fractions 0.5 and 0.25, a class of 4 records is in parts 2 1 0 0.
+    the records in part i + 1 or a later part. Of each class, the records with the lowest hashes are
+    in the last part, the next ones in the part before it, and so on: with `later_fractions` of 0.5
+    and 0.25, a class of 4 records, by hash, is in parts 2 1 0 0. This is written part by part: at
+    first all are in part 0, then the lowest half moves to part 1, then the lowest quarter to part
+    2.
     """
-    if not len(part_of):
-        return
+    # Sort the records by class, and within a class by hash. `rank` is the index in the class.
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
     class_index, rank = groups_and_indices(order.sizes)
-    # Sort the records by class, and within a class by hash: `rank` is the index within the class.
     records = records[np.lexsort((hashes[records], class_index))]
     # Counts are rounded along a random order of the classes, so that no class is preferred.
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
-    counts = order.sizes.copy()  # of each class, its records in this or a later part
+    # How many records of each class are in `part` or a later part: fewer with each part.
+    counts = order.sizes.copy()
     for part, (previous, fraction) in enumerate(pairwise([1.0, *later_fractions]), 1):
-        share = fraction / (previous or 1.0)  # of the records that are in no earlier part
+        share = fraction / previous if previous else 0.0  # of the records in `part - 1` or later
         counts[classes] = _scaled_counts(counts[classes], share, derive(key, part))
-        part_of[records[rank < counts[class_index]]] = part
+        is_in_part = rank < counts[class_index]  # in this part, or in a later one
+        part_of[records[is_in_part]] = part
 
 
 def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
@@ -256,10 +259,11 @@ def _check_count(name: str, count: int, records: int) -> None:
         raise ValueError(f"{name} must have one entry a record, got {count:,} for {number}")
 
 
-def _numbers_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
-    """Return the number by which `split` hashes each record: the same for all records of a group.
+def _hash_inputs_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
+    """Return for each record the integer whose hash decides the part of `split` that it is in.
 
-    It is the group's number, or a hash of the group's name. `count` is the number of records.
+    All records of a group have the same: the group, if groups are integers, or a hash of the
+    group's name. `count` is the number of records.
     """
     array = as_labels(groups, name="groups")
     _check_count("groups", len(array), count)
@@ -269,12 +273,13 @@ def _numbers_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
     return _hashed(names.tolist())[index]
 
 
-def _numbers_of_records(
+def _hash_inputs_of_records(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
 ) -> Int64s | UInt64s:
-    """Return the number by which `split` hashes each record: its id, or a hash of its key.
+    """Return for each record the integer whose hash decides the part of `split` that it is in.
 
-    `records` are the argument of `split`: a number of records, a dataset, or a list of keys (str).
+    It is the record's id, or a hash of its key. `records` is the argument of `split`: a number of
+    records, a dataset, or a list of keys (str).
     """
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
@@ -282,8 +287,7 @@ def _numbers_of_records(
     first = next(iter(cast(Sequence[Any], records)), None) if is_list else None
     # A list of samples (dicts, tuples, arrays) is a dataset, not a list of keys.
     if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
-        count = validate.record_count("records", records, subset="give one key each, index.keys()")
-        return np.arange(count)
+        return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
     keys = (
         records.tolist() if isinstance(records, np.ndarray) else list(cast(Sequence[str], records))
     )

@@ -14,14 +14,17 @@ from twinfeed.samplers.types import Int64s, Integers
 class SamplerTraits:
     """Properties of the samples of a sampler, on which loaders rely.
 
-    By default a sample is a record, no batch holds a record twice, and nothing is read in blocks.
+    A sample is what has an id in a batch. By default it is a record, no batch holds a record twice,
+    and nothing is read in blocks. A sampler may also give *views* (variants of a record, such as
+    one of its captions) or *uses* (a decoded record is used several times in an epoch): then a
+    record has several sample ids.
 
     >>> from twinfeed.samplers import BatchSampler, ReuseSampler
     >>> BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2).traits.num_ids
     8
     """
 
-    #: Size of the space of sample ids, if these are no record ids, but views or uses of records.
+    #: Number of sample ids, if they are views or uses of records; None if they are record ids.
     num_ids: int | None = None
     #: Whether a batch may hold a record several times. The record is then decoded once for all its
     #: samples.
@@ -36,10 +39,10 @@ class SamplerTraits:
     reads_blocks: bool = False
     #: The ids of the records that are drawn; None if all records are.
     record_ids: Integers | None = None
-    #: The number of classes or data sets of which `group_of` gives one for each id; None if it
-    #: gives none.
+    #: The number of classes or data sets, if `group_of` returns one for each sample id.
     num_groups: int | None = None
-    #: What else needs the record of a sample, and not its group alone.
+    #: The option of the sampler, as text for an error, for which the class or data set of a sample
+    #: is not enough, since it draws certain records; None if there is no such option.
     needs_records: str | None = None
     #: Whether ids depend on the training step: only a batch sampler knows it, so ids cannot be
     #: drawn by position.
@@ -51,16 +54,17 @@ class SamplerTraits:
 
         A group is a class or a data set. A loader such as tf.data's `choose_from_datasets` has one
         data set for each group, and takes the next record of the group's data set for each sample.
-        It cannot serve a stream that decides which record comes.
+        It refuses a sampler that draws certain records, with this reason in its error message.
         """
-        reasons = {
-            "padding": self.padded,
-            "a shuffle by blocks": self.reads_blocks,
-            "reuse": self.max_cached is not None,
-            "a stream of views": self.num_ids is not None,
-        }
-        reason = next((reason for reason, is_given in reasons.items() if is_given), "")
-        return self.needs_records or reason
+        if self.needs_records:
+            return self.needs_records
+        if self.padded:
+            return "padding"
+        if self.reads_blocks:
+            return "a shuffle by blocks"
+        if self.max_cached is not None:
+            return "reuse"
+        return "" if self.num_ids is None else "a stream of views"
 
 
 class Samples:
@@ -75,17 +79,20 @@ class Samples:
 
     @property
     def num_ids(self) -> int:
-        """Size of the sample id space: that of the records, unless samples are something else."""
+        """Number of sample ids: that of the records, unless samples are views or uses of them."""
         return self.num_records if self.traits.num_ids is None else self.traits.num_ids
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return for each record a range of records that are read around the same time: its span.
 
-        A loader prefetches and caches a span as a whole, such as a block of a shuffle by blocks. By
-        default a span is the record alone. `records` are record ids without padding, int64[n]. The
-        span of `records[i]` is `first[i]` to `stop[i] - 1`, int64[n] both. An epoch may read the
-        first part of a block at its end, and the other part at its start: with `epoch`, the span
-        is the part that has the record.
+        A loader prefetches and caches a span as a whole, such as a block of a shuffle by blocks.
+        Samplers that read blocks override this: by default a span is only the record. `records` are
+        record ids without padding, int64[n]. The span of `records[i]` is `first[i]` to
+        `stop[i] - 1`, int64[n] both.
+
+        In a shuffle by blocks, an epoch may start in the middle of a block. It reads the second
+        part of the block first, and the first part at its end: with `epoch`, the span is only the
+        part of the block in which the record is.
         """
         records = np.array(records, dtype=np.int64)
         return records, records + 1
@@ -95,7 +102,7 @@ class Samples:
         return np.array(ids, dtype=np.int64)
 
     def views(self, ids: Int64s) -> Int64s:
-        """Return the view or use number of each sample id, int64 as `ids`."""
+        """Return which view or use of its record each sample id is, from 0 on, int64 as `ids`."""
         return np.zeros(np.shape(ids), dtype=np.int64)
 
     def group_of(self, ids: Int64s) -> Int64s:
@@ -104,7 +111,7 @@ class Samples:
 
     @property
     def by_group(self) -> tuple[int, Any] | None:
-        """The number of groups, and a copy of this sampler whose ids are group numbers.
+        """How many groups there are, and a copy of this sampler whose ids are group indices.
 
         A group is a class, a data set or a segment of a shuffle. A loader that has one data set for
         each group, such as tf.data's `choose_from_datasets`, iterates over the copy to know which
@@ -116,26 +123,27 @@ class Samples:
 def check_record_ids(samples: Samples, source: str) -> None:
     """Raise TypeError unless all sample ids are record ids, by which a dataset can be indexed.
 
-    Ids of views or uses of records, and padding (-1), are not: `dataset[id]` would be another
-    record. `source` is the call that returns the ids, for the error message.
+    With other sample ids, `dataset[id]` would be another record: views (variants of a record, such
+    as one of its captions) and uses of a decoded record have ids of their own, and padding is -1.
+    `source` is the call that returns the ids, for the error message.
     """
     check_without_steps(samples)
     if samples.traits.padded or samples.traits.num_ids is not None:
         raise TypeError(
-            f"ids of {samples!r} are no record ids, but padding (-1), views or uses:\n"
-            f"iterate over a loader, as TorchLoader(feed), give a DataLoader "
+            f"ids of {samples!r} are not record ids, but have padding (-1), views or uses:\n"
+            f"iterate over a loader, such as TorchLoader(feed), give a DataLoader "
             f"batch_sampler=RequestSampler(feed), or take sampler.records(ids) of {source}"
         )
 
 
 def check_without_steps(samples: Samples) -> None:
-    """Raise TypeError if ids depend on the training step, so that they need a batch sampler.
+    """Raise TypeError if ids depend on the training step, so that only a batch sampler can draw.
 
-    A sampler that changes during the training (weights, exclusions) must know the step of each
-    position, and so the batch size.
+    Such a sampler changes at some steps, by a schedule of weights or exclusions. The step of a
+    position depends on the batch size, which only a batch sampler has.
     """
     if samples.traits.needs_steps:
         raise TypeError(
-            f"{samples!r} changes at training steps, which only a batch sampler knows: take "
+            f"{samples!r} changes at training steps, which depend on the batch size: take "
             f"BatchSampler(sampler, batch_size=…)"
         )

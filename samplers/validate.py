@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from contextlib import suppress
 from fractions import Fraction
 from functools import wraps
 from inspect import signature
@@ -46,12 +47,10 @@ def as_int(name: str, value: SupportsIndex) -> int:
     """Return an integer of Python, numpy or torch as a Python int; TypeError for anything else."""
     if type(value) is int:
         return value
-    if isinstance(value, (bool, np.bool_)):
-        raise TypeError(f"{name} must be an integer, got {value!r}")
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise TypeError(f"{name} must be an integer, got {value!r}") from None
+    with suppress(TypeError):  # not an integer
+        if not isinstance(value, (bool, np.bool_)):
+            return operator.index(value)
+    raise TypeError(f"{name} must be an integer, got {value!r}")
 
 
 def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT) -> int:
@@ -65,35 +64,42 @@ def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT
 
 
 def is_array_like(data: object) -> bool:
-    """Return whether numpy makes an array of data: a sequence, an array, a column or a table."""
+    """Return whether `np.asarray(data)` is an array of their values, not of the object itself.
+
+    It is for a sequence, an array, and a column or a table of pandas.
+    """
     return isinstance(data, Sequence) or hasattr(data, "__array__")
 
 
 def is_list(data: object) -> bool:
     """Return whether data are a sequence, or an array or a column of one dimension."""
-    return is_array_like(data) and len(getattr(data, "shape", "1")) == 1
+    shape = getattr(data, "shape", None)  # None for a sequence
+    return is_array_like(data) and (shape is None or len(shape) == 1)
 
 
 def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: int = 0) -> int:
     """Return a number of records as an int: `n`, or the length of the dataset `n`.
 
-    A dataset is any object with a length and with items that are no numbers, such as a dataset of
-    torch or an index. A list of numbers is refused, since it may be meant as ids: `subset` tells
-    the user in the error how to draw these records only.
+    A dataset is any object with a length and with items that are not numbers, such as a dataset of
+    torch or an index. A list of numbers is refused, since it may be meant as ids: `subset` is the
+    advice in the error, the call that draws only these records.
 
     Raises:
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
     """
+    # A number may also be an array or a tensor without dimensions, such as np.array(10).
     if not isinstance(n, (Sized, Iterable)) or getattr(n, "shape", None) == ():
         return integer(name, cast(SupportsIndex, n), minimum=minimum)
     kind = type(n).__name__
     if is_list(n) and _is_number(next(iter(cast(Sequence[Any], n)), None)):
         raise TypeError(
-            f"{name} must be the number of records or a dataset, got {kind} of numbers: for some "
-            f"of the records, {subset}"
+            f"{name} must be the number of records or a dataset, got {kind} of numbers: to draw "
+            f"only these records, use {subset}"
         )
-    # A source has digests. An IterableDataset of torch has __getitem__, but no length.
+    # Items are read by index, or by the methods of a source, which has the attribute `digests`. (An
+    # IterableDataset of torch has __getitem__, but no length.)
     has_items = isinstance(n, Sized) and (hasattr(n, "__getitem__") or hasattr(n, "digests"))
+    # A feed and a loader have their sampler as an attribute.
     is_stream = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
     if isinstance(n, (str, bytes, bytearray, Mapping)) or is_stream or not has_items:
         raise TypeError(
@@ -105,9 +111,10 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
 
 def _is_number(value: Any) -> bool:
     """Return whether a value is a scalar number, of Python, numpy, torch or another library."""
-    number = hasattr(value, "__index__") or hasattr(value, "__float__")
-    # An array can have `__float__`, too, but a scalar has no shape or the empty shape.
-    return number and not isinstance(value, (str, bytes)) and not getattr(value, "shape", ())
+    is_convertible = hasattr(value, "__index__") or hasattr(value, "__float__")
+    # An array has `__float__`, too. A scalar has no shape, or the empty shape ().
+    is_scalar = not getattr(value, "shape", ())
+    return is_convertible and is_scalar and not isinstance(value, (str, bytes))
 
 
 def seed(value: SupportsIndex) -> int:

@@ -19,6 +19,8 @@ from twinfeed.samplers.types import Int64s
 class ViewSampler(InnerSampler):
     """Samples that are (record, view) pairs, numbered record by record.
 
+    A *view* is one of several variants of a record, such as one of its captions or annotations.
+
     Numbers that are mapped from a file (`np.load(path, mmap_mode="r")`) stay there, and are pickled
     as the path. Other numbers are copied.
 
@@ -87,22 +89,26 @@ class ViewSampler(InnerSampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`, int64[n] both. It is computed from a span of the inner sampler, which gives
-        the order of the records, or of all (record, view) pairs with `per_epoch="all"`.
+        `stop[i] - 1`, int64[n] both.
+
+        A record has several views, such as captions. The inner sampler decides the order: of the
+        records if an epoch has one view of each, or of all pairs (record, view). Pairs are numbered
+        record by record: if the records 0 and 1 have 2 and 3 views, these are the pairs 0 1 and
+        2 3 4. If the inner sampler reads the pairs 1 to 3 around the same time, the span of both
+        records is 0 to 1.
         """
         if self._per_epoch == "one":  # the inner sampler is over records
             return self._order.spans(records, epoch)
-        # The inner sampler is over pairs, numbered record by record. Take the span of the first
-        # pair of each record, and return the records of its first and of its last pair.
-        first_pair = self._view_sums.before(records)
-        first, stop = self._order.spans(first_pair, epoch)
-        return self.records(first), self.records(stop - 1) + 1
+        first_pair_of_record = self._view_sums.before(records)  # the views of earlier records
+        first_pair, stop_pair = self._order.spans(first_pair_of_record, epoch)
+        return self.records(first_pair), self.records(stop_pair - 1) + 1
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64[positions] both.
 
-        A sample id is the number of a (record, view) pair, counted record by record: if record 0
-        has 2 views and record 1 has 3, view 0 of record 1 has the id 2.
+        A view is a variant of a record, such as one of its captions. A sample id is the index of a
+        (record, view) pair, counted record by record: if record 0 has 2 views and record 1 has 3,
+        view 0 of record 1 has the id 2.
         """
         inner_ids = checked_draw(self._order, epoch, positions)
         if self._per_epoch == "all":  # the inner sampler is over pairs
@@ -116,11 +122,12 @@ class ViewSampler(InnerSampler):
         return self._view_sums.before(inner_ids) + view
 
     def records(self, ids: Int64s) -> Int64s:
+        """Return the record id of each sample id, which is the index of a (record, view) pair."""
         ids = np.asarray(ids, dtype=np.int64)
         records, _ = self._view_sums.locate(ids.reshape(-1))
         return records.reshape(ids.shape)
 
     def views(self, ids: Int64s) -> Int64s:
-        """Return the view number of each sample id within its record."""
-        first = self._view_sums.before(self.records(ids).reshape(-1))
-        return ids - first.reshape(np.shape(ids))
+        """Return the view of each sample id: its index among the views of its record."""
+        first_id_of_record = self._view_sums.before(self.records(ids).reshape(-1))
+        return ids - first_id_of_record.reshape(np.shape(ids))

@@ -173,7 +173,7 @@ def test_ids_that_are_no_record_ids_are_refused(name: str) -> None:
     sampler = sampler_of(name)
     for call in (iter, lambda sampler: IdSequence(sampler, epochs=1)):
         with pytest.raises(
-            TypeError, match=r"are no record ids, .*\n.*records\(ids\) of sampler\.ids"
+            TypeError, match=r"are not record ids, .*\n.*records\(ids\) of sampler\.ids"
         ):
             call(sampler)
 

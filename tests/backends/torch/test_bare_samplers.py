@@ -89,7 +89,7 @@ def test_an_evaluation_meets_every_record_after_a_look_and_a_sanity_check(worker
 )
 def test_ids_that_are_no_record_ids_reach_no_dataset(sampler: BatchStream) -> None:
     for one in (sampler, sampler.shard(0, 2)):
-        with pytest.raises(TypeError, match=r"no record ids.*\n.*RequestSampler\(feed\)"):
+        with pytest.raises(TypeError, match=r"not record ids.*\n.*RequestSampler\(feed\)"):
             next(iter(loader(one, 0)))
 
 
