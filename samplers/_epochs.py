@@ -21,7 +21,7 @@ class Epochs(Samples):
     """A stream with a fixed number of steps an epoch, and with states: what a `Cursor` needs."""
 
     seed: int
-    #: What the stream depends on beside the seed, as the fingerprint has it.
+    #: All on which the stream depends, except the seed: these are fields of the fingerprint.
     parameters: Mapping[str, Any]
     #: Whether each pass is whole: an evaluation, which keeps no position between passes.
     evaluation: bool = False
@@ -37,7 +37,7 @@ class Epochs(Samples):
         return self._steps
 
     def _as_ints(self, epoch: SupportsIndex, step: SupportsIndex, end: int) -> tuple[int, int]:
-        """Return epoch and step as ints; IndexError unless the step is in `[0, end)`."""
+        """Return epoch and step as ints. Raise IndexError unless the step is in `[0, end)`."""
         epoch, step = validate.as_int("epoch", epoch), validate.as_int("step", step)
         if not 0 <= epoch < self.max_epochs:
             raise IndexError(f"epoch must be in [0, {self.max_epochs}), got {epoch}")
@@ -64,7 +64,7 @@ class Epochs(Samples):
         """Return the (epoch, step) of a state, after checking that it is of this stream.
 
         Raises:
-            StateMismatchError: as `load_state_dict`.
+            StateMismatchError: a state of other data, other parameters or a newer version.
         """
         if not isinstance(state, Mapping):
             raise StateMismatchError(f"the state must be what state_dict gave, got {state!r}")

@@ -15,6 +15,8 @@ from twinfeed.samplers.types import Int64s
 _Sampler = TypeVar("_Sampler", bound="IteratedSampler[Any]")
 _Cursor = TypeVar("_Cursor", bound="SamplerCursor")
 
+_NO_PASSES = (0, 0)  # (epoch, consecutive passes over it) before any pass was counted
+
 
 class Cursor:
     """The position (epoch, step) of the next batch of a stream, advanced as batches are received.
@@ -46,9 +48,8 @@ class Cursor:
         self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
-        # The epoch of the last pass, and how many passes in a row have started at this epoch. It is
-        # (0, 0) after a position was chosen: the next pass is the first.
-        self._passes_of_epoch = (0, 0)
+        # The epoch of the last pass, and how many passes in a row have started at this epoch.
+        self._passes_of_epoch = _NO_PASSES
 
     def start_pass(self, *, from_start: bool = False) -> tuple[int, int]:
         """Start a pass, which is one iteration over the stream; return its first (epoch, step).
@@ -108,7 +109,7 @@ class Cursor:
     def seek(self, epoch: SupportsIndex, step: SupportsIndex) -> None:
         """Set the position to this step of an epoch; step `len(stream)` is the end of the epoch."""
         self.epoch, self.step = checked_position(self.stream, epoch, step)
-        self._loaded, self._resuming, self._passes_of_epoch = None, False, (0, 0)
+        self._loaded, self._resuming, self._passes_of_epoch = None, False, _NO_PASSES
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the position to step 0 of an epoch.
@@ -121,8 +122,8 @@ class Cursor:
         self.epoch, self.step = epoch, 0
         if self._loaded is not None and self._loaded[0] == epoch:
             self.step = self._loaded[1]
-        # The epoch was chosen, so the next pass does not count as a repetition: see `count_pass`.
-        self._passes_of_epoch = (0, 0)
+        # The caller chooses the epoch, so a repetition of it is no mistake: do not warn.
+        self._passes_of_epoch = _NO_PASSES
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position and the fingerprint of the stream, as a small dict for JSON."""
@@ -138,7 +139,7 @@ class Cursor:
         """
         self._loaded = self.stream.position_of(state)
         self.epoch, self.step = self._loaded
-        self._resuming, self._passes_of_epoch = True, (0, 0)
+        self._resuming, self._passes_of_epoch = True, _NO_PASSES
 
 
 class SamplerCursor(Cursor):

@@ -172,7 +172,7 @@ class IdIterator(Cursor):
         return self
 
     def __next__(self) -> int:
-        for id_ in self._ids:
+        for id_ in self._ids:  # the next id of the last chunk, if it has one
             return id_
         positions = self._start() if self._positions is None else self._positions
         # A chunk is one id longer than all chunks before it together: 1, 2, 4, 8 ids and so on.
@@ -181,9 +181,8 @@ class IdIterator(Cursor):
         if not chunk:
             self._sampler_cursor.sync()
             raise StopIteration
-        ids = self._sampler._unsharded.ids(
-            self.start_epoch, np.arange(chunk.start, chunk.stop, chunk.step)
-        )
+        chunk_positions = np.arange(chunk.start, chunk.stop, chunk.step)
+        ids = self._sampler._unsharded.ids(self.start_epoch, chunk_positions)
         self._num_drawn, self._ids = start + len(chunk), iter(ids.tolist())
         return next(self._ids)
 

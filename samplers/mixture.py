@@ -38,17 +38,17 @@ class MixtureSampler(Sampler):
     sum to at most 2^24, as the mixture keeps a table of that many entries, of some bytes each.
 
     Weights may change: `{0: [3, 1], 12_000: [1, 1]}` is 3 to 1, and 1 to 1 from training step
-    12,000 on (`epoch * len + step` of the batch sampler). Each sampler goes on where it was, and
-    the periods begin anew. A sampler that joins later has weight 0 before, and comes last: the ids
+    12,000 on (`epoch * len + step` of the batch sampler). Each sampler continues where it was,
+    and a new period starts. A sampler that joins later has weight 0 before, and comes last: the ids
     of the others, and states that were saved before it joins, stay valid.
 
     Each sampler goes through epochs of its own, one after the other. An epoch of the mixture has
-    `num_samples`, and the next epoch goes on after them. Ids are numbered sampler by sampler, like
+    `num_samples`, and the next epoch continues after them. Ids are numbered sampler by sampler, as
     the records of a joined index: the ids of the second sampler begin after those of the first.
 
-    A sampler may begin again in the middle of a batch. No record comes twice in the batch then, if
-    the sampler has twice as many samples as a batch may take from it. The records that are in the
-    batch already move back, after the next records.
+    A sampler may start its next epoch in the middle of a batch. No record comes twice in the batch
+    then, if the sampler has twice as many samples as a batch may take from it. The records that are
+    in the batch already move back, after the next records.
 
     Args:
         orders: what is mixed. The ids are numbered in this order.
@@ -228,7 +228,8 @@ class MixtureSampler(Sampler):
         sampler, index = self._interleave.elements_at(epoch * self._samples + positions)
         self._move_duplicates_back(sampler, index)  # changes `index`
         # Samplers are drawn in chunks of `_CHUNK` consecutive samples, which are cached. Draw each
-        # distinct (sampler, chunk) once: sample i is `chunks[chunk_of[i]][offset[i]]`.
+        # distinct (sampler, chunk) once: `first` has the index of a sample of each, and sample i is
+        # `chunks[chunk_of[i]][offset[i]]`.
         chunk, offset = np.divmod(index, _CHUNK)
         first, chunk_of = distinct_pairs(sampler, chunk)
         chunks = [
@@ -252,8 +253,8 @@ class MixtureSampler(Sampler):
         candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))
         if not len(candidates):
             return
-        # Compute the new order once for each distinct (sampler, epoch): for candidate i, these are
-        # pair number `pair_of[i]`.
+        # Compute the new order once for each distinct pair (sampler, epoch). `first` has the index
+        # of a candidate of each pair, and candidate i has pair number `pair_of[i]`.
         first, pair_of = distinct_pairs(sampler[candidates], epoch[candidates])
         for pair, sample in enumerate(candidates[first].tolist()):
             new_order = self._order_at_start(int(sampler[sample]), int(epoch[sample]))
@@ -352,11 +353,10 @@ def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) 
     # The number of samplers after each change: up to the last that has had a weight above 0.
     counts = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
     counts = np.maximum.accumulate(counts).tolist()
-    values_of_samplers = zip(weights.values, counts, strict=True)
-    weights_in_use = [values[:count].tolist() for values, count in values_of_samplers]
+    used_weights = [values[:n].tolist() for values, n in zip(weights.values, counts, strict=True)]
     new_samplers = [samplers[start:stop] for start, stop in pairwise([0, *counts])]
     # `parameters` names the fields by the steps, as in the example.
-    weight_fields = StepSchedule(weights.starts, weights_in_use).parameters("weights")
+    weight_fields = StepSchedule(weights.starts, used_weights).parameters("weights")
     sampler_fields = StepSchedule(weights.starts, new_samplers).parameters("orders")
     return {**weight_fields, **{field: new for field, new in sampler_fields.items() if new}}
 
@@ -372,12 +372,13 @@ def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
     """
     period = int(weights.sum())
     max_periods = batch_size // period
-    max_counts = []
+    max_counts = np.zeros_like(weights)
     # The number of complete periods depends on where the batch starts: all that fit, or one less.
     for num_periods in range(max(0, max_periods - 1), max_periods + 1):
         size_of_parts = batch_size - num_periods * period
-        max_counts.append(num_periods * weights + np.minimum(size_of_parts, 2 * weights))
-    return np.max(max_counts, axis=0)
+        counts = num_periods * weights + np.minimum(size_of_parts, 2 * weights)
+        max_counts = np.maximum(max_counts, counts)
+    return max_counts
 
 
 def _smallest_integers(weights: ArrayLike, count: int) -> Int64s:

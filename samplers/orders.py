@@ -44,7 +44,8 @@ class Sampler(IdStream):
     2
     """
 
-    #: What the ids depend on beside the seed: numbers, strings, arrays, samplers, lists and dicts.
+    #: All on which the ids depend, except the seed: numbers, strings, arrays, samplers,
+    #: and lists and dicts of these.
     parameters: Mapping[str, Any]
     # How `BatchSampler` cuts this sampler: the size of a batch, and the batches of an epoch.
     _batch_size: int = 1

@@ -35,7 +35,7 @@ class StateMismatchError(ValueError):
 
 
 def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -> None:
-    """Raise StateMismatchError if two fingerprints differ, with a line for each such field.
+    """Raise StateMismatchError if two fingerprints differ, with a line for each differing field.
 
     A fingerprint has all that a stream of batches depends on: parameters, seed, hashes of the data.
     `saved` is that of a loaded state, and `current` that of the sampler.

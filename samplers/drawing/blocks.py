@@ -154,7 +154,7 @@ def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], ranks: Int64
 
 
 class _ShortBlockTable:
-    """The search for the block of an entry, by a table of the short blocks alone.
+    """The search for the block of an entry, by a table of the short blocks only.
 
     An entry is an index into the records of all blocks, block after block in a random order, and
     the rank of a block is its position in this order. All blocks between two short blocks are full,

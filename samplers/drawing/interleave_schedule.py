@@ -17,8 +17,8 @@ class InterleaveSchedule:
 
     An interleave is a sequence of stream numbers in proportion to weights. `weights` has the
     weights of the streams, int64[streams], by the position from which on they hold. They divide the
-    sequence into parts, of which each is an interleave with a key of its own. The elements of a
-    stream are counted from position 0: a stream continues where the weights change.
+    sequence into parts. Each part is an interleave with a key of its own. The elements of a stream
+    are counted from position 0, also after a change of the weights.
     """
 
     def __init__(self, weights: StepSchedule[Int64s], keys: list[int]) -> None:
