@@ -82,6 +82,7 @@ class JaxLoader(MakingLoader[B]):
                 raise ValueError("sharding must be given where several processes train together")
             sharding = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         self.sharding = sharding
+        # Each of `_num_parts` processes makes a part of each batch: the rows on its devices.
         part, self._num_parts = _part_of_process(sharding, feed)
         own_feed = feed.shard(part, self._num_parts) if self._num_parts > 1 else feed
         super().__init__(
@@ -101,7 +102,12 @@ class JaxLoader(MakingLoader[B]):
     def _start_pass(
         self, epoch: int, start: int
     ) -> Prefetcher[Batch] | Generator[Batch, None, None]:
-        """Start to make the batches of an epoch, from step `start` on, as global arrays."""
+        """Start to make the batches of an epoch, from step `start` on, as global arrays.
+
+        Raises:
+            ValueError: several processes make parts of each batch, and the length of a field may
+                differ between them.
+        """
         if self._num_parts > 1:
             self._check_equal_lengths()
         return self._prefetched(self._batches(epoch, start, self._to_devices))
@@ -109,7 +115,7 @@ class JaxLoader(MakingLoader[B]):
     def _check_equal_lengths(self) -> None:
         """Raise ValueError if the length of a field may differ between the processes.
 
-        A global array needs the same shape in each.
+        The parts that the processes make of a global array must have the same shape.
         """
         spec, collate = compile_feed(self.feed).shapes
         for name, field in spec.items():
@@ -118,8 +124,8 @@ class JaxLoader(MakingLoader[B]):
             is_stacked_by_length = mode == "stack" and None in field.shape
             if (is_padded or is_stacked_by_length) and not is_string(field.dtype):
                 raise ValueError(
-                    f"{name!r} may have another length in each process, and a global array has "
-                    f"one: make lengths equal in decode, or collate it with 'ragged'"
+                    f"{name!r} may have another length in each process, and the parts of a global "
+                    f"array need the same: make lengths equal in decode, or collate with 'ragged'"
                 )
 
     def _to_devices(self, batch: Batch) -> Batch:
@@ -131,7 +137,7 @@ class JaxLoader(MakingLoader[B]):
         return arrays
 
     def _global_array(self, name: str, rows: Array) -> jax.Array:
-        """Return a global array, made of the `rows` of each process.
+        """Return a global array, of which each process gives its own `rows`.
 
         It may share the memory of `rows`, which must not change any more.
         """
@@ -154,29 +160,31 @@ class JaxLoader(MakingLoader[B]):
 def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
     """Return which part of each batch this process makes: (number of the part, number of parts).
 
-    It follows from how the sharding divides an array with one row for each device. For example,
-    with 8 devices of which this process has rows 4 to 7, the result is (1, 2).
+    The sharding is asked how it cuts an array with one row for each device. For example, if there
+    are 8 devices, and this process has those of rows 4 to 7, it makes the second half of each
+    batch: the result is (1, 2).
 
     Raises:
         ValueError: the sharding cuts another axis, or does not divide every batch evenly.
     """
-    devices = len(sharding.device_set)
+    num_devices = len(sharding.device_set)
     try:
-        divisor = devices // sharding.shard_shape((devices,))[0]  # parts of the first axis
-        indices = sharding.addressable_devices_indices_map((devices,)).values()
+        rows_per_device = sharding.shard_shape((num_devices,))[0]  # above 1 if rows are replicated
+        slices = sharding.addressable_devices_indices_map((num_devices,)).values()
     except (IndexError, ValueError) as error:
-        raise ValueError(f"sharding must cut the first axis alone, got {sharding}") from error
-    if feed.sampler.size_divisor % divisor:
+        raise ValueError(f"sharding must cut only the first axis, got {sharding}") from error
+    cuts = num_devices // rows_per_device
+    if feed.sampler.size_divisor % cuts:
         raise ValueError(
-            f"the sharding cuts each batch into {divisor} parts, and {feed.sampler!r} has batches "
-            f"that {divisor} does not divide: last_batch='pad', or another batch size"
+            f"the sharding cuts each batch into {cuts} equal parts, and {feed.sampler!r} has "
+            f"batches of other sizes: give last_batch='pad', or a batch size that {cuts} divides"
         )
-    # The rows of the array that are on this process's devices: they must be consecutive.
-    rows = {row for index in indices if index for row in range(devices)[index[0]]}
+    # The rows of this process. They must be consecutive, and the array must consist of such parts.
+    rows = {row for index in slices if index for row in range(num_devices)[index[0]]}
     first, count = min(rows), len(rows)
-    if max(rows) - first + 1 != count or first % count or devices % count:
+    if max(rows) - first + 1 != count or first % count or num_devices % count:
         raise ValueError(
-            f"the devices of a process must hold rows side by side, got rows {sorted(rows)} of "
-            f"{devices}: order the devices of the mesh by their process"
+            f"the devices of a process must have consecutive rows, got rows {sorted(rows)} of "
+            f"{num_devices}: order the devices of the mesh by their process"
         )
-    return first // count, devices // count
+    return first // count, num_devices // count

@@ -120,15 +120,16 @@ class CudaCopier(Copier):
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the stream for copies to a device.
+    """Return the stream for copies to a device: at each call the same one (`cache`).
 
-    There is one for each device, since a stream can only reuse the memory of its own tensors.
+    torch reuses the memory of freed tensors only on the stream that has allocated them. With a new
+    stream for each pass, a pass could not reuse the memory of the passes before.
     """
     return cuda.Stream(device)
 
 
 def copier_for(device: torch.device, /) -> Copier:
-    """Return the copier for a kind of device."""
+    """Return the copier to a device, which for CUDA uses a stream."""
     return CudaCopier(device) if device.type == "cuda" else Copier(device)
 
 
@@ -158,7 +159,7 @@ def torch_device(device: torch.device | str | None, /) -> torch.device:
 def each_tensor(function: Callable[[Any], Any], batch: Mapping[str, Any], /) -> Batch:
     """Apply `function` to every tensor of a batch, and to both parts of a jagged tensor.
 
-    A tensor that was sent by value is an array. Other values stay as they are.
+    A small tensor from a worker process is an array. Other values, such as lists, stay as they are.
     """
 
     def apply(value: Any) -> Any:

@@ -7,11 +7,12 @@ import os
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
 from twinfeed.loaders.errors import LoaderError, WorkerDiedError
-from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
+from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.making.feed import Feed
@@ -19,18 +20,22 @@ from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.support.system import SHARED_MEMORY, file_limit, open_files, shared_memory
 from twinfeed.loaders.torch._copier import each_tensor
 
-FEWER_BATCHES = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
+# The advice of errors: fewer batches at once need less memory and fewer descriptors.
+ADVISE_FEWER_BATCHES = "lower num_workers or prefetch_factor, or decode on threads (num_workers=0)"
 
 MAX_BYTES_BY_VALUE = 1 << 14
-"""Tensors of up to so many bytes are pickled; larger ones take a descriptor in each process."""
+"""Tensors of at most this many bytes are pickled; a larger one takes a file descriptor in each
+process that has it.
+"""
 
 
 def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
     """In a worker process, move the tensors of a batch to shared memory; elsewhere do nothing.
 
-    torch does so by itself, in the feeder thread of the worker's queue. But an error in this thread
-    drops the batch, and the loop waits for the batch for ever. Tensors of at most `by_value` bytes
-    become numpy arrays, which `each_tensor(torch.as_tensor, batch)` turns back.
+    torch would do so by itself, in the feeder thread of the worker's queue. But an error in that
+    thread drops the batch, and the loop would wait for the batch for ever. Tensors of at most
+    `by_value` bytes become numpy arrays, which are pickled, and which the receiver turns back by
+    `each_tensor(torch.as_tensor, batch)`.
 
     Raises:
         WorkerDiedError: there is no shared memory left.
@@ -58,31 +63,34 @@ def share_memory(batch: Batch, /, *, by_value: int = 0) -> Batch:
 def check_descriptors(feed: Feed, batches: int, /) -> None:
     """Raise LoaderError if this process may not open a file descriptor for each shared tensor.
 
-    Each large tensor takes a descriptor, and `batches` are in flight at once. Without this check,
-    torch could wait for ever, or fail without a clear message.
+    Each tensor of more than `MAX_BYTES_BY_VALUE` takes a descriptor, and up to `batches` batches
+    exist at once. Without this check, torch could wait for ever, or fail without a clear message.
     """
-    size, tensors = feed.sampler.batch_size, 0
+
+    def is_large(shape: tuple[Any, ...], dtype: np.dtype[Any]) -> bool:
+        """Return whether a batch of rows with this shape is a tensor that is not pickled."""
+        nbytes: int = feed.sampler.batch_size * prod(shape) * dtype.itemsize
+        return nbytes > MAX_BYTES_BY_VALUE
+
+    tensors = 0  # the number of large tensors of a batch
     for name, field in feed.spec.items():
         if is_string(field.dtype):
             continue
-        has_fixed_shape = None not in field.shape and mode_of(feed.collate, name) == "stack"
-        if not has_fixed_shape:
+        if None in field.shape or mode_of(feed.collate, name) != "stack":
             tensors += 2  # its values, and their lengths, offsets or shapes
-        elif (
-            prod(smallest_shape(field.shape)) * dtype_of(field).itemsize * size > MAX_BYTES_BY_VALUE
-        ):
+        elif is_large(field.shape, dtype_of(field)):
             tensors += 1
-    side = (rows.table if isinstance(rows, ByRecord) else rows for rows in feed.side.values())
-    for rows in (*feed.index.columns.values(), *side):
-        if isinstance(rows, StringColumn):
-            continue
-        tensors += prod(rows.shape[1:]) * rows.dtype.itemsize * size > MAX_BYTES_BY_VALUE
+    # Columns of the index and side tables, `feed.side`, become tensors with a row for each sample.
+    for table in (*feed.index.columns.values(), *feed.side.values()):
+        rows = table.table if isinstance(table, ByRecord) else table
+        if not isinstance(rows, StringColumn) and is_large(rows.shape[1:], rows.dtype):
+            tensors += 1
     limit, needed = file_limit(), tensors * batches + open_files()
     if limit is not None and needed > limit:
         raise LoaderError(
             f"workers pass each of the {tensors} large tensors of a batch by a descriptor, about "
             f"{needed} at once, and this process may have {limit}",
-            advice=f"raise `ulimit -n`, {FEWER_BATCHES}",
+            advice=f"raise `ulimit -n`, {ADVISE_FEWER_BATCHES}",
         )
 
 
@@ -101,5 +109,5 @@ def shared_memory_advice() -> str:
     """Return the advice of an error for a process that may have run out of shared memory."""
     return (
         f"workers pass batches through {SHARED_MEMORY}, which may be full ({shared_memory()}): "
-        f"enlarge it (in a container `--shm-size`), {FEWER_BATCHES}"
+        f"enlarge it (in a container `--shm-size`), {ADVISE_FEWER_BATCHES}"
     )

@@ -1,7 +1,7 @@
 """Batches from the worker processes of a DataLoader, and the error when a worker fails or dies.
 
-The `PassRequests` of the main process are sent to the workers. There an `ErrorAsValueDataset` makes
-a batch of each, or returns the error. `WorkerBatches` are what the main process receives.
+The main process sends the requests of `PassRequests` to the workers. There an `ErrorAsValueDataset`
+makes a batch for each, or returns the error. The main process receives them by `WorkerBatches`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from twinfeed.loaders.support.fork import end_with_parent
 from twinfeed.loaders.support.system import describe_exit
 from twinfeed.loaders.torch._copier import each_tensor
 from twinfeed.loaders.torch._sharing import (
-    FEWER_BATCHES,
+    ADVISE_FEWER_BATCHES,
     MAX_BYTES_BY_VALUE,
     share_memory,
     shared_memory_advice,
@@ -48,7 +48,7 @@ _EXIT_TIMEOUT = 2.0
 
 
 class _WorkerError(NamedTuple):
-    """What a worker sends in place of a batch."""
+    """What a worker sends in place of a batch: the error, and its traceback as a text."""
 
     error: Exception
     traceback: str
@@ -75,13 +75,13 @@ class _RequestWithValues(NamedTuple):
 class PrefetchedRequest(NamedTuple):
     """A request for a worker, whose records are read in the main process while it is pickled.
 
-    The feeder thread of a worker's queue pickles it. So the loop does not wait, and as many
-    requests are read at once as there are workers. An error that is raised there would be lost, so
-    it is sent to the worker in place of the values.
+    The feeder thread of a worker's queue pickles it. So the loop does not wait for the reading, and
+    as many requests are read at once as there are workers. An error in the feeder thread would be
+    lost, so it is sent to the worker in place of the values.
     """
 
     request: Request
-    read: Callable[[Int64s], Mapping[str, Sequence[Any]]]
+    read: Callable[[Int64s], Mapping[str, Sequence[Any]]]  # the values of records, by field
 
     def __reduce__(self) -> tuple[type[_RequestWithValues], tuple[Request, Any]]:
         """Pickle as a `_RequestWithValues`: with the values of the records, or an error."""
@@ -97,12 +97,15 @@ class RequestValuesReader:
     latest: _RequestWithValues
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return by field the values of records, from those that came with the request."""
+        """Return by field the values of records, from those that came with the request.
+
+        If the main process could not read them, raise its error.
+        """
         request, values = self.latest
         if isinstance(values, Exception):
             raise values
-        rows = np.searchsorted(_distinct_records(request), ids).tolist()
-        return {name: [values[name][row] for row in rows] for name in fields}
+        positions = np.searchsorted(_distinct_records(request), ids).tolist()
+        return {name: [values[name][position] for position in positions] for name in fields}
 
     def close(self) -> None:
         """Do nothing: no file is open."""
@@ -114,9 +117,10 @@ def _distinct_records(request: Request) -> Int64s:
 
 
 def parent_reads(loader: FeedLoader[Any], /) -> bool:
-    """Return whether the main process reads for its workers.
+    """Return whether the main process reads the records, and sends them to its workers.
 
-    It does for remote shards, which it prefetches. Local files are read by the workers.
+    It does for remote shards, since it prefetches for all workers. Local files are read by the
+    workers.
     """
     return isinstance(loader.reader, Reader) and loader.reader.index.remote
 
@@ -138,28 +142,32 @@ class PassRequests:
     def __iter__(self) -> Iterator[Request | PrefetchedRequest]:
         """Yield the requests, and prefetch the bytes of coming steps.
 
-        Of local files, this process advises the kernel of what the workers will read, since they
-        share the page cache.
+        Of local files, this process asks the kernel to read ahead what the workers will read, since
+        all processes share the page cache.
         """
         feed, (epoch, step) = self._feed, self.start
         schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
         fields = stored_fields(feed)
         plan = start_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
         for request in requests(schedule, epoch, step, seeds=feed.seeded):
-            # The reading of a step starts here, since a later step may be read before this step is.
-            block = ExitStack()
-            block.enter_context(ReadStep(self._reader, epoch_start + request.step, plan))
+            # The `ReadStep` prefetches when it is entered: here, so that the steps are entered in
+            # their order. If this process reads the records, `_read` leaves it, on another thread.
+            read_step = ExitStack()
+            read_step.enter_context(ReadStep(self._reader, epoch_start + request.step, plan))
             if self._parent_reads:
-                yield PrefetchedRequest(request, partial(self._read, block))
+                yield PrefetchedRequest(request, partial(self._read, read_step))
             else:
-                block.close()
+                read_step.close()
                 yield request
 
-    def _read(self, block: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
-        """Return by field the values of records; then close `block`, which has their `ReadStep`."""
-        with block:
-            if self.cancelled:
-                raise LoaderError("the pass was cancelled")  # this error is never seen
+    def _read(self, read_step: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
+        """Return by field the values of the records of a step.
+
+        `read_step` has the entered `ReadStep`, and leaves it afterwards.
+        """
+        with read_step:
+            if self.cancelled:  # nobody receives the error: the pass has ended
+                raise LoaderError("the pass was cancelled")
             source = self._reader, records, self._feed.fields, self._feed.missing
             return self._meter.timed("reading", read_with_missing, *source)
 
@@ -175,19 +183,19 @@ class ErrorAsValueDataset(Dataset[Any]):
     """
 
     def __init__(self, loader: FeedLoader[Any], /, *, threads: int) -> None:
-        self._reader = RequestValuesReader()
-        reader = self._reader if parent_reads(loader) else loader.reader
+        self._values_reader = RequestValuesReader()
+        reader = self._values_reader if parent_reads(loader) else loader.reader
         self._batcher = Batcher(compile_feed(loader.feed), reader=reader, threads=threads)
 
     def __getitem__(self, request: Request | _RequestWithValues, /) -> _WorkerBatch | _WorkerError:
         """Return the batch for a request with its times; or, if this fails, the error."""
         try:
             if isinstance(request, _RequestWithValues):
-                self._reader.latest, request = request, request.request
+                self._values_reader.latest, request = request, request.request
             batch = share_memory(as_parts(self._batcher(request)), by_value=MAX_BYTES_BY_VALUE)
             return _WorkerBatch(batch, self._batcher.meter.take())
         except Exception as error:
-            text = traceback.format_exc()
+            text = traceback.format_exc()  # before `sendable`, which drops the traceback
             return _WorkerError(sendable(error), text)
 
 
@@ -207,12 +215,12 @@ def init_worker(function: Callable[[int], None] | None, number: int, /) -> None:
 
 
 def without_fork(context: Any, /) -> Any:
-    """Return the `multiprocessing_context` of workers that must not be forked.
+    """Return the `multiprocessing_context` for workers that must not be forked.
 
-    `context` is what the user gave; None becomes "spawn".
+    It is the user's own, `context`. If that is None, it is "spawn".
 
     Raises:
-        ValueError: the user chose to fork.
+        ValueError: the user's is "fork".
     """
     method = context if isinstance(context, str) or context is None else context.get_start_method()
     if method == "fork":
@@ -242,7 +250,7 @@ class WorkerBatches(Iterator[Batch]):
 
     @property
     def _workers(self) -> list[Any]:
-        """The processes of the workers, none before they start."""
+        """The processes of the workers; an empty list before they start."""
         return list(getattr(self._iterator, "_workers", ()))
 
     def __next__(self) -> Batch:
@@ -260,8 +268,8 @@ class WorkerBatches(Iterator[Batch]):
             self.raise_if_worker_died(error)
             raise
         if isinstance(batch, _WorkerError):
-            # Whoever keeps the error keeps this frame, and the frame keeps the workers. Left to the
-            # garbage collector, workers end after a timeout.
+            # An error keeps this frame alive, by its traceback, and the frame the workers. So end
+            # them here: the garbage collector would wait for them until a timeout.
             self.close()
             try:
                 raise batch.error from _WorkerTraceback(batch.traceback)
@@ -277,12 +285,12 @@ class WorkerBatches(Iterator[Batch]):
 
     def close(self) -> None:
         """Drop torch's iterator. The workers end, unless they are persistent."""
-        # The traceback of an error may keep torch's iterator. The iterator would keep the workers.
+        # The traceback of an error may keep torch's iterator alive, and the iterator the workers.
         self.end_all_if_one_died()
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
-        """Raise WorkerDiedError, and end all workers, if one has ended before torch ended them."""
+        """Raise WorkerDiedError, and end all workers, if one has ended that torch did not end."""
         workers = self._workers
         dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
         if dead and not self._iterator._shutdown:
@@ -293,8 +301,8 @@ class WorkerBatches(Iterator[Batch]):
     def end_all_if_one_died(self) -> None:
         """If a worker has ended, end all workers, and wake up the thread that waits for a batch.
 
-        torch checks only every five seconds whether the workers are alive. Closing the pipe of its
-        queue wakes it at once.
+        torch checks only every five seconds whether the workers are alive. Closing the pipe of the
+        queue from which it waits for batches wakes it up at once, by an error.
         """
         workers = self._workers
         if any(worker.exitcode is not None for worker in workers):
@@ -305,9 +313,10 @@ class WorkerBatches(Iterator[Batch]):
             self._iterator._worker_result_queue._writer.close()
 
     def raise_if_worker_died(self, error: Exception, /) -> None:
-        """Raise WorkerDiedError if a worker that died caused `error`.
+        """Raise WorkerDiedError if `error`, of torch, was caused by a worker that died.
 
-        torch's own message says so, unless torch was about to fetch a tensor from the dead worker.
+        Usually torch's message says so. But if torch was just getting a tensor from the worker, it
+        raises an EOFError or OSError, perhaps before the system reports that the worker has ended.
         """
         workers = self._workers
         reported = str(error).startswith("DataLoader worker (pid")
@@ -321,8 +330,8 @@ class WorkerBatches(Iterator[Batch]):
 def _unregister(iterator: Any) -> None:
     """Stop torch from reporting the death of an iterator's workers by a signal.
 
-    If another DataLoader has installed torch's signal handler, the handler would raise torch's
-    error in the body of the loop. `check` raises a better one.
+    torch's signal handler, which any DataLoader installs, would raise torch's error in the body of
+    the loop. `WorkerBatches.check` raises a better one.
     """
     if iterator._worker_pids_set:
         iterator._worker_pids_set = False
@@ -346,19 +355,20 @@ def _worker_died(number: int, workers: Sequence[Any]) -> WorkerDiedError:
     was_forked = (worker._start_method or multiprocessing.get_start_method()) == "fork"
     return WorkerDiedError(
         f"worker {number} of {len(workers)} (process {worker.pid}) {exit_status}",
-        advice=_advice_after_exit(-worker.exitcode, was_forked),
+        advice=_advice_after_exit(worker.exitcode, was_forked),
     )
 
 
-def _advice_after_exit(signal_number: int, forked: bool) -> str:
-    """Return the advice of an error for a worker that a signal has ended.
+def _advice_after_exit(exit_code: int, was_forked: bool) -> str:
+    """Return the advice of the error for a worker that has ended.
 
-    A negative `signal_number` is an exit code; `forked` says how the worker was started.
+    `exit_code` is negative if a signal has ended the worker: -9 for SIGKILL, number 9.
+    `was_forked` says whether the worker was started by "fork".
     """
-    if signal_number == signal.SIGKILL:
-        return f"the system may have run out of memory (see `dmesg`): {FEWER_BATCHES}"
-    if signal_number == signal.SIGBUS:
+    if exit_code == -signal.SIGKILL:
+        return f"the system may have run out of memory (see `dmesg`): {ADVISE_FEWER_BATCHES}"
+    if exit_code == -signal.SIGBUS:  # the access to a page that no memory is left for
         return shared_memory_advice()
-    if not forked and signal_number < 0:  # the worker may have ended while it was starting
+    if exit_code > 0 and not was_forked:  # it may have failed to import the main script
         return IMPORTABLE
     return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"

@@ -30,10 +30,11 @@ from twinfeed.samplers import BatchStream, Sampler, validate
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
     """Turn the arrays of a batch into tensors, without a copy; strings stay a list.
 
-    A `Ragged` becomes a jagged nested tensor, or of strings a list of lists.
+    A `Ragged` becomes a jagged nested tensor; a `Ragged` of strings becomes a list of lists.
 
     Raises:
-        TypeError: a list of samples, as a DataLoader makes of record numbers.
+        TypeError: the batch is a list of samples, which a DataLoader makes if its sampler gives
+            record ids.
 
     >>> as_tensors({"id": np.array([3, 1]), "name": [b"x", b"y"]})
     {'id': tensor([3, 1]), 'name': [b'x', b'y']}
@@ -134,8 +135,8 @@ class RecordDataset(Dataset[Any]):
         if feed.sampler.traits.record_ids is not None:
             self._excluded = np.ones(len(index), bool)
             self._excluded[feed.sampler.traits.record_ids] = False
-        # The feed is not kept, as workers do not need its sampler. The callables are tried here,
-        # once.
+        # The feed itself is not an attribute, since workers do not need its sampler. `compile_feed`
+        # tries the feed's functions with the first record, here in the main process.
         threads = validate.integer("threads", threads, minimum=0)
         reader = reader_of(feed.index, checksums=checksums)
         self._batcher = Batcher(compile_feed(feed), reader=reader, threads=threads)
@@ -144,13 +145,13 @@ class RecordDataset(Dataset[Any]):
         return self._records
 
     def __getitem__(self, record: int | Request, /) -> Sample:
-        """Read one sample, or the batch of a request, as torch does with `batch_size=None`."""
+        """Return one sample, or the batch of a request (a DataLoader with `batch_size=None`)."""
         if isinstance(record, Request):
             return self.__getitems__(record)  # type: ignore[no-any-return]
         return self.__getitems__([record])[0]  # type: ignore[no-any-return]
 
     def __getitems__(self, wanted: Request | Sequence[int], /) -> Any:
-        """Read the batch of one request, or a list of samples for a list of records."""
+        """Return the batch of one request, or a list of samples for a list of record ids."""
         in_worker = get_worker_info() is not None
         if in_worker:
             end_with_parent()
@@ -168,27 +169,29 @@ class RecordDataset(Dataset[Any]):
         return samples
 
     def _warn_about_plain_ids(self, records: Sequence[int]) -> None:
-        """Warn, once each, that seeds are random, or that the feed's sampler excludes a record.
+        """Warn about what samples by record id lack, compared with requests; each warning once.
 
-        The records were requested by plain numbers, which are not of the feed's sampler.
+        The feed's sampler has not drawn these records: their seeds are not those of a step, and the
+        sampler may exclude them.
         """
+        problems = []
         if self._seeded:
-            self._seeded = False
-            problem = "seeds of plain record numbers are torch's random numbers"
-            warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
+            self._seeded = False  # the warning is given
+            problems.append("the seeds of samples by record id are torch's random numbers")
         if self._excluded is not None and self._excluded[records].any():
-            self._excluded = None
-            problem = "the feed's sampler leaves records out that are read here"
+            self._excluded = None  # the warning is given
+            problems.append("the feed's sampler leaves records out that are read here")
+        for problem in problems:
             warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
 
 
 class _CollatedBatch(dict[str, Any]):
-    """A batch that is collated already: if torch asks for its first sample, raise TypeError."""
+    """A batch that is collated already. If torch looks for its first sample, raise TypeError."""
 
     def __missing__(self, name: object) -> NoReturn:
         """Raise TypeError for `batch[0]`, which torch's default collation looks up."""
         if name == 0:
-            raise TypeError("a RecordDataset gives whole batches: give collate_fn=as_tensors")
+            raise TypeError("a RecordDataset returns whole batches: give collate_fn=as_tensors")
         raise KeyError(name)
 
 
@@ -260,7 +263,7 @@ class TorchSampler(torch.utils.data.Sampler[Any]):
 
 
 class RequestSampler(TorchSampler):
-    """Yield the requests of a feed's batches, for `DataLoader(batch_sampler=…)`.
+    """Yield a request for each batch of a feed, for `DataLoader(batch_sampler=…)`.
 
     The sampler cannot know what a training loop received. So a pass is an epoch, as for any sampler
     in a DataLoader of your own:
@@ -286,7 +289,7 @@ class RequestSampler(TorchSampler):
 
     def __init__(self, feed: Feed, /) -> None:
         stream = copy.copy(check_feed(feed).sampler)
-        stream._own_cursor = None  # a position of its own, whatever the feed's sampler has drawn
+        stream._own_cursor = None  # the copy has its own position, and starts at the first batch
         super().__init__(stream)
         self._seeded = feed.seeded
 
@@ -303,11 +306,14 @@ class RequestSampler(TorchSampler):
 
     @property
     def batch_size(self) -> NoReturn:
-        """Raise an error: trainers read `batch_size` before they shard a sampler a second time.
+        """Raise an error, so that trainers do not replace this sampler by a sharded one.
+
+        Trainers read `batch_size` just before they would do so. Each process has its own requests
+        already.
 
         Raises:
-            TypeError: the requests are already of one rank.
-            AttributeError: requests are whole batches, of any size.
+            TypeError: the requests are those of one rank, and would be sharded a second time.
+            AttributeError: a request is a whole batch, which need not have the batch size.
         """
         if self._sampler.world_size > 1:
             rank, world_size = self._sampler.rank, self._sampler.world_size

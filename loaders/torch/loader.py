@@ -41,9 +41,16 @@ class _Adapter(Adapter):
     """Adapt a TorchLoader to Keras, which takes a DataLoader on torch."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return a DataLoader for Keras's `fit`; None for the backend TensorFlow.
+        """Return a DataLoader for Keras's `fit`, or None if `fit` is to take the loader's batches.
 
-        With that backend, Keras would drop the batches that it draws to infer their shapes.
+        This is so for Keras's backend TensorFlow, which would draw batches of a DataLoader to infer
+        their shapes, and drop them.
+
+        Args:
+            backend: the name of Keras's backend.
+            arrange: a function that turns a batch into what the model is given. Anything else is a
+                dataset that the user made.
+            model: not used: only other frameworks need it.
         """
         if backend == "tensorflow" or not callable(arrange):
             return None
@@ -158,7 +165,7 @@ class TorchLoader(MakingLoader[B]):
         DataLoader(_BatchCount(self), batch_size=None, **self._worker_options)
 
     def _reset_after_fork(self) -> None:
-        """Drop the running pass in a forked child, without ending the parent's workers."""
+        """In a forked child, forget the running pass without ending the parent's workers."""
         for owner in (getattr(self._current_pass, "_workers", None), vars(self).get("_workers")):
             detach_workers(getattr(owner, "_iterator", None))
         super()._reset_after_fork()
@@ -174,9 +181,13 @@ class TorchLoader(MakingLoader[B]):
 
     @cached_property
     def _workers(self) -> DataLoader[Any]:
-        """The DataLoader whose workers make the batches; made, and checked, at first use."""
-        socket_folder()  # workers inherit the folder
+        """The DataLoader whose workers make the batches. It is created at first use.
+
+        Its sampler yields a request for a whole batch, so it has no batch size.
+        """
+        socket_folder()  # choose the folder for sockets here, since workers inherit it
         check_semaphores()
+        # Of the batches that exist at once, one is being copied, and one is that of the loop.
         check_descriptors(self.feed, self._in_flight + self.prefetch + 2)
         return DataLoader(
             ErrorAsValueDataset(self, threads=self.threads),
@@ -189,13 +200,14 @@ class TorchLoader(MakingLoader[B]):
         )
 
     def _start_pass(self, epoch: int, start: int) -> _Pass:
-        """Start to make the batches of an epoch, from step `start` on, and copy them to the device.
+        """Start to make the batches of an epoch, from step `start` on, and to copy them.
 
-        Batches are made on threads or by workers. A thread starts their copies ahead of the loop.
+        Without workers, threads make the batches. Ahead of the loop, a thread starts the copies.
         """
         check_not_in_worker()
         copier = copier_for(self.device)
         if not self.num_workers:
+            # `prepare` moves tensors to memory from which they are copied, on the making threads.
             batches = self._batches(
                 epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
             )
@@ -204,6 +216,8 @@ class TorchLoader(MakingLoader[B]):
         sent = Prefetcher(
             (copier.send(copier.prepare(batch)) for batch in workers),
             depth=self.prefetch,
+            # A worker that dies may leave the thread waiting for ever. So the loop, while it waits
+            # for the thread, checks the workers, and `close` ends them.
             while_waiting=workers.check,
             while_closing=workers.end_all_if_one_died,
         )
@@ -211,10 +225,10 @@ class TorchLoader(MakingLoader[B]):
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
-        """The object whose epoch trainers set, by `loader.batch_sampler.sampler.set_epoch`.
+        """This loader: trainers set the epoch by `loader.batch_sampler.sampler.set_epoch(epoch)`.
 
-        This loader itself; for an evaluation, an object of a class that Lightning does not replace
-        by a sampler that shuffles.
+        For an evaluation, a `SequentialSampler` in place of the loader: Lightning replaces any
+        other sampler of an evaluation.
         """
         return _StoredOrder(self) if self.feed.sampler.evaluation else self
 
@@ -225,26 +239,30 @@ class TorchLoader(MakingLoader[B]):
 
     @property
     def dataset(self) -> Dataset[Any]:
-        """The records of an evaluation: `len` counts them, and none can be read.
+        """For an evaluation, a dataset whose length is the number of samples. It has no items.
 
         Raises:
-            AttributeError: in a training, since trainers that skip batches ask for the dataset.
+            AttributeError: in a training. Trainers that resume by skipping batches read `dataset`,
+                and this loader resumes by itself.
         """
         if isinstance(self.feed.sampler, ExactOnceBatchSampler):
             return _SampleCount(self.feed.sampler.num_samples)
         raise AttributeError(
-            "a TorchLoader has no dataset, and skips no batches: load_state_dict goes on, so turn "
-            "the trainer's skipping off (ignore_data_skip=True, no skip_first_batches)"
+            "a TorchLoader has no dataset: it resumes by load_state_dict and skips no batches, so "
+            "turn the trainer's skipping off (ignore_data_skip=True, no skip_first_batches)"
         )
 
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
-        """Make a `DataLoader` of the batches, for Keras on torch. The DataLoader counts nothing.
+        """Return a `DataLoader` over the batches of this loader, for Keras on torch.
 
-        The DataLoader has the length of an epoch. A pass runs from the loader's position to the end
-        of the epoch. An evaluation is whole, except in the first pass after `load_state_dict`. An
-        abandoned pass changes nothing: Keras looks at a batch to build a model. After the last
-        batch the loader is at the next epoch. So where an epoch is a single batch, a look is a
-        whole pass: build the model first, or take a `ResumeCallback`.
+        Its length is the number of batches of an epoch. A pass over it runs from the loader's
+        position to the end of the epoch. A pass over an evaluation has the whole epoch, except for
+        the first pass after `load_state_dict`.
+
+        The loader's position does not count the batches of a pass. It becomes the next epoch after
+        the last batch, and does not change if a pass is abandoned. So Keras may look at a batch to
+        build a model. But if an epoch has a single batch, looking at it is a whole pass: build the
+        model first, or use a `ResumeCallback`.
 
         Lightning, Accelerate and transformers take the loader itself. A DataLoader that they make
         from this DataLoader raises TypeError.
@@ -285,13 +303,13 @@ class _BatchCount(IterableDataset[Any]):
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "a trainer has made another DataLoader of TorchLoader.dataloader(): give the trainer "
-            "the TorchLoader itself, unprepared, over feed.shard(rank, world_size)"
+            "a trainer has made another DataLoader from TorchLoader.dataloader(): give the trainer "
+            "the TorchLoader itself, of feed.shard(rank, world_size), and do not prepare it"
         )
 
 
 class _SampleCount(Dataset[Any]):
-    """A dataset of which only the length can be used: the number of samples of an evaluation."""
+    """A dataset without items: its length is the number of samples of an evaluation."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -300,11 +318,14 @@ class _SampleCount(Dataset[Any]):
         return self._count
 
     def __getitem__(self, record: object) -> NoReturn:
-        raise TypeError("the dataset of a TorchLoader gives no records: take a RecordDataset")
+        raise TypeError("the dataset of a TorchLoader has only a length: read by a RecordDataset")
 
 
 class _StoredOrder(SequentialSampler):
-    """The sampler that trainers see in an evaluation: records are read in order, not shuffled."""
+    """The sampler of an evaluation that trainers see. Lightning keeps a `SequentialSampler`.
+
+    Its order is not used: the loader has its own.
+    """
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
         super().__init__(cast(Sized, loader.dataset))
@@ -312,7 +333,10 @@ class _StoredOrder(SequentialSampler):
 
 
 class _Pass(Iterator[Batch]):
-    """Iterate over the batches of an epoch on the device; `sent` are those being copied to it."""
+    """Iterate over the batches of an epoch on the device.
+
+    `sent` yields the batches whose copies have started; `workers`, if any, have made them.
+    """
 
     def __init__(
         self,
@@ -329,8 +353,8 @@ class _Pass(Iterator[Batch]):
     def close(self) -> None:
         """Stop the threads and workers of the pass.
 
-        The loader's workers are dropped if one has died, or if the thread that receives their
-        batches still runs: they cannot be used again then.
+        If a worker has died, or if the thread that receives the batches still runs, the workers
+        cannot be used again: the next pass starts others.
         """
         if self._workers is None:
             self._sent.close()

@@ -104,15 +104,15 @@ if len(every) > 2:
     refused = [
         (feed, NamedSharding(grid, PartitionSpec(None, "d")), "first axis"),
         (feed, NamedSharding(grid, PartitionSpec("d", "m")), "first axis"),
-        (Feed(index, uneven), row, "does not divide"),
-        (Feed(index, schedule), row, "does not divide"),
+        (Feed(index, uneven), row, "batches of other sizes"),
+        (Feed(index, schedule), row, "batches of other sizes"),
         (Feed(index, samplers[0].shard(0, 2)), row, "whole feed"),
     ]
     if cluster:
         across = NamedSharding(Mesh(every.reshape(2, -1).T.reshape(-1), "d"), PartitionSpec("d"))
         long = Feed(index, samplers[0], decode=lambda s: {"long": [*s["word"]]}, collate="pad")
         refused += [
-            (feed, across, "side by side"),
+            (feed, across, "consecutive rows"),
             (feed, None, "sharding must be given"),
             (long, row, "'long' may have another length in each process"),
         ]

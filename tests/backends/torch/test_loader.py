@@ -686,7 +686,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (whole(REUSING, num_workers=1), ValueError, "needs num_workers=0"),
     (lambda _: whole(**FORKED)(Unforked()), ValueError, "fork_safe=False.*'spawn'"),
     (lambda index: whole()(index).dataset, AttributeError, "no dataset.*ignore_data_skip=True"),
-    (lambda index: whole(evaluation())(index).dataset[0], TypeError, "take a RecordDataset"),
+    (lambda index: whole(evaluation())(index).dataset[0], TypeError, "read by a RecordDataset"),
     (lambda index: whole()(index).load_state_dict(STATE), StateMismatchError, "seed: .* 6"),
     (lambda index: RecordDataset(fed(index), threads=1.5), TypeError, "must be .*, got 1.5"),
     (lambda index: RecordDataset(fed(index))[RECORDS], IndexError, "24"),

@@ -425,7 +425,7 @@ def test_an_error_that_does_not_pickle_comes_home(
 
     with TorchLoader(Feed(index, random()), num_workers=1) as loader:
         assert loader.feed.spec
-        monkeypatch.setattr(Reader, "_values", stubborn)
+        monkeypatch.setattr(Reader, "_read_with_missing", stubborn)
         # Where tblib is imported, as by TensorFlow, every error comes back from a pickle.
         with pytest.raises((LoaderError, StubbornError), match=r"no such bucket$"):
             list(loader)
