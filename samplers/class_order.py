@@ -24,7 +24,7 @@ class ClassOrder:
     a sampler is created.
 
     Classes are numbered by size, the largest first, and classes of one size by their first record.
-    So the classes of at least some size come first. And a stream does not depend on how labels are
+    So the classes of at least some size come first, and a stream does not depend on how labels are
     written: 3, "3" and "cat" are the same class if the same records have them.
 
     Arrays that are mapped from a file (`np.load(path, mmap_mode="r")`) are pickled as the path:
@@ -117,7 +117,11 @@ class ClassOrder:
         return ids
 
     def class_record_pairs(self) -> tuple[Int64s, Int64s]:
-        """Return the class number and the id of each record, class after class."""
+        """Return the class index and the id of each record, class after class.
+
+        Both are int64[records]. Class 0 of the records 1 2 4 and class 1 of the record 0 give the
+        classes 0 0 0 1 and the ids 1 2 4 0.
+        """
         class_index, index_in_class = groups_and_indices(self.sizes)
         return class_index, self.record_ids(class_index, index_in_class)
 

@@ -60,7 +60,7 @@ class Measure:
 
 
 class Stretch(NamedTuple):
-    """As many consecutive samples as a batch has: where they start, and how mixed they are.
+    """A window of consecutive samples, as many as a batch has, and how well mixed they are.
 
     >>> Stretch(Measure(3.0, 10.0, 1.0), 640).position
     640
@@ -78,7 +78,7 @@ class Diagnosis:
 
     `findings` names each value below half of the uniform value, and a correlation above one half,
     if chance cannot explain the difference (six standard deviations). Fewer than 1 in 100 uniform
-    shuffles have a finding. With few records even stored order may have none.
+    shuffles have a finding. With few records, even stored order may have no finding.
 
     Attributes:
         displacement: the mean distance between a record's position in the stream and its position
@@ -87,9 +87,9 @@ class Diagnosis:
             shuffle near 0.
         head_distinct: the classes, shards or blocks in the first tenth.
         distinct: the mean number of distinct classes, shards or blocks in a full batch.
-        worst: as many consecutive samples, anywhere in the stream, that have the fewest classes,
-            shards or blocks: how many, and the position of the first sample. It finds an end of an
-            epoch that is mixed badly.
+        worst: of all windows of `batch_size` consecutive samples, the one with the fewest distinct
+            classes, shards or blocks: how many, and the position of its first sample. It finds an
+            end of an epoch that is mixed badly.
         order: the record ids in the order of the stream, without padding, int64 [samples].
 
     >>> import numpy as np

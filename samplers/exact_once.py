@@ -36,7 +36,7 @@ class ExactOnceBatchSampler(BatchSampler):
             with -1, and loaders give a mask.
         records: the ids of some of the n records (int64, in any order), such as one part of
             `split`: then only these come.
-        seed: for augmentation seeds alone.
+        seed: only for augmentation seeds.
 
     Five records, batches of four, two ranks::
 

@@ -22,6 +22,7 @@ from twinfeed.samplers.state import first_step
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
 
+# The name of the parameter that states compare with small="drop".
 _KEPT = "classes that small='drop' keeps (min_class_size fixes them for any k)"
 
 
@@ -43,8 +44,8 @@ class PKBatchSampler(BatchStream):
             change of p restarts the rotation of classes and of records.
         k: records of each class: a number, or a schedule such as `k={0: 2, 1000: 3}`. A change of k
             restarts the rotation of records. Counts are fair between two changes. Over many
-            changes, the counts of records drift apart. `k=(2, 5)` draws K anew for each batch. Then
-            the counts of records are not fair.
+            changes, the counts of records drift apart. `k=(2, 5)` draws a random K for each batch:
+            then the counts of records are not fair.
         seed: the only source of chance.
         batches_per_epoch: by default `max(1, records // (P * K))`. It must be given with schedules.
             `ceil(classes / P)` visits every class in any two epochs in a row, and in every epoch if
@@ -64,8 +65,9 @@ class PKBatchSampler(BatchStream):
             sources that are read from front to back.
         records: ids of the records to draw from (int64, in any order), such as one part of `split`.
             Labels are given for all records. The other records are never drawn.
-        exclude: `{training step: ids}`: records that a class gives no more from the next time on
-            that it begins anew, after this step. Counts of its other records then begin anew.
+        exclude: `{training step: ids}`: records that are not drawn after this step, as soon as all
+            records of their class have come equally often. The counts of the remaining records of
+            the class then start again at 0.
 
     Raises:
         ValueError: too few classes or records, with the numbers, or options that contradict each
@@ -155,14 +157,14 @@ class PKBatchSampler(BatchStream):
         batches_per_epoch: SupportsIndex | None = None,
         super_labels: ArrayLike | None = None,
     ) -> PKBatchSampler:
-        """Draw class numbers alone, for data sets of which only the next record can be read.
+        """Draw only classes, for data sets of which only the next record can be read.
 
-        Ids are the numbers of classes, in `[0, classes)`, each K times in a row. This is what
+        The ids are class indices, in `[0, classes)`, each K times in a row. This is what
         `twinfeed.loaders.Selector` and `twinfeed.loaders.tensorflow.choose` need. There is no
         option about records.
 
         Args:
-            classes: their number.
+            classes: the number of classes.
             p: as in the class.
             k: as in the class.
             seed: as in the class.

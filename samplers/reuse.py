@@ -84,8 +84,8 @@ class ReuseSampler(Sampler):
         """Return this sampler, or raise ValueError if a batch could hold a record twice.
 
         `BatchSampler` calls this. The cache has `live` records, and each round of `live` samples
-        uses each of them once. A batch that is a part of one round holds no record twice, but a
-        batch with the end of one round and the start of the next may.
+        uses each of them once. So a batch within one round has no record twice, but a batch with
+        the end of one round and the start of the next may.
         """
         if self._live % batch_size:
             raise ValueError(

@@ -65,7 +65,8 @@ class SubsetSampler(InnerSampler):
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
         self._set_order(inner, size, f"len(records)={size} places")
-        # The records of a block of places are a range where the table ascends.
+        # A block of the inner sampler is a range of indices of the table. Its records are close
+        # together in storage only if the table ascends.
         blocks = inner.traits.reads_blocks and is_increasing(self._table)
         self.traits = replace(
             inner.traits, record_ids=self._table, reads_blocks=blocks, num_groups=None
@@ -115,9 +116,9 @@ def split(
 ) -> tuple[Int64s, ...]:
     """Divide records into training and validation by a hash of each, stable as data grows.
 
-    A record given by number stays in its part if others are added after the last. A record given by
-    key stays wherever others are added. Each record falls into validation with probability
-    `fraction`, so the sizes are near the fraction, not equal to it.
+    If records are given by their number, a record stays in its part when records are added after
+    the last. If they are given by key, it stays wherever records are added. Each record falls into
+    validation with probability `fraction`, so the sizes are near the fraction, not equal to it.
 
     Args:
         records: their number, or a dataset, an index or a source, of which only the length counts.
@@ -131,8 +132,8 @@ def split(
             class, and of all records, to within one record: the records with the lowest hashes. So
             a record may change its part when its class grows.
         groups: the group of each record, int or str, such as its video or its patient. The hash is
-            of the group, so a group is in one part, and stays there. Each group is drawn by itself,
-            whatever its size: with few groups, the parts are far from the fraction.
+            of the group, so a group is in one part, and stays there. The size of a group does not
+            matter: with few groups, the parts are far from the fraction.
 
     Returns:
         (training, validation), or the parts in the order of their fractions: sorted int64 arrays of
