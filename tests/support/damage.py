@@ -282,7 +282,7 @@ def compressed() -> Iterator[Damage]:
     yield Damage("a cut tar within", cut, 0, ", decompressed", kind=TruncatedShardError)
     yield Damage("more than a tar within", gzip.compress(tar + b"more"), 2048, ", decompressed")
     zstandard = b"\x28\xb5\x2f\xfd" + bytes(600)
-    yield Damage("another kind", zstandard, None, "gzip, bzip2, xz and zlib alone")
+    yield Damage("another kind", zstandard, None, "only gzip, bzip2, xz and zlib")
 
 
 SHARDS: dict[str, Callable[[], Iterator[Damage]]] = {
