@@ -196,7 +196,7 @@ def stages(options: argparse.Namespace, folder: Path) -> None:
         )
         print(f"\nrecords of {size:,} bytes, microseconds of a batch: by the clock (processor)")
         source = dataset(index, sampler).twinfeed_source
-        with closing(source.passes()) as passes:
+        with closing(source.run_pass()) as passes:
             for way, (make, size) in staged(source, next(passes)).items():
                 chunks = min(len(sampler) - 2 * size, options.batches) // size
                 rates = [rate(make, chunks, size) for _ in range(options.pairs)]

@@ -59,7 +59,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         started, from which schedulers compute new ones. Then the saved rates are set again.
         """
         rates = _model.learning_rates(self.model.optimizer)
-        checkpoint = self._resume._pop_restored()
+        checkpoint = self._resume._pop_restored_checkpoint()
         saved_rates = _model.to_numpy(rates)
         if checkpoint is not None:
             self._restore_states(checkpoint, rates)
@@ -80,7 +80,7 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         If the run was killed after its last epoch, no `on_epoch_begin` has restored the callbacks'
         states, so they are restored here.
         """
-        checkpoint = self._resume._pop_restored(continues=False)
+        checkpoint = self._resume._pop_restored_checkpoint(resumes_training=False)
         if checkpoint is not None:
             _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
         super().on_train_end(logs)

@@ -12,7 +12,7 @@ from twinfeed.loaders.keras._checkpoints import to_json
 from twinfeed.loaders.support.array_types import Array
 
 # Of Keras's own callbacks: the attributes that change in a run. Options stay as scripts have them.
-_ATTRIBUTES: dict[str, tuple[str, ...]] = {
+_CHANGING_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "CSVLogger": (),
     "EarlyStopping": ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
     "History": ("epoch", "history"),
@@ -72,12 +72,12 @@ def clear_early_stop(callbacks: Iterable[Any]) -> None:
             callback.stopped_epoch = 0
 
 
-def without_states(callbacks: Iterable[Any]) -> list[str]:
+def unrestorable_callbacks(callbacks: Iterable[Any]) -> list[str]:
     """Return the names of the callbacks whose state cannot be saved and restored."""
     return [
         name
         for name, callback in _by_name(callbacks).items()
-        if not (_has_state_methods(callback) or _is_plain_keras(callback))
+        if not (_has_state_methods(callback) or _is_restorable_keras_callback(callback))
     ]
 
 
@@ -115,34 +115,38 @@ def _state_of(callback: Any) -> dict[str, Any]:
     returns. A callback without either has an empty state.
     """
     state: dict[str, Any] = {}
-    if names := _saved_attributes(callback):
+    if names := _attributes_to_save(callback):
         state["attributes"] = {name: getattr(callback, name, None) for name in names}
     if _has_state_methods(callback):
         state["own"] = callback.get_state()
     return state
 
 
-def _saved_attributes(callback: Any) -> tuple[str, ...] | None:
+def _attributes_to_save(callback: Any) -> tuple[str, ...] | None:
     """Return the names of the attributes to save of a callback of Keras, or of a subclass.
 
     Returns None for a callback that is not derived from one of Keras's.
     """
     for base in type(callback).__mro__:
-        if _is_of_keras(base) and base.__name__ in _ATTRIBUTES:
-            return _ATTRIBUTES[base.__name__]
+        if _is_defined_in_keras(base) and base.__name__ in _CHANGING_ATTRIBUTES:
+            return _CHANGING_ATTRIBUTES[base.__name__]
     return None
 
 
-def _is_plain_keras(callback: Any) -> bool:
+def _is_restorable_keras_callback(callback: Any) -> bool:
     """Return whether a callback's class is one of Keras's own that can be resumed.
 
     CSVLogger(append=False) cannot: it empties its file when `fit` begins.
     """
     appends = bool(getattr(callback, "append", True))
-    return appends and _is_of_keras(type(callback)) and _saved_attributes(callback) is not None
+    return (
+        appends
+        and _is_defined_in_keras(type(callback))
+        and _attributes_to_save(callback) is not None
+    )
 
 
-def _is_of_keras(kind: type) -> bool:
+def _is_defined_in_keras(kind: type) -> bool:
     return kind.__module__.partition(".")[0] == "keras"
 
 

@@ -77,8 +77,8 @@ class Checkpoints:
 
     def previous(self, checkpoint: Checkpoint) -> Checkpoint | None:
         """Return the checkpoint before `checkpoint`; None if its position is not the same."""
-        number = _number(checkpoint.folder)
-        older = [folder for folder in self._folders() if _number(folder) < number]
+        number = _number_of(checkpoint.folder)
+        older = [folder for folder in self._folders() if _number_of(folder) < number]
         previous = _read(older[-1]) if older else None
         if previous is None or previous.state["loader"] != checkpoint.state["loader"]:
             return None
@@ -90,7 +90,7 @@ class Checkpoints:
         `save_weights(path)` writes the weights of the model. The returned checkpoint has no arrays.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        number = max(map(_number, self._named_folders()), default=0) + 1
+        number = max(map(_number_of, self._named_folders()), default=0) + 1
         epoch, step = state["loader"]["epoch"], state["loader"]["step"]
         name = f"{number:06}-epoch{epoch}-step{step}{'-end' if state['final'] else ''}"
         checkpoint = Checkpoint(self.folder / name, state)
@@ -114,7 +114,7 @@ class Checkpoints:
 
     def _folders(self) -> list[Path]:
         """Return the folders of the checkpoints, from the oldest to the newest."""
-        return sorted(filter(is_deletable, self._named_folders()), key=_number)
+        return sorted(filter(is_deletable, self._named_folders()), key=_number_of)
 
     def _named_folders(self) -> list[Path]:
         """Return the folders with the name of a checkpoint, such as 000001-epoch0-step100."""
@@ -129,7 +129,7 @@ class Checkpoints:
             delete_folder(hidden)
 
 
-def _number(folder: Path) -> int:
+def _number_of(folder: Path) -> int:
     """Return the number of a checkpoint: 7 for a folder named 000007-epoch1-step0."""
     return int(folder.name.partition("-")[0])
 

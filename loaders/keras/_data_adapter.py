@@ -20,7 +20,7 @@ class LoaderDataAdapter(PyDatasetAdapter):
     """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
-        super().__init__(_BatchesByNumber(loader, arrange), weights)
+        super().__init__(_BatchesByStep(loader, arrange), weights)
         self._loader, self._arrange = loader, arrange
 
     def __iter__(self) -> Iterator[Any]:
@@ -34,7 +34,7 @@ class LoaderDataAdapter(PyDatasetAdapter):
         """
 
 
-class _BatchesByNumber(keras.utils.PyDataset):
+class _BatchesByStep(keras.utils.PyDataset):
     """Random access to the batches of an epoch, from which TensorFlow infers their shapes."""
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any]) -> None:

@@ -38,7 +38,7 @@ def check_loader(loader: Any) -> None:
         )
 
 
-def as_arrange(arrange: Any) -> Any:
+def resolve_arrange(arrange: Any) -> Any:
     """Check the `arrange` argument of `fit`, and turn names of fields into a function of a batch.
 
     Raises:
@@ -182,7 +182,7 @@ def check_callbacks(callbacks: Any, resume: keras.callbacks.Callback) -> list[An
         raise ValueError(
             "BackupAndRestore restores the model without the loader: leave BackupAndRestore out"
         )
-    if unrestorable := _callback_states.without_states(user_callbacks):
+    if unrestorable := _callback_states.unrestorable_callbacks(user_callbacks):
         warnings.warn(
             f"a resumed run cannot restore the states of {', '.join(unrestorable)}: "
             f"give classes of your own get_state and set_state, and CSVLogger append=True",

@@ -49,7 +49,7 @@ def weight_shapes(model: keras.Model) -> list[list[Any]]:
     return [[weight.path, list(weight.shape)] for weight in model.weights]
 
 
-def describe_difference(model: keras.Model, saved: Sequence[Any]) -> str:
+def describe_shape_difference(model: keras.Model, saved: Sequence[Any]) -> str:
     """Describe how the shapes of a model's weights differ from saved `weight_shapes`.
 
     Returns "" if all shapes are equal. Paths are not compared: in a second model of one process,

@@ -26,7 +26,7 @@ from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.samplers import StateMismatchError, validate
 
-_REST_TRAINED = "the rest of the epoch was trained on"
+_STOPPED_AT_EPOCH_END = "the rest of the epoch was trained on"
 
 
 class ResumeCallback(keras.callbacks.Callback):
@@ -164,16 +164,21 @@ class ResumeCallback(keras.callbacks.Callback):
                 whole batches as `validation_data`, and images that nothing decodes.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
-        arrange, validation = _fit_arguments.as_arrange(arrange), options.get("validation_data")
+        arrange, validation = (
+            _fit_arguments.resolve_arrange(arrange),
+            options.get("validation_data"),
+        )
         _fit_arguments.check_options(self.loader, options, arrange)
         callbacks = _fit_arguments.check_callbacks(callbacks, self)
-        data = _data(self.loader, arrange, model, options.get("class_weight"))
+        data = _dataset_or_adapter(self.loader, arrange, model, options.get("class_weight"))
         if isinstance(validation, Loader):
-            options["validation_data"] = validation = _data(validation, arrange, model)
+            options["validation_data"] = validation = _dataset_or_adapter(
+                validation, arrange, model
+            )
         _fit_arguments.check_elements(self.loader, data, validation)
         if self.order is None:
             self._adapter.check_position(data)
-        self._restore_into(model, arrange)
+        self._restore_last_checkpoint(model, arrange)
         saved = self._last_checkpoint.state if self._last_checkpoint is not None else {}
         callback_states = saved.get("callbacks", {})
         stopped = _callback_states.stopped_early(callbacks, callback_states)
@@ -188,7 +193,7 @@ class ResumeCallback(keras.callbacks.Callback):
         )
         try:
             with self._adapter.original_errors():
-                if not (ended or _distributed(model)):
+                if not (ended or _has_strategy(model)):
                     with self.loader.external_passes.peek():
                         _fit_arguments.check_labels(self.loader, model, lambda: next(iter(data))[1])
                 return model.fit(
@@ -225,7 +230,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"{error}\nthe checkpoint is {checkpoint.folder}: start a new run with "
                 f"restart=True of ResumeCallback"
             ) from None
-        if difference := _model.describe_difference(model, state["weights"]):
+        if difference := _model.describe_shape_difference(model, state["weights"]):
             raise ValueError(
                 f"{checkpoint.folder} is of another model: {difference}: start a new run with "
                 f"restart=True"
@@ -235,7 +240,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"{checkpoint.folder} is of the optimizer {state['optimizer']}, the model has "
                 f"{optimizer_name}: start a new run with restart=True"
             )
-        if not _load(model, checkpoint):
+        if not _load_checkpoint(model, checkpoint):
             warnings.warn(
                 f"{checkpoint.folder} is of a model with {len(state['random'])} states of random "
                 f"layers, this model has another number: its random layers begin anew",
@@ -290,7 +295,7 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"an epoch of fit must be one of the loader, got {steps} steps and {expected}: "
                 f"leave steps_per_epoch out"
             )
-        self._pop_restored()
+        self._pop_restored_checkpoint()
         self._sync_position()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
@@ -316,11 +321,11 @@ class ResumeCallback(keras.callbacks.Callback):
             # The epoch was resumed, and Keras would request as many batches as a whole epoch has. A
             # step without a batch warns, and advances the optimizer's counters. So stop `fit` here;
             # `on_epoch_end` lets it continue.
-            self.model.stop_training = self.model.stop_training or _REST_TRAINED
+            self.model.stop_training = self.model.stop_training or _STOPPED_AT_EPOCH_END
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save. If this callback itself stopped `fit` at the end of a resumed epoch, continue."""
-        if self.model.stop_training is _REST_TRAINED:
+        if self.model.stop_training is _STOPPED_AT_EPOCH_END:
             self.model.stop_training = False
         self._save(logs)
 
@@ -356,8 +361,8 @@ class ResumeCallback(keras.callbacks.Callback):
             self._warn_not_finite()
             return
         position = self.loader.state_at(self._epoch, self._step)
-        no_callbacks: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
-        own_fit = self._callbacks
+        empty_state: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
+        callback_list = self._callbacks
         state = {
             "version": VERSION,
             "final": final,
@@ -365,7 +370,7 @@ class ResumeCallback(keras.callbacks.Callback):
             "weights": _model.weight_shapes(self.model),
             "optimizer": _model.describe_optimizer(self.model.optimizer),
             "random": _model.to_numpy(_model.random_states(self.model)),
-            **(no_callbacks if own_fit is None else own_fit.state(position["step"])),
+            **(empty_state if callback_list is None else callback_list.state(position["step"])),
         }
         self._last_checkpoint = self._checkpoints.write(state, self.model.save_weights)
         self._has_unsaved_batches = self._warned_not_finite = False
@@ -384,22 +389,22 @@ class ResumeCallback(keras.callbacks.Callback):
             stacklevel=2,
         )
 
-    def _pop_restored(self, *, continues: bool = True) -> Checkpoint | None:
+    def _pop_restored_checkpoint(self, *, resumes_training: bool = True) -> Checkpoint | None:
         """Return the restored checkpoint to the first caller, and None to later callers.
 
         A final checkpoint has the model as callbacks changed it at the end of `fit`. If the
-        training `continues` from there, the checkpoint before it is loaded and returned instead.
+        run `resumes_training` from there, the checkpoint before it is loaded and returned instead.
         """
         checkpoint, self._restored_checkpoint = self._restored_checkpoint, None
-        if checkpoint is None or not (checkpoint.final and continues):
+        if checkpoint is None or not (checkpoint.final and resumes_training):
             return checkpoint
         previous = self._checkpoints.previous(checkpoint)
         if previous is None:
             return checkpoint
-        _load(self.model, previous)
+        _load_checkpoint(self.model, previous)
         return previous
 
-    def _restore_into(self, model: keras.Model, arrange: Any) -> None:
+    def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> None:
         """Restore the last checkpoint into a model, unless there is none or `restart` was given.
 
         If the model or its metrics are not built yet, one batch is evaluated first to build them.
@@ -412,8 +417,8 @@ class ResumeCallback(keras.callbacks.Callback):
         # Keras builds the model and its metrics in the first step, which is after the restore.
         # Under a strategy, it builds the metrics earlier.
         metrics_built = len(model.metrics_variables) >= len(checkpoint.state["metrics"])
-        if not model.built or not (metrics_built or _distributed(model)):
-            data = _data(self.loader, arrange, None)
+        if not model.built or not (metrics_built or _has_strategy(model)):
+            data = _dataset_or_adapter(self.loader, arrange, None)
             with self.loader.external_passes.peek():
                 model.evaluate(data, steps=1, verbose=0)
         self.restore(model)
@@ -427,7 +432,7 @@ class ResumeCallback(keras.callbacks.Callback):
             print(f"resuming {self.folder} at epoch {epoch}, step {step}")
 
 
-def _data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
+def _dataset_or_adapter(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
     """Return the batches of a loader as Keras's `fit` takes them: a dataset or a data adapter.
 
     `arrange` makes the inputs and targets of a batch, or is a dataset made of the loader's;
@@ -448,12 +453,12 @@ def _restored_history(model: keras.Model, callback_states: dict[str, Any]) -> An
     return history
 
 
-def _distributed(model: keras.Model) -> bool:
+def _has_strategy(model: keras.Model) -> bool:
     """Return whether a model is distributed by a `tf.distribute` strategy."""
     return getattr(model, "_distribute_strategy", None) is not None
 
 
-def _load(model: keras.Model, checkpoint: Checkpoint) -> bool:
+def _load_checkpoint(model: keras.Model, checkpoint: Checkpoint) -> bool:
     """Load the weights, the optimizer and the random states of a checkpoint into a model.
 
     Returns:

@@ -63,7 +63,7 @@ class BatchSource(GraphSource):
         # A cache of decoded images takes batches in their order. So threads share each batch.
         resolved = default_threads() if threads is None else threads
         self._decode_threads = 0 if self.feed.sampler.traits.max_cached is None else resolved
-        one_by_one = self._decode_threads or (threads is None and not _worth_threads(self.feed))
+        one_by_one = self._decode_threads or (threads is None and not _threads_help(self.feed))
         # Options of `Dataset.map`. Without them, no element is made ahead.
         self.map_options: dict[str, Any] = {}
         if resolved > 1 and not one_by_one:
@@ -89,15 +89,15 @@ class BatchSource(GraphSource):
         limit = max(1, min(_MAX_BATCHES, int(_MAX_CALL_BYTES / batch_bytes)))
         return 1 << limit.bit_length() - 1  # the largest power of two up to the limit
 
-    def delivered(self, pass_state: Int64s, batch_number: np.int64) -> bool:
+    def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
         """Set the position after the last batch of a pass, or raise the error of a failed batch.
 
         A batch that could not be read has the number -1 - step: see `read_chunk`.
         """
         if batch_number < 0:
             # Removed, since an error keeps the loop's variables, and with them the pass, alive.
-            raise self._errors[PassState.of(pass_state).number].pop(-1 - int(batch_number))
-        return super().delivered(pass_state, batch_number)
+            raise self._errors[PassState.unpack(pass_state).number].pop(-1 - int(batch_number))
+        return super().end_pass(pass_state, batch_number)
 
     @contextmanager
     def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
@@ -128,21 +128,21 @@ class BatchSource(GraphSource):
             for batcher in batchers:
                 batcher.close()
 
-    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+    def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the dataset of (batch number, batch) of a pass, one call of Python for each."""
-        first = PassState.of(pass_state).start * self.ranks
+        first = PassState.unpack(pass_state).start * self.ranks
         batch_numbers = tf.data.Dataset.range(first, self.num_batches)
         types = [spec.dtype for spec in self.layout.flat]
 
         def fetch(batch_number: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            flat = numpy_function_of(self.read, [pass_state, batch_number], types)
+            flat = numpy_function_of(self.read_batch, [pass_state, batch_number], types)
             return batch_number, self.layout.restore(flat)
 
         return batch_numbers.map(fetch, **self.map_options)
 
-    def read(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
+    def read_batch(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
         """Return the arrays of the batch with this number, in the order of `Layout.flatten`."""
-        state, (step, rank) = PassState.of(pass_state), divmod(int(batch_number), self.ranks)
+        state, (step, rank) = PassState.unpack(pass_state), divmod(int(batch_number), self.ranks)
         schedule, batcher = self.schedules[rank], self._passes[state.number].batchers[rank]
         sampler = schedule.commit(state.epoch * self.steps + step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
@@ -166,24 +166,24 @@ class BatchSource(GraphSource):
         layout. If batch n cannot be read, the n batches before it are returned, and a sentinel row
         with the number -1 - step. When the graph delivers this row, `delivered` raises the error.
         """
-        state = PassState.of(pass_state)
+        state = PassState.unpack(pass_state)
         first, stop = self._passes[state.number].chunks[int(chunk)]
         self.schedules[0].commit(state.epoch * self.steps + stop - 1)
         batches = self.schedules[0].batches(state.epoch, first, stop)
         batch_numbers = np.arange(first, stop)
         try:
-            arrays = self._read_rows(state, first, batches)
+            arrays = self._read_batches(state, first, batches)
         except Exception:
-            readable = self._count_readable(state, first, batches)
+            readable = self._store_first_error(state, first, batches)
             if readable == len(batches):
                 raise
             batches = [*batches[:readable], batches[0]]
             batch_numbers = np.append(batch_numbers[:readable], -1 - first - readable)
-            arrays = self._read_rows(state, first, batches)  # raises if the first cannot be read
+            arrays = self._read_batches(state, first, batches)  # raises if the first cannot be read
         sizes = np.array([len(ids) for ids in batches])
         return [np.tile(pass_state, (len(batch_numbers), 1)), batch_numbers, sizes, *arrays]
 
-    def _read_rows(self, state: PassState, first: int, batches: list[Int64s]) -> list[Array]:
+    def _read_batches(self, state: PassState, first: int, batches: list[Int64s]) -> list[Array]:
         """Read several batches of ids by a single request; return arrays [batches, samples, …].
 
         `first` is the step of the first batch. If batches differ in size, the shorter ones are
@@ -200,14 +200,14 @@ class BatchSource(GraphSource):
         width = max(1, sizes.max())  # TensorFlow crashes when it cuts rows of width 0
         return [_pad_rows(part, np.arange(width) < sizes[:, None]) for part in flat]
 
-    def _count_readable(self, state: PassState, first: int, batches: list[Int64s]) -> int:
+    def _store_first_error(self, state: PassState, first: int, batches: list[Int64s]) -> int:
         """Return the number of batches before the first that cannot be read; store its error.
 
         `first` is the step of the first batch.
         """
         for number, ids in enumerate(batches):
             try:
-                self._read_rows(state, first + number, [ids])
+                self._read_batches(state, first + number, [ids])
             except Exception as error:
                 self._errors.setdefault(state.number, {})[first + number] = error
                 return number
@@ -238,7 +238,7 @@ def _bytes_per_record(feed: Feed) -> float:
     return sum(prod(smallest_shape(spec.shape)) * dtype_of(spec).itemsize for spec in specs)
 
 
-def _worth_threads(feed: Feed) -> bool:
+def _threads_help(feed: Feed) -> bool:
     """Return whether threads speed up the batches of a feed: decoding, files, long records."""
     if feed.has_functions:
         return True

@@ -22,7 +22,7 @@ from twinfeed.loaders.support.fork import PerProcess
 # TensorFlow passes on only the text of an exception. So the object of a failed method keeps its
 # last exceptions as `raised`, to be found by their text. These are weak references to the objects
 # whose methods failed last.
-FAILED_OWNERS: deque[weakref.ref[Any]] = deque(maxlen=8)
+FAILED_OBJECTS: deque[weakref.ref[Any]] = deque(maxlen=8)
 
 # At exit, the interpreter waits until TensorFlow has made no call for _IDLE seconds, and at most
 # _EXIT_TIMEOUT seconds.
@@ -33,7 +33,7 @@ _RELEASE_TIMEOUT = 1.0
 
 # TensorFlow never frees a Python function, nor what its closure refers to. So the closure has an
 # integer key, and the object is found here as long as something else keeps it alive.
-_OWNERS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+_OBJECTS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _KEYS = count()
 
 
@@ -74,8 +74,8 @@ class _RunningCalls:
             time.sleep(_IDLE / 4)
 
 
-_CALLS = PerProcess(_RunningCalls)
-atexit.register(lambda: _CALLS().wait_at_exit())
+_RUNNING_CALLS = PerProcess(_RunningCalls)
+atexit.register(lambda: _RUNNING_CALLS().wait_at_exit())
 
 
 def release_in_thread(references: list[Any], /) -> None:
@@ -93,7 +93,10 @@ def release_in_thread(references: list[Any], /) -> None:
         deadline = time.monotonic() + _EXIT_TIMEOUT
         while _has_other_references(references) and time.monotonic() < deadline:
             time.sleep(_IDLE / 4)
-        with suppress(RuntimeError), _CALLS():  # so that the exit of the program waits for it
+        with (
+            suppress(RuntimeError),
+            _RUNNING_CALLS(),
+        ):  # so that the exit of the program waits for it
             references.clear()
         released.set()
 
@@ -117,7 +120,7 @@ def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: 
     key, name = _register(method)
 
     def call(*arrays: Any) -> Any:
-        with _CALLS(), _owner(key) as owner:
+        with _RUNNING_CALLS(), _registered_object(key) as owner:
             return getattr(owner, name)(*arrays)
 
     return tf.numpy_function(call, inputs, types)
@@ -137,9 +140,9 @@ def generator_dataset(
 
 def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
     """Yield the items of the generator method `name` of the object registered as `key`."""
-    with _owner(key) as owner, closing(getattr(owner, name)(*inputs)) as items:
+    with _registered_object(key) as owner, closing(getattr(owner, name)(*inputs)) as items:
         while True:
-            with _CALLS():
+            with _RUNNING_CALLS():
                 item = next(items, None)
             if item is None:
                 return
@@ -150,16 +153,16 @@ def _register(method: Callable[..., Any]) -> tuple[int, str]:
     """Store a weak reference to the object of a bound method.
 
     Returns:
-        The key by which `_owner` finds the object, and the name of the method.
+        The key by which `_registered_object` finds the object, and the name of the method.
     """
     owner: Any = method.__self__  # type: ignore[attr-defined]
     key = next(_KEYS)
-    _OWNERS[key] = owner
+    _OBJECTS[key] = owner
     return key, method.__name__
 
 
 @contextmanager
-def _owner(key: int) -> Iterator[Any]:
+def _registered_object(key: int) -> Iterator[Any]:
     """Yield the object registered as `key`, and store an exception of the `with` block in it.
 
     `original_errors` finds the exception there.
@@ -167,7 +170,7 @@ def _owner(key: int) -> Iterator[Any]:
     Raises:
         RuntimeError: the object was destroyed.
     """
-    owner = _OWNERS.get(key)
+    owner = _OBJECTS.get(key)
     if owner is None:
         raise RuntimeError(
             "the loader of this dataset is gone: keep the loader, or the dataset that it gave, "
@@ -179,5 +182,5 @@ def _owner(key: int) -> Iterator[Any]:
         raise
     except BaseException as error:
         owner.__dict__.setdefault("raised", deque(maxlen=8)).append(error)
-        FAILED_OWNERS.append(weakref.ref(owner))
+        FAILED_OBJECTS.append(weakref.ref(owner))
         raise

@@ -15,7 +15,7 @@ import tensorflow as tf
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
-from twinfeed.loaders.tensorflow._iterators import guarded
+from twinfeed.loaders.tensorflow._iterators import destroy_in_thread
 from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import OriginalErrors
@@ -55,7 +55,7 @@ class _Adapter(Adapter):
                     f"the dataset of fit must have the {len(loader)} batches of an epoch, got "
                     f"{'no end' if length < 0 else length}: leave repeat and take out"
                 )
-        return guarded(arrange)
+        return destroy_in_thread(arrange)
 
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
@@ -97,7 +97,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
         Warns if passes begin one training epoch a third time: the same batches come again.
         """
-        return guarded(self._make_dataset())
+        return destroy_in_thread(self._make_dataset())
 
     @abstractmethod
     def _make_dataset(self) -> tf.data.Dataset:
@@ -183,7 +183,7 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         with OriginalErrors(self._loader.external_passes):
             if self._batches is None:
-                self._batches = iter(guarded(self._dataset))
+                self._batches = iter(destroy_in_thread(self._dataset))
             return next(self._batches)
 
     def close(self) -> None:

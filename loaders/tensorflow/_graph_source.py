@@ -14,10 +14,10 @@ import tensorflow as tf
 from twinfeed.loaders.loop.external_passes import PassStart
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.support.array_types import Int64s
-from twinfeed.loaders.tensorflow._processes import check_divisible
+from twinfeed.loaders.tensorflow._processes import check_auto_shard
 from twinfeed.samplers import BatchStream
 
-_PASS_NUMBERS = count()
+_PASS_IDS = count()
 
 
 class PassState(NamedTuple):
@@ -34,7 +34,7 @@ class PassState(NamedTuple):
     num_chunks: int
 
     @classmethod
-    def of(cls, tensor: Any) -> PassState:
+    def unpack(cls, tensor: Any) -> PassState:
         """Return the five values of an int64[5] tensor, or array, by name."""
         values = tensor.tolist() if isinstance(tensor, np.ndarray) else tf.unstack(tensor, 5)
         return cls(*values)
@@ -62,20 +62,20 @@ class GraphSource(ABC):
         self._by_rank = by_rank  # whether each replica of a strategy gets the batches of its rank
 
     @abstractmethod
-    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+    def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the dataset of (batch number, batch) of a pass; `pass_state` is a `PassState`."""
 
-    def passes(self) -> Iterator[Int64s]:
+    def run_pass(self) -> Iterator[Int64s]:
         """Start a pass, and yield its `PassState` as int64[5], the only item.
 
         TensorFlow closes this generator when the iterator of the pass has ended or is destroyed.
         This ends the pass.
         """
         if not self._by_rank and self.external_passes.reshardable:
-            check_divisible(self.sampler)
+            check_auto_shard(self.sampler)
         self.meter.start_external()
         epoch, start, generation = self.external_passes.start()
-        number = next(_PASS_NUMBERS)
+        number = next(_PASS_IDS)
         with self._open_pass(number, epoch, start) as num_chunks:
             yield np.array(PassState(number, epoch, start, generation, num_chunks))
 
@@ -87,11 +87,11 @@ class GraphSource(ABC):
         """
         yield 0
 
-    def delivered(self, pass_state: Int64s, batch_number: np.int64) -> bool:
+    def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
         """Set the loader's position to the next epoch.
 
         The graph calls this when the last batch of a pass has left the pipeline.
         """
-        _, epoch, start, generation, _ = PassState.of(pass_state)
+        _, epoch, start, generation, _ = PassState.unpack(pass_state)
         self.external_passes.finish(PassStart(epoch, start, generation))
         return True

@@ -11,32 +11,32 @@ from twinfeed.loaders.tensorflow._callbacks import release_in_thread
 
 # TensorFlow does not export the class of its iterators.
 _OwnedIterator: Any = tf.data.IteratorSpec(tf.TensorSpec([])).value_type
-# At exit, the modules that `_destroy` needs are cleared before the last iterators.
+# At exit, the modules that `_destroy_iterator` needs are cleared before the last iterators.
 atexit.register(setattr, _OwnedIterator, "__del__", lambda _: None)
 
 
-def guarded(dataset: Any, /) -> Any:
+def destroy_in_thread(dataset: Any, /) -> Any:
     """Return the same dataset, marked so that its iterators are destroyed in another thread.
 
     See `release_in_thread` for the reason. The mark counts for all datasets that are made of this
     one too. So TensorFlow's iterator class gets a destructor that looks for the mark upstream.
     """
     if isinstance(dataset, tf.data.Dataset):
-        dataset._is_guarded = True
-        _OwnedIterator.__del__ = _destroy
+        dataset._destroyed_in_thread = True
+        _OwnedIterator.__del__ = _destroy_iterator
     return dataset
 
 
-def _destroy(iterator: Any) -> None:
-    """Destructor of TensorFlow's iterators: one that reads a `guarded` dataset ends in a thread."""
+def _destroy_iterator(iterator: Any) -> None:
+    """Destructor of TensorFlow's iterators: one of a marked dataset ends in a thread."""
     attributes = vars(iterator)
     is_eager = isinstance(attributes.get("_iterator_resource"), tf.__internal__.EagerTensor)
-    if is_eager and _reads_guarded(attributes.get("_dataset")):
+    if is_eager and _is_marked(attributes.get("_dataset")):
         release_in_thread([attributes.pop("_iterator_resource")])
 
 
-def _reads_guarded(dataset: Any) -> bool:
-    """Return whether a dataset, or a dataset that it is made of, is marked by `guarded`."""
+def _is_marked(dataset: Any) -> bool:
+    """Return whether `destroy_in_thread` has marked a dataset, or one that it is made of."""
     stack, seen = [dataset], {id(None)}
     while stack:
         upstream = stack.pop()

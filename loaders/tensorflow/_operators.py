@@ -10,7 +10,7 @@ import tensorflow as tf
 from twinfeed.loaders.loop.external_passes import ExternalPasses
 
 # Operators whose output is the same batches in the same order, or the first of them.
-_ORDER_KEEPING = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
+_KEEP_ORDER = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
 
 _ADVICE = (
     "so the position after its batches is not known: take loader.dataset with map, prefetch or "
@@ -33,7 +33,7 @@ def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
     operators = [_operator(dataset) for dataset in datasets if _source(dataset) is None]
     for number, operator in enumerate(operators):
         repeats_part = operator == "Repeat" and "Take" in operators[number:]
-        if repeats_part or operator not in _ORDER_KEEPING:
+        if repeats_part or operator not in _KEEP_ORDER:
             after = " after a Take" if repeats_part else ""
             raise ValueError(f"the dataset has a {operator}{after}, {_ADVICE}")
 

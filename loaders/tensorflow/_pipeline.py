@@ -10,7 +10,7 @@ import tensorflow as tf
 from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset, numpy_function_of
 from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
-from twinfeed.loaders.tensorflow._processes import policy_for
+from twinfeed.loaders.tensorflow._processes import auto_shard_policy
 
 Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
 """A function of (pass_state, batch number, batch) that returns the batch."""
@@ -33,7 +33,7 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
         has_error = batch_number < 0
         tf.cond(
             is_last | has_error,
-            lambda: numpy_function_of(source.delivered, [pass_state, batch_number], tf.bool),
+            lambda: numpy_function_of(source.end_pass, [pass_state, batch_number], tf.bool),
             lambda: False,
         )
         return batch
@@ -46,7 +46,7 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     options.deterministic = True
     # A prefetch after the last step would deliver batches that were not requested.
     options.experimental_optimization.inject_prefetch = False
-    options.experimental_distribute.auto_shard_policy = policy_for(source.sampler)
+    options.experimental_distribute.auto_shard_policy = auto_shard_policy(source.sampler)
     batches = batches.with_options(options)
     batches.twinfeed_source = source  # the graph calls it, so it must live as long
     return batches
@@ -54,7 +54,7 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
 
 def _passes_of(source: GraphSource) -> tf.data.Dataset:
     """Return a dataset of one element, the `PassState` of a pass, which starts when it is read."""
-    return generator_dataset(source.passes, tf.TensorSpec([5], tf.int64))
+    return generator_dataset(source.run_pass, tf.TensorSpec([5], tf.int64))
 
 
 def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
@@ -68,7 +68,7 @@ def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.D
 
     def steps_of(pass_state: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
-        batches = source.epoch(pass_state)
+        batches = source.batches_of(pass_state)
         spec = (tf.TensorSpec.from_tensor(pass_state), *batches.element_spec)
         if source.ranks == 1:
             return batches.map(lambda *batch: _with_row_count(1, wrap((pass_state, *batch))[None]))
@@ -106,7 +106,7 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
         return tuple(_with_row_count(rows_per_chunk, part) for part in chunk)
 
     def chunks_of(pass_state: tf.Tensor) -> tf.data.Dataset:
-        return tf.data.Dataset.range(PassState.of(pass_state).num_chunks).map(
+        return tf.data.Dataset.range(PassState.unpack(pass_state).num_chunks).map(
             lambda chunk: declare(numpy_function_of(source.read_chunk, [pass_state, chunk], types)),
             **source.map_options,
         )

@@ -82,7 +82,7 @@ def choose(
     [10 11  0  1]
     [20 21 22 12 13 14]
     """
-    return _Chosen(
+    return _ChoosingLoader(
         sampler,
         datasets,
         source=source,
@@ -94,7 +94,7 @@ def choose(
     )
 
 
-class _Chosen(DatasetLoader[Any]):
+class _ChoosingLoader(DatasetLoader[Any]):
     """The loader that `choose` returns."""
 
     _shared = ("_sampler", "_datasets")
@@ -113,7 +113,7 @@ class _Chosen(DatasetLoader[Any]):
     ) -> None:
         groups = None
         if isinstance(datasets, SourceDatasets):
-            groups, examples = datasets.groups_of(sampler, source), [datasets[0]]
+            groups, examples = datasets.checked_group_schedule(sampler, source), [datasets[0]]
         else:
             datasets = examples = list(datasets)
         # Raises if the element specs differ.
@@ -128,11 +128,11 @@ class _Chosen(DatasetLoader[Any]):
 
     def _make_dataset(self) -> tf.data.Dataset:
         check_process()
-        source = ChosenSource(self, self._choices, self._datasets, self._spec)
+        source = ElementSource(self, self._choices, self._datasets, self._spec)
         return dataset_of(source, self.prefetch)
 
 
-class NumberSource(GraphSource):
+class ChoiceSource(GraphSource):
     """Let a graph read the numbers of the datasets that a sampler chooses from, batch by batch."""
 
     def __init__(self, loader: Loader[Any], choices: Choices) -> None:
@@ -140,20 +140,20 @@ class NumberSource(GraphSource):
         self.choices = choices
         self._steps_per_call = steps_per_draw(self.sampler.batch_size)
 
-    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+    def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the dataset of (step, dataset number of each sample of its batch) of a pass."""
-        numbers = self._batch(self._numbers_dataset(pass_state), self._sizes_of(pass_state))
+        numbers = self._batch(self._choice_dataset(pass_state), self._sizes_of(pass_state))
         return tf.data.Dataset.zip((self._steps_of(pass_state), numbers))
 
     def sizes(self, pass_state: Int64s) -> Int64s:
         """Return the number of samples of each batch of a pass, int64[steps]."""
-        state = PassState.of(pass_state)
+        state = PassState.unpack(pass_state)
         starts, stops = self.sampler.rank_slices(state.epoch, state.start, self.steps)
         return stops - starts
 
     def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
         """Return the dataset number of each sample of the next `_steps_per_call` steps."""
-        epoch, start = PassState.of(pass_state).epoch, int(step)
+        epoch, start = PassState.unpack(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
         batches = self.choices.source_numbers(epoch, start, stop)
         for offset, numbers in enumerate(batches):
@@ -165,7 +165,7 @@ class NumberSource(GraphSource):
 
     def _steps_of(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
         """Return the dataset of the steps of a pass, or of every `by`-th step."""
-        return tf.data.Dataset.range(PassState.of(pass_state).start, self.steps, by)
+        return tf.data.Dataset.range(PassState.unpack(pass_state).start, self.steps, by)
 
     def _sizes_of(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Return the number of samples of each batch of a pass as a tensor."""
@@ -180,7 +180,7 @@ class NumberSource(GraphSource):
         # In batches of 1, no element is drawn before the batch that needs it: it could fail.
         return elements.batch(1).rebatch(sizes)
 
-    def _numbers_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+    def _choice_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return a dataset of int64 scalars: the dataset number of each sample of a pass."""
 
         def draw(step: tf.Tensor) -> tf.Tensor:
@@ -191,12 +191,12 @@ class NumberSource(GraphSource):
         return self._steps_of(pass_state, self._steps_per_call).map(draw).unbatch()
 
 
-class ChosenSource(NumberSource):
+class ElementSource(ChoiceSource):
     """Let a graph read batches of elements that a sampler chooses from several datasets."""
 
     def __init__(
         self,
-        loader: _Chosen,
+        loader: _ChoosingLoader,
         choices: Choices,
         datasets: Sequence[tf.data.Dataset],
         spec: Any,
@@ -214,7 +214,7 @@ class ChosenSource(NumberSource):
             variants = [tf.data.experimental.to_variant(dataset) for dataset in own]
             self._variants = tf.stack(variants) if own else None
 
-    def epoch(self, pass_state: tf.Tensor) -> tf.data.Dataset:
+    def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the dataset of (step, batch) of a pass, or of (step, (batch, labels)).
 
         If one of the datasets has no more elements, `choose_from_datasets` ends without an error.
@@ -225,7 +225,7 @@ class ChosenSource(NumberSource):
         variants = tf.unstack(self._variants_of(pass_state), len(self._datasets))
         elements = tf.data.Dataset.choose_from_datasets(
             [tf.data.experimental.from_variant(variant, self._spec) for variant in variants],
-            self._numbers_dataset(pass_state),
+            self._choice_dataset(pass_state),
             stop_on_empty_dataset=True,
         )
         sizes = self._sizes_of(pass_state)
@@ -254,7 +254,7 @@ class ChosenSource(NumberSource):
         rows = rows.concatenate(empty_batch.repeat())
         parts = [self._steps_of(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows]
         if self._labels:
-            parts.append(self._batch(self._numbers_dataset(pass_state), sizes))
+            parts.append(self._batch(self._choice_dataset(pass_state), sizes))
         return tf.data.Dataset.zip(tuple(parts)).map(check_length)
 
     def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
@@ -266,7 +266,7 @@ class ChosenSource(NumberSource):
             return self._datasets.variants(pass_state)
         if not self._replay:
             return self._variants
-        counts = numpy_function_of(self.counts_before, [pass_state], tf.int64)
+        counts = numpy_function_of(self.counts_before_pass, [pass_state], tf.int64)
         counts.set_shape([len(self._datasets)])
 
         def skip(variant: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
@@ -296,9 +296,9 @@ class ChosenSource(NumberSource):
                     )
                 merged[component] = (first, before.merge_with(shape))
 
-    def counts_before(self, pass_state: Int64s) -> Int64s:
+    def counts_before_pass(self, pass_state: Int64s) -> Int64s:
         """Return the number of elements drawn from each dataset before a pass, int64[datasets]."""
-        state = PassState.of(pass_state)
+        state = PassState.unpack(pass_state)
         return self.choices.drawn(state.epoch, state.start)
 
     def raise_ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
@@ -306,7 +306,7 @@ class ChosenSource(NumberSource):
 
         The batch of this step has only `length` elements, so the next one was missing.
         """
-        epoch = PassState.of(pass_state).epoch
+        epoch = PassState.unpack(pass_state).epoch
         (numbers,) = self.choices.source_numbers(epoch, int(step), int(step) + 1)
         raise ValueError(
             f"dataset {numbers[length]} (of {self.choices.sources}) has ended in step {step} of "
@@ -349,4 +349,4 @@ def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     [2 2 1 1]
     """
     check_process()
-    return dataset_of(NumberSource(selector, selector.choices), prefetch=1)
+    return dataset_of(ChoiceSource(selector, selector.choices), prefetch=1)

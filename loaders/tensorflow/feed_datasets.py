@@ -21,7 +21,7 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import check_process
 from twinfeed.loaders.tensorflow._graph_source import PassState
-from twinfeed.loaders.tensorflow._iterators import guarded
+from twinfeed.loaders.tensorflow._iterators import destroy_in_thread
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import growing_ranges
@@ -92,7 +92,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
     def __reduce__(self) -> tuple[type[SourceDatasets], tuple[Feed]]:
         return SourceDatasets, (self._feed,)
 
-    def groups_of(self, sampler: BatchStream, source: Any) -> Schedule:
+    def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
         """Return a schedule that has, in place of each sample id, its group: class, set or segment.
 
         Raises:
@@ -118,7 +118,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         first_epoch = tf.constant(PassState(0, 0, 0, 0, 0), tf.int64)
         dataset = self._dataset(first_epoch, range(len(self))[group])
         dataset.twinfeed_owner = self  # the graph calls it, so it must live as long
-        return guarded(dataset)
+        return destroy_in_thread(dataset)
 
     def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Make the datasets of a pass, in the graph: a variant tensor of shape [groups]."""
@@ -138,7 +138,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 
         Each item has the group's samples in up to `_BATCHES_AT_ONCE` batches, as stacked arrays.
         """
-        sampler, (_, epoch, start, *_) = self._feed.sampler, PassState.of(pass_state)
+        sampler, (_, epoch, start, *_) = self._feed.sampler, PassState.unpack(pass_state)
         steps = max(1, _READAHEAD // max(1, sampler.batch_size))
         for first, stop in growing_ranges(start, len(sampler), steps):
             group_requests = self._requests_by_group(epoch, first, stop).get(int(group), [])

@@ -9,7 +9,7 @@ import tensorflow as tf
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.loop.external_passes import ExternalPasses
 from twinfeed.loaders.support import system
-from twinfeed.loaders.tensorflow._callbacks import FAILED_OWNERS
+from twinfeed.loaders.tensorflow._callbacks import FAILED_OBJECTS
 
 
 def original_errors() -> AbstractContextManager[None]:
@@ -54,7 +54,7 @@ def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | 
 
     With `external_passes`, only exceptions of the loader that has these passes are looked at.
     """
-    for reference in reversed(FAILED_OWNERS):
+    for reference in reversed(FAILED_OBJECTS):
         owner = reference()
         passes_of_owner = getattr(owner, "external_passes", external_passes)
         if external_passes is not None and passes_of_owner is not external_passes:

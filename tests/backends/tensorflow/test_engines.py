@@ -335,7 +335,7 @@ def test_an_error_in_the_last_batch_outlives_the_pass(monkeypatch: pytest.Monkey
     """All calls of the pass have ended before the loop gets to the batch that cannot be read."""
     index, sampler = packed(60), BatchSampler(SequentialSampler(60), batch_size=4)
     ended = Event()
-    real, rows = BatchSource._open_pass, BatchSource._read_rows
+    real, rows = BatchSource._open_pass, BatchSource._read_batches
 
     @contextmanager
     def noting(self: BatchSource, *position: int) -> Iterator[int]:
@@ -349,7 +349,7 @@ def test_an_error_in_the_last_batch_outlives_the_pass(monkeypatch: pytest.Monkey
         return rows(self, state, first, drawn)
 
     monkeypatch.setattr(BatchSource, "_open_pass", noting)
-    monkeypatch.setattr(BatchSource, "_read_rows", failing)
+    monkeypatch.setattr(BatchSource, "_read_batches", failing)
     running = iter(loader(index, sampler))
     found = [next(running) for _ in range(len(sampler) - 1)]
     assert ended.wait(60)
