@@ -210,8 +210,8 @@ def staged(source: Any, pass_state: Any) -> dict[str, tuple[Make, int]]:
     index, sampler = source.feed.index, source.feed.sampler
     # The first groups have fewer batches, and the last one may.
     chunks = range(int(source.batches_per_call).bit_length(), int(pass_state[-1]) - 1)
-    types = [tf.int64] * 3 + [spec.dtype for spec in source.layout.flat]
-    shapes = [(5,), (), (), *(spec.shape for spec in source.layout.flat)]
+    types = [tf.int64] * 3 + [spec.dtype for spec in source.layout.flat_specs]
+    shapes = [(5,), (), (), *(spec.shape for spec in source.layout.flat_specs)]
 
     def tensors() -> tf.data.Dataset:
         numbers = tf.data.Dataset.range(chunks.start, chunks.stop)

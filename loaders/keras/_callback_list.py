@@ -77,9 +77,10 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def on_train_end(self, logs: Any = None) -> None:
         """Call the callbacks' `on_train_end`.
 
-        If the run was killed after its last epoch, no `on_epoch_begin` has restored the callbacks'
-        states, so they are restored here.
+        If the run was killed after its last epoch, no epoch follows in which `on_epoch_begin` would
+        have restored the callbacks' states. So they are restored here.
         """
+        # None if `on_epoch_begin` has restored it. Without training, the model stays as it is.
         checkpoint = self._resume._pop_restored_checkpoint(resumes_training=False)
         if checkpoint is not None:
             _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])

@@ -11,20 +11,18 @@ import keras
 from twinfeed.loaders.keras._checkpoints import to_json
 from twinfeed.loaders.support.array_types import Array
 
-# Of Keras's own callbacks: the attributes that change in a run. Options stay as scripts have them.
+_MODEL_CHECKPOINT = ("best", "_batches_seen_since_last_saving", "_last_batch_seen")
+
+# The attributes of Keras's own callbacks that change in a run. They are saved and restored. Options
+# are not: they stay as the script has them.
 _CHANGING_ATTRIBUTES: dict[str, tuple[str, ...]] = {
     "CSVLogger": (),
     "EarlyStopping": ("best", "best_epoch", "best_weights", "stopped_epoch", "wait"),
     "History": ("epoch", "history"),
     "LambdaCallback": (),
     "LearningRateScheduler": (),
-    "ModelCheckpoint": ("best", "_batches_seen_since_last_saving", "_last_batch_seen"),
-    "OrbaxCheckpoint": (
-        "best",
-        "_batches_seen_since_last_saving",
-        "_last_batch_seen",
-        "_total_batches_seen",
-    ),
+    "ModelCheckpoint": _MODEL_CHECKPOINT,
+    "OrbaxCheckpoint": (*_MODEL_CHECKPOINT, "_total_batches_seen"),
     "ProgbarLogger": (),
     "ReduceLROnPlateau": ("best", "cooldown_counter", "wait"),
     "RemoteMonitor": (),
@@ -35,7 +33,7 @@ _CHANGING_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return by name the state to save of each callback: see `_state_of`.
+    """Return by name the state of each callback, to be saved in a checkpoint.
 
     Raises:
         TypeError: a value cannot be saved; the error names the callback.
@@ -73,18 +71,22 @@ def clear_early_stop(callbacks: Iterable[Any]) -> None:
 
 
 def unrestorable_callbacks(callbacks: Iterable[Any]) -> list[str]:
-    """Return the names of the callbacks whose state cannot be saved and restored."""
+    """Return the names of the callbacks whose state cannot be saved and restored.
+
+    It can be for those that have `get_state` and `set_state`, and for most of Keras's own
+    callbacks, whose attributes are known. A subclass of these may have other attributes.
+    """
     return [
         name
         for name, callback in _by_name(callbacks).items()
-        if not (_has_state_methods(callback) or _is_restorable_keras_callback(callback))
+        if not (_has_state_methods(callback) or _can_resume_keras_callback(callback))
     ]
 
 
 def stopped_early(callbacks: Iterable[Any], saved: Mapping[str, Any]) -> bool:
     """Return whether an EarlyStopping callback ended the saved run, and would end it again.
 
-    It would not if its `patience` has been raised since. `saved` has the states by name.
+    It would not if its `patience` has been raised since. `saved` has the callbacks' states by name.
     """
     for name, callback in _by_name(callbacks).items():
         state = saved.get(name, {}).get("attributes", {})
@@ -123,31 +125,28 @@ def _state_of(callback: Any) -> dict[str, Any]:
 
 
 def _attributes_to_save(callback: Any) -> tuple[str, ...] | None:
-    """Return the names of the attributes to save of a callback of Keras, or of a subclass.
+    """Return the names of the attributes that are saved for a callback.
 
-    Returns None for a callback that is not derived from one of Keras's.
+    They are known for Keras's own callbacks, such as EarlyStopping, and hold for their subclasses
+    too. For other callbacks, None is returned.
     """
     for base in type(callback).__mro__:
-        if _is_defined_in_keras(base) and base.__name__ in _CHANGING_ATTRIBUTES:
+        if _is_of_keras(base) and base.__name__ in _CHANGING_ATTRIBUTES:
             return _CHANGING_ATTRIBUTES[base.__name__]
     return None
 
 
-def _is_restorable_keras_callback(callback: Any) -> bool:
-    """Return whether a callback's class is one of Keras's own that can be resumed.
+def _can_resume_keras_callback(callback: Any) -> bool:
+    """Return whether a callback is one of Keras's own, not a subclass, that can be resumed.
 
     CSVLogger(append=False) cannot: it empties its file when `fit` begins.
     """
     appends = bool(getattr(callback, "append", True))
-    return (
-        appends
-        and _is_defined_in_keras(type(callback))
-        and _attributes_to_save(callback) is not None
-    )
+    return appends and _is_of_keras(type(callback)) and _attributes_to_save(callback) is not None
 
 
-def _is_defined_in_keras(kind: type) -> bool:
-    return kind.__module__.partition(".")[0] == "keras"
+def _is_of_keras(class_: type) -> bool:
+    return class_.__module__.partition(".")[0] == "keras"
 
 
 def _has_state_methods(callback: Any) -> bool:

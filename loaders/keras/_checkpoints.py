@@ -36,7 +36,7 @@ _TYPES = {
     dict: ("loader", "callbacks"),
     list: ("weights", "random", "metrics", "rates"),
 }
-"""The names of the values of a state, by their type."""
+"""The keys of a checkpoint's state, by the type of their values."""
 _UNREADABLE = OSError, EOFError, KeyError, TypeError, RuntimeError, UnicodeDecodeError
 
 
@@ -76,7 +76,11 @@ class Checkpoints:
         return _read(folders[-1]) if folders else None
 
     def previous(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Return the checkpoint before `checkpoint`; None if its position is not the same."""
+        """Return the checkpoint before a final one, if it has the same position, else None.
+
+        Both are of the same trained batches. The final one was written after `on_train_end` of the
+        callbacks, which may have changed the model; this one has the model without these changes.
+        """
         number = _number_of(checkpoint.folder)
         older = [folder for folder in self._folders() if _number_of(folder) < number]
         previous = _read(older[-1]) if older else None
@@ -154,14 +158,14 @@ def _read(folder: Path) -> Checkpoint:
         text = read_file(folder / "state.json", LIMITS.manifest_bytes)
         state = json.loads(text)
         if not isinstance(state, dict):
-            raise TypeError("its state is no dict")
+            raise TypeError("its state.json does not hold a dict")
         if state["version"] != VERSION:
             raise ValueError(
                 f"{folder}: this checkpoint is of version {state['version']}, and this twinfeed "
                 f"reads version {VERSION}: start a new run with restart=True"
             )
         if checksums(folder) != json.loads(read_file(folder / _CHECKSUMS, LIMITS.manifest_bytes)):
-            raise OSError("its bytes are not those that were saved")
+            raise OSError("the checksums of its files are wrong")
         _check_types(state)
         with open_file(folder / "arrays.npz") as file:
             _check_arrays(file)
@@ -176,13 +180,16 @@ def _insert_array(value: dict[str, Any], *, arrays: Mapping[str, Array]) -> Any:
 
 
 def _check_types(state: dict[str, Any]) -> None:
-    """Raise TypeError if a value of a state read from a file has an unexpected type."""
-    for kind, names in _TYPES.items():
-        for name in names:
-            if not isinstance(state[name], kind):
-                raise TypeError(f"its {name} are of type {type(state[name]).__name__}")
+    """Raise TypeError if a value of a state that was read from a file has an unexpected type.
+
+    `state["weights"]` must have [path, shape] for each weight, such as ["dense/kernel", [5, 7]].
+    """
+    for expected, keys in _TYPES.items():
+        for key in keys:
+            if not isinstance(state[key], expected):
+                raise TypeError(f"{key!r} of its state is of type {type(state[key]).__name__}")
     if any(list(map(type, weight)) != [str, list] for weight in state["weights"]):
-        raise TypeError("its weights have no shapes")
+        raise TypeError("'weights' of its state must have a path and a shape for each weight")
 
 
 def checksums(folder: Path) -> dict[str, int]:

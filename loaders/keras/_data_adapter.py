@@ -14,9 +14,14 @@ from twinfeed.loaders.loop.loader import Loader
 
 
 class LoaderDataAdapter(PyDatasetAdapter):
-    """Give Keras the batches of a loader, an epoch or the rest of an epoch at a time.
+    """Give Keras the batches of a loader, from its position to the end of the epoch.
 
-    A plain `PyDataset` would not do: Keras always requests the batches of a whole epoch from it.
+    Keras would always request the batches of a whole epoch from a plain `PyDataset`.
+
+    Args:
+        loader: its batches are trained on.
+        arrange: a function that makes inputs and targets of a batch.
+        weights: the `class_weight` of `fit`, or None.
     """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any], weights: Any) -> None:
@@ -35,7 +40,10 @@ class LoaderDataAdapter(PyDatasetAdapter):
 
 
 class _BatchesByStep(keras.utils.PyDataset):
-    """Random access to the batches of an epoch, from which TensorFlow infers their shapes."""
+    """Batches of an epoch by step, from which Keras on TensorFlow infers their shapes.
+
+    Nothing is trained on them, so reading them does not move the loader's position.
+    """
 
     def __init__(self, loader: Loader[Any], arrange: Callable[[Any], Any]) -> None:
         super().__init__()
@@ -45,6 +53,7 @@ class _BatchesByStep(keras.utils.PyDataset):
     def num_batches(self) -> int:
         return len(self._loader)
 
-    def __getitem__(self, number: int) -> Any:
+    def __getitem__(self, step: int) -> Any:
         with self._loader.external_passes.peek():
-            return next(islice(adapter_of(self._loader).batches(self._arrange), number, None))
+            batches = adapter_of(self._loader).batches(self._arrange)
+            return next(islice(batches, step, None))

@@ -18,7 +18,8 @@ from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.making.feed import Feed
 
-_OPTIONS = {
+# Options of `model.fit` that `ResumeCallback.fit` refuses, and what to do instead.
+_REFUSED_OPTIONS = {
     "x": "arrange makes the inputs of a batch",
     "y": "arrange makes the targets of a batch",
     "sample_weight": "arrange may return (inputs, targets, weights)",
@@ -34,15 +35,18 @@ def check_loader(loader: Any) -> None:
     """Raise TypeError for anything but a loader."""
     if not isinstance(loader, Loader):
         raise TypeError(
-            f"loader must be as in TensorFlowLoader(feed), got a {type(loader).__name__}"
+            f"loader must be a loader, as in TensorFlowLoader(feed), got a {type(loader).__name__}"
         )
 
 
 def resolve_arrange(arrange: Any) -> Any:
-    """Check the `arrange` argument of `fit`, and turn names of fields into a function of a batch.
+    """Check the `arrange` argument of `fit`; turn ("image", "label") into a function.
+
+    `arrange` says how inputs and targets are made of batches. The function takes a batch, and
+    returns the values of these fields. A function or a dataset of the user is returned as it is.
 
     Raises:
-        TypeError: it is neither names, nor a function, nor a dataset.
+        TypeError: `arrange` is neither two or three names, nor a function, nor a dataset.
     """
     has_names = isinstance(arrange, tuple) and all(isinstance(name, str) for name in arrange)
     if has_names and len(arrange) in (2, 3):
@@ -51,36 +55,41 @@ def resolve_arrange(arrange: Any) -> Any:
     if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or is_dataset):
         raise TypeError(
             f"arrange must be names of fields, as in ('image', 'label'), a function that makes "
-            f"(inputs, targets) of a batch of the loader, or a dataset that was made of the "
-            f"loader's, got a {type(arrange).__name__}"
+            f"(inputs, targets) of a batch, or a dataset made of loader.dataset, got a "
+            f"{type(arrange).__name__}"
         )
     return arrange
 
 
 def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any) -> None:
-    """Refuse options of `model.fit` that the loader, its sampler or the checkpoint decides.
+    """Refuse options of `model.fit` that do not fit a resumed run, and unusable validation data.
 
-    Warns if training and validation number the classes differently.
+    Warns if a class has different indices in the training and the validation data.
+
+    Args:
+        loader: the loader of the training.
+        options: the options of `model.fit`.
+        arrange: a function that makes inputs and targets of a batch, or a dataset of them.
 
     Raises:
-        ValueError: such an option.
-        TypeError: `validation_data` is a feed, or a loader while `arrange` is a dataset.
+        ValueError: the loader, its sampler or the checkpoint decides what an option would say.
+        TypeError: `validation_data` is a feed, or a loader though `arrange` is no function.
     """
-    for name, where in _OPTIONS.items():
+    for name, advice in _REFUSED_OPTIONS.items():
         if options.get(name) is not None and options[name] is not False:
-            raise ValueError(f"fit of ResumeCallback takes no {name}=: {where}")
+            raise ValueError(f"fit of ResumeCallback takes no {name}=: {advice}")
     validation = options.get("validation_data")
     if isinstance(validation, Feed) or (isinstance(validation, Loader) and not callable(arrange)):
         raise TypeError(
-            f"validation_data must be a dataset of inputs and targets, or a loader where arrange "
-            f"is names or a function, got a {type(validation).__name__}: give "
-            f"loader.dataset.map(pairs)"
+            f"validation_data must be a dataset of (inputs, targets), or a loader if arrange is "
+            f"names or a function, got a {type(validation).__name__}: map a loader's batches to "
+            f"(inputs, targets)"
         )
     _check_classes(loader, validation)
 
 
 def _check_classes(loader: Loader[Any], validation: Any) -> None:
-    """Warn if a class number has another class name in the validation than in the training.
+    """Warn if a class index means another class in the validation data than in the training data.
 
     Classes are compared if both have an `Index`. Only the first difference is reported.
     """
@@ -89,39 +98,37 @@ def _check_classes(loader: Loader[Any], validation: Any) -> None:
     train, test = (getattr(feed, "index", None) for feed in feeds)
     if not (isinstance(train, Index) and isinstance(test, Index) and train.classes):
         return
+    # The validation may lack the last classes of the training.
     pairs = zip_longest(islice(train.classes, len(test.classes)), test.classes)
-    for number, (train_class, test_class) in enumerate(pairs):
+    for class_index, (train_class, test_class) in enumerate(pairs):
         if train_class != test_class:
             warnings.warn(
-                f"class {number} is {train_class!r} in the training and {test_class!r} in "
-                f"validation_data: number both alike, by twinfeed index VALIDATION "
-                f"--classes {train.where} --out {test.where}",
+                f"class {class_index} is {train_class!r} in the training and {test_class!r} in "
+                f"validation_data: give both the same order of classes, by twinfeed index "
+                f"VALIDATION --classes {train.where} --out {test.where}",
                 stacklevel=4,
             )
             return
 
 
 def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
-    """Refuse datasets of `fit` whose elements no model takes.
-
-    `data` and `validation` are the training and the validation data.
+    """Refuse training and validation data of `fit` on which no model can be trained.
 
     Raises:
-        TypeError: `validation` has whole batches (dicts), or images are not decoded.
+        TypeError: `validation` has whole batches, and not (inputs, targets) as `data`, the training
+            data; or `data` has images as bytes.
     """
-    spec, validation_spec = (
-        getattr(dataset, "element_spec", None) for dataset in (data, validation)
-    )
+    spec = getattr(data, "element_spec", None)
+    validation_spec = getattr(validation, "element_spec", None)
+    # Each batch of a loader is a dict with the field "id".
     has_whole_batches = isinstance(validation_spec, dict) and "id" in validation_spec
     if has_whole_batches and not isinstance(spec, dict | None):
-        raise TypeError(
-            "validation_data must hold inputs and targets: give loader.dataset.map(pairs)"
-        )
+        raise TypeError("validation_data has whole batches (dicts): map them to (inputs, targets)")
     feed = getattr(loader, "feed", None)
-    leaves = keras.tree.flatten(spec)
-    has_strings = any(getattr(leaf, "dtype", None) == "string" for leaf in leaves)
+    dtypes = [getattr(leaf, "dtype", None) for leaf in keras.tree.flatten(spec)]
+    has_strings = any(dtype == "string" for dtype in dtypes)
     if feed is None or feed.has_functions or not has_strings:
-        return
+        return  # there are no bytes, or decode or transform may have made them
     for name, values in feed[0, 0].items():
         first = values[0] if isinstance(values, list) else None
         if isinstance(first, bytes) and image_extension(first[:64]):
@@ -132,15 +139,15 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
 
 
 def check_labels(loader: Loader[Any], model: Any, targets: Callable[[], Any]) -> None:
-    """Check that a classifier has an output for each label in the rest of the epoch.
+    """Check that a classifier has an output for each label in the remaining steps of the epoch.
 
-    Only checked for sparse categorical crossentropy, and if the targets of the first batch are the
-    labels of the index. Otherwise Keras's own error would name no record on a CPU, and on a GPU the
-    loss would become NaN.
+    Otherwise Keras's error would name no record on a CPU, and on a GPU the loss would become NaN.
+    Nothing is checked unless the loss is sparse categorical crossentropy, and the targets of the
+    first batch are the labels of the index.
 
     Args:
-        loader: of the training.
-        model: of the training.
+        loader: the loader of the training data. It may have no feed, and then no index.
+        model: the model to train. It may have several outputs or no loss, and is not checked then.
         targets: a function that returns the targets of the epoch's first batch.
 
     Raises:

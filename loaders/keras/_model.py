@@ -22,9 +22,7 @@ def optimizer_of(model: keras.Model) -> Any:
     """
     optimizer = getattr(model, "optimizer", None)
     if optimizer is None:
-        raise ValueError(
-            "the model must be compiled before restore, as its optimizer is restored too"
-        )
+        raise ValueError("the model must be compiled before restore, which loads its optimizer")
     if not optimizer.built:
         strategy = getattr(model, "_distribute_strategy", None)
         with nullcontext() if strategy is None else strategy.scope():
@@ -50,17 +48,17 @@ def weight_shapes(model: keras.Model) -> list[list[Any]]:
 
 
 def describe_shape_difference(model: keras.Model, saved: Sequence[Any]) -> str:
-    """Describe how the shapes of a model's weights differ from saved `weight_shapes`.
+    """Describe the first difference between a model's weights and `saved` weight shapes.
 
-    Returns "" if all shapes are equal. Paths are not compared: in a second model of one process,
-    Keras gives layers other names.
+    `saved` has [path, shape] for each weight. Returns "" if all shapes are equal. Paths are not
+    compared: in a second model of one process, Keras gives layers other names.
     """
     current = weight_shapes(model)
-    for weight, saved_weight in zip_longest(current, saved, fillvalue=("nothing", None)):
+    for weight, saved_weight in zip_longest(current, saved, fillvalue=("no weight", None)):
         if weight[1] != saved_weight[1]:
             return (
-                f"it has {len(saved)} weights, this model {len(current)}, of which "
-                f"{_describe_weight(*weight)} is in the place of {_describe_weight(*saved_weight)}"
+                f"it has {len(saved)} weights, this model has {len(current)}: the first difference "
+                f"is {_describe_weight(*saved_weight)} there, {_describe_weight(*weight)} here"
             )
     return ""
 

@@ -26,6 +26,7 @@ from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.samplers import StateMismatchError, validate
 
+# A true value of `stop_training`: this callback stops `fit` where a resumed epoch ends.
 _STOPPED_AT_EPOCH_END = "the rest of the epoch was trained on"
 
 
@@ -41,42 +42,42 @@ class ResumeCallback(keras.callbacks.Callback):
     A checkpoint is written at the end of each epoch, after every `save_freq` batches if given, and
     when `fit` has ended. A checkpoint has the weights, the optimizer, the states of random layers,
     the metrics of the epoch so far, the values of the other callbacks, and the position of
-    `loader`. Batches are counted when they are trained on, however far the dataset has run ahead. A
-    checkpoint is whole or not there. The last two checkpoints stay.
+    `loader`. Batches are counted when they are trained on, not when the dataset reads them ahead.
+    Checkpoints are written atomically. The last two checkpoints are kept.
 
     Nothing is saved while the loss or a trained weight is not a finite number.
 
-    A `model.fit` of your own takes the callback too, after `restore(model)`. The callback then does
-    not see the dataset, so you have to know that its order is the loader's. The values of other
-    callbacks are not saved::
+    The callback can also be given to `model.fit`, after `restore(model)`. It then cannot check the
+    dataset, so you have to know that its order is the loader's. The values of other callbacks are
+    not saved::
 
         resume = ResumeCallback(loader, folder, order="unchecked")
         resume.restore(model)
         dataset = loader.dataset.map(inputs_and_targets)
         model.fit(dataset, initial_epoch=loader.epoch, epochs=epochs, callbacks=[resume])
 
-    Under a `tf.distribute` strategy, the steps of `fit` are counted as they are. A validation on
-    the same loader gets the whole epoch, and moves nothing.
+    Under a `tf.distribute` strategy, a step of `fit` counts as a step of the loader. A validation
+    may use the same loader: it gets a whole epoch, and does not move the position.
 
     `steps_per_execution` needs Keras 3.11.
 
     Args:
-        loader: what gives the batches.
+        loader: its batches are trained on.
         folder: the folder of the checkpoints.
-        save_freq: a checkpoint is also made after every so many batches.
-        order: `"unchecked"` says that each element is the next batch of the loader, if the callback
-            cannot know.
-        restart: start a new run beside the checkpoints. Otherwise a folder that has a checkpoint is
-            refused unless the checkpoint is restored.
+        save_freq: the number of batches after which another checkpoint is written.
+        order: `"unchecked"` says that each element is the next batch of the loader, where the
+            callback cannot check this.
+        restart: start a new run, and keep the checkpoints that the folder has. Otherwise a folder
+            that has a checkpoint is refused unless the checkpoint is restored.
 
     Raises:
         TypeError: `loader` is no loader, but a feed for example.
         ValueError: an `initial_epoch` that is not the loader's.
         ValueError: an epoch of `fit` is not an epoch of the loader: `steps_per_epoch`, and datasets
             that were cut or batched again. `batches_per_epoch` of a sampler makes shorter epochs.
-        ValueError: batches whose position is not known: `map`, `prefetch`, `take` and copies to a
-            device keep it. Other operators, as `cache` and `shuffle`, are refused before their
-            first batch.
+        ValueError: a dataset that does not have the loader's batches in order. `map`, `prefetch`,
+            `take` and copies to a device keep the order. Other operators, such as `cache` and
+            `shuffle`, are refused before the first batch.
         ValueError: Keras's `BackupAndRestore` beside this callback.
 
     >>> from tempfile import mkdtemp
@@ -111,7 +112,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._checkpoints = Checkpoints(self.folder)
         self._last_checkpoint: Checkpoint | None = None  # written or restored
         self._restored_checkpoint: Checkpoint | None = None  # until the training continues from it
-        self._has_unsaved_batches = False  # whether batches were trained on since the checkpoint
+        self._has_unsaved_batches = False  # batches were trained on since the last checkpoint
         self._warned_not_finite = False
         self._callbacks: ResumedCallbackList | None = None  # within `fit` of this object
         self._epoch = self._first_step = self._step = 0
@@ -130,28 +131,28 @@ class ResumeCallback(keras.callbacks.Callback):
     ) -> Any:
         """Train `model` (compiled) to the end of epoch `epochs`, from the last checkpoint on.
 
-        The same call begins a run, resumes it, and returns at once if the run has ended. Then the
-        model is as the ended run left it.
+        The same call starts a run, and resumes it. If the run has ended, the call returns at once,
+        and the model is as the ended run left it.
 
         A run that `EarlyStopping` has ended stays ended, unless its patience is raised. A run that
-        another callback stopped, as before a time limit, is resumed.
+        another callback stopped, for example before a time limit, is resumed.
 
-        Warns if `validation_data` is of a loader whose class names have other numbers.
+        Warns if `validation_data` is of a loader that has another order of classes.
 
         Args:
             model: compiled.
-            arrange: the names of two or three fields, such as `("image", "label")`, or a function
-                that makes of a batch what a model is given: `inputs`, `(inputs, targets)` or
-                `(inputs, targets, weights)`. A dataset that was made of the loader's dataset is
-                taken as it is.
-            epochs: the epoch that training ends at.
+            arrange: the names of two or three fields, such as `("image", "label")`; or a function
+                that turns a batch into what a model takes: `inputs`, `(inputs, targets)` or
+                `(inputs, targets, weights)`; or a dataset that you have made of `loader.dataset`,
+                whose elements are such values.
+            epochs: the number of epochs of the whole run, as `epochs` of `model.fit`.
             callbacks: one, or several. They get their saved values back, such as the best value of
                 `ModelCheckpoint` and `EarlyStopping`. A callback of your own needs `get_state()`,
                 which returns a dict of numbers, texts, NumPy arrays, and lists and dicts of them,
                 and `set_state(state)`. A warning names the callbacks without them.
             verbose: as of `model.fit`.
-            **options: those of `model.fit` that neither the loader nor its sampler has. A loader as
-                `validation_data` goes through `arrange` too.
+            **options: other options of `model.fit`, except those that the loader or its sampler
+                decides. If `validation_data` is a loader, its batches go through `arrange` too.
 
         Returns:
             Keras's `History`, with the epochs before the resume.
@@ -160,22 +161,17 @@ class ResumeCallback(keras.callbacks.Callback):
             StateMismatchError: a checkpoint of other data or another sampler.
             ValueError: the model or the optimizer differs from the checkpoint, or the loader or its
                 sampler has the option.
-            TypeError: an `arrange` that is neither names nor a function nor a dataset, a feed or
-                whole batches as `validation_data`, and images that nothing decodes.
+            TypeError: `arrange` is neither names nor a function nor a dataset; `validation_data`
+                is a feed, or has whole batches; or images are not decoded.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
-        arrange, validation = (
-            _fit_arguments.resolve_arrange(arrange),
-            options.get("validation_data"),
-        )
+        arrange = _fit_arguments.resolve_arrange(arrange)
         _fit_arguments.check_options(self.loader, options, arrange)
         callbacks = _fit_arguments.check_callbacks(callbacks, self)
-        data = _dataset_or_adapter(self.loader, arrange, model, options.get("class_weight"))
-        if isinstance(validation, Loader):
-            options["validation_data"] = validation = _dataset_or_adapter(
-                validation, arrange, model
-            )
-        _fit_arguments.check_elements(self.loader, data, validation)
+        data = _fit_data(self.loader, arrange, model, options.get("class_weight"))
+        if isinstance(options.get("validation_data"), Loader):
+            options["validation_data"] = _fit_data(options["validation_data"], arrange, model)
+        _fit_arguments.check_elements(self.loader, data, options.get("validation_data"))
         if self.order is None:
             self._adapter.check_position(data)
         self._restore_last_checkpoint(model, arrange)
@@ -243,7 +239,7 @@ class ResumeCallback(keras.callbacks.Callback):
         if not _load_checkpoint(model, checkpoint):
             warnings.warn(
                 f"{checkpoint.folder} is of a model with {len(state['random'])} states of random "
-                f"layers, this model has another number: its random layers begin anew",
+                f"layers, and this model has more or fewer: they are not restored",
                 stacklevel=2,
             )
         self.loader.load_state_dict(state["loader"])
@@ -254,14 +250,15 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raise ValueError if a checkpoint was not restored, or the order of batches is unknown."""
+        # `_callbacks` is set in `fit` of this object, which checks the dataset. It is None in a
+        # `model.fit` of the user, whose dataset a callback cannot see.
         if self._callbacks is None and self.order is None:
             raise ValueError(
-                "ResumeCallback does not see the dataset of model.fit: train by "
+                "ResumeCallback cannot check the dataset of model.fit: train by "
                 "resume.fit(model, dataset), or say order='unchecked'"
             )
-        unrestored = (
-            None if self._last_checkpoint is not None or self.restart else self._checkpoints.last()
-        )
+        must_restore = self._last_checkpoint is None and not self.restart
+        unrestored = self._checkpoints.last() if must_restore else None
         if unrestored is not None:
             raise ValueError(
                 f"{unrestored.folder} is a checkpoint that was not restored: call restore(model) "
@@ -269,9 +266,9 @@ class ResumeCallback(keras.callbacks.Callback):
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Before a validation, which may use the same loader: let it have a whole epoch.
+        """Prepare the loader for a validation on it: passes get a whole epoch from now on.
 
-        The position of the training does not change until `on_test_end`.
+        They do not change the position of the training, until `on_test_end`.
         """
         self.loader.external_passes.peeking = True
 
@@ -279,40 +276,45 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.external_passes.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Synchronise the counters with the loader's position when an epoch starts.
+        """Set the counters of batches to the loader's position when an epoch starts.
 
         Raises:
-            ValueError: `fit` starts another epoch than the loader, or has another number of steps.
+            ValueError: the epochs of `fit` are not those of the loader: they differ in the number
+                of the epoch or in the number of steps.
         """
         if epoch != self.loader.epoch:
             raise ValueError(
-                f"fit begins epoch {epoch}, the loader is at epoch {self.loader.epoch}: give fit "
-                f"initial_epoch=loader.epoch; an ExactOnceBatchSampler never leaves its epoch"
+                f"fit starts epoch {epoch}, but the loader is at epoch {self.loader.epoch}: give "
+                f"fit initial_epoch=loader.epoch; an ExactOnceBatchSampler never leaves its epoch"
             )
-        steps, expected = self.params.get("steps"), len(self.loader)
-        if steps not in (None, expected):
+        fit_steps, loader_steps = self.params.get("steps"), len(self.loader)
+        if fit_steps not in (None, loader_steps):  # None if Keras does not know it yet
             raise ValueError(
-                f"an epoch of fit must be one of the loader, got {steps} steps and {expected}: "
-                f"leave steps_per_epoch out"
+                f"fit must have the {loader_steps} steps of the loader's epoch, got {fit_steps}: "
+                f"remove steps_per_epoch, and batch or take after the loader's dataset"
             )
+        # In a `model.fit` of the user, this may load the model that the training continues from.
         self._pop_restored_checkpoint()
         self._sync_position()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count a batch that was trained on, and save after every `save_freq` batches."""
         passes, start = self.loader.external_passes, self._first_step
+        # At the first batch: if the loader has not delivered it, no pass has started there.
         if self._step == start and not passes.started_at(self._epoch, start):
             raise ValueError(
-                f"the batches of epoch {self._epoch} must come from the loader, got others: leave "
-                f"dataset.cache() out, and give fit the dataset of this loader"
+                f"the batches of epoch {self._epoch} must come from the loader, but fit got others"
+                f": remove dataset.cache(), and give fit the dataset of this loader"
             )
-        # In `fit` of this object, batches are numbered within the whole epoch. With
-        # steps_per_execution, Keras counts to the end of the last execution.
+        # `batch` counts from the epoch's first step in `fit` of this object (the callback list sees
+        # to it), and from the resumed step in a `model.fit` of the user. With steps_per_execution,
+        # the last execution may end after the epoch's last step: hence the `min`.
         trained = batch + 1 if self._callbacks is not None else start + batch + 1
         previous, self._step = self._step, min(trained, len(self.loader))
         self._has_unsaved_batches = True
         passes.advance_to(self._epoch, self._step)
         if self._step < len(self.loader):  # else on_epoch_end saves, with the logs of the epoch
+            # Whether a multiple of `save_freq` lies between the previous step and this one.
             is_due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
             # If `fit` stops here, save before the callbacks get the logs of a part of an epoch.
             if is_due or getattr(self._model, "stop_training", False):
@@ -330,8 +332,13 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save the model as `fit` leaves it, and stop tracking the loader's position."""
+        """Save the model as `fit` leaves it, and stop tracking the loader's position.
+
+        Other callbacks may have changed the model in their `on_train_end`.
+        """
         last = self._last_checkpoint
+        # Without a checkpoint, or with a final one, nothing was trained. If batches are unsaved,
+        # `fit` was not allowed to save them, since the loss or a weight is not finite.
         if last is not None and not last.final and not self._has_unsaved_batches:
             self._save(logs, final=True)
         self.loader.external_passes.stop_tracking()
@@ -341,10 +348,10 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(None)
 
     def _sync_position(self) -> None:
-        """Set the counters of epoch and step to the loader's position, and track it from there on.
+        """Set the counters of epoch and step to the loader's position, and count from there on.
 
-        Tracking starts before `fit`: under a strategy, `fit` draws batches to infer their shapes,
-        which must not change the position.
+        From now on only this callback moves the position, also before `fit`: under a strategy,
+        `fit` draws batches to infer their shapes, which must not move it.
         """
         self._epoch, self._first_step = self.loader.epoch, self.loader.step
         self._step = self._first_step
@@ -361,8 +368,10 @@ class ResumeCallback(keras.callbacks.Callback):
             self._warn_not_finite()
             return
         position = self.loader.state_at(self._epoch, self._step)
-        empty_state: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
-        callback_list = self._callbacks
+        # In a `model.fit` of the user, the other callbacks are not known.
+        fit_state: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
+        if self._callbacks is not None:
+            fit_state = self._callbacks.state(position["step"])
         state = {
             "version": VERSION,
             "final": final,
@@ -370,7 +379,7 @@ class ResumeCallback(keras.callbacks.Callback):
             "weights": _model.weight_shapes(self.model),
             "optimizer": _model.describe_optimizer(self.model.optimizer),
             "random": _model.to_numpy(_model.random_states(self.model)),
-            **(empty_state if callback_list is None else callback_list.state(position["step"])),
+            **fit_state,
         }
         self._last_checkpoint = self._checkpoints.write(state, self.model.save_weights)
         self._has_unsaved_batches = self._warned_not_finite = False
@@ -390,10 +399,11 @@ class ResumeCallback(keras.callbacks.Callback):
         )
 
     def _pop_restored_checkpoint(self, *, resumes_training: bool = True) -> Checkpoint | None:
-        """Return the restored checkpoint to the first caller, and None to later callers.
+        """Return the restored checkpoint at the first call, and None later.
 
-        A final checkpoint has the model as callbacks changed it at the end of `fit`. If the
-        run `resumes_training` from there, the checkpoint before it is loaded and returned instead.
+        A final checkpoint has the model as it was after `on_train_end` of the callbacks, which may
+        have changed it. If the run `resumes_training`, the checkpoint before it, which has the
+        model without these changes, is loaded and returned instead.
         """
         checkpoint, self._restored_checkpoint = self._restored_checkpoint, None
         if checkpoint is None or not (checkpoint.final and resumes_training):
@@ -407,20 +417,22 @@ class ResumeCallback(keras.callbacks.Callback):
     def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> None:
         """Restore the last checkpoint into a model, unless there is none or `restart` was given.
 
-        If the model or its metrics are not built yet, one batch is evaluated first to build them.
+        If the model or its metrics are not built yet, a batch is evaluated to build them. `arrange`
+        makes inputs and targets of a batch, or is a dataset of them.
         """
         if self.restart and self._last_checkpoint is None:
             return
         checkpoint = self._checkpoints.last()
         if checkpoint is None:
             return
-        # Keras builds the model and its metrics in the first step, which is after the restore.
-        # Under a strategy, it builds the metrics earlier.
-        metrics_built = len(model.metrics_variables) >= len(checkpoint.state["metrics"])
-        if not model.built or not (metrics_built or _has_strategy(model)):
-            data = _dataset_or_adapter(self.loader, arrange, None)
-            with self.loader.external_passes.peek():
-                model.evaluate(data, steps=1, verbose=0)
+        # Values can be restored only into variables that are built. Keras builds the variables of
+        # the model and its metrics in the first step of `fit`, which is after the restore; but
+        # under a strategy, it builds those of the metrics before.
+        lacks_metrics = len(model.metrics_variables) < len(checkpoint.state["metrics"])
+        if not model.built or (lacks_metrics and not _has_strategy(model)):
+            data = _fit_data(self.loader, arrange, None)
+            with self.loader.external_passes.peek():  # the loader's position stays as it is
+                model.evaluate(data, steps=1, verbose=0)  # builds the variables
         self.restore(model)
 
     def _print_position(self, epochs: int, *, ended: bool) -> None:
@@ -432,11 +444,17 @@ class ResumeCallback(keras.callbacks.Callback):
             print(f"resuming {self.folder} at epoch {epoch}, step {step}")
 
 
-def _dataset_or_adapter(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
-    """Return the batches of a loader as Keras's `fit` takes them: a dataset or a data adapter.
+def _fit_data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
+    """Return the batches of a loader as Keras's `fit` takes them.
 
-    `arrange` makes the inputs and targets of a batch, or is a dataset made of the loader's;
-    `weights` are the class weights.
+    This is a dataset if the loader's framework has datasets, and else a data adapter of Keras.
+
+    Args:
+        loader: its batches are trained or validated on.
+        arrange: a function that makes inputs and targets of a batch; or a dataset that the user has
+            made of the loader's, which is returned.
+        model: the model to train; None to evaluate a batch without a strategy.
+        weights: the `class_weight` of `fit`.
     """
     dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
     if dataset is not None:

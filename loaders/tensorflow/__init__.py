@@ -6,7 +6,7 @@ of the dataset. `original_errors` (original.py) raises the errors of a pipeline 
 `twinfeed.loaders.keras` resumes `fit` at any step.
 
 `choose` (choosing.py) lets a sampler choose from datasets: of the user's own, or those that
-`source_datasets` (feed_datasets.py) makes of a feed. `selector_dataset` gives only their numbers.
+`source_datasets` (feed_datasets.py) makes of a feed. `selector_dataset` only says which is chosen.
 
 How a dataset is made:
 

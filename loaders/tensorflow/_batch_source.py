@@ -25,10 +25,10 @@ from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers.drawing.chunks import growing_ranges
 
-# One call of Python reads at most so many batches, a power of two, and about so many bytes.
-_MAX_BATCHES, _MAX_CALL_BYTES = 16, 6 << 20
+# One call from the graph into Python reads at most 16 batches (a power of two), of about 6 MiB.
+_MAX_BATCHES_PER_CALL, _MAX_CALL_BYTES = 16, 6 << 20
 
-# From this number of bytes per record on, two calls at once read faster than one call.
+# Records of at least this many bytes are read faster by two threads than by one.
 _LONG_RECORD = 1 << 15
 
 
@@ -42,7 +42,7 @@ class _OpenPass(NamedTuple):
 class BatchSource(GraphSource):
     """The batches of one feed, or of the feeds of several ranks in turn.
 
-    Each pass has batchers of its own. The batchers are closed with the pass.
+    Each pass (an iteration of the dataset) opens its own batchers, and closes them at its end.
     """
 
     def __init__(
@@ -58,92 +58,104 @@ class BatchSource(GraphSource):
         self.prefetch, self._readahead = prefetch, loader.readahead
         self.feed, self.feeds, self.reader = feeds[0], feeds, loader.reader
         self.schedules = [loader.schedules.of(feed.sampler) for feed in feeds]
-        sizes = {feed.sampler.fixed_size for feed in feeds}
-        self.layout = Layout(self.feed, sizes.pop() if len(sizes) == 1 else None, self.reader)
-        # A cache of decoded images takes batches in their order. So threads share each batch.
+        sizes = {feed.sampler.fixed_size for feed in feeds}  # the batches of ranks may differ
+        batch_size = sizes.pop() if len(sizes) == 1 else None
+        self.layout = Layout(self.feed, batch_size, self.reader)
+        # A cache of decoded images needs its batches in order. So all threads decode one batch.
         resolved = default_threads() if threads is None else threads
         self._decode_threads = 0 if self.feed.sampler.traits.max_cached is None else resolved
         one_by_one = self._decode_threads or (threads is None and not _threads_help(self.feed))
-        # Options of `Dataset.map`. Without them, no element is made ahead.
+        # Options of `Dataset.map` by which several threads read batches ahead.
         self.map_options: dict[str, Any] = {}
         if resolved > 1 and not one_by_one:
             self.map_options = {"num_parallel_calls": resolved, "deterministic": True}
         self.batches_per_call = self._max_batches_per_call()
-        self._passes: dict[int, _OpenPass] = {}  # by number
-        self._errors: dict[int, dict[int, Exception]] = {}  # by pass and step
+        self._open_passes: dict[int, _OpenPass] = {}  # by pass_id
+        # Errors of batches that could not be read, by pass_id and step. They stay when the pass is
+        # closed: all batches may be read before the loop gets to the failed batch.
+        self._errors: dict[int, dict[int, Exception]] = {}
 
     def _max_batches_per_call(self) -> int:
-        """Return the largest number of batches that one call of Python reads, a power of two.
+        """Return how many batches one call from the graph into Python reads: 1, 2, 4, 8 or 16.
 
-        It is above 1 if records are short, nothing is decoded, and all fields are stacked: then the
-        batches of a chunk can be rows of one array for each field.
+        A call takes as long as reading many short records. So if nothing is decoded, a call reads
+        several batches, which are the rows of one array for each field. All fields must be stacked.
         """
         feed = self.feed
-        if not self.prefetch or feed.has_functions or self._decode_threads:
+        if not self.prefetch or feed.has_functions or self._decode_threads or self.ranks > 1:
             return 1
-        shaped = [name for name, field in feed.spec.items() if field.shape]
-        all_stacked = all(mode_of(feed.collate, name) == "stack" for name in shaped)
-        if self.ranks > 1 or not all_stacked or any(0 in spec.shape for spec in self.layout.flat):
+        array_fields = [name for name, field in feed.spec.items() if field.shape]
+        all_stacked = all(mode_of(feed.collate, name) == "stack" for name in array_fields)
+        # TensorFlow crashes when it unbatches arrays that have a dimension of 0.
+        if not all_stacked or any(0 in spec.shape for spec in self.layout.flat_specs):
             return 1
         batch_bytes = max(1, _bytes_per_record(feed) * feed.sampler.batch_size)
-        limit = max(1, min(_MAX_BATCHES, int(_MAX_CALL_BYTES / batch_bytes)))
-        return 1 << limit.bit_length() - 1  # the largest power of two up to the limit
+        limit = max(1, min(_MAX_BATCHES_PER_CALL, int(_MAX_CALL_BYTES / batch_bytes)))
+        return 1 << (limit.bit_length() - 1)  # the largest power of two up to the limit: 4 for 6
 
     def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
         """Set the position after the last batch of a pass, or raise the error of a failed batch.
 
-        A batch that could not be read has the number -1 - step: see `read_chunk`.
+        The graph calls this for both. `read_chunk` has stored the error, and has given the failed
+        batch the batch number -1 - step.
         """
         if batch_number < 0:
-            # Removed, since an error keeps the loop's variables, and with them the pass, alive.
-            raise self._errors[PassState.unpack(pass_state).number].pop(-1 - int(batch_number))
+            failed_step = -1 - int(batch_number)
+            errors = self._errors[PassState.unpack(pass_state).pass_id]
+            # `pop`, or the traceback of the stored error would keep the pass alive.
+            raise errors.pop(failed_step)
         return super().end_pass(pass_state, batch_number)
 
     @contextmanager
-    def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
-        """Open the batchers of a pass for the `with` block, and yield its number of chunks."""
-        for ended_pass in self._errors.keys() - self._passes.keys():  # errors that nobody has seen
-            del self._errors[ended_pass]
-        batchers = [
-            Batcher(
-                compile_feed(feed),
-                reader=self.reader,
-                threads=self._decode_threads,
-                meter=self.meter,
-            )
-            for feed in self.feeds
-        ]
+    def _open_pass(self, pass_id: int, epoch: int, start: int) -> Iterator[int]:
+        """Open the batchers of a pass for the `with` block, and yield its number of chunks.
+
+        A batcher makes batches of requests; each rank has one. A chunk is what one call reads.
+        """
+        # Delete the errors of closed passes, whose loops have not reached the failed batch.
+        for closed_pass in self._errors.keys() - self._open_passes.keys():
+            del self._errors[closed_pass]
+        options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
+        batchers = [Batcher(compile_feed(feed), **options) for feed in self.feeds]
         chunks = self.chunks(start)
-        self._passes[number] = _OpenPass(batchers, chunks)
+        self._open_passes[pass_id] = _OpenPass(batchers, chunks)
         try:
             for schedule, batcher in zip(self.schedules, batchers, strict=True):
                 batcher.start_pass(schedule, epoch, start, readahead=self._readahead)
-            system.keep_freed_memory()
+            system.keep_freed_memory()  # new batches reuse the memory of earlier ones
             yield len(chunks)
-        except GeneratorExit:  # the iterator was destroyed: the errors will not be raised
-            self._errors.pop(number, None)
+        except GeneratorExit:  # the loop has dropped the iterator, and will see no error
+            self._errors.pop(pass_id, None)
             raise
         finally:
-            del self._passes[number]
+            del self._open_passes[pass_id]
             for batcher in batchers:
                 batcher.close()
 
     def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (batch number, batch) of a pass, one call of Python for each."""
-        first = PassState.unpack(pass_state).start * self.ranks
-        batch_numbers = tf.data.Dataset.range(first, self.num_batches)
-        types = [spec.dtype for spec in self.layout.flat]
+        """Return the dataset of (batch number, batch) of a pass. Each batch is a call into Python.
+
+        The batch number is step * ranks + rank.
+        """
+        first_number = PassState.unpack(pass_state).start * self.ranks
+        batch_numbers = tf.data.Dataset.range(first_number, self.num_batches)
+        types = [spec.dtype for spec in self.layout.flat_specs]
 
         def fetch(batch_number: tf.Tensor) -> tuple[tf.Tensor, Any]:
-            flat = numpy_function_of(self.read_batch, [pass_state, batch_number], types)
-            return batch_number, self.layout.restore(flat)
+            arrays = numpy_function_of(self.read_batch, [pass_state, batch_number], types)
+            return batch_number, self.layout.restore(arrays)
 
         return batch_numbers.map(fetch, **self.map_options)
 
     def read_batch(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
-        """Return the arrays of the batch with this number, in the order of `Layout.flatten`."""
-        state, (step, rank) = PassState.unpack(pass_state), divmod(int(batch_number), self.ranks)
-        schedule, batcher = self.schedules[rank], self._passes[state.number].batchers[rank]
+        """Return the arrays of one batch, in the order of `Layout.flatten`.
+
+        The batch number is step * ranks + rank.
+        """
+        state = PassState.unpack(pass_state)
+        step, rank = divmod(int(batch_number), self.ranks)
+        schedule, batcher = self.schedules[rank], self._open_passes[state.pass_id].batchers[rank]
+        # After `commit`, no change of the sampler may concern this step.
         sampler = schedule.commit(state.epoch * self.steps + step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
         request = Request.of(sampler, state.epoch, step, ids, seeds=self.feed.seeded)
@@ -160,26 +172,34 @@ class BatchSource(GraphSource):
         return [*growing_ranges(start, self.steps, self.batches_per_call)]
 
     def read_chunk(self, pass_state: Int64s, chunk: np.int64) -> list[Array]:
-        """Return the batches of a chunk as arrays [batches, …]: each batch is a row of each array.
+        """Read the batches of chunk number `chunk` of a pass; each batch is a row of each array.
 
-        The arrays are: `pass_state`, the number and the size of each batch, and those of the
-        layout. If batch n cannot be read, the n batches before it are returned, and a sentinel row
-        with the number -1 - step. When the graph delivers this row, `delivered` raises the error.
+        The arrays [batches, …] are: `pass_state`, the batch numbers, the batch sizes, and those
+        of `Layout.flatten`.
+
+        If a batch cannot be read, its error is stored, and the batches before it are returned.
+        After them comes a sentinel row with the batch number -1 - step: if step 6 of the steps 4 to
+        7 fails, the batch numbers are 4, 5, -7. When the loop gets to this row, the graph calls
+        `end_pass`, which raises the error.
         """
         state = PassState.unpack(pass_state)
-        first, stop = self._passes[state.number].chunks[int(chunk)]
-        self.schedules[0].commit(state.epoch * self.steps + stop - 1)
-        batches = self.schedules[0].batches(state.epoch, first, stop)
+        first, stop = self._open_passes[state.pass_id].chunks[int(chunk)]
+        (schedule,) = self.schedules  # chunks are for a single rank
+        # After `commit`, no change of the sampler may concern these steps.
+        schedule.commit(state.epoch * self.steps + stop - 1)
+        batches = schedule.batches(state.epoch, first, stop)
         batch_numbers = np.arange(first, stop)
         try:
             arrays = self._read_batches(state, first, batches)
         except Exception:
-            readable = self._store_first_error(state, first, batches)
-            if readable == len(batches):
+            num_readable = self._store_first_error(state, first, batches)
+            if num_readable == len(batches):  # each can be read by itself
                 raise
-            batches = [*batches[:readable], batches[0]]
-            batch_numbers = np.append(batch_numbers[:readable], -1 - first - readable)
-            arrays = self._read_batches(state, first, batches)  # raises if the first cannot be read
+            failed_step = first + num_readable
+            batch_numbers = np.append(batch_numbers[:num_readable], -1 - failed_step)
+            # The sentinel row needs values, which nobody sees: those of the first batch.
+            batches = [*batches[:num_readable], batches[0]]
+            arrays = self._read_batches(state, first, batches)  # raises if the first batch failed
         sizes = np.array([len(ids) for ids in batches])
         return [np.tile(pass_state, (len(batch_numbers), 1)), batch_numbers, sizes, *arrays]
 
@@ -189,46 +209,48 @@ class BatchSource(GraphSource):
         `first` is the step of the first batch. If batches differ in size, the shorter ones are
         padded.
         """
-        sampler, ids = self.feed.sampler, np.concatenate(batches)
-        records, views = sampler.records(ids), sampler.views(ids)
-        (batcher,) = self._passes[state.number].batchers
-        batch = batcher(Request(state.epoch, first, ids, records, views, None))
-        flat = self.layout.flatten(batch)
+        ids = np.concatenate(batches)
+        # Without seeds: chunks are read only for feeds without functions.
+        request = Request.of(self.feed.sampler, state.epoch, first, ids, seeds=False)
+        (batcher,) = self._open_passes[state.pass_id].batchers  # chunks are for a single rank
+        arrays = self.layout.flatten(batcher(request))
         sizes = np.array([len(ids) for ids in batches])
-        if self.layout.batch is not None:
-            return [part.reshape(len(sizes), sizes[0], *part.shape[1:]) for part in flat]
-        width = max(1, sizes.max())  # TensorFlow crashes when it cuts rows of width 0
-        return [_pad_rows(part, np.arange(width) < sizes[:, None]) for part in flat]
+        if self.layout.batch_size is not None:  # all batches have the same size
+            return [array.reshape(len(sizes), sizes[0], *array.shape[1:]) for array in arrays]
+        max_size = max(1, sizes.max())  # TensorFlow crashes when it unbatches arrays of width 0
+        is_sample = np.arange(max_size) < sizes[:, None]  # bool[batches, max_size]
+        return [_pad_rows(array, is_sample) for array in arrays]
 
     def _store_first_error(self, state: PassState, first: int, batches: list[Int64s]) -> int:
-        """Return the number of batches before the first that cannot be read; store its error.
+        """Read batches one by one until one fails, store its error, and return how many succeeded.
 
-        `first` is the step of the first batch.
+        `first` is the step of the first batch. The error goes into `_errors`.
         """
-        for number, ids in enumerate(batches):
+        for index, ids in enumerate(batches):
             try:
-                self._read_batches(state, first + number, [ids])
+                self._read_batches(state, first + index, [ids])  # only to see whether it fails
             except Exception as error:
-                self._errors.setdefault(state.number, {})[first + number] = error
-                return number
+                self._errors.setdefault(state.pass_id, {})[first + index] = error
+                return index
         return len(batches)
 
 
-def _pad_rows(part: Array, mask: npt.NDArray[np.bool_]) -> Array:
-    """Return an array [batches, samples, …] that has the entries of `part` where the mask is True.
+def _pad_rows(samples: Array, mask: npt.NDArray[np.bool_]) -> Array:
+    """Return an array [batches, max_size, …]: the samples where the mask is True, else padding.
 
-    Elsewhere it has zeros, or empty strings. The mask is bool[batches, samples].
+    The mask is bool[batches, max_size], and `samples` has as many items as the mask has True.
+    Padding is zeros or empty strings: samples 5 6 7 become the rows 5 6 and 7 0.
     """
-    empty = b"" if part.dtype == object else 0
-    out = np.full((*mask.shape, *part.shape[1:]), empty, part.dtype)
-    out[mask] = part
+    padding = b"" if samples.dtype == object else 0
+    out = np.full((*mask.shape, *samples.shape[1:]), padding, samples.dtype)
+    out[mask] = samples
     return out
 
 
 def _bytes_per_record(feed: Feed) -> float:
     """Return the mean size of a record in bytes; infinity if it is not known.
 
-    It is known of an index, and of numbers in the memory of this process.
+    It is known for the records of an `Index`, and for arrays of numbers in memory.
     """
     index, specs = feed.index, feed.spec.values()
     if isinstance(index, Index):
@@ -239,9 +261,9 @@ def _bytes_per_record(feed: Feed) -> float:
 
 
 def _threads_help(feed: Feed) -> bool:
-    """Return whether threads speed up the batches of a feed: decoding, files, long records."""
-    if feed.has_functions:
-        return True
-    index = feed.index
-    has_loose_files = isinstance(index, Index) and index.container == "files"
-    return has_loose_files or _bytes_per_record(feed) >= _LONG_RECORD
+    """Return whether several threads make the batches of a feed faster than one.
+
+    They do if samples are decoded or transformed, if each record is a file, or if records are long.
+    """
+    records_are_files = isinstance(feed.index, Index) and feed.index.container == "files"
+    return feed.has_functions or records_are_files or _bytes_per_record(feed) >= _LONG_RECORD

@@ -20,19 +20,20 @@ import tensorflow as tf
 from twinfeed.loaders.support.fork import PerProcess
 
 # TensorFlow passes on only the text of an exception. So the object of a failed method keeps its
-# last exceptions as `raised`, to be found by their text. These are weak references to the objects
-# whose methods failed last.
+# last exceptions in the attribute `raised`, and `original_errors` finds them by their text. Here
+# are weak references to the objects whose methods failed last.
 FAILED_OBJECTS: deque[weakref.ref[Any]] = deque(maxlen=8)
 
 # At exit, the interpreter waits until TensorFlow has made no call for _IDLE seconds, and at most
-# _EXIT_TIMEOUT seconds.
-_IDLE, _EXIT_TIMEOUT = 0.1, 10.0
+# _EXIT_TIMEOUT seconds. Loops that wait look every _POLL_INTERVAL seconds.
+_IDLE, _EXIT_TIMEOUT, _POLL_INTERVAL = 0.1, 10.0, 0.025
 
 # Seconds for which a destructor waits for TensorFlow's threads.
 _RELEASE_TIMEOUT = 1.0
 
-# TensorFlow never frees a Python function, nor what its closure refers to. So the closure has an
-# integer key, and the object is found here as long as something else keeps it alive.
+# TensorFlow never frees a Python function that a graph calls, nor what its closure refers to. So
+# the closure has an integer key, and this dict has the object by key, as long as something else
+# keeps the object alive.
 _OBJECTS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _KEYS = count()
 
@@ -47,7 +48,7 @@ class _RunningCalls:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._running = 0
-        self._last_time = 0.0
+        self._last_time = 0.0  # when a call last started or ended
         self._exiting = False
 
     def __enter__(self) -> None:
@@ -71,7 +72,7 @@ class _RunningCalls:
             with self._lock:
                 if not self._running and time.monotonic() - self._last_time > _IDLE:
                     return
-            time.sleep(_IDLE / 4)
+            time.sleep(_POLL_INTERVAL)
 
 
 _RUNNING_CALLS = PerProcess(_RunningCalls)
@@ -81,47 +82,55 @@ atexit.register(lambda: _RUNNING_CALLS().wait_at_exit())
 def release_in_thread(references: list[Any], /) -> None:
     """Destroy a TensorFlow iterator, the only item of the list `references`, in a new thread.
 
-    Destroying an iterator blocks until its pipeline's threads have ended. The garbage collector may
-    run in a thread that holds a lock which these threads need, so a new thread clears the list:
-    once nothing else refers to the iterator, or after `_EXIT_TIMEOUT` seconds.
+    Destroying an iterator blocks until the threads of its pipeline have ended. The garbage
+    collector may destroy it in a thread that holds a lock which those threads need: a deadlock. A
+    new thread holds no lock. It waits until only the list refers to the iterator, or for a timeout,
+    and then clears the list.
 
-    The caller waits for up to a second, so that the pipeline has usually ended when this returns.
+    If the list has the last reference, this waits for up to `_RELEASE_TIMEOUT` seconds, so that
+    the pipeline has usually ended when it returns.
     """
-    released, is_last = threading.Event(), not _has_other_references(references)
+    released = threading.Event()
+    has_last_reference = not _has_other_references(references)
 
     def release() -> None:
         deadline = time.monotonic() + _EXIT_TIMEOUT
         while _has_other_references(references) and time.monotonic() < deadline:
-            time.sleep(_IDLE / 4)
-        with (
-            suppress(RuntimeError),
-            _RUNNING_CALLS(),
-        ):  # so that the exit of the program waits for it
+            time.sleep(_POLL_INTERVAL)
+        # A running call, since the exit of the program waits for these. It raises RuntimeError if
+        # the exit has begun.
+        with suppress(RuntimeError), _RUNNING_CALLS():
             references.clear()
         released.set()
 
     with suppress(RuntimeError):  # no thread starts while the program exits
         _thread.start_new_thread(release, ())  # a lock of `threading` may be locked here
-        if is_last:
+        if has_last_reference:
             released.wait(_RELEASE_TIMEOUT)
 
 
 def _has_other_references(references: list[Any]) -> bool:
     """Return whether something else refers to the first item of the list."""
-    return sys.getrefcount(references[0]) > 2  # the list's reference, and the argument's
+    return sys.getrefcount(references[0]) > 2  # the list, and the argument of getrefcount
 
 
 def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: Any) -> Any:
-    """Return tensors of what a method returns, called by `tf.numpy_function` when the graph runs.
+    """Let a graph call a bound method by `tf.numpy_function`, and return its results as tensors.
 
-    `inputs` are tensors, which the method gets as arrays; `types` are the dtypes of its results.
-    The graph does not keep the method's object alive.
+    The graph does not keep the method's object alive: it calls the method by name, on the object
+    that is registered under a key.
+
+    Args:
+        method: called with arrays whenever the graph runs.
+        inputs: tensors; their values are the arguments.
+        types: the dtypes of the results.
     """
     key, name = _register(method)
 
     def call(*arrays: Any) -> Any:
-        with _RUNNING_CALLS(), _registered_object(key) as owner:
-            return getattr(owner, name)(*arrays)
+        # Counted, so that the exit of the program waits for the call.
+        with _RUNNING_CALLS(), _registered_object(key) as instance:
+            return getattr(instance, name)(*arrays)
 
     return tf.numpy_function(call, inputs, types)
 
@@ -139,12 +148,15 @@ def generator_dataset(
 
 
 def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
-    """Yield the items of the generator method `name` of the object registered as `key`."""
-    with _registered_object(key) as owner, closing(getattr(owner, name)(*inputs)) as items:
+    """Yield the items of the generator method `name` of the object registered under `key`.
+
+    `inputs` are the arguments of the method. No item is None.
+    """
+    with _registered_object(key) as instance, closing(getattr(instance, name)(*inputs)) as items:
         while True:
-            with _RUNNING_CALLS():
+            with _RUNNING_CALLS():  # counted, so that the exit of the program waits for the call
                 item = next(items, None)
-            if item is None:
+            if item is None:  # the generator has ended
                 return
             yield item
 
@@ -155,32 +167,34 @@ def _register(method: Callable[..., Any]) -> tuple[int, str]:
     Returns:
         The key by which `_registered_object` finds the object, and the name of the method.
     """
-    owner: Any = method.__self__  # type: ignore[attr-defined]
+    instance: Any = method.__self__  # type: ignore[attr-defined]
     key = next(_KEYS)
-    _OBJECTS[key] = owner
+    _OBJECTS[key] = instance
     return key, method.__name__
 
 
 @contextmanager
 def _registered_object(key: int) -> Iterator[Any]:
-    """Yield the object registered as `key`, and store an exception of the `with` block in it.
+    """Yield the object registered under `key`; store an exception of the `with` block in it.
 
-    `original_errors` finds the exception there.
+    TensorFlow turns the exception into an error of its own. `original_errors` finds the exception
+    in the object's attribute `raised`, the list of its last exceptions.
 
     Raises:
         RuntimeError: the object was destroyed.
     """
-    owner = _OBJECTS.get(key)
-    if owner is None:
+    instance = _OBJECTS.get(key)
+    if instance is None:
         raise RuntimeError(
-            "the loader of this dataset is gone: keep the loader, or the dataset that it gave, "
-            "for as long as what was made of the dataset is in use"
+            "the loader of this dataset no longer exists: keep a reference to the loader, or to "
+            "loader.dataset, while a dataset that was made of it is in use"
         )
     try:
-        yield owner
-    except GeneratorExit:
+        yield instance
+    except GeneratorExit:  # an iterator was destroyed, which is no failure
         raise
     except BaseException as error:
-        owner.__dict__.setdefault("raised", deque(maxlen=8)).append(error)
-        FAILED_OBJECTS.append(weakref.ref(owner))
+        # The registered object may be of any class, so its class does not define the attribute.
+        instance.__dict__.setdefault("raised", deque(maxlen=8)).append(error)
+        FAILED_OBJECTS.append(weakref.ref(instance))
         raise

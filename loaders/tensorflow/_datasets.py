@@ -30,32 +30,26 @@ class _Adapter(Adapter):
 
         Args:
             backend: Keras's backend.
-            arrange: a function of a batch, which the loader's dataset is mapped by; or a dataset
-                made of the loader's, which is returned as it is.
-            model: under a `tf.distribute` strategy with several replicas, each replica gets the
-                batches of its rank.
+            arrange: a function that makes inputs and targets of a batch, by which the loader's
+                dataset is mapped; or a dataset, which the user has made of the loader's dataset.
+            model: if it trains by a `tf.distribute` strategy with several replicas, each replica
+                gets the batches of its rank.
 
         Raises:
             ValueError: `arrange` is a dataset of another length than an epoch.
         """
         loader = self.loader
-        if callable(arrange):
-            strategy = getattr(model, "distribute_strategy", None)
-            dataset_for = getattr(loader, "dataset_for", None)
-            if dataset_for and strategy is not None and strategy.num_replicas_in_sync > 1:
-                return strategy.distribute_datasets_from_function(
-                    lambda context: dataset_for(context).map(arrange)
-                )
-            with explain_key_error(loader.dataset.element_spec):
-                arrange = loader._to_device(loader.dataset.map(arrange))
-        elif isinstance(arrange, tf.data.Dataset):
-            length = int(arrange.cardinality())
-            if length not in (len(loader), tf.data.UNKNOWN_CARDINALITY):
-                raise ValueError(
-                    f"the dataset of fit must have the {len(loader)} batches of an epoch, got "
-                    f"{'no end' if length < 0 else length}: leave repeat and take out"
-                )
-        return destroy_in_thread(arrange)
+        if not callable(arrange):
+            _check_length(arrange, len(loader))
+            return destroy_in_thread(arrange)
+        strategy = getattr(model, "distribute_strategy", None)
+        dataset_for = getattr(loader, "dataset_for", None)  # the loader of `choose` has none
+        if dataset_for and strategy is not None and strategy.num_replicas_in_sync > 1:
+            return strategy.distribute_datasets_from_function(
+                lambda context: dataset_for(context).map(arrange)
+            )
+        with explain_key_error(loader.dataset.element_spec):
+            return destroy_in_thread(loader._to_device(loader.dataset.map(arrange)))
 
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
@@ -65,11 +59,23 @@ class _Adapter(Adapter):
         return feed_of(batches)
 
     def original_errors(self) -> AbstractContextManager[None]:
-        return OriginalErrors(None)  # the validation of a `fit` has a loader of its own
+        # None: of all loaders, since the validation of a `fit` has another loader.
+        return OriginalErrors(None)
+
+
+def _check_length(dataset: Any, steps: int) -> None:
+    """Raise ValueError if the known length of a dataset is not the `steps` of an epoch."""
+    if isinstance(dataset, tf.data.Dataset):
+        length = int(dataset.cardinality())
+        if length not in (steps, tf.data.UNKNOWN_CARDINALITY):
+            raise ValueError(
+                f"the dataset of fit must have the {steps} batches of an epoch, got "
+                f"{'an infinite dataset' if length < 0 else length}: remove its repeat or take"
+            )
 
 
 class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
-    """Give the batches of a stream as a `tf.data.Dataset`, and count the batches received."""
+    """A loader whose batches are a `tf.data.Dataset`. Loops over it, or in `track`, are counted."""
 
     _counting_advice = "loop over loader.track(dataset)"
     _adapter = _Adapter
@@ -77,25 +83,29 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
     device: str | None
     prefetch: int
-    _by_rank = False  # whether `dataset_for` has made datasets
+    _by_rank = False  # whether `dataset_for` has made datasets, each with the batches of its ranks
 
     @cached_property
     def dataset(self) -> tf.data.Dataset:
-        """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`. Nothing is counted.
+        """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`.
 
-        Its length is always that of a whole epoch, and shapes are static where they can be. A pass
-        runs from the loader's position to the end of the epoch. An evaluation always runs whole,
-        except in the first pass after `load_state_dict`. A pass begins when its first batch is
-        drawn, and an abandoned pass changes nothing. When a pass has delivered its last batch, the
-        loader's position is the next epoch, whoever drew the batches: give a validation a loader of
-        its own. Within `track`, or with a `ResumeCallback`, the position is that of the batches
-        received.
+        A pass is one iteration of the dataset: from the loader's position, an epoch and a step, to
+        the end of the epoch. It starts when its first batch is requested. An evaluation always runs
+        whole, except in the first pass after `load_state_dict`.
 
-        A `map` or `prefetch` after the dataset may draw a whole short epoch at once. Then whoever
-        draws a single batch draws a whole pass, and the next pass is of the next epoch. Under a
-        strategy, `fit` draws a batch to infer its shapes: take `track` or a `ResumeCallback` there.
+        The length of the dataset is always the number of batches of a whole epoch. Shapes are
+        static where they can be.
 
-        Warns if passes begin one training epoch a third time: the same batches come again.
+        Batches received are not counted. The position changes only when the last batch of a pass
+        has left the dataset: then it is the next epoch. A pass that is abandoned before changes
+        nothing. So a validation needs its own loader, or it would move the training to the next
+        epoch. `track` and `ResumeCallback` count batches: the position is that of those received.
+
+        A `map` or `prefetch` after the dataset reads ahead. It may read a whole short epoch when a
+        single batch is requested, and then the next pass is of the next epoch. Under a strategy,
+        `fit` requests a batch only to infer its shapes: use `track` or a `ResumeCallback` there.
+
+        Warns if a third pass starts in the same training epoch: the same batches come again.
         """
         return destroy_in_thread(self._make_dataset())
 
@@ -104,19 +114,20 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         """Make the dataset of the batches of all passes."""
 
     def track(self, dataset: Iterable[Any], /, *, order: Order | None = None) -> Iterator[Any]:
-        """Iterate over a dataset that was made of `self.dataset`, and count what the loop receives.
+        """Iterate over a dataset that was made of `self.dataset`, and count its batches.
 
-        The rules are the same as for iterating over the loader itself.
+        The loader's position is then that of the batches which the loop has received, as in a loop
+        over the loader itself.
 
         Args:
-            dataset: may be mapped, cut by `take`, repeated, prefetched, copied to a device, or
-                distributed by `tf.distribute`. Each of its elements is a batch.
-            order: `"unchecked"` says that each element is the next batch, although its position is
-                not known.
+            dataset: `self.dataset`, which may be mapped, cut by `take`, repeated, prefetched,
+                copied to a device, or distributed by `tf.distribute`. Each element is a batch.
+            order: `"unchecked"` says that each element is the next batch of the loader. Then the
+                operators of the dataset are not checked.
 
         Raises:
-            ValueError: before the first batch, the position after each element is not known: for
-                other operators, and for pipelines and iterables that the loader does not know.
+            ValueError: before the first batch, if it is not known that element n is batch n: the
+                dataset has other operators, or is an iterable of another kind.
         """
         check_process()
         if validate.choice("order", order, (None, "unchecked")) is None:
@@ -127,9 +138,11 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         self.external_passes.track_from(epoch, start, reshardable=distributed)
         self.meter.start(start)
         running = _Pass(self, dataset)
-        # A strategy cuts the batches of a dataset, and takes those of a function as they are.
-        as_they_are = "FromFunction" in type(dataset).__name__
-        divided = distributed and (self._by_rank or not as_they_are)
+        # A strategy divides the batches of a dataset among its processes. It does not divide those
+        # of `distribute_datasets_from_function`, a class that TensorFlow does not export: there
+        # `dataset_for` has to give each process its part.
+        from_function = "FromFunction" in type(dataset).__name__
+        divided = distributed and (self._by_rank or not from_function)
         yield from self._iterate_pass(running, self._count_received, divided=divided)
 
     def serialize(self) -> str:
@@ -164,7 +177,10 @@ def _process() -> int:
 
 
 def check_process() -> None:
-    """Raise RuntimeError in a forked child, where TensorFlow waits for the parent's threads."""
+    """Raise RuntimeError in a forked child, where TensorFlow would wait for threads for ever.
+
+    A fork copies no threads: those of the parent process do not run in the child.
+    """
     if _process() != os.getpid():
         raise RuntimeError(
             "TensorFlow does not work in a forked child of a process that has used it: start the "
@@ -173,7 +189,7 @@ def check_process() -> None:
 
 
 class _Pass(Iterator[Any]):
-    """An iterator over a dataset that raises the original errors, and can be closed."""
+    """An iterator over a dataset that raises original errors, not TensorFlow's; can be closed."""
 
     def __init__(self, loader: DatasetLoader[Any], dataset: Iterable[Any]) -> None:
         self._loader = loader
@@ -189,4 +205,4 @@ class _Pass(Iterator[Any]):
     def close(self) -> None:
         """Drop the iterator with its prefetched batches, and stop tracking the position."""
         self._loader.external_passes.stop_tracking()
-        self._dataset, self._batches = (), iter(())
+        self._dataset, self._batches = (), iter(())  # `__next__` raises StopIteration from now on

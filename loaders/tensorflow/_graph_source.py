@@ -21,13 +21,18 @@ _PASS_IDS = count()
 
 
 class PassState(NamedTuple):
-    """What the graph knows of a pass (one iteration of a dataset), as int64[5].
+    """What a graph knows of a pass, an iteration of a dataset to the end of its epoch: int64[5].
 
-    `start` is the first step of `epoch` that is read, `generation` is that of `PassStart`, and
-    `num_chunks` the number of calls of Python that read several batches each.
+    Attributes:
+        pass_id: the number of the pass in this process.
+        epoch: the epoch that is read.
+        start: the first step that is read.
+        generation: a number of `PassStart`. If it is out of date when the pass ends, the loader's
+            position stays as it is.
+        num_chunks: the number of calls into Python, if each reads a chunk of several batches; or 0.
     """
 
-    number: int
+    pass_id: int
     epoch: int
     start: int
     generation: int
@@ -35,7 +40,7 @@ class PassState(NamedTuple):
 
     @classmethod
     def unpack(cls, tensor: Any) -> PassState:
-        """Return the five values of an int64[5] tensor, or array, by name."""
+        """Return the pass state that an int64[5] tensor or array holds."""
         values = tensor.tolist() if isinstance(tensor, np.ndarray) else tf.unstack(tensor, 5)
         return cls(*values)
 
@@ -43,55 +48,57 @@ class PassState(NamedTuple):
 class GraphSource(ABC):
     """The batches of a stream that a graph reads from Python, of one rank or of several in turn.
 
-    The number of a batch in its epoch is `step * ranks + rank`. A pass is one iteration of the
-    dataset, from the loader's position to the end of the epoch.
+    A pass is one iteration of the dataset, from the loader's position to the end of the epoch. The
+    batch number is `step * ranks + rank`: with 2 ranks, rank 1 of step 3 has batch number 7.
     """
 
     def __init__(
-        self,
-        loader: Loader[Any],
-        sampler: BatchStream,
-        *,
-        ranks: int = 1,
-        by_rank: bool = False,
+        self, loader: Loader[Any], sampler: BatchStream, *, ranks: int = 1, by_rank: bool = False
     ) -> None:
         self.sampler, self.ranks = sampler, ranks
         self.external_passes, self.meter = loader.external_passes, loader.meter
         self.steps = len(sampler)
         self.num_batches = self.steps * ranks
-        self._by_rank = by_rank  # whether each replica of a strategy gets the batches of its rank
+        # Whether each replica of a strategy has a dataset of its rank. If not, the strategy divides
+        # each batch among the replicas.
+        self._by_rank = by_rank
 
     @abstractmethod
     def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (batch number, batch) of a pass; `pass_state` is a `PassState`."""
+        """Return the dataset of (batch number, batch) of a pass.
+
+        `pass_state` is the tensor of a `PassState`.
+        """
 
     def run_pass(self) -> Iterator[Int64s]:
         """Start a pass, and yield its `PassState` as int64[5], the only item.
 
-        TensorFlow closes this generator when the iterator of the pass has ended or is destroyed.
-        This ends the pass.
+        It is a generator because the pass must be closed: TensorFlow closes the generator when the
+        dataset's iterator has ended or is destroyed.
         """
-        if not self._by_rank and self.external_passes.reshardable:
+        # In a loop over the loader itself, no strategy divides batches (`reshardable` is False).
+        if self.external_passes.reshardable and not self._by_rank:
             check_auto_shard(self.sampler)
         self.meter.start_external()
         epoch, start, generation = self.external_passes.start()
-        number = next(_PASS_IDS)
-        with self._open_pass(number, epoch, start) as num_chunks:
-            yield np.array(PassState(number, epoch, start, generation, num_chunks))
+        pass_id = next(_PASS_IDS)
+        with self._open_pass(pass_id, epoch, start) as num_chunks:
+            yield np.array(PassState(pass_id, epoch, start, generation, num_chunks))
 
     @contextmanager
-    def _open_pass(self, number: int, epoch: int, start: int) -> Iterator[int]:
-        """Open what a pass reads from, for the `with` block, and yield its number of chunks.
+    def _open_pass(self, pass_id: int, epoch: int, start: int) -> Iterator[int]:
+        """Yield `num_chunks` of a pass: 0, since each call into Python reads a single batch.
 
-        A subclass may read chunks of several batches; here there are none.
+        A subclass also opens what the pass reads from, and closes it after the `with` block.
         """
         yield 0
 
     def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
-        """Set the loader's position to the next epoch.
+        """Move the loader's position to the next epoch, unless somebody else counts the batches.
 
-        The graph calls this when the last batch of a pass has left the pipeline.
+        The graph calls this with the number of the last batch of a pass, when that batch leaves the
+        pipeline. Subclasses use the number. Returns True, since a graph needs a result.
         """
-        _, epoch, start, generation, _ = PassState.unpack(pass_state)
-        self.external_passes.finish(PassStart(epoch, start, generation))
+        state = PassState.unpack(pass_state)
+        self.external_passes.finish(PassStart(state.epoch, state.start, state.generation))
         return True

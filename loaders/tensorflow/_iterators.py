@@ -1,4 +1,4 @@
-"""Destroy iterators of TensorFlow in a thread that has no locks."""
+"""Destroy iterators of TensorFlow in a new thread, which holds no lock."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ atexit.register(setattr, _OwnedIterator, "__del__", lambda _: None)
 
 
 def destroy_in_thread(dataset: Any, /) -> Any:
-    """Return the same dataset, marked so that its iterators are destroyed in another thread.
+    """Mark a dataset so that its iterators are destroyed in a new thread; return the dataset.
 
-    See `release_in_thread` for the reason. The mark counts for all datasets that are made of this
-    one too. So TensorFlow's iterator class gets a destructor that looks for the mark upstream.
+    Destroying an iterator waits for the threads of its pipeline. The garbage collector may do so in
+    a thread that holds a lock which they need: a deadlock. A new thread holds no lock.
+
+    The mark also concerns the datasets that are made of this one. So TensorFlow's iterator class
+    gets a destructor, which looks for the mark in all datasets that the iterator reads.
     """
     if isinstance(dataset, tf.data.Dataset):
         dataset._destroyed_in_thread = True
@@ -28,8 +31,12 @@ def destroy_in_thread(dataset: Any, /) -> Any:
 
 
 def _destroy_iterator(iterator: Any) -> None:
-    """Destructor of TensorFlow's iterators: one of a marked dataset ends in a thread."""
+    """Destructor of TensorFlow's iterators: destroy those of marked datasets in a new thread.
+
+    Here the garbage collector may hold a lock that the threads of the pipeline need.
+    """
     attributes = vars(iterator)
+    # In a graph, the resource is a symbolic tensor, and there is nothing to destroy.
     is_eager = isinstance(attributes.get("_iterator_resource"), tf.__internal__.EagerTensor)
     if is_eager and _is_marked(attributes.get("_dataset")):
         release_in_thread([attributes.pop("_iterator_resource")])
@@ -37,11 +44,11 @@ def _destroy_iterator(iterator: Any) -> None:
 
 def _is_marked(dataset: Any) -> bool:
     """Return whether `destroy_in_thread` has marked a dataset, or one that it is made of."""
-    stack, seen = [dataset], {id(None)}
+    stack, seen = [dataset], {id(None)}  # an iterator may have None for its dataset: ignore it
     while stack:
         upstream = stack.pop()
         if id(upstream) not in seen:
-            if hasattr(upstream, "_is_guarded"):
+            if hasattr(upstream, "_destroyed_in_thread"):
                 return True
             seen.add(id(upstream))
             stack += upstream._inputs()

@@ -19,61 +19,68 @@ from twinfeed.loaders.support.array_types import Array
 
 
 class Layout:
-    """The tensor specs of each value of a batch: shapes are as static as they can be.
+    """How a batch is a flat list of tensors, and the `TensorSpec` of each: as static as can be.
 
-    `batch` is the size of every batch, or None if batches differ in size.
+    Attributes:
+        batch_size: the size of every batch, or None if batches differ in size.
+        specs: by field name, the specs of its tensors: one, or [values, lengths] if it is ragged.
     """
 
-    def __init__(self, feed: Feed, batch: int | None, reader: Reads) -> None:
-        self.batch = batch
+    def __init__(self, feed: Feed, batch_size: int | None, reader: Reads) -> None:
+        self.batch_size = batch_size
         compiled = compile_feed(feed)
-        empty = Batcher(compiled, reader=reader)(Request.plain(np.zeros(0, np.int64)))
+        # A batch of no samples has the fields and dtypes of every batch.
+        empty_batch = Batcher(compiled, reader=reader)(Request.plain(np.zeros(0, np.int64)))
         self.specs: dict[str, list[tf.TensorSpec]] = {}
-        for name, value in empty.items():
-            shapes = [(part, _sample_shape(compiled, name, part)) for part in _parts(value)]
-            self.specs[name] = [_tensor_spec(part, batch, shape) for part, shape in shapes]
-            if isinstance(value, Ragged):  # only the lengths have an entry for each sample
+        for name, value in empty_batch.items():
+            self.specs[name] = [
+                _tensor_spec(array, batch_size, _sample_shape(compiled, name, array))
+                for array in _arrays_of(value)
+            ]
+            if isinstance(value, Ragged):  # of [values, lengths], only lengths has a row per sample
                 shape = compiled.shapes[0][name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, shape)
 
     @property
-    def flat(self) -> list[tf.TensorSpec]:
+    def flat_specs(self) -> list[tf.TensorSpec]:
         """The specs of all tensors, in the order of `flatten`."""
         return [spec for specs in self.specs.values() for spec in specs]
 
     def flatten(self, batch: Batch) -> list[Array]:
-        """Return the arrays of all values of a batch as a flat list; `restore` is the inverse."""
-        return [part for name in self.specs for part in _parts(batch[name])]
+        """Return the arrays of all fields of a batch as a flat list; `restore` is the inverse."""
+        return [array for name in self.specs for array in _arrays_of(batch[name])]
 
     def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """Return a batch by field name, made of tensors in the order of `flatten`."""
-        parts = iter(flat)
+        """Return a batch, a dict by field name, of its tensors in the order of `flatten`."""
+        tensors = iter(flat)
         return {
-            name: _join([next(parts) for _ in specs], specs) for name, specs in self.specs.items()
+            name: _join([next(tensors) for _ in specs], specs) for name, specs in self.specs.items()
         }
 
 
-def _tensor_spec(part: Array, batch: int | None, shape: Sequence[int | None]) -> tf.TensorSpec:
-    """Return the spec of a tensor of `part`: of `batch` samples (or any number) of a shape."""
-    dtype = tf.string if part.dtype == object else tf.as_dtype(part.dtype)
-    return tf.TensorSpec([batch, *shape], dtype)
+def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) -> tf.TensorSpec:
+    """Return the spec [size, *shape] with the dtype of `array`. A size of None is any size."""
+    dtype = tf.string if array.dtype == object else tf.as_dtype(array.dtype)
+    return tf.TensorSpec([size, *shape], dtype)
 
 
-def _sample_shape(compiled: CompiledFeed, name: str, part: Array) -> Sequence[int | None]:
-    """Return the static shape of a sample in `part`, an array of field `name` of a batch.
+def _sample_shape(compiled: CompiledFeed, name: str, array: Array) -> Sequence[int | None]:
+    """Return the static shape of a sample of field `name`, whose values in a batch are `array`.
 
     Sizes that differ between batches, as of padded fields, are None.
     """
     spec, collate = compiled.shapes
     if mode_of(collate, name) == "pad":
-        return [None] * (part.ndim - 1)
-    if part.ndim == 1 or name not in spec:
-        return part.shape[1:]
+        return [None] * (array.ndim - 1)
+    # The spec lacks fields that every batch has, such as "id". The lengths of a ragged field have
+    # one dimension, unlike its spec. Their samples have the shape of the array's rows.
+    if array.ndim == 1 or name not in spec:
+        return array.shape[1:]
     return spec[name].shape
 
 
-def _parts(value: Any) -> list[Array]:
-    """Return a value of a batch as a list of arrays: [values, lengths] of a `Ragged`, else one.
+def _arrays_of(value: Any) -> list[Array]:
+    """Return a value of a batch as a list of arrays: [values, lengths] if it is `Ragged`, else one.
 
     A list of strings becomes an array of objects.
     """
@@ -86,11 +93,11 @@ def _parts(value: Any) -> list[Array]:
     return [strings]
 
 
-def _join(parts: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
-    """Return the tensor of a field from its `parts`, after setting their static shapes.
+def _join(tensors: Sequence[tf.Tensor], specs: Sequence[tf.TensorSpec]) -> Any:
+    """Set the static shapes of a field's tensors, and return the field's single tensor.
 
-    Two parts are the values and the row lengths of a ragged tensor.
+    Two tensors are the values and the row lengths of a ragged tensor.
     """
-    for part, spec in zip(parts, specs, strict=True):
-        part.set_shape(spec.shape)
-    return tf.RaggedTensor.from_row_lengths(*parts) if len(parts) == 2 else parts[0]
+    for tensor, spec in zip(tensors, specs, strict=True):
+        tensor.set_shape(spec.shape)
+    return tf.RaggedTensor.from_row_lengths(*tensors) if len(tensors) == 2 else tensors[0]

@@ -9,37 +9,40 @@ import tensorflow as tf
 
 from twinfeed.loaders.loop.external_passes import ExternalPasses
 
-# Operators whose output is the same batches in the same order, or the first of them.
+# Operators that keep the batches and their order, or only the first batches.
 _KEEP_ORDER = {"CopyToDevice", "Map", "Options", "Prefetch", "Repeat", "Take"}
 
-_ADVICE = (
-    "so the position after its batches is not known: take loader.dataset with map, prefetch or "
-    "take alone, or say order='unchecked' if each element is the loader's next batch all the same"
+_ADVISE_ORDER = (
+    "so the loader's position after each batch is not known: use only map, prefetch and take after "
+    "loader.dataset, or say order='unchecked' if each element is the loader's next batch"
 )
 
 
-def check_position(dataset: Any, loader: ExternalPasses, /) -> None:
-    """Raise ValueError unless element n of a dataset is batch n of the loader with these passes.
+def check_position(dataset: Any, passes: ExternalPasses, /) -> None:
+    """Raise ValueError unless element n of a dataset is batch n of a loader.
 
-    Only such operators are allowed after the loader's dataset that keep the batches in order.
+    The dataset must be made of the loader's dataset, by operators that keep the order of batches.
+    `passes` are the `external_passes` of the loader, by which its datasets are recognised.
     """
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     sources = [source for source in map(_source, datasets) if source is not None]
-    if {source.external_passes for source in sources} != {loader}:
-        raise ValueError(f"the dataset is not of this loader alone, {_ADVICE}")
+    if {source.external_passes for source in sources} != {passes}:
+        raise ValueError(f"the dataset is not made of this loader's dataset only, {_ADVISE_ORDER}")
     unordered = any(getattr(dataset, "_deterministic", None) == "false" for dataset in datasets)
     if unordered or dataset.options().deterministic is False:
-        raise ValueError(f"the dataset has deterministic=False, {_ADVICE}")
+        raise ValueError(f"the dataset has deterministic=False, {_ADVISE_ORDER}")
+    # From the last operator back to the loader's dataset.
     operators = [_operator(dataset) for dataset in datasets if _source(dataset) is None]
-    for number, operator in enumerate(operators):
-        repeats_part = operator == "Repeat" and "Take" in operators[number:]
-        if repeats_part or operator not in _KEEP_ORDER:
-            after = " after a Take" if repeats_part else ""
-            raise ValueError(f"the dataset has a {operator}{after}, {_ADVICE}")
+    for index, operator in enumerate(operators):
+        # `take(3).repeat()` gives the same 3 batches again, which are not the next of the loader.
+        repeats_take = operator == "Repeat" and "Take" in operators[index:]
+        if repeats_take or operator not in _KEEP_ORDER:
+            found = "Repeat after a Take" if repeats_take else operator
+            raise ValueError(f"the dataset has the operator {found}, {_ADVISE_ORDER}")
 
 
 def feed_of(dataset: Any) -> Any:
-    """Return the feed whose batches a dataset is made of, or None for other datasets."""
+    """Return the feed whose batches a dataset is made of; None if they are not of a feed."""
     sources = map(_source, _upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else ()
     return next((getattr(source, "feed", None) for source in sources if source is not None), None)
 

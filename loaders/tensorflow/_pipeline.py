@@ -16,23 +16,28 @@ Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
 """A function of (pass_state, batch number, batch) that returns the batch."""
 
 
-# No function branches on a tensor.
+# Its functions do not branch on tensors in Python, so AutoGraph need not convert them.
 @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     """Return the dataset of the batches of `source`. Each iteration of it ends with the epoch.
 
-    The cardinality, which Keras takes for the length, is always the number of steps of a whole
-    epoch. But an iteration (a pass) may start in the middle of an epoch, and a step may have a
-    batch for each of several ranks. `unbatch` makes this possible: the cardinality of its output is
-    computed from the static number of rows of its input, whatever the real number is.
+    Keras takes the cardinality of a dataset for its length, so the cardinality is always the number
+    of steps of a whole epoch. But an iteration may start in the middle of the epoch, and a step may
+    have a batch for each of several ranks.
+
+    This works by `unbatch`. It computes the cardinality of its output from the static number of
+    rows of its input, and does not compare it with the rows that come. So `_with_row_count`
+    declares, say, 1 row for each step, while there are 0 or 2 (for 2 ranks).
     """
     last = source.num_batches - 1
 
     def deliver(pass_state: tf.Tensor, batch_number: tf.Tensor, batch: Any) -> Any:
+        """Return the batch; after a last batch, or for a failed one, call `source.end_pass`."""
         is_last = tf.equal(batch_number, last)  # in a graph of TF1, == compares objects
-        has_error = batch_number < 0
+        has_failed = batch_number < 0
+        # tf.data runs the call for its effect, though nothing uses the result.
         tf.cond(
-            is_last | has_error,
+            is_last | has_failed,
             lambda: numpy_function_of(source.end_pass, [pass_state, batch_number], tf.bool),
             lambda: False,
         )
@@ -53,18 +58,19 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
 
 
 def _passes_of(source: GraphSource) -> tf.data.Dataset:
-    """Return a dataset of one element, the `PassState` of a pass, which starts when it is read."""
+    """Return a dataset of one element: a `PassState`. Reading the element starts the pass."""
     return generator_dataset(source.run_pass, tf.TensorSpec([5], tf.int64))
 
 
 def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
-    """Return the dataset of batches where each call of Python makes a single batch.
+    """Return the dataset of batches where each call into Python makes a single batch.
 
-    The batches of a step, one for each rank, are wrapped into the rows of a variant tensor, which
-    is declared to have one row. If the pass starts in the middle of the epoch, empty tensors are
-    appended up to the number of steps of an epoch. Then all are unbatched (see `dataset_of`).
+    The batches of a step are wrapped as the rows of a variant tensor, one for each rank. It is
+    declared to have one row, so that `unbatch` gets the cardinality of an epoch (see `dataset_of`).
+    If the pass starts in the middle of the epoch, tensors without rows stand for the other steps:
+    of 5 steps from step 3 on, 2 have a batch, and 3 have no rows.
     """
-    spec: Any = None
+    spec: Any = None  # of (pass state, batch number, batch), known when `steps_of` is traced
 
     def steps_of(pass_state: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
@@ -76,34 +82,39 @@ def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.D
         rows = rows.batch(source.ranks, drop_remainder=True)
         return rows.map(lambda rows: _with_row_count(1, rows))
 
+    def without_rows(_: tf.Tensor) -> tf.Tensor:
+        one_row = tf.raw_ops.OptionalNone()[None]
+        return _with_row_count(1, one_row[:0])
+
     steps = _passes_of(source).flat_map(steps_of)
     if prefetch:
         steps = steps.prefetch(prefetch)
-    # Made within the map: TensorFlow cannot serialize a dataset of empty variants, for snapshot.
-    filler = tf.data.Dataset.from_tensors(0).repeat()
-    filler = filler.map(lambda _: _with_row_count(1, tf.raw_ops.OptionalNone()[None][:0]))
-    rows = _unbatch(steps.concatenate(filler).take(source.steps))
+    # A map makes the variants: TensorFlow cannot serialize a dataset of variants, for `snapshot`.
+    missing_steps = tf.data.Dataset.from_tensors(0).repeat().map(without_rows)
+    rows = _unbatch(steps.concatenate(missing_steps).take(source.steps))
     return rows.map(lambda row: deliver(*unwrap(row, spec)))
 
 
 def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
-    """Return the dataset of batches where each call of Python makes a chunk of several batches.
+    """Return the dataset of batches where each call into Python makes a chunk of several batches.
 
-    A call costs as much time as many short records. The batches of a chunk are the rows of its
-    tensors, which are declared to have the same number of rows for every chunk. If the pass starts
-    in the middle of the epoch, empty chunks are appended. Then all are unbatched (see
-    `dataset_of`).
+    A call takes as long as reading many short records. The batches of a chunk are the rows of its
+    tensors. Chunks differ in size (1, 2, 4, … batches), but all are declared to have the same
+    number of rows, so that `unbatch` gets the cardinality of an epoch (see `dataset_of`). If the
+    pass starts in the middle of the epoch, chunks without rows are appended.
     """
     layout, num_chunks = source.layout, len(source.chunks(0))
-    rows_per_chunk = -(-source.steps // num_chunks)
-    specs = [tf.TensorSpec([5], tf.int64), *[tf.TensorSpec([], tf.int64)] * 2]
-    specs += [tf.TensorSpec([layout.batch, *spec.shape[1:]], spec.dtype) for spec in layout.flat]
+    declared_rows = -(-source.steps // num_chunks)  # rounded up; `take` below cuts the excess
+    # The specs of a row: the pass state, int64[5]; the batch number and size; arrays of the batch.
+    specs = [tf.TensorSpec(shape, tf.int64) for shape in ([5], [], [])]
+    size = layout.batch_size  # or None
+    specs += [tf.TensorSpec([size, *spec.shape[1:]], spec.dtype) for spec in layout.flat_specs]
     types = [spec.dtype for spec in specs]
 
     def declare(chunk: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-        for part, spec in zip(chunk, specs, strict=True):
-            part.set_shape([None, *spec.shape])
-        return tuple(_with_row_count(rows_per_chunk, part) for part in chunk)
+        for tensor, spec in zip(chunk, specs, strict=True):
+            tensor.set_shape([None, *spec.shape])
+        return tuple(_with_row_count(declared_rows, tensor) for tensor in chunk)
 
     def chunks_of(pass_state: tf.Tensor) -> tf.data.Dataset:
         return tf.data.Dataset.range(PassState.unpack(pass_state).num_chunks).map(
@@ -112,17 +123,19 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
         )
 
     def restore(
-        pass_state: tf.Tensor, number: tf.Tensor, size: tf.Tensor, *parts: tf.Tensor
+        pass_state: tf.Tensor, batch_number: tf.Tensor, real_size: tf.Tensor, *arrays: tf.Tensor
     ) -> Any:
-        if layout.batch is None:
-            parts = tuple(part[:size] for part in parts)
-        return deliver(pass_state, number, layout.restore(parts))
+        if size is None:  # shorter batches are padded
+            arrays = tuple(array[:real_size] for array in arrays)
+        return deliver(pass_state, batch_number, layout.restore(arrays))
 
-    empty = [tf.zeros([0, *(size or 0 for size in spec.shape)], spec.dtype) for spec in specs]
-    filler = tf.data.Dataset.from_tensors(tuple(empty)).map(lambda *chunk: declare(chunk)).repeat()
-    chunks_ahead = -(-prefetch // source.batches_per_call)
+    no_rows = [tf.zeros([0, *(length or 0 for length in spec.shape)], spec.dtype) for spec in specs]
+    missing_chunks = tf.data.Dataset.from_tensors(tuple(no_rows)).repeat()
+    missing_chunks = missing_chunks.map(lambda *chunk: declare(chunk))
+    chunks_ahead = -(-prefetch // source.batches_per_call)  # rounded up
     chunks = _passes_of(source).flat_map(chunks_of).prefetch(chunks_ahead)
-    return _unbatch(chunks.concatenate(filler).take(num_chunks)).take(source.steps).map(restore)
+    batches = _unbatch(chunks.concatenate(missing_chunks).take(num_chunks))
+    return batches.take(source.steps).map(restore)
 
 
 def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
@@ -130,35 +143,42 @@ def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
     spec = tf.nest.map_structure(
         lambda batch: tf.TensorSpec(batch.shape[1:], batch.dtype), batches.element_spec
     )
-    flat = tf.nest.flatten(spec)
+    row_specs = tf.nest.flatten(spec)
     variant = tf.raw_ops.UnbatchDataset(
         input_dataset=tf.data.experimental.to_variant(batches),
-        output_types=[row.dtype for row in flat],
-        output_shapes=[row.shape for row in flat],
+        output_types=[row.dtype for row in row_specs],
+        output_shapes=[row.shape for row in row_specs],
     )
     return tf.data.experimental.from_variant(variant, spec)
 
 
 def _with_row_count(count: int, rows: tf.Tensor) -> tf.Tensor:
-    """Declare that the tensor `rows` has `count` rows, whatever its number is at run time."""
+    """Declare that the tensor `rows` has `count` rows, however many it has when the graph runs."""
     row_shape = rows.shape[1:]
+    # This op returns its input, and may forget its static shape: so another can be declared.
     rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *row_shape])
     rows.set_shape([count, *row_shape])
     return rows
 
 
 def wrap(value: Any) -> tf.Tensor:
-    """Wrap tensors of any structure and shape into a scalar variant tensor."""
-    parts = tf.nest.flatten(value, expand_composites=True)
-    return tf.raw_ops.OptionalFromValue(components=parts)
+    """Wrap a structure of tensors of any shapes into one scalar, so that scalars can be batched.
+
+    The scalar is a variant tensor that holds a TensorFlow Optional. `unwrap` is the inverse.
+    """
+    tensors = tf.nest.flatten(value, expand_composites=True)
+    return tf.raw_ops.OptionalFromValue(components=tensors)
 
 
 def unwrap(scalar: tf.Tensor, spec: Any) -> Any:
-    """Return the tensors of a scalar made by `wrap`; `spec` is the spec of each, as a structure."""
-    flat = tf.nest.flatten(spec, expand_composites=True)
-    parts = tf.raw_ops.OptionalGetValue(
+    """Return the structure of tensors that `wrap` has wrapped into a scalar variant tensor.
+
+    `spec` is the same structure, of the specs of the tensors.
+    """
+    flat_specs = tf.nest.flatten(spec, expand_composites=True)
+    tensors = tf.raw_ops.OptionalGetValue(
         optional=scalar,
-        output_types=[part.dtype for part in flat],
-        output_shapes=[part.shape for part in flat],
+        output_types=[part.dtype for part in flat_specs],
+        output_shapes=[part.shape for part in flat_specs],
     )
-    return tf.nest.pack_sequence_as(spec, parts, expand_composites=True)
+    return tf.nest.pack_sequence_as(spec, tensors, expand_composites=True)

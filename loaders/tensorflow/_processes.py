@@ -9,9 +9,7 @@ import tensorflow as tf
 from twinfeed.samplers import BatchStream, PKBatchSampler
 from twinfeed.samplers.processes import add_probe
 
-_ADVISE_DATASET_FOR = (
-    "use strategy.distribute_datasets_from_function(loader.dataset_for) with the whole feed"
-)
+_ADVISE_DATASET_FOR = "use strategy.distribute_datasets_from_function(loader.dataset_for)"
 
 
 def num_workers() -> int:
@@ -23,8 +21,8 @@ def num_workers() -> int:
 def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShardPolicy:
     """Return how a `tf.distribute` strategy shall divide the batches of a sampler's dataset.
 
-    Each process gets a part of the records of each batch, or, if the sampler is declared to be
-    sharded, all batches as they are.
+    DATA: each process gets a part of the records of each batch. OFF: each process gets all batches
+    of its own dataset, since the caller has declared that the sampler is sharded.
     """
     policy = tf.data.experimental.AutoShardPolicy
     return policy.OFF if sampler.sharded else policy.DATA
@@ -33,29 +31,30 @@ def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShard
 def check_auto_shard(sampler: BatchStream, /) -> None:
     """Check that a `tf.distribute` strategy may divide a sampler's batches among its processes.
 
-    Warns if the processes' sums would not be exact: in an evaluation, and if the caller has
-    declared the sampler to be sharded.
+    Warns if sums over the processes would not be exact: in an evaluation, and if the caller has
+    declared that the sampler is sharded.
 
     Raises:
-        ValueError: the batches are of one rank already, or their classes (P×K) would be divided.
+        ValueError: the batches are already of one rank of several, or P×K batches, whose classes
+            would be divided.
     """
-    number = num_workers()
-    if number == 1:
+    processes = num_workers()
+    if processes == 1:
         return
     if sampler.world_size > 1:
-        rank = f"rank {sampler.rank} of {sampler.world_size}"
         raise ValueError(
-            f"a strategy would cut the batches of {rank} once more: {_ADVISE_DATASET_FOR}"
+            f"a strategy would divide the batches of rank {sampler.rank} of {sampler.world_size} "
+            f"again: {_ADVISE_DATASET_FOR}, and give the loader the feed of all ranks"
         )
     if sampler.evaluation or sampler.sharded:
-        part = "every batch of its own" if sampler.sharded else "a part of each batch"
+        batches = "batches of its own" if sampler.sharded else "a part of each batch"
         warnings.warn(
-            f"each of {number} processes is given {part} of {sampler!r}: for exact sums "
-            f"{_ADVISE_DATASET_FOR}",
+            f"each of {processes} processes gets {batches} of {sampler!r}, and sums over them are "
+            f"not exact: {_ADVISE_DATASET_FOR}",
             stacklevel=2,
         )
     elif isinstance(sampler, PKBatchSampler):
-        raise ValueError(f"a strategy would cut the classes of {sampler!r}: {_ADVISE_DATASET_FOR}")
+        raise ValueError(f"a strategy would divide classes of {sampler!r}: {_ADVISE_DATASET_FOR}")
 
 
 add_probe(num_workers)

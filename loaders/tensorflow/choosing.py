@@ -34,29 +34,33 @@ def choose(
     prefetch: int = 2,
     ledger: str | os.PathLike[str] | None = None,
 ) -> DatasetLoader[Any]:
-    """Let a sampler choose from datasets: one for each class, each set or each segment.
+    """Make batches of elements from several datasets, each element from the one a sampler chooses.
 
-    The datasets are your own, or `source_datasets(feed)`, which give the records of the sampler.
+    There is a dataset for each class, each set or each segment that the sampler draws. They are
+    your own datasets, or `source_datasets(feed)`, which have the records that the sampler draws.
 
-    Each batch is as the sampler draws it: of the size of its step, its elements in order, each the
-    next element of its dataset.
+    The sampler decides the size of each batch and, in order, the dataset of each element. The
+    element is the next one of this dataset.
 
-    A pass restarts each dataset of your own, as every iterator of tf.data does. So datasets must
-    go on for an epoch: most need `repeat()`. A dataset that ends is an error that names it.
+    A pass (an iteration to the end of the epoch) restarts each dataset of your own, as every
+    iterator of tf.data does. So a dataset must last for an epoch: most need `repeat()`. If a
+    dataset ends earlier, an error names it.
 
     Args:
         sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`). Of several
             ranks, each has a loader with its own part of each set, as by `Dataset.shard`. With
             `source_datasets(feed)`, the sampler of the feed.
         datasets: of one element spec; elements are stacked to batches.
-        source: the number of the dataset of each sample id, as a function of ids (int64[n]) or an
-            array by id, such as labels from 0. Classes and mixtures have this by themselves.
+        source: the index in `datasets` of the dataset of each sample id, as a function of ids
+            (int64[n]) or an array by id, such as labels from 0. Samplers of classes and mixtures
+            know it by themselves.
         replay: whether a pass skips as many elements of each dataset as were drawn before its
-            position, in all epochs. Then an epoch goes on where the epoch before ended, and a
+            position, in all epochs. Then an epoch continues where the previous epoch ended, and a
             resumed run is exact, if the datasets are deterministic. Skipped elements are read, and
-            mapped, again. Without `replay` the choice alone resumes.
-        labels: whether each batch is a pair of the batch and the number of the dataset of each
-            element, int64[batch]: its class. Keras takes such a pair as inputs and targets.
+            mapped, again. Without `replay`, only the choice of datasets is resumed.
+        labels: whether each batch is a pair: the batch, and the index in `datasets` of the dataset
+            of each element, int64[batch], which is its class. Keras takes such a pair as inputs and
+            targets.
         device: as of a `TensorFlowLoader`.
         prefetch: as of a `TensorFlowLoader`.
         ledger: as of a `TensorFlowLoader`.
@@ -113,10 +117,11 @@ class _ChoosingLoader(DatasetLoader[Any]):
     ) -> None:
         groups = None
         if isinstance(datasets, SourceDatasets):
+            # All have the element spec of the first: it is enough to make this one.
             groups, examples = datasets.checked_group_schedule(sampler, source), [datasets[0]]
         else:
             datasets = examples = list(datasets)
-        # Raises if the element specs differ.
+        # Only for its element spec. TensorFlow raises if the specs of the datasets differ.
         chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
         self._choices = Choices(sampler, len(datasets), source, groups)
         super().__init__(sampler, ledger=ledger)
@@ -128,12 +133,11 @@ class _ChoosingLoader(DatasetLoader[Any]):
 
     def _make_dataset(self) -> tf.data.Dataset:
         check_process()
-        source = ElementSource(self, self._choices, self._datasets, self._spec)
-        return dataset_of(source, self.prefetch)
+        return dataset_of(ElementSource(self), self.prefetch)
 
 
 class ChoiceSource(GraphSource):
-    """Let a graph read the numbers of the datasets that a sampler chooses from, batch by batch."""
+    """The index of the dataset that each sample of a batch comes from, read by a graph."""
 
     def __init__(self, loader: Loader[Any], choices: Choices) -> None:
         super().__init__(loader, choices.sampler)
@@ -141,9 +145,9 @@ class ChoiceSource(GraphSource):
         self._steps_per_call = steps_per_draw(self.sampler.batch_size)
 
     def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return the dataset of (step, dataset number of each sample of its batch) of a pass."""
-        numbers = self._batch(self._choice_dataset(pass_state), self._sizes_of(pass_state))
-        return tf.data.Dataset.zip((self._steps_of(pass_state), numbers))
+        """Return the dataset of (step, dataset index of each sample) of a pass."""
+        batches = self._batch(self._choice_dataset(pass_state), self._sizes_of(pass_state))
+        return tf.data.Dataset.zip((self._steps_of(pass_state), batches))
 
     def sizes(self, pass_state: Int64s) -> Int64s:
         """Return the number of samples of each batch of a pass, int64[steps]."""
@@ -151,16 +155,19 @@ class ChoiceSource(GraphSource):
         starts, stops = self.sampler.rank_slices(state.epoch, state.start, self.steps)
         return stops - starts
 
-    def numbers(self, pass_state: Int64s, step: np.int64) -> Int64s:
-        """Return the dataset number of each sample of the next `_steps_per_call` steps."""
+    def draw_choices(self, pass_state: Int64s, step: np.int64) -> Int64s:
+        """Return the dataset index of each sample of `_steps_per_call` steps from `step` on.
+
+        They are those of all these batches, one after the other, as int64[samples].
+        """
         epoch, start = PassState.unpack(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
         batches = self.choices.source_numbers(epoch, start, stop)
-        for offset, numbers in enumerate(batches):
-            self.check(numbers, epoch, start + offset)
+        for offset, dataset_indices in enumerate(batches):
+            self.check_shapes(dataset_indices, epoch, start + offset)
         return np.concatenate(batches)
 
-    def check(self, numbers: Int64s, epoch: int, step: int) -> None:
+    def check_shapes(self, dataset_indices: Int64s, epoch: int, step: int) -> None:
         """Do nothing. A subclass raises ValueError if elements of a batch cannot be stacked."""
 
     def _steps_of(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
@@ -177,50 +184,51 @@ class ChoiceSource(GraphSource):
         """Stack elements to batches of these sizes; the last is smaller if elements run out."""
         if self.sampler.fixed_size is not None:
             return elements.batch(self.sampler.fixed_size)
-        # In batches of 1, no element is drawn before the batch that needs it: it could fail.
+        # `rebatch` joins and splits batches. From batches of 1, it reads just the elements that it
+        # needs. From larger ones, it would also read an element of the next batch, and if that
+        # failed, this batch would fail.
         return elements.batch(1).rebatch(sizes)
 
     def _choice_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
-        """Return a dataset of int64 scalars: the dataset number of each sample of a pass."""
+        """Return the choice dataset of a pass, as `choose_from_datasets` takes it.
+
+        Its elements are int64 scalars: the dataset index of each sample.
+        """
 
         def draw(step: tf.Tensor) -> tf.Tensor:
-            numbers = numpy_function_of(self.numbers, [pass_state, step], tf.int64)
-            numbers.set_shape([None])
-            return numbers
+            dataset_indices = numpy_function_of(self.draw_choices, [pass_state, step], tf.int64)
+            dataset_indices.set_shape([None])
+            return dataset_indices
 
-        return self._steps_of(pass_state, self._steps_per_call).map(draw).unbatch()
+        return self._steps_of(pass_state, by=self._steps_per_call).map(draw).unbatch()
 
 
 class ElementSource(ChoiceSource):
     """Let a graph read batches of elements that a sampler chooses from several datasets."""
 
-    def __init__(
-        self,
-        loader: _ChoosingLoader,
-        choices: Choices,
-        datasets: Sequence[tf.data.Dataset],
-        spec: Any,
-    ) -> None:
-        super().__init__(loader, choices)
-        self._datasets, self._spec = datasets, spec
+    def __init__(self, loader: _ChoosingLoader) -> None:
+        super().__init__(loader, loader._choices)
+        self._datasets, self._spec = loader._datasets, loader._spec
         self._replay, self._labels = loader.replay, loader.labels
-        own = [] if isinstance(datasets, SourceDatasets) else datasets
-        specs = [tf.nest.flatten(dataset.element_spec) for dataset in own]
-        # Ragged and sparse elements of any shapes can be stacked.
+        # Those of `source_datasets(feed)` have the same shapes, and are made anew in each pass.
+        user_datasets = [] if isinstance(self._datasets, SourceDatasets) else self._datasets
+        specs = [tf.nest.flatten(dataset.element_spec) for dataset in user_datasets]
+        # By dataset, the shapes of its dense components. Ragged and sparse ones need not agree.
         self._shapes = [[s.shape for s in spec if isinstance(s, tf.TensorSpec)] for spec in specs]
         self._shapes_differ = any(shapes != self._shapes[0] for shapes in self._shapes)
-        # One tensor: a function that captures each of 1,000 datasets is slow to trace and to start.
+        # All datasets in one variant tensor [datasets]: a function that captures 1,000 datasets is
+        # slow to trace and to start.
         with tf.device("/CPU:0"):
-            variants = [tf.data.experimental.to_variant(dataset) for dataset in own]
-            self._variants = tf.stack(variants) if own else None
+            variants = [tf.data.experimental.to_variant(dataset) for dataset in user_datasets]
+            self._variants = tf.stack(variants) if user_datasets else None
 
     def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the dataset of (step, batch) of a pass, or of (step, (batch, labels)).
 
-        If one of the datasets has no more elements, `choose_from_datasets` ends without an error.
-        So the length of each batch is compared with its size. For a batch that is too short,
-        `raise_ended` raises an error that names the dataset. Empty batches are appended, as a
-        dataset may have ended at the end of a batch.
+        If one of the datasets runs out of elements, `choose_from_datasets` ends without an error.
+        So the length of each batch is compared with the size that the sampler has drawn. For a
+        batch that is too short, `raise_ended` names the dataset. Empty batches are appended in case
+        that a dataset has ended after a full batch.
         """
         variants = tf.unstack(self._variants_of(pass_state), len(self._datasets))
         elements = tf.data.Dataset.choose_from_datasets(
@@ -231,7 +239,7 @@ class ElementSource(ChoiceSource):
         sizes = self._sizes_of(pass_state)
         batches = self._batch(elements, sizes)
         spec = batches.element_spec
-        # A batch of length 0, in place of batches that are missing because a dataset has ended.
+        # (length 0, a wrapped batch of nothing), in place of a batch that is missing.
         empty_batch = tf.data.Dataset.from_tensors(0).map(
             lambda _: (tf.constant(0, tf.int64), tf.raw_ops.OptionalNone())
         )
@@ -260,7 +268,8 @@ class ElementSource(ChoiceSource):
     def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Return the datasets that a pass reads, as a variant tensor [datasets].
 
-        With `replay`, the elements that were drawn before the position of the pass are skipped.
+        A variant tensor holds datasets, and is turned back by `from_variant`. With `replay`, each
+        dataset skips the elements that were drawn from it before the position of the pass.
         """
         if isinstance(self._datasets, SourceDatasets):
             return self._datasets.variants(pass_state)
@@ -269,32 +278,34 @@ class ElementSource(ChoiceSource):
         counts = numpy_function_of(self.counts_before_pass, [pass_state], tf.int64)
         counts.set_shape([len(self._datasets)])
 
-        def skip(variant: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+        def skip(variant_and_count: tuple[tf.Tensor, tf.Tensor]) -> tf.Tensor:
+            variant, count = variant_and_count
             dataset = tf.data.experimental.from_variant(variant, self._spec)
             return tf.data.experimental.to_variant(dataset.skip(count))
 
-        return tf.map_fn(
-            lambda both: skip(*both),
-            (self._variants, counts),
-            fn_output_signature=tf.TensorSpec([], tf.variant),
-        )
+        variant_spec = tf.TensorSpec([], tf.variant)
+        return tf.map_fn(skip, (self._variants, counts), fn_output_signature=variant_spec)
 
-    def check(self, numbers: Int64s, epoch: int, step: int) -> None:
+    def check_shapes(self, dataset_indices: Int64s, epoch: int, step: int) -> None:
         """Raise ValueError if a batch has elements whose static shapes are not compatible.
 
-        `numbers` are the numbers of the datasets that the elements of the batch come from.
+        `dataset_indices` says from which dataset each element of the batch comes.
         """
-        merged: dict[int, tuple[int, tf.TensorShape]] = {}  # by component: a dataset, and the shape
-        for number in dict.fromkeys(numbers.tolist()) if self._shapes_differ else ():
-            for component, shape in enumerate(self._shapes[number]):
-                first, before = merged.get(component, (number, shape))
-                if not shape.is_compatible_with(before):
+        if not self._shapes_differ:
+            return
+        # By component of an element: the first dataset of the batch, and the shape of all so far.
+        known: dict[int, tuple[int, tf.TensorShape]] = {}
+        for index in dict.fromkeys(dataset_indices.tolist()):  # each dataset of the batch once
+            for component, shape in enumerate(self._shapes[index]):
+                first, known_shape = known.get(component, (index, shape))
+                if not shape.is_compatible_with(known_shape):
                     raise ValueError(
-                        f"the batch of epoch {epoch}, step {step} has elements of dataset {number} "
+                        f"the batch of epoch {epoch}, step {step} has elements of dataset {index} "
                         f"(of {self.choices.sources}), of shape {shape}, and of dataset {first}, "
-                        f"of shape {before}: map the datasets to one shape, as by tf.image.resize"
+                        f"of shape {known_shape}: map the datasets to one shape, for "
+                        f"example by tf.image.resize"
                     )
-                merged[component] = (first, before.merge_with(shape))
+                known[component] = (first, known_shape.merge_with(shape))
 
     def counts_before_pass(self, pass_state: Int64s) -> Int64s:
         """Return the number of elements drawn from each dataset before a pass, int64[datasets]."""
@@ -304,12 +315,13 @@ class ElementSource(ChoiceSource):
     def raise_ended(self, pass_state: Int64s, step: np.int64, length: np.int64) -> None:
         """Raise ValueError that names the dataset that ran out of elements.
 
-        The batch of this step has only `length` elements, so the next one was missing.
+        The batch of this step has only `length` elements, so its element with the index `length`
+        is the one that was missing.
         """
         epoch = PassState.unpack(pass_state).epoch
-        (numbers,) = self.choices.source_numbers(epoch, int(step), int(step) + 1)
+        (indices,) = self.choices.source_numbers(epoch, int(step), int(step) + 1)
         raise ValueError(
-            f"dataset {numbers[length]} (of {self.choices.sources}) has ended in step {step} of "
+            f"dataset {indices[length]} (of {self.choices.sources}) has ended in step {step} of "
             f"epoch {epoch}: add .repeat() to the dataset, or make epochs shorter by "
             f"batches_per_epoch of the sampler"
         )
@@ -334,10 +346,14 @@ def _set_batch_size(batch: Any, size: int | None) -> Any:
 
 
 def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
-    """Make a dataset of the numbers that a `Selector` gives, int64[batch].
+    """Make a dataset of batches, int64[batch], that say from which source each record comes.
 
-    `tf.data.Dataset.choose_from_datasets` takes `selector_dataset(selector).unbatch()`. The passes
-    are those of `TensorFlowLoader.dataset`.
+    They are the source numbers that a loop over the `Selector` gets: those of a class or set that
+    its sampler draws. `selector_dataset(selector).unbatch()` is a choice dataset for
+    `tf.data.Dataset.choose_from_datasets`.
+
+    Each iteration runs from the selector's position to the end of the epoch, as those of
+    `TensorFlowLoader.dataset`.
 
     >>> from twinfeed.loaders import Selector
     >>> from twinfeed.loaders.tensorflow import selector_dataset

@@ -26,23 +26,26 @@ from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import growing_ranges
 
-# The number of batches whose samples a dataset reads at once, and the number of samples that all
-# datasets together read ahead.
-_BATCHES_AT_ONCE, _READAHEAD = 4, 1 << 10
+# One read of a dataset has its samples of up to 4 batches. All datasets together read at most
+# 1,024 samples (or one batch) ahead.
+_BATCHES_PER_READ, _MAX_SAMPLES_AHEAD = 4, 1 << 10
 
-# Chunks of a stream whose requests are cached, since a rarely drawn class needs them later.
-_CACHED_CHUNKS = 64
+# The requests of this many ranges of steps are cached, as a rarely drawn class needs them later.
+_CACHED_RANGES = 64
 
 
 def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
-    """Make a dataset of each class, set or segment of a feed's sampler.
+    """Make one dataset for each class, each set or each segment that a feed's sampler draws from.
 
-    `choose(sampler, source_datasets(feed))` gives the batches of `TensorFlowLoader(feed)`, of any
-    shards and rank. Passes of `choose` begin at its position, `replay` or not. A dataset that you
-    iterate over by itself gives the samples of its class in epoch 0, in the order of the stream.
+    The loader `choose(sampler, source_datasets(feed))` has the same batches as
+    `TensorFlowLoader(feed)`. The index may have any number of shards, and the feed may be of any
+    rank. Passes of this loader start at its position, with and without `replay`.
 
-    Each dataset reads its samples of up to 4 batches at once. All together read at most some 1,000
-    samples before the batches need them. Nothing is read by other threads.
+    If you iterate over one of the datasets, you get the samples that the sampler draws from its
+    class in epoch 0, in the order in which they are drawn.
+
+    Each dataset reads its samples of up to 4 batches at once. All together read at most 1,024
+    samples, or one larger batch, before the batches need them. No other thread reads.
 
     Args:
         feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or reads segments of a
@@ -70,7 +73,7 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
 
 
 class SourceDatasets(Sequence[tf.data.Dataset]):
-    """The datasets of the groups of a feed's sampler: of its classes, sets or segments."""
+    """The datasets of the groups of a feed's sampler. A group is a class, a set or a segment."""
 
     def __init__(self, feed: Feed) -> None:
         sampler, by_group = feed.sampler, feed.sampler.by_group
@@ -85,39 +88,46 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         self._feed, reader = feed, reader_of(feed.index)
         self._batcher = Batcher(compile_feed(feed), reader=reader)
         self._layout = Layout(feed, None, reader)
-        self._num_groups, self._groups = by_group[0], Schedule(by_group[1])
-        requests_of = partial(_requests_by_group, Schedule(sampler), self._groups)
-        self._requests_by_group = lru_cache(_CACHED_CHUNKS)(requests_of)
+        self._num_groups, group_stream = by_group
+        self._group_schedule = Schedule(group_stream)
+        requests_of = partial(_requests_by_group, Schedule(sampler), self._group_schedule)
+        self._requests_by_group = lru_cache(_CACHED_RANGES)(requests_of)
 
     def __reduce__(self) -> tuple[type[SourceDatasets], tuple[Feed]]:
         return SourceDatasets, (self._feed,)
 
     def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Return a schedule that has, in place of each sample id, its group: class, set or segment.
+        """Check that `choose` got the feed's sampler, and return the schedule of its groups.
+
+        A group is a class, set or segment. This schedule has the batches of the sampler, with the
+        group of each sample in place of its id.
+
+        Args:
+            sampler: of `choose`.
+            source: of `choose`, a user's function from ids to groups, or None.
 
         Raises:
-            ValueError: `sampler` draws other samples than the feed's sampler, or the caller has a
-                `source` function of its own.
+            ValueError: `sampler` draws other samples than the feed's, or `source` is not None.
         """
         own = self._feed.sampler
-        streams = {
-            (str(stream.fingerprint), stream.rank, stream.world_size) for stream in (sampler, own)
-        }
-        if source is not None or len(streams) > 1:
+        is_same_rank = (sampler.rank, sampler.world_size) == (own.rank, own.world_size)
+        is_same_stream = is_same_rank and str(sampler.fingerprint) == str(own.fingerprint)
+        if source is not None or not is_same_stream:
             raise ValueError(
                 f"these datasets have the samples of {own!r}, rank {own.rank} of "
                 f"{own.world_size}: call choose(feed.sampler, source_datasets(feed))"
             )
-        return self._groups
+        return self._group_schedule
 
     def __len__(self) -> int:
         return self._num_groups
 
     def __getitem__(self, group: Any) -> Any:
         check_process()
-        first_epoch = tf.constant(PassState(0, 0, 0, 0, 0), tf.int64)
-        dataset = self._dataset(first_epoch, range(len(self))[group])
-        dataset.twinfeed_owner = self  # the graph calls it, so it must live as long
+        pass_state = tf.zeros(5, tf.int64)  # a `PassState` of epoch 0, from step 0 on
+        # `range` raises IndexError for a group that there is not.
+        dataset = self._dataset(pass_state, range(len(self))[group])
+        dataset.twinfeed_owner = self  # keeps this object alive, whose method the graph calls
         return destroy_in_thread(dataset)
 
     def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
@@ -130,24 +140,27 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 
     def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
         """Return the dataset of the samples of a group (a class, set or segment) in a pass."""
-        samples = generator_dataset(self.samples, tuple(self._layout.flat), (pass_state, group))
+        samples = generator_dataset(
+            self.samples, tuple(self._layout.flat_specs), (pass_state, group)
+        )
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
         """Yield the samples of a group (a class, set or segment) from the start of a pass on.
 
-        Each item has the group's samples in up to `_BATCHES_AT_ONCE` batches, as stacked arrays.
+        Each item has the group's samples in up to `_BATCHES_PER_READ` batches, as stacked arrays.
         """
-        sampler, (_, epoch, start, *_) = self._feed.sampler, PassState.unpack(pass_state)
-        steps = max(1, _READAHEAD // max(1, sampler.batch_size))
-        for first, stop in growing_ranges(start, len(sampler), steps):
-            group_requests = self._requests_by_group(epoch, first, stop).get(int(group), [])
-            for offset in range(0, len(group_requests), _BATCHES_AT_ONCE):
-                several = group_requests[offset : offset + _BATCHES_AT_ONCE]
+        state, sampler = PassState.unpack(pass_state), self._feed.sampler
+        max_steps = max(1, _MAX_SAMPLES_AHEAD // max(1, sampler.batch_size))
+        for first, stop in growing_ranges(state.start, len(sampler), max_steps):
+            # One request for each batch that has samples of the group.
+            group_requests = self._requests_by_group(state.epoch, first, stop).get(int(group), [])
+            for offset in range(0, len(group_requests), _BATCHES_PER_READ):
+                requests_to_read = group_requests[offset : offset + _BATCHES_PER_READ]
                 try:
-                    arrays = self._read(*several)
+                    arrays = self._read(*requests_to_read)
                 except Exception:  # read one by one, to yield the batches before the error
-                    yield from map(self._read, several)
+                    yield from map(self._read, requests_to_read)
                 else:
                     yield arrays
 
@@ -160,15 +173,16 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 
 
 def _requests_by_group(
-    ids: Schedule, groups: Schedule, epoch: int, first: int, stop: int
+    id_schedule: Schedule, group_schedule: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
     """Return by group (class, set or segment) the requests for its samples in steps [first, stop).
 
-    `ids` and `groups` are the schedules of the sample ids and of the group of each sample.
+    A `Schedule` has the batches of a sampler: `id_schedule` with the ids of the samples, and
+    `group_schedule` with the group of each sample in place of its id.
     """
-    by_group = defaultdict(list)
-    for request in islice(requests(ids, epoch, first), stop - first):
-        (numbers,) = groups.batches(epoch, request.step, request.step + 1)
-        for group in np.unique(numbers).tolist():
-            by_group[group].append(request.where(numbers == group))
-    return by_group
+    requests_by_group = defaultdict(list)
+    for request in islice(requests(id_schedule, epoch, first), stop - first):
+        (sample_groups,) = group_schedule.batches(epoch, request.step, request.step + 1)
+        for group in np.unique(sample_groups).tolist():
+            requests_by_group[group].append(request.where(sample_groups == group))
+    return requests_by_group

@@ -22,11 +22,12 @@ from twinfeed.samplers import BatchStream
 class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
-    Where a pass begins, and what the state counts: see `Loader`. Errors are the original errors. A
-    checkpoint saves the position with `tf.train.Checkpoint(loader=loader)`.
+    A pass (a loop over the loader) runs from its position to the end of the epoch; see `Loader`.
+    Errors of reading and decoding are raised as they are, not as TensorFlow wraps them.
+    `tf.train.Checkpoint(loader=loader)` saves the position.
 
     `dataset` is for `fit`, `map` and `tf.distribute`, `dataset_for` for several replicas, and
-    `track` for loops over what is made of either.
+    `track` for loops over datasets that are made of either.
 
     TensorFlow cannot save iterators over Python: `tf.train.Checkpoint(iterator)` of a dataset of
     this loader fails. Save the loader itself.
@@ -34,20 +35,20 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
     The tf.data service runs a pipeline in processes of its own. They cannot call this process, so a
     dataset of this loader fails there.
 
-    `dataset.cache()` and `snapshot()` keep the batches of one epoch, and give them in later epochs.
-    This is right for an evaluation. In a training it is refused if batches are counted.
+    `dataset.cache()` and `snapshot()` repeat the batches of one epoch in later epochs. This is
+    right for an evaluation. For a training, `track` and `ResumeCallback` refuse it.
 
     Args:
-        feed: what is fed.
+        feed: the records, their order, and how samples are made of them.
         device: gets the tensors; strings stay on the host. Default: the first GPU that TensorFlow
             sees, else the CPU.
         prefetch: batches kept ready ahead of the step, on the host and on the device. Where records
             are short and nothing is decoded, up to 16 batches are read at once, and up to 31 more
             than `prefetch` are ready. With 0, each batch is read by itself.
-        threads: threads that make one batch each. If the sampler reuses decoded images, the threads
-            share one batch, and as many others decode one image each for coming batches, beside the
-            live images. Default: the processors this process may use, at most 8; one thread if
-            short records are read and nothing is decoded.
+        threads: the number of threads, each of which makes one batch at a time. If the sampler
+            reuses decoded images, all make one batch together, and as many more threads decode
+            images for coming batches. Default: the processors that this process may use, at most 8;
+            one thread if records are short and nothing is decoded.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.
@@ -90,22 +91,28 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.threads = None if threads is None and not feed.sets_global_state else resolved
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
-        """Return the feed with another sampler, whose batches must have the same static size."""
-        sizes = self._sampler.fixed_size, sampler.fixed_size
-        if sizes[0] != sizes[1]:
+        """Return the loader's feed with another sampler, as a change of the sampler needs it.
+
+        Raises:
+            ValueError: its batches have another `fixed_size`, the static batch size of tensors.
+        """
+        old_size, new_size = self._sampler.fixed_size, sampler.fixed_size
+        if old_size != new_size:
             raise ValueError(
-                f"the shape of tensors cannot change, and fixed_size would, from {sizes[0]} to "
-                f"{sizes[1]}: make a new loader, which loads the state"
+                f"the shape of the dataset's tensors is fixed, but the fixed_size of the sampler "
+                f"would change from {old_size} to {new_size}: make a new loader, and load the state"
             )
         return super()._changed_feed(sampler)
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
-        """Make the dataset of the replicas of one input pipeline: each gets its rank's batch.
+        """Make the dataset of one input pipeline, which has a batch for each of its replicas.
 
-        For `strategy.distribute_datasets_from_function(loader.dataset_for)`: whole classes of a
-        P×K batch, and each record of an evaluation exactly once. Its length is the number of steps
-        of an epoch, as Keras expects. Each step has a batch for every replica. All else is as
-        `dataset` says.
+        Pass this method to `strategy.distribute_datasets_from_function(loader.dataset_for)`. Each
+        replica is a rank, and gets the batches of its rank. So the classes of a P×K batch are not
+        divided, and an evaluation has each record exactly once.
+
+        The length of the dataset is the number of steps of an epoch, as Keras expects, though each
+        step has a batch for every replica. Its iterations and the position are those of `dataset`.
 
         Raises:
             ValueError: the replicas cannot be shared out evenly over the pipelines.
@@ -117,7 +124,7 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
                 f"the replicas must be shared out evenly over the input pipelines, got {replicas} "
                 f"replicas and {pipelines} pipelines"
             )
-        self._by_rank = True
+        self._by_rank = True  # `track` needs to know that each process has its own batches
         first = context.input_pipeline_id * per_pipeline
         ranks = range(first, first + per_pipeline)
         return self._dataset_of([self.feed.shard(rank, replicas) for rank in ranks], by_rank=True)
@@ -126,7 +133,10 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         return self._dataset_of([self.feed])
 
     def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
-        """Return the dataset of the batches of feeds, one for each rank, in turn."""
+        """Return the dataset of the batches of feeds, one feed for each rank, in turn.
+
+        With `by_rank`, each replica gets the batches of its rank; else a strategy may divide them.
+        """
         check_process()
         options: Any = {"prefetch": self.prefetch, "threads": self.threads, "by_rank": by_rank}
         return dataset_of(BatchSource(self, feeds, **options), self.prefetch)

@@ -13,12 +13,15 @@ from twinfeed.loaders.tensorflow._callbacks import FAILED_OBJECTS
 
 
 def original_errors() -> AbstractContextManager[None]:
-    """Raise errors of reading, decoding and collating as they are, not as TensorFlow wraps them.
+    """Raise the original errors of reading, decoding and collating in a `with` block.
 
-    TensorFlow turns an exception within a pipeline into an error of `tf.errors`, whose message has
-    the text (shard, offset, record) between a graph node's name and a traceback. In the block, the
-    original exception is raised, from TensorFlow's. A `TensorFlowLoader` does so by itself when it
-    is iterated over, and in `track`. The block is for `fit`, and for loops over its `dataset`.
+    TensorFlow turns an exception in a pipeline into an error of `tf.errors`. The exception's text
+    (shard, offset, record) is in its message, between a graph node's name and a traceback. If such
+    an error leaves the block, the original exception is raised in its place, and has TensorFlow's
+    error as its `__cause__`.
+
+    Use the block around `fit`, and around loops over `loader.dataset`. Loops over a loader itself,
+    and over `loader.track(dataset)`, raise the original errors without it.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import DecodeError, Feed, FieldSpec, pack
@@ -39,7 +42,11 @@ def original_errors() -> AbstractContextManager[None]:
 
 
 class OriginalErrors(AbstractContextManager[None]):
-    """Context manager that raises the original errors of a loader's passes, or (None) of all."""
+    """Context manager that raises original errors in place of TensorFlow's.
+
+    `external_passes` (the record of a loader's passes that TensorFlow runs) says which loader's
+    errors are raised. None stands for all loaders.
+    """
 
     def __init__(self, external_passes: ExternalPasses | None) -> None:
         self._external_passes = external_passes
@@ -50,24 +57,30 @@ class OriginalErrors(AbstractContextManager[None]):
 
 
 def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
-    """Raise the original exception of an error of TensorFlow, found by its text, if it was stored.
+    """Raise the original exception in place of an error of TensorFlow, if the exception is known.
 
-    With `external_passes`, only exceptions of the loader that has these passes are looked at.
+    TensorFlow has called Python methods. The object of each method that failed is in
+    `FAILED_OBJECTS`, and its attribute `raised` has its last exceptions. The original one is that
+    whose text is in TensorFlow's message.
+
+    `external_passes` is an attribute of a loader, which its objects share: only objects with this
+    attribute value are looked at. With None, all are.
     """
     for reference in reversed(FAILED_OBJECTS):
-        owner = reference()
-        passes_of_owner = getattr(owner, "external_passes", external_passes)
-        if external_passes is not None and passes_of_owner is not external_passes:
+        failed_object = reference()
+        # The datasets of `source_datasets` have no loader: their errors are raised for any loader.
+        its_passes = getattr(failed_object, "external_passes", external_passes)
+        if external_passes is not None and its_passes is not external_passes:
             continue
-        raised: list[BaseException] = getattr(owner, "raised", [])
+        raised: list[BaseException] = getattr(failed_object, "raised", [])
         for original in reversed(raised):
             if f"{type(original).__name__}: {original}" in error.message:
                 raised.remove(original)
                 raise original from error
     if "Too many open files" in error.message:
         raise LoaderError(
-            f"this process may open {system.file_limit()} files, and each dataset of choose stays "
-            f"open once it is drawn from",
+            f"this process may open {system.file_limit()} files, and choose keeps the files of "
+            f"each dataset open after its first element",
             advice="raise `ulimit -n`, or index the files (build_index) and take a "
             "TensorFlowLoader, which opens few at a time",
         ) from error

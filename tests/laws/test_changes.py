@@ -249,7 +249,7 @@ def test_what_has_a_schedule_changes(order: Callable[[int], Sampler]) -> None:
     ("loader", "call", "word"),
     [
         (TensorFlowLoader, lambda loader: loader.change(pk({0: 2, 50: 4})), "at= must be given"),
-        (TensorFlowLoader, other_shape, "fixed_size would, from 8 to None"),
+        (TensorFlowLoader, other_shape, "fixed_size of the sampler would change from 8 to None"),
         (TensorFlowLoader, drawn_already, "from step 5 on comes too late, .* give all ranks"),
         (samples, lambda loader: loader.change(pk({0: 2, 50: 4}), at=50), "workers draw by them"),
     ],

@@ -70,9 +70,9 @@ def evaluates(framework: str, folder: Path) -> None:
 def refuses(framework: str, folder: Path) -> None:
     """Refuse the batches of another loader, and those whose order is not the loader's."""
     others = arranged(loader(framework, folder))
-    words = "must come from the loader, got others"
+    words = "must come from the loader, but fit got others"
     if framework == "tensorflow":
-        words = "is not of this loader alone"
+        words = "is not made of this loader's dataset only"
     wrong = [(ValueError, words, lambda batches: others)]
     if framework == "torch":
         from accelerate import skip_first_batches
@@ -80,7 +80,7 @@ def refuses(framework: str, folder: Path) -> None:
         words = "give the trainer the TorchLoader itself"
         wrong.append((TypeError, words, skip_first_batches))  # type: ignore[arg-type]
     else:
-        words = "has a Shuffle, so the position"
+        words = "has the operator Shuffle, so the loader's position"
         wrong.append((ValueError, words, lambda batches: batches.shuffle(2)))
     for number, (error, words, change) in enumerate(wrong):
         one = loader(framework, folder)

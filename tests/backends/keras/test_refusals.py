@@ -123,10 +123,10 @@ def layers(*given: keras.layers.Layer, **options: Any) -> keras.Model:
 
 
 LOADER = r"as in TensorFlowLoader\(feed\), got a"
-ARRANGE = r"makes \(inputs, targets\) of a batch .* got a"
-MAP = r"give loader.dataset.map\(pairs\)"
+ARRANGE = r"makes \(inputs, targets\) of a batch, or .* got a"
+MAP = r"map .* to \(inputs, targets\)"
 OUTPUTS = r"record \d+ \(.*\) has the label [2-6], and the model has 2 outputs: .* \(7\)"
-OTHERS = "must come from the loader, got others"
+OTHERS = "must come from the loader, but fit got others"
 OPTIONS = ["batch_size", "initial_epoch", "sample_weight", "shuffle", "steps_per_epoch", "x", "y"]
 OPTIMIZERS: list[Callable[[], Any]] = [
     lambda: "sgd",
@@ -163,7 +163,7 @@ REFUSED: Refused = [
             model(), one.dataset.map(pairs), validation_data=on_torch()
         ),
         TypeError,
-        "a loader where arrange is names",
+        "a loader if arrange is names",
     ),
     *(
         (lambda path, make=make: model().fit(make()), AttributeError, r"fit\(model, \('x', 'y'\)\)")
@@ -182,7 +182,7 @@ REFUSED: Refused = [
     (
         given(of=lambda one: one.dataset.cache().map(pairs)),
         ValueError,
-        "has a Cache.*order='unchecked'",
+        "has the operator Cache.*order='unchecked'",
     ),
     (
         given(of=lambda one: one.dataset.map(pairs).repeat()),
@@ -190,8 +190,8 @@ REFUSED: Refused = [
         "8 batches of an epoch",
     ),
     (given(of=lambda one: one.dataset.map(pairs).take(3)), ValueError, "8 batches of an epoch"),
-    (own(lambda dataset: dataset.repeat(), steps_per_epoch=3), ValueError, "got 3 steps and 8"),
-    (own(lambda dataset: dataset.take(3)), ValueError, "got 3 steps and 8"),
+    (own(lambda dataset: dataset.repeat(), steps_per_epoch=3), ValueError, "8 steps of .* got 3: "),
+    (own(lambda dataset: dataset.take(3)), ValueError, "8 steps of .* got 3: "),
     (own(lambda dataset: dataset, initial_epoch=1), ValueError, "epoch 1, .* at epoch 0: give"),
     (own(lambda _: made().dataset.map(pairs)), ValueError, OTHERS),
     (
@@ -209,13 +209,13 @@ REFUSED: Refused = [
     (
         restored(lambda: model("adam", keras.layers.Normalization())),
         ValueError,
-        r"another model: it has 2 weights, this model 5, of which \S+/mean \(5,\) is in the place",
+        r"another model: it has 2 weights, this model has 5: .* there, \S+/mean \(5,\) here",
     ),
-    (restored(lambda: model(units=8)), ValueError, r"kernel \(5, 8\) is in the place of"),
+    (restored(lambda: model(units=8)), ValueError, r"there, \S+/kernel \(5, 8\) here"),
     (
         restored(lambda: layers(keras.layers.Dense(7, use_bias=False), optimizer="adam")),
         ValueError,
-        r"nothing is in the place of \S+/bias \(7,\)",
+        r"is \S+/bias \(7,\) there, no weight here",
     ),
     *(
         (restored(lambda other=other: model(other())), ValueError, r"of the optimizer Adam\(6 var")
@@ -351,7 +351,7 @@ def test_callbacks_may_be_one_or_none_or_hold_the_callback_itself(tmp_path: Path
 
 def test_random_layers_that_the_saved_model_lacks_are_told_once(tmp_path: Path) -> None:
     fit(tmp_path)
-    with pytest.warns(UserWarning, match="its random layers begin anew") as told:
+    with pytest.warns(UserWarning, match="random layers, .* not restored") as told:
         fit(tmp_path, model("adam", keras.layers.Dropout(0.1)), epochs=2)
     assert sum("random layers" in str(one.message) for one in told) == 1
 

@@ -107,7 +107,7 @@ def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> No
     """Before anything is read, with map and prefetch before and after it."""
     one = made()
     dataset = REFUSED[name](one.dataset.map(same)).prefetch(1)
-    said = f"{re.escape(name.strip())}.*position after its batches is not known.*order='unchecked'"
+    said = f"{re.escape(name.strip())}.*position after each batch is not known.*order='unchecked'"
     with pytest.raises(ValueError, match=said):
         next(one.track(dataset))
     assert (one.epoch, one.step, one.report().batches) == (0, 0, 0)
@@ -150,7 +150,9 @@ UNKNOWN: dict[str, Callable[[TensorFlowLoader], Any]] = {
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_a_pipeline_that_is_not_of_the_loader_is_refused(name: str) -> None:
     one = made()
-    with pytest.raises(ValueError, match=r"not of this loader alone.*order='unchecked'"):
+    with pytest.raises(
+        ValueError, match=r"not made of this loader's dataset only.*order='unchecked'"
+    ):
         next(one.track(UNKNOWN[name](one)))
     assert (one.epoch, one.step) == (0, 0)
 

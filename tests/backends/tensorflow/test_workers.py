@@ -39,14 +39,14 @@ def test_a_cluster_trains_each_record_once_or_is_refused(tmp_path: Path) -> None
     assert sorted(trained) == list(range(80))
     for found in (one, other):
         assert found["training"]["warned"] == []
-        assert "would cut the batches of rank 1 of 2 once more" in found["rank"]["error"]
-        assert "would cut the classes" in found["classes"]["error"]
+        assert "would divide the batches of rank 1 of 2 again" in found["rank"]["error"]
+        assert "would divide classes" in found["classes"]["error"]
         assert "distribute_datasets_from_function(loader.dataset_for)" in found["classes"]["error"]
         assert found["rank"]["ids"] == found["classes"]["ids"] == []
         (said,) = found["evaluation"]["warned"]
-        assert "each of 2 processes is given a part of each batch" in said
+        assert "each of 2 processes gets a part of each batch" in said
         (said,) = found["own files"]["warned"]
-        assert "each of 2 processes is given every batch of its own" in said
+        assert "each of 2 processes gets batches of its own" in said
         assert sum(map(len, found["own files"]["ids"])) == 80
         assert list(map(len, found["loop"]["ids"])) == [4] * 10
         (said,) = found["tracked all"]["warned"]
