@@ -303,7 +303,7 @@ class ShardScanner:
             kind, starts, stops, heads = chunk.fields[stored_name]
             if kind == "bytes" and name in self.options.lists:
                 kind, starts = "bytes_list", starts - heads  # with the head of the list message
-            buffers.append((self.buffer_of(name, kind, chunk.number + first), starts, stops))
+            buffers.append((self.buffer_of(name, kind, chunk.first_number + first), starts, stops))
         kept = [first, *labelled]
         self.keys += [key for key in map(chunk.keys.__getitem__, kept) if key is not None]
         for buffer, starts, stops in buffers:
@@ -450,13 +450,14 @@ class ShardScanner:
     def as_list(self, range_: Range) -> Range:
         """Return a single bytes value of a TFRecord as a list of one value.
 
-        In the file, the value is the end of a BytesList message, which begins `range_.head` bytes
-        before the value. The range of the message reads as a list.
+        In the file, the value is the end of a BytesList message, which begins with a tag and a
+        length of `prefix_length` bytes. The range of the message reads as a list.
         """
-        start, length = range_.offset - range_.head, range_.length + range_.head
+        prefix_length = range_.prefix_length
+        start = range_.offset - prefix_length
         with open_file(self.path) as file:
-            data = os.pread(file.fileno(), range_.head, start) + range_.data
-        return range_._replace(kind="bytes_list", offset=start, length=length, data=data, head=0)
+            data = os.pread(file.fileno(), prefix_length, start) + range_.data
+        return Range("bytes_list", start, len(data), data, range_.file_number)
 
     def write_block(self) -> None:
         """Write the current block to the part's file, add it to the statistics, start the next."""

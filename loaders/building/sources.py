@@ -15,7 +15,7 @@ from twinfeed.loaders.building.shards import expand
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.files import Entry
 from twinfeed.loaders.formats.records import Container
-from twinfeed.loaders.formats.sniff import HEAD, is_tar
+from twinfeed.loaders.formats.sniff import SNIFF_BYTES, is_tar
 from twinfeed.loaders.index.manifest import MANIFEST
 from twinfeed.loaders.index.paths import join, refuse_unfinished, relative_to
 from twinfeed.loaders.storage.download import download
@@ -249,6 +249,6 @@ def read_head(path: Root, /) -> bytes:
     """Return the first bytes of a shard, enough to recognize its format."""
     if isinstance(path, Location):
         store, name = split(path)
-        return bytes(store.read(name, 0, HEAD).data)
+        return bytes(store.read(name, 0, SNIFF_BYTES).data)
     with open_shard(path) as file:
-        return file.read(HEAD)
+        return file.read(SNIFF_BYTES)

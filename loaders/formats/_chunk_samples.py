@@ -23,11 +23,11 @@ _PLAIN_HEADER = re.compile(
 )
 
 
-def chunk_samples(data: bytes, offset: int, number: int, max_bytes: int, /) -> RecordChunk | None:
-    """Return the samples in `data`, without the last, of which more members may come.
+def chunk_samples(data: bytes, offset: int, first: int, max_bytes: int, /) -> RecordChunk | None:
+    """Return the samples in `data` but the last, whose members may continue after `data`.
 
-    `data` are the bytes of an archive from `offset` on, where sample `number` begins. None: a
-    sample is bad, longer than `max_bytes`, or has other fields than the first sample.
+    `data` has the bytes of an archive from `offset` on, where the sample with index `first`
+    begins. None if a sample is bad, is longer than `max_bytes`, or has other fields than the first.
     """
     names, members, end = list[tuple[bytes, bytes]](), list[tuple[int, int, int, int]](), 0
     while header := _PLAIN_HEADER.match(data, end):
@@ -37,13 +37,15 @@ def chunk_samples(data: bytes, offset: int, number: int, max_bytes: int, /) -> R
             break
         names.append((header[1], header[2].lower()))
         members.append((start, start + BLOCK + size, end, int(header[4], 8)))
+    # The members of one sample: those before the first other key. All samples have as many.
     width = next((n for n, (key, _) in enumerate(names) if key != names[0][0]), len(names) + 1)
-    samples = (len(names) - 1) // width
-    count = samples * width
+    num_samples = (len(names) - 1) // width
+    count = num_samples * width
     keys = [key for key, _ in names[: count + 1 : width]]  # with the key after these samples
     extensions = [extension for _, extension in names[:width]]
-    is_regular = names[:count] == [*product(keys[:samples], extensions)]
-    if samples < 1 or not is_regular or len({*keys}) <= samples or len({*extensions}) < width:
+    is_regular = names[:count] == [*product(keys[:num_samples], extensions)]
+    has_duplicates = len({*keys}) <= num_samples or len({*extensions}) < width
+    if num_samples < 1 or not is_regular or has_duplicates:
         return None
     starts, stops, ends, checksums = np.array(members[: count + 1], np.int64).T
     blocks = np.frombuffer(data, np.uint8, len(data) // BLOCK * BLOCK).reshape(-1, BLOCK)
@@ -51,7 +53,7 @@ def chunk_samples(data: bytes, offset: int, number: int, max_bytes: int, /) -> R
     headers[:, 148:156] = ord(" ")  # in place of the checksum
     is_good = headers.sum(axis=1, dtype=np.int64) == checksums
     starts, stops, ends = starts[:count], stops[:count], ends[:count]
-    sizes = (stops - starts - BLOCK).reshape(samples, width).sum(axis=1)
+    sizes = (stops - starts - BLOCK).reshape(num_samples, width).sum(axis=1)
     if not is_good.all() or sizes.max() > max_bytes:
         return None
     crcs = crc32c_of_each(slices(data, starts + BLOCK, stops))
@@ -62,15 +64,15 @@ def chunk_samples(data: bytes, offset: int, number: int, max_bytes: int, /) -> R
     fields = {}
     for n, extension in enumerate(extensions):
         field_starts = starts[n::width] + BLOCK
-        no_heads = np.zeros_like(field_starts)
-        fields[extension.decode()] = FieldRanges("bytes", field_starts, stops[n::width], no_heads)
+        field_stops, no_prefixes = stops[n::width], np.zeros_like(field_starts)
+        fields[extension.decode()] = FieldRanges("bytes", field_starts, field_stops, no_prefixes)
     return RecordChunk(
         data,
         offset,
-        number,
-        starts[::width],
-        ends[width - 1 :: width],
-        [key.decode() for key in keys[:samples]],
-        [b"".join(parts[n : n + width]) for n in range(0, len(parts), width)],
-        fields,
+        first_number=first,
+        starts=starts[::width],
+        stops=ends[width - 1 :: width],
+        keys=[key.decode() for key in keys[:num_samples]],
+        headers=[b"".join(parts[n : n + width]) for n in range(0, len(parts), width)],
+        fields=fields,
     )

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 VARINT, FIXED64, LEN, FIXED32 = 0, 1, 2, 5
-_WORD = (1 << 64) - 1
+_MASK_64_BITS = (1 << 64) - 1
 _CHUNK_BYTES = 1 << 16
-_SHIFTS = tuple(range(0, 70, 7))
-_SHORT_SHIFTS = _SHIFTS[:5]
+_VARINT_SHIFTS = tuple(range(0, 70, 7))  # ten bytes of seven bits hold 64 bits
+_VARINT32_SHIFTS = _VARINT_SHIFTS[:5]  # five bytes hold 32 bits
 
 
 class WireError(ValueError):
@@ -29,30 +29,30 @@ class WireError(ValueError):
 
 def read_varint(data: bytes, position: int, end: int, /) -> tuple[int, int]:
     """Return the value of the varint at `position` (at most ten bytes, truncated to 64 bits), and
-    the position after it.
+    the position after it. The data of the message end at `end`.
     """
     value = 0
     try:
-        for shift in _SHIFTS:
+        for shift in _VARINT_SHIFTS:
             byte = data[position]
             position += 1
             if byte < 128:
                 if position > end:
                     break
-                return (value | byte << shift) & _WORD, position
+                return (value | byte << shift) & _MASK_64_BITS, position
             value |= (byte & 127) << shift
     except IndexError:
         pass
     raise WireError("a varint does not end", position)
 
 
-def read_short(data: bytes, position: int, end: int, /) -> tuple[int, int]:
-    """Return the tag or length at `position` (at most five bytes and 32 bits), and the position
-    after it.
+def read_varint32(data: bytes, position: int, end: int, /) -> tuple[int, int]:
+    """Return the value of the varint at `position`, a tag or a length (at most five bytes and 32
+    bits), and the position after it. The data of the message end at `end`.
     """
     value = 0
     try:
-        for shift in _SHORT_SHIFTS:
+        for shift in _VARINT32_SHIFTS:
             byte = data[position]
             position += 1
             value |= (byte & 127) << shift
@@ -121,12 +121,12 @@ def fields(data: bytes, position: int, end: int, /) -> Iterator[tuple[int, int, 
     contents of a length-delimited field. Groups, which are deprecated, are an error.
     """
     while position < end:
-        tag, start = read_short(data, position, end)
+        tag, start = read_varint32(data, position, end)
         number, wire_type = tag >> 3, tag & 7
-        if not number:
+        if number == 0:
             raise WireError("field number 0", position)
         if wire_type == LEN:
-            length, start = read_short(data, start, end)
+            length, start = read_varint32(data, start, end)
             stop = start + length
         elif wire_type == VARINT:
             stop = read_varint(data, start, end)[1]

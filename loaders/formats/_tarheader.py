@@ -72,10 +72,10 @@ class HeaderReader:
     def members(self) -> Iterator[Member]:
         """Yield every member, links and directories too.
 
-        Warns (ShardWarning) of an archive without its end.
+        Emits a ShardWarning if the zero blocks at the end of the archive are missing.
 
         Raises:
-            DataCorruptionError: a broken header.
+            DataCorruptionError: a header is broken.
             TruncatedShardError: the archive ends within a member.
         """
         while (member := self.next_member()) is not None:
@@ -83,7 +83,7 @@ class HeaderReader:
             yield member
 
     def next_member(self) -> Member | None:
-        """Return the next member, after its extended headers are read; None at the end."""
+        """Read the extended headers and the header of the next member; None at the end."""
         start, blocks = self.position, b""
         headers: dict[bytes, Any] = {}  # extended headers of this member, by kind
         while (block := self._read_block()) is not None:
@@ -126,7 +126,7 @@ class HeaderReader:
             return int.from_bytes(field, "big") - (0x80 << 88)
         value = octal(field)
         if value is None:
-            problem = f"size that is no octal number at offset {self.position}"
+            problem = f"size that is not an octal number at offset {self.position}"
             raise self._error(problem, found=field)
         return value
 
@@ -179,9 +179,11 @@ class HeaderReader:
     def _build_member(
         self, start: int, block: bytes, size: int, blocks: bytes, headers: Mapping[bytes, Any]
     ) -> Member:
-        """Return the member with the header `block`, after the extended headers in `blocks`.
+        """Return the member whose headers begin at offset `start`: `blocks` has the extended
+        headers, and `block` the plain header, in which the size of the data is `size`.
 
-        `headers` has the contents of these by kind: "x" for PAX, "L" and "K" for GNU long names.
+        `headers` has the contents of the extended headers by kind: "x" is a PAX header, "L" a long
+        name and "K" a long link target of GNU tar. They take precedence over the plain header.
         """
         kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
         if kind == b"\x00" and name.endswith(b"/"):
@@ -198,7 +200,7 @@ class HeaderReader:
             link = self._full_name(link, headers.get(b"K"), pax.get(b"linkpath"))
             if length := pax.get(b"size"):
                 if not length.isdigit() or len(length) > 19:
-                    raise self._error("PAX size that is no number", found=length)
+                    raise self._error("PAX size that is not a number", found=length)
                 size = int(length)
         if len(name) > LIMITS.name_bytes or len(link) > LIMITS.name_bytes:
             raise self._error(
@@ -218,30 +220,31 @@ class HeaderReader:
         return pax or gnu or short
 
     def _check_end(self) -> None:
-        """Raise an error for bytes after the end of the archive; warn if the end is missing.
+        """Check the end of the archive: raise an error for bytes after it; warn if it is missing.
 
-        The end is two blocks of zeros. Another archive may follow it by mistake.
+        The end is two blocks of zeros. Bytes follow it for example if two archives were joined with
+        `cat`: tar does not read the second one.
         """
         if self.size < self.position + 2 * BLOCK:
-            self._warn("the archive does not end with two zero blocks; no member is cut")
+            self._warn("the archive does not end with two zero blocks; its members are complete")
         self.file.seek(self.position)
         end = offset = self.position
         while data := self.file.read(1 << 20):
             if data.strip(b"\x00"):
                 offset += len(data) - len(data.lstrip(b"\x00"))
-                problem = f"an archive ends at offset {end}, and something begins at {offset}"
+                problem = f"archive ends at offset {end}, more data begin at offset {offset}"
                 advice = "restore the shard, or join archives with tar --concatenate"
                 raise self._error(problem, at=offset, advice=advice)
             offset += len(data)
         if self.position == 0 and self.size > _EMPTY_ARCHIVE:
-            self._warn("the file holds nothing but zeros")
+            self._warn("the file contains only zeros")
 
     def _warn(self, problem: str) -> None:
         """Emit a ShardWarning that names the archive."""
         warnings.warn(f"{self.path}: {problem}", ShardWarning, stacklevel=2)
 
     def _not_tar_error(self, block: bytes) -> DataCorruptionError | None:
-        """Return the error for a file that is recognized as another format by its first bytes."""
+        """Return the error for a file that starts like a file of another format; else None."""
         other = identify(block) if self.position == 0 and not is_tar(block) else None
         return other and self._error(f"not a tar archive: {other[0]}", advice=other[1])
 

@@ -1,7 +1,7 @@
 """Split the names of tar members into keys and fields, by webdataset's naming rule.
 
 - The key is the member's path up to the first dot of its base name.
-- The rest, in lower case, is the extension, which names the field.
+- What follows the dot, in lower case, is the extension, which names the field.
 - Consecutive members of one key are a run. A sample is one run.
 - Directories, names without an extension and `__meta__` names are left out.
 """
@@ -19,7 +19,8 @@ from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats._tarheader import LINKS, REGULAR, HeaderReader, Member
 
 FORBIDDEN = re.compile("[\x00\n\r\udc80-\udcff]")
-"""What may not be in the name of a field's member."""
+"""Characters that the name of a field's member may not contain: NUL, newlines, and the surrogates
+that stand for bytes that are not UTF-8."""
 
 METADATA_NAME = re.compile(r"__[^/]*__($|/)")
 
@@ -29,21 +30,27 @@ def split_name(name: str, /) -> tuple[str, str] | None:
 
     >>> split_name("train/0001.seg.PNG"), split_name("README"), split_name("a.b/c")
     (('train/0001', 'seg.png'), None, None)
+    >>> split_name("a/.txt"), split_name("a.b/.txt")
+    (('a/', 'txt'), None)
     """
-    # webdataset's expression ^((?:.*/|)[^.]+)[.]([^/]*)$ would take quadratic time
-    end = name.find(".", name.rfind("/") + 1)
-    dot = name.rfind(".", 0, max(end, 0))
-    start = 0 if dot < 0 else name.find("/", dot) + 1
-    if not start < end or "\n" in name[:start]:
+    # Equal to webdataset's ^((?:.*/|)[^.]+)[.]([^/]*)$, which can take quadratic time.
+    key_end = name.find(".", name.rfind("/") + 1)  # the first dot of the base name
+    if key_end < 0:
         return None
-    return name[:end], name[end + 1 :].lower()
+    # `.*/` matches up to the first "/" after the last dot of the key: `[^.]+`, which follows,
+    # matches no dot. It must match one character, and `.` does not match a newline.
+    dot = name.rfind(".", 0, key_end)
+    start = name.find("/", dot) + 1 if dot >= 0 else 0
+    if start == key_end or "\n" in name[:start]:
+        return None
+    return name[:key_end], name[key_end + 1 :].lower()
 
 
 def field_members(headers: HeaderReader, /) -> Iterator[tuple[Member, str, str]]:
     """Yield (member, key, extension) of each member that is a field: a file or a link.
 
     Raises:
-        DataCorruptionError: a broken header, or no file of the archive has an extension.
+        DataCorruptionError: a header is broken, or no file of the archive has an extension.
     """
     without_extension: Member | None = None
     has_fields = False
@@ -68,7 +75,7 @@ def field_members(headers: HeaderReader, /) -> Iterator[tuple[Member, str, str]]
 
 
 def count_runs(headers: HeaderReader, /) -> Counter[str]:
-    """Return for each key the number of its runs of consecutive members. Only headers are read."""
+    """Count for each key its runs, which are consecutive members. Only headers are read."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the scan itself warns
         return Counter(key for key, _ in groupby(field_members(headers), key=itemgetter(1)))

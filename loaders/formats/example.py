@@ -4,7 +4,8 @@ The parser is bounded and does not recurse. The parser accepts what proto3 accep
 
 - fields in any order, and unknown fields, which are ignored;
 - packed and unpacked lists;
-- messages in pieces, which are merged, but for the pieces of one list, which are an error;
+- messages that are stored as several messages, which are merged; only two lists of one feature,
+  whose values would have to be joined, are an error;
 - two features of one name, of which the last counts.
 
 The values are those of `tensorflow.train.Example`.
@@ -25,18 +26,21 @@ from twinfeed.loaders.formats._protobuf import (
     LEN,
     WireError,
     length_delimited,
-    read_short,
+    read_varint32,
     read_varints,
     varint,
 )
 from twinfeed.loaders.formats.features import (
+    TAG_1,
+    TAG_2,
+    TAG_3,
     WIRE_TYPES,
     Span,
+    any_layout_spans,
     canonical_spans,
     check_is_example,
     check_numbers,
-    feature_lists,
-    general_spans,
+    feature_list_spans,
     list_values,
 )
 from twinfeed.loaders.formats.records import Range
@@ -45,8 +49,8 @@ from twinfeed.loaders.support.limits import LIMITS
 Values = list[bytes] | npt.NDArray[np.int64] | npt.NDArray[np.float32]
 
 _ADVICE = (
-    "check that the shard holds tf.train.Example messages; records of another kind are taken as "
-    "raw bytes with example=False (--raw), for a decode= of your own to parse"
+    "check that the shard holds tf.train.Example messages; to read records of another kind "
+    "as raw bytes, use example=False (--raw) and parse them in decode="
 )
 _TEXT = (bytes, bytearray, memoryview, str)
 
@@ -59,7 +63,7 @@ def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
     its list message. A feature without a list is skipped: TensorFlow's parsers count it as missing.
 
     Raises:
-        DataCorruptionError: a malformed message.
+        DataCorruptionError: the message is malformed.
     """
     try:
         spans = _feature_spans(data)
@@ -78,13 +82,13 @@ def parse_sequence(data: bytes, /) -> tuple[dict[str, Values], dict[str, list[Va
     context without feature lists.
 
     Raises:
-        DataCorruptionError: a malformed message.
+        DataCorruptionError: the message is malformed.
     """
     try:
         context: Mapping[str, Span | None] | None = canonical_spans(data)
         lists: dict[str, list[Span | None]] = {}
         if context is None:
-            context, lists = general_spans(data, sequence=True), feature_lists(data)
+            context, lists = any_layout_spans(data, sequence=True), feature_list_spans(data)
             check_is_example(data, context, lists)
         return (
             {name: _values_at(data, span) for name, span in context.items() if span},
@@ -102,8 +106,8 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
     """Return the values of one list message: a list of bytes, int64[n] or float32[n] by `kind`.
 
     Raises:
-        DataCorruptionError: a malformed message.
-        ValueError: a `kind` that is no list.
+        DataCorruptionError: the message is malformed.
+        ValueError: `kind` is not the kind of a list.
     """
     if kind not in WIRE_TYPES:
         raise ValueError(f"kind must be one of {sorted(WIRE_TYPES)}, got {kind!r}")
@@ -114,22 +118,23 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
 
 
 def decode_lists(kind: str, lists: Sequence[bytes], /) -> Sequence[Values]:
-    """Return the values of each list message, as rows of one array if all have as many numbers.
+    """Return the values of each list message: one array with a row for each message, if all have
+    equally many numbers, and else a sequence of lists or arrays.
 
-    Numbers that are packed, as by all usual writers, are decoded together.
+    Packed numbers, which all usual writers produce, are decoded in one call.
 
     Raises:
-        DataCorruptionError: a malformed message.
+        DataCorruptionError: a message is malformed.
 
     >>> decode_lists("float_list", [bytes.fromhex("0a040000803f"), bytes.fromhex("0a0400000040")])
     array([[1.],
            [2.]], dtype=float32)
     """
-    together = None
+    values = None
     if lists and kind != "bytes_list":
-        with suppress(WireError):  # decode_list raises the error of a message
-            together = _numbers_together(kind, lists)
-    return [decode_list(kind, item) for item in lists] if together is None else together
+        with suppress(WireError):  # decode_list raises the error, and says which message it is
+            values = _decode_packed_lists(kind, lists)
+    return [decode_list(kind, item) for item in lists] if values is None else values
 
 
 def encode(features: Mapping[str, Any], /) -> bytes:
@@ -140,56 +145,59 @@ def encode(features: Mapping[str, Any], /) -> bytes:
     feature must be an array, since the dtype says which list to make.
 
     Raises:
-        TypeError: values of another type; the error names the feature.
-        ValueError: several dimensions, numbers beyond int64 or float32, and an empty list; the
-            error names the feature.
+        TypeError: a value has another type; the error names the feature.
+        ValueError: a value has several dimensions, numbers beyond int64 or float32, or is an empty
+            list; the error names the feature.
 
     >>> encode({"label": 7}).hex()
     '0a100a0e0a056c6162656c12051a030a0107'
     """
     entries = []
     for name in sorted(features):
-        feature = length_delimited(0x12, _feature(name, features[name]))
-        entries.append(length_delimited(0x0A, length_delimited(0x0A, name.encode()) + feature))
-    return length_delimited(0x0A, b"".join(entries))
+        feature = length_delimited(TAG_2, _feature(name, features[name]))
+        entries.append(length_delimited(TAG_1, length_delimited(TAG_1, name.encode()) + feature))
+    return length_delimited(TAG_1, b"".join(entries))
 
 
 def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
-    """Check the list message data[start:stop], and return its range, or that of its single value.
+    """Check the list message data[start:stop] of a feature, and return the `Range` to read.
 
-    Only bytes have a range of the value; `single` is (start, stop) of the value if there is one.
+    A bytes list of exactly one value has the range of this value, and is read without parsing.
+    Every other list has the range of the list message. `base` is the offset of `data` in its file.
     """
-    single = None
-    if stop - start > 1 and data[start] == 0x0A:
-        length, low = data[start + 1], start + 2
-        if length > 127:
-            length, low = read_short(data, start + 1, stop)
-        if low + length == stop:  # the usual case: one value, or all numbers packed together
-            check_numbers(kind, data, LEN, low, stop)
-            single = low, stop
-    if single is None:
-        values = list_values(kind, data, start, stop)
-        single = next(values, None)
-        if sum(1 for _ in values):  # the iterator checks each value
-            single = None
-    if kind == "bytes_list" and single is not None:
-        low, high = single
-        return Range("bytes", 0, base + low, high - low, data[low:high], low - start)
-    return Range(kind, 0, base + start, stop - start, data[start:stop], 0)
+    only_value = None  # (start, stop) of the value if the list has exactly one
+    if stop - start > 1 and data[start] == TAG_1:
+        length, value_start = data[start + 1], start + 2
+        if length > 127:  # not a length, but the first byte of a longer varint
+            length, value_start = read_varint32(data, start + 1, stop)
+        if value_start + length == stop:  # the usual case: one value, or all numbers packed
+            check_numbers(kind, data, LEN, value_start, stop)
+            only_value = value_start, stop
+    if only_value is None:
+        values = list_values(kind, data, start, stop)  # an iterator, which checks each value
+        only_value = next(values, None)
+        num_more_values = sum(1 for _ in values)
+        if num_more_values:
+            only_value = None
+    if kind == "bytes_list" and only_value is not None:
+        low, high = only_value
+        offset, prefix_length = base + low, low - start
+        return Range("bytes", offset, high - low, data[low:high], prefix_length=prefix_length)
+    return Range(kind, base + start, stop - start, data[start:stop])
 
 
 def _feature_spans(data: bytes) -> dict[str, Span]:
-    """Return by name (kind, start, stop) of the list message of each feature in `data`."""
+    """Return by name (kind, start, stop) of the list message of each feature that has one."""
     spans = canonical_spans(data)
     if spans is None:
-        spans_or_none = general_spans(data)
+        spans_or_none = any_layout_spans(data)
         check_is_example(data, spans_or_none)
         spans = {name: span for name, span in spans_or_none.items() if span}
     return spans
 
 
 def _values_at(data: bytes, span: Span | None) -> Values:
-    """Return the values of the list message at a span; [] if there is no list."""
+    """Return the values of the list message at a span (kind, start, stop); [] without a list."""
     return [] if span is None else _list_values(span[0], data[span[1] : span[2]])
 
 
@@ -198,86 +206,95 @@ def _list_values(kind: str, data: bytes) -> Values:
     values = [data[start:stop] for start, stop in list_values(kind, data, 0, len(data))]
     if kind == "bytes_list":
         return values
-    return _numbers(kind, b"".join(values))
+    return _decode_packed(kind, b"".join(values))
 
 
-def _numbers(kind: str, packed: bytes) -> npt.NDArray[Any]:
+def _decode_packed(kind: str, packed: bytes) -> npt.NDArray[Any]:
     """Return packed numbers as an array: int64[n] or float32[n] by `kind`."""
     if kind == "float_list":
         return np.frombuffer(packed, "<f4").astype(np.float32)
     return read_varints(packed).view(np.int64)
 
 
-def _numbers_together(kind: str, lists: Sequence[bytes]) -> Sequence[Values] | None:
-    """Return the numbers of each list message; None unless each message is packed numbers alone."""
+def _decode_packed_lists(kind: str, lists: Sequence[bytes]) -> Sequence[Values] | None:
+    """Decode many list messages of packed numbers at once; None if a message has another layout.
+
+    A message of packed numbers is a header, which is the tag 0x0a and the number of bytes as a
+    varint, and the numbers: `0a 02 07 08` is [7, 8] as an int64_list.
+    """
     sizes = list(map(len, lists))
     headers = list(map(_packed_header, sizes))
     if not (all(headers) and all(map(bytes.startswith, lists, headers))):
         return None
-    joined = b"".join(map(bytes.removeprefix, lists, headers))
-    byte_stops = np.cumsum(sizes) - np.cumsum(list(map(len, headers)))  # of each message's numbers
+    packed = b"".join(map(bytes.removeprefix, lists, headers))
+    # where the numbers of each message end, in bytes of `packed`
+    byte_stops = np.cumsum(sizes) - np.cumsum(list(map(len, headers)))
+    # `stops` is where they end, as a count of numbers; no number may continue in the next message
     if kind == "float_list":
         stops, remainders = np.divmod(byte_stops, 4)
         is_whole = not remainders.any()
     else:
-        is_last = np.frombuffer(joined, np.uint8) < 128  # whether a byte ends its number
-        stops = np.flatnonzero(is_last).searchsorted(byte_stops)
-        is_whole = is_last[byte_stops[byte_stops > 0] - 1].all()
+        is_last_byte = np.frombuffer(packed, np.uint8) < 128  # of a varint
+        stops = np.flatnonzero(is_last_byte).searchsorted(byte_stops)
+        is_whole = is_last_byte[byte_stops[byte_stops > 0] - 1].all()
     if not is_whole:
         return None
-    values = _numbers(kind, joined)
-    if (stops == stops[0] * np.arange(1, len(lists) + 1)).all():
+    values = _decode_packed(kind, packed)
+    if (stops == stops[0] * np.arange(1, len(lists) + 1)).all():  # all have equally many numbers
         return cast(Sequence[Values], values.reshape(len(lists), -1))
     return np.split(values, stops[:-1])
 
 
 @lru_cache(1 << 12)
-def _packed_header(size: int) -> bytes:
-    """Return the tag and the length that begin a list message of packed numbers of `size` bytes.
+def _packed_header(message_size: int) -> bytes:
+    """Return the tag and the length with which a message of packed numbers begins.
 
-    Empty if no such message has this size: 130 bytes would be 127 and a header of two, or 128 and a
-    header of three.
+    `message_size` is the number of bytes of header and numbers. The header is empty if no message
+    has this size. For 130 bytes, a header of 2 bytes would leave 128, but lengths above 127 need a
+    header of 3 bytes; and a header of 3 bytes would leave 127, for which 2 bytes are enough.
 
     >>> _packed_header(4).hex(), _packed_header(130).hex(), _packed_header(131).hex()
     ('0a02', '', '0a8001')
     """
-    for taken in range(2, min(size, 6) + 1):
-        header = b"\x0a" + varint(size - taken)
-        if len(header) == taken:
+    for header_size in range(2, min(message_size, 6) + 1):
+        header = bytes([TAG_1]) + varint(message_size - header_size)
+        if len(header) == header_size:
             return header
     return b""
 
 
 def _feature(name: str, value: Any) -> bytes:
-    """Serialize a feature as the list message that suits the type of its values.
+    """Serialize a feature as the list message that suits the type of its values: a bytes_list is
+    field 1 of a Feature, a float_list field 2, and an int64_list field 3.
 
     Raises:
-        TypeError: values of another type.
-        ValueError: an array of several dimensions, numbers that do not fit, an empty list.
+        TypeError: a value is not bytes, str or a number.
+        ValueError: an array has several dimensions, a number is too large, or a list is empty.
     """
     values = [value] if isinstance(value, _TEXT) or np.ndim(value) == 0 else value
     if len(values) == 0 and not isinstance(values, np.ndarray):
         raise ValueError(f"feature {name!r} is empty: give an array, so that its kind is known")
     if len(values) and isinstance(values[0], _TEXT):
-        return length_delimited(0x0A, b"".join(_text_item(name, item) for item in values))
+        return length_delimited(TAG_1, b"".join(_text_item(name, item) for item in values))
     array = np.asarray(values)
     if array.ndim != 1:
         raise ValueError(f"feature {name!r} must be one-dimensional, not of shape {array.shape}")
     if array.dtype.kind in "SUO" and len(array) == 0:
-        return length_delimited(0x0A, b"")
+        return length_delimited(TAG_1, b"")
     if array.dtype.kind == "f":
-        return _packed(0x12, _float32(name, values, array).tobytes())
+        return _packed(TAG_2, _float32(name, values, array).tobytes())
     if array.dtype.kind not in "iub":
         raise TypeError(f"feature {name!r} must hold bytes, str, integers or floats, got {value!r}")
     if array.dtype.kind == "u" and len(array) and int(array.max()) >> 63:
         raise ValueError(f"feature {name!r} must fit into int64, got {array.max()}")
-    return _packed(0x1A, b"".join(varint(item & (1 << 64) - 1) for item in map(int, array)))
+    # a negative number is encoded as its two's complement
+    return _packed(TAG_3, b"".join(varint(item & (1 << 64) - 1) for item in map(int, array)))
 
 
 def _float32(name: str, values: Any, array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
     """Return floats rounded to float32; raise ValueError for a number that is too large."""
     if not isinstance(values, np.ndarray) and all(isinstance(item, int) for item in values):
-        # numpy makes floats of integers that do not fit into any integer type
+        # numpy converts integers that do not fit into any integer type to floats
         raise ValueError(f"feature {name!r} must fit into int64, got {max(values, key=abs)}")
     with np.errstate(over="ignore"):
         rounded = array.astype("<f4")
@@ -291,12 +308,12 @@ def _text_item(name: str, item: Any) -> bytes:
     """Serialize a value of a bytes list; raise TypeError for another type."""
     if not isinstance(item, _TEXT):
         raise TypeError(f"feature {name!r} must hold values of one type, not also {item!r}")
-    return length_delimited(0x0A, item.encode() if isinstance(item, str) else bytes(item))
+    return length_delimited(TAG_1, item.encode() if isinstance(item, str) else bytes(item))
 
 
 def _packed(tag: int, payload: bytes) -> bytes:
-    """Serialize a list message of packed numbers."""
-    return length_delimited(tag, length_delimited(0x0A, payload) if payload else b"")
+    """Serialize a list message, whose field has this tag, of packed numbers."""
+    return length_delimited(tag, length_delimited(TAG_1, payload) if payload else b"")
 
 
 def _corrupt(error: WireError, base: int) -> DataCorruptionError:

@@ -3,7 +3,7 @@
 The message is `Example{1: Features{1: map<string, Feature{1: BytesList | 2: FloatList | 3:
 Int64List}>}}`. All usual writers produce one layout, where each message exactly fills the message
 around it. `canonical_spans` parses this layout in one loop, and returns None for any other.
-`general_spans` parses any layout by proto3's rules, slowly.
+`any_layout_spans` parses any layout by proto3's rules, slowly.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ import re
 from collections.abc import Iterator, Mapping
 from itertools import chain
 
-from twinfeed.loaders.formats._protobuf import FIXED32, LEN, VARINT, WireError, fields, read_short
+from twinfeed.loaders.formats._protobuf import (
+    FIXED32,
+    LEN,
+    VARINT,
+    WireError,
+    fields,
+    read_varint32,
+)
 from twinfeed.loaders.support.limits import LIMITS
 
 WIRE_TYPES = {"bytes_list": (LEN,), "float_list": (LEN, FIXED32), "int64_list": (LEN, VARINT)}
@@ -21,26 +28,27 @@ by one."""
 
 KINDS = {1: "bytes_list", 2: "float_list", 3: "int64_list"}
 KIND_OF_TAG = {number << 3 | LEN: kind for number, kind in KINDS.items()}
-_OVERLONG = re.compile(rb"[\x80-\xff]{10}")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
-_EMPTY = re.compile(rb"(?:[\x0a\x12]\x00)*")
-TAG_1, TAG_2 = 1 << 3 | LEN, 2 << 3 | LEN  # the tags of the fields with number 1 and 2
+_OVERLONG_VARINT = re.compile(rb"[\x80-\xff]{10}")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x1f\x7f]")
+_EMPTY_FIELDS = re.compile(rb"(?:[\x0a\x12]\x00)*")
+TAG_1, TAG_2, TAG_3 = 1 << 3 | LEN, 2 << 3 | LEN, 3 << 3 | LEN  # of fields 1 to 3, of type LEN
 _FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # field numbers
 
 Span = tuple[str, int, int]
+"""A list message: (kind of the list, start, stop), where [start, stop) is its range of bytes."""
 
 
 def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
     """Return by name (kind, start, stop) of each feature's list message; None for a rare layout.
 
-    The layout must be the canonical one: `Features`, in which each map entry is a short key and a
-    `Feature` of one list, and each message fills the message around it. A length is one byte, or
-    is read by `read_short` if the byte is above 127.
+    The canonical layout, which all usual writers produce, is `Features`, in which each map entry is
+    a short key and a `Feature` of one list, and each message fills the message around it. Nearly
+    all lengths are one byte; if the byte is above 127, the length is read as a varint.
     """
     spans: dict[str, Span] = {}
     size = len(data)
     try:
-        length, at = read_short(data, 1, size)
+        length, at = read_varint32(data, 1, size)
         if data[0] != TAG_1 or at + length != size:
             return None
         for _ in range(LIMITS.features):
@@ -48,7 +56,7 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
                 return spans
             tag, length, at = data[at], data[at + 1], at + 2  # of the map entry
             if length > 127:
-                length, at = read_short(data, at - 1, size)
+                length, at = read_varint32(data, at - 1, size)
             end = at + length
             value = at + 2 + data[at + 1]  # where the entry's value begins, after its key
             if tag != TAG_1 or data[at] != TAG_1 or data[at + 1] > 127 or end > size:
@@ -58,12 +66,12 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
                 return None
             tag, length, at = data[value], data[value + 1], value + 2  # of the Feature
             if length > 127:
-                length, at = read_short(data, at - 1, size)
+                length, at = read_varint32(data, at - 1, size)
             if tag != TAG_2 or at + length != end:
                 return None
             kind, length, at = KIND_OF_TAG[data[at]], data[at + 1], at + 2  # of its list
             if length > 127:
-                length, at = read_short(data, at - 1, size)
+                length, at = read_varint32(data, at - 1, size)
             if at + length != end:
                 return None
             spans[name] = (kind, at, end)
@@ -80,90 +88,93 @@ def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple
     """
     wire_types = WIRE_TYPES[kind]
     has_values = False
-    for count, (number, wire_type, low, high) in enumerate(fields(data, start, stop)):
-        if count == LIMITS.values:
+    for i, (number, wire_type, low, high) in enumerate(fields(data, start, stop)):
+        if i == LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", low)
         if number == 1 and wire_type in wire_types:
             check_numbers(kind, data, wire_type, low, high)
             has_values = True
             yield low, high
     if start < stop and not has_values:
-        raise WireError("a list of other fields than values", start)
+        raise WireError("a list has bytes but no value", start)
 
 
 def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int) -> None:
     """Raise WireError if the numbers in data[start:stop] are cut off in the middle of a number."""
     if kind == "float_list" and (stop - start) % 4:
-        raise WireError(f"{stop - start} bytes are no float32 array", start)
+        raise WireError(f"{stop - start} bytes are not a multiple of 4, as for float32", start)
     if kind == "int64_list" and wire_type == LEN and stop > start:
-        overlong = stop - start > 10 and _OVERLONG.search(data, start, stop)
+        overlong = stop - start > 10 and _OVERLONG_VARINT.search(data, start, stop)
         if overlong or data[stop - 1] > 127:
             raise WireError("a varint does not end", start)
 
 
-def general_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
+def any_layout_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
     """Return by name (kind, start, stop) of each feature's list message; None if it has no list.
 
-    Any layout that proto3 allows is parsed. With `sequence`, `data` is a SequenceExample, and these
-    are the features of its context.
+    Any layout that proto3 allows is parsed, which takes longer than `canonical_spans`. With
+    `sequence`, `data` is a SequenceExample, and these are the features of its context.
     """
     spans: dict[str, Span | None] = {}
-    for name, features in _map_entries(data, _FEATURES, sequence=sequence):
+    for name, feature_ranges in _map_entries(data, _FEATURES, sequence=sequence):
         span = None
-        for start, stop in features:
-            span = _list_span(data, start, stop, span)
-        spans.pop(name, None)  # the last feature of a name counts
-        if features:
+        for start, stop in feature_ranges:  # usually one; proto3 merges several
+            span = _list_span(data, start, stop, merge_with=span)
+        spans.pop(name, None)  # if a name occurs twice, the last feature counts
+        if feature_ranges:
             spans[name] = span
     return spans
 
 
-def feature_lists(data: bytes, /) -> dict[str, list[Span | None]]:
-    """Return by name the spans of each feature list of a `tf.train.SequenceExample`.
+def feature_list_spans(data: bytes, /) -> dict[str, list[Span | None]]:
+    """Return by name where each feature list of a `tf.train.SequenceExample` has its steps.
 
-    They are (kind, start, stop) of the list message of each step, or None if the step has none. The
-    message is `SequenceExample{1: Features, 2: FeatureLists{1: map<string, FeatureList{1:
-    Feature}>}}`.
+    A step, for example a frame of a video, is (kind, start, stop) of the list message in its
+    Feature; None if the Feature is empty. The layout of the message is `SequenceExample{1: Features
+    context, 2: FeatureLists{1: map<string, FeatureList{1: repeated Feature}>}}`.
     """
     lists: dict[str, list[Span | None]] = {}
-    for name, values in _map_entries(data, _FEATURE_LISTS, sequence=True):
+    for name, list_ranges in _map_entries(data, _FEATURE_LISTS, sequence=True):
         steps = [
-            _list_span(data, start, stop, None)
-            for value in values
-            for start, stop in _messages(data, *value, _FEATURE)
+            _list_span(data, start, stop)
+            for list_range in list_ranges
+            for start, stop in _messages(data, *list_range, _FEATURE)
         ]
         if len(steps) > LIMITS.values:
-            raise WireError(f"a list of more than {LIMITS.values} steps", values[0][0])
-        if not steps and any(stop > start for start, stop in values):
-            raise WireError("a list of other fields than steps", values[0][0])
-        if values:
+            raise WireError(f"a list of more than {LIMITS.values} steps", list_ranges[0][0])
+        if not steps and any(stop > start for start, stop in list_ranges):
+            raise WireError("a feature list has bytes but no Feature", list_ranges[0][0])
+        if list_ranges:
             lists[name] = steps
     return lists
 
 
 def check_is_example(data: bytes, *features: Mapping[str, object]) -> None:
-    """Raise WireError if `data`, in which `features` were found, is probably no Example.
+    """Raise WireError if `data` can be parsed, but is probably not a tf.train.Example.
 
-    It contains no feature and is not empty, or the name of a feature is not printable.
+    `features` are what the parser found. Other kinds of bytes can parse as a message without
+    features, or with features whose names are not printable.
     """
-    if not any(features) and not _EMPTY.fullmatch(data):
-        raise WireError("no feature is found in it", 0)
+    if not any(features) and not _EMPTY_FIELDS.fullmatch(data):
+        raise WireError("it contains no feature", 0)
     for name in chain(*features):
-        if _CONTROL.search(name):
+        if _CONTROL_CHARACTER.search(name):
             raise WireError(f"a feature's name is not printable: {name[:40]!r}", 0)
 
 
 def _map_entries(
     data: bytes, map_field: int, *, sequence: bool
 ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield the key of each entry of a map, and the ranges (start, stop) of its values.
+    """Yield the key of each entry of the map in field `map_field` of the message `data`, and the
+    ranges (start, stop) of the entry's values.
 
-    An entry should have one value. Proto3 merges the values of an entry with several.
+    An entry should have one value; proto3 allows several, which are merged. Unless a `sequence` is
+    expected, a message with feature lists is refused.
     """
-    feature_lists = () if sequence else list(_messages(data, 0, len(data), _FEATURE_LISTS))
-    if feature_lists:
-        problem = "it may be a tf.train.SequenceExample, for example=False and DecodeExample"
-        raise WireError(problem, feature_lists[0][0])
+    list_range = None if sequence else next(_messages(data, 0, len(data), _FEATURE_LISTS), None)
+    if list_range is not None:
+        problem = "it may be a tf.train.SequenceExample: use example=False and DecodeExample"
+        raise WireError(problem, list_range[0])
     names = set[str]()
     for map_range in _messages(data, 0, len(data), map_field):
         for start, stop in _messages(data, *map_range, _ENTRY):
@@ -186,19 +197,21 @@ def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple
             yield low, high
 
 
-def _list_span(data: bytes, start: int, stop: int, previous: Span | None) -> Span | None:
+def _list_span(data: bytes, start: int, stop: int, merge_with: Span | None = None) -> Span | None:
     """Return (kind, start, stop) of the list message of the Feature data[start:stop].
 
-    Without a list this is `previous`: the list in an earlier piece of the same Feature, or None.
+    A Feature may be stored as several messages, which proto3 merges. `merge_with` is the list of
+    the messages before this one: it is returned if this message has no list. Two lists, whose
+    values would have to be joined, are an error.
     """
-    span = previous
+    span = merge_with
     for number, wire_type, low, high in fields(data, start, stop):
         if number in KINDS and wire_type == LEN:
             if span is not None:
-                raise WireError("a feature is stored in several pieces", low)
+                raise WireError("a feature has several lists", low)
             span = KINDS[number], low, high
             for _ in list_values(KINDS[number], data, low, high):
                 pass  # the iterator checks each value
     if span is None and stop > start:
-        raise WireError("a feature of other fields than lists", start)
+        raise WireError("a feature has bytes but no list", start)
     return span

@@ -36,13 +36,14 @@ def scan(
 ) -> Iterator[Record]:
     """Yield the record of each entry, with the bytes of its files.
 
-    The record's `header` has the paths and sizes. `on_bad` is called with the error of a record
-    that is too long, and the scan continues. The memory is that of the longest record.
+    The record's `header`, from which a checksum is computed, has the paths and sizes of the files.
+    `on_bad` is called with the error of a record that is too long, and the scan continues. One
+    record is in memory at a time.
 
     Raises:
-        FileNotFoundError: a missing file.
-        UnsafeContentError: a path that leaves `root` (also through a link).
-        DataCorruptionError: a record longer than `max_record_bytes`.
+        FileNotFoundError: a file is missing.
+        UnsafeContentError: a path leads outside `root`, directly or through a link.
+        DataCorruptionError: a record is longer than `max_record_bytes`.
     """
     resolver = PathResolver(root)
     for number, entry in enumerate(entries):
@@ -63,7 +64,7 @@ def scan(
         fields = {}
         for file_number, (field, path) in enumerate(zip(entry.paths, full_paths, strict=True)):
             data = read_file(path, max_record_bytes)
-            fields[field] = Range("bytes", file_number, 0, len(data), data, 0)
+            fields[field] = Range("bytes", 0, len(data), data, file_number)
         header = "".join(f"{path}\0{size}\n" for path, size in zip(paths, sizes, strict=True))
         header_bytes = header.encode("utf-8", "surrogateescape")
         yield Record(0, sum(sizes), entry.key, fields, header_bytes, number, paths, entry.label)
@@ -80,7 +81,7 @@ class PathResolver:
         """Return the absolute path of a file.
 
         Raises:
-            UnsafeContentError: the path, with links followed, is not below the root.
+            UnsafeContentError: the path, after links are followed, is not below the root.
         """
         folder, name = os.path.split(path)
         if folder not in self.folders:

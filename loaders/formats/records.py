@@ -2,11 +2,10 @@
 
 The bytes of a `Record` include its framing. The records of a TFRecord shard lie end to end. A
 record of a tar goes from the first header block of the sample to the padded end of its last member.
-A `Range` lies inside a record: a reader fetches the range of a field, and not the rest.
+A `Range` lies inside a record: a reader fetches only the ranges of the fields that it needs.
 
-The `number` of a record counts all records of its shard, with the bad records. So it does not
-depend on whether a scan goes on after a bad record. Loose files have `paths`, which the
-`file_number` of each field refers to, and the `label` that came with the listing.
+The `number` of a record is its index among all records of its shard, with the bad records. So it
+does not depend on whether a scan continues after a bad record.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ def raise_error(error: DataCorruptionError, /) -> None:
 
 
 TOO_LONG = "raise --max-record-bytes (in Python max_record_bytes=) if it is meant to be this long"
-"""What to do about a record that is refused for its length."""
+"""Advice for a record that is longer than the limit."""
 
 
 CHUNK_BYTES = 1 << 22
@@ -45,25 +44,29 @@ class Range(NamedTuple):
 
     - `kind` says how the range is read. "bytes" is the value itself. "bytes_list", "int64_list" and
       "float_list" are the list message of an Example's feature, for `example.decode_list`.
-    - `file_number` is the number of the file among the files of the record, 0 in a shard.
-    - `head` is for a bytes feature of one value. Its list message begins `head` bytes before
-      `offset`, so that `[offset - head, offset + length)` reads as "bytes_list".
+    - `data` has these bytes.
+    - `file_number` is the index of the file among the record's loose files, and 0 in a shard.
+    - `prefix_length` is not 0 for a bytes feature of one value. It is the size of the tag and the
+      length before the value: `[offset - prefix_length, offset + length)` is the list message, to
+      be read as "bytes_list".
     """
 
     kind: str
-    file_number: int
     offset: int
     length: int
     data: bytes
-    head: int
+    file_number: int = 0
+    prefix_length: int = 0
 
 
 class Record(NamedTuple):
     """A record of a shard, or of loose files.
 
-    `offset` and `length` are bytes of the shard, framing included. `header` is what the shard's
-    checksum covers. In a tar it also has the CRC of each member, since the archive itself holds no
-    CRC.
+    - `offset` and `length` are the range of bytes in the shard, with the framing of the container.
+    - `header` has the bytes of the record that the index's checksum of the shard is computed from.
+      In a tar it also has the CRC of each member, since the archive itself holds no CRC.
+    - `number` is the record's index in its shard, with bad records counted.
+    - `paths` are those of the record's loose files; `label` came with the listing of these files.
     """
 
     offset: int
@@ -79,41 +82,43 @@ class Record(NamedTuple):
 class FieldRanges(NamedTuple):
     """The ranges of a field in all records of a chunk; each array has an item for each record.
 
-    The bytes are `[starts, stops)` of the chunk's data. `kind` and `heads` are those of `Range`.
+    The ranges are `[starts, stops)` in the chunk's data. `kind` says how they are read, and
+    `prefix_lengths` has the size of the tag and length before each value, as in `Range`.
     """
 
     kind: str
     starts: Int64s
     stops: Int64s
-    heads: Int64s
+    prefix_lengths: Int64s
 
 
 class RecordChunk(NamedTuple):
     """Consecutive records of a shard that have the same fields, without an object for each record.
 
-    `data` are the bytes of the shard from `offset` on, and `starts` and `stops` are those of each
-    record in `data`. `number` is the number of the first record.
+    `data` has the bytes of the shard from `offset` on. Record i of the chunk is
+    `data[starts[i]:stops[i]]`, with the key `keys[i]` and, for the checksum of the shard,
+    `headers[i]`. `first_number` is the index of the first record in its shard.
     """
 
     data: bytes
     offset: int
-    number: int
+    first_number: int
     starts: Int64s
     stops: Int64s
     keys: Sequence[str | None]
     headers: Sequence[bytes]
     fields: dict[str, FieldRanges]
 
-    def record(self, n: int) -> Record:
-        """Return record `n` of the chunk."""
+    def record(self, i: int) -> Record:
+        """Return record `i` of the chunk as a `Record`, with offsets in the shard."""
         fields = {}
-        for name, (kind, starts, stops, heads) in self.fields.items():
-            start, stop = int(starts[n]), int(stops[n])
-            data = self.data[start:stop]
-            fields[name] = Range(kind, 0, self.offset + start, stop - start, data, int(heads[n]))
-        start, length = int(self.starts[n]), int(self.stops[n] - self.starts[n])
-        number, header = self.number + n, self.headers[n]
-        return Record(self.offset + start, length, self.keys[n], fields, header, number)
+        for name, (kind, starts, stops, prefix_lengths) in self.fields.items():
+            start, stop, prefix_length = int(starts[i]), int(stops[i]), int(prefix_lengths[i])
+            offset, data = self.offset + start, self.data[start:stop]
+            fields[name] = Range(kind, offset, len(data), data, prefix_length=prefix_length)
+        offset, length = self.offset + int(self.starts[i]), int(self.stops[i] - self.starts[i])
+        key, header, number = self.keys[i], self.headers[i], self.first_number + i
+        return Record(offset, length, key, fields, header, number)
 
     def records(self) -> Iterator[Record]:
         """Yield the records one by one."""

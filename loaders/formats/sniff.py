@@ -50,8 +50,8 @@ COMPRESSED = {
 }
 """The kinds of compression. TensorFlow writes zlib where it is asked for ZLIB."""
 
-HEAD = 512
-"""The number of a file's first bytes that are looked at."""
+SNIFF_BYTES = 512
+"""How many bytes at the start of a file are looked at; as many as a tar header has."""
 
 IMAGES = {
     "JPEG": (("jpg", "jpeg"), rb"\xff\xd8\xff"),
@@ -96,11 +96,11 @@ _SIGNATURES = {
 """For each advice, the kinds of files that it is for, with the bytes that they begin with."""
 
 _TEXT_ADVICE = "give the shards themselves, not a list of them; lines of text are packed first"
-_CONTROL = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
+_CONTROL_CHARACTER = re.compile(r"[\x00-\x08\x0b\x0e-\x1f\x7f]")
 
 
 def image_extension(head: bytes, /) -> str | None:
-    """Return the extension for an image with these first bytes; None if they are of no image."""
+    """Return the extension for an image with these first bytes; None if it is not an image."""
     matches = (names[0] for names, magic in IMAGES.values() if re.match(magic, head, re.DOTALL))
     return next(matches, None)
 
@@ -113,13 +113,12 @@ def compression_by_name(path: str, /) -> str | None:
 
 
 def compression_advice(kind: str, /) -> str:
-    """Return advice, for an error, on what to do with a compressed shard."""
+    """Return advice, for an error, on what to do with a shard of this kind of compression."""
     command = COMPRESSED[kind].command
     return (
         f"decompress the shard with {command}, and index the result"
         if command
-        else "a compressed shard has no random access: convert it, as a stream, with twinfeed pack "
-        "SHARD FOLDER (quote a pattern of several; --container tar makes tars of tars)"
+        else "a compressed shard has no random access: convert it with twinfeed pack SHARD FOLDER"
     )
 
 
@@ -136,7 +135,7 @@ def is_tar(head: bytes, /) -> bool:
 
     It has the name "ustar", or else, in the oldest format (V7), a correct checksum.
     """
-    is_whole = len(head) >= HEAD
+    is_whole = len(head) >= SNIFF_BYTES
     return head[257:262] == b"ustar" or (is_whole and octal(head[148:156]) == sum_of_bytes(head))
 
 
@@ -161,10 +160,10 @@ def _is_tfrecord(head: bytes) -> bool:
 
 
 def _is_text(head: bytes) -> bool:
-    """Return whether the bytes are UTF-8 text. A file shorter than `HEAD` must have a line end."""
-    if len(head) < HEAD and b"\n" not in head:
+    """Return whether the bytes are UTF-8 text. A short file must also contain a newline."""
+    if len(head) < SNIFF_BYTES and b"\n" not in head:
         return False  # it may be a tar archive that ends within its first name
     try:
-        return not _CONTROL.search(getincrementaldecoder("utf-8")().decode(head))
+        return not _CONTROL_CHARACTER.search(getincrementaldecoder("utf-8")().decode(head))
     except UnicodeDecodeError:
         return False

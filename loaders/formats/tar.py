@@ -1,7 +1,7 @@
 """webdataset's tar shards: `scan` reads the samples of a shard, and `TarWriter` writes a shard.
 
-_tarkeys.py has the naming rule. Consecutive members of one key make a sample. Half a sample is an
-error.
+_tarkeys.py has the naming rule. Consecutive members of one key make a sample. A key that occurs
+again after other keys is an error.
 """
 
 from __future__ import annotations
@@ -36,17 +36,18 @@ from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_shard, read_at
 
-_LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
-_DUPLICATE = "write the archive again; extensions are compared in lower case"
-APART = (
+_FOLLOW_LINK = "write the archive again with the file itself (tar --dereference --hard-dereference)"
+_ADVISE_LOWER_CASE = "write the archive again; extensions are compared in lower case"
+ADVISE_JOIN = (
     "write the archive again, sorted by name, or put the members together with --join (in Python "
     "join=True)"
 )
-"""Advice for a key that comes again. Such a key is half a sample: leaving it out does not help."""
-_NAMES = "rename the file and write the archive again"
-_FIT = (
-    "a key must have no dot after its last slash, and a field no capitals and no slash; neither "
-    "may have a newline or lead out of its folder"
+"""Advice for a key whose members are not consecutive. Without `join` they are several samples of
+which each has only some fields, so excluding one of them does not help."""
+_ADVISE_RENAME = "rename the file and write the archive again"
+_NAME_RULE = (
+    "a key must not have a dot after its last slash, and a field name no capitals and no slash; "
+    "neither may contain a newline or lead outside the folder"
 )
 
 
@@ -61,18 +62,19 @@ def scan(
     """Yield every sample of a tar shard in one sequential pass.
 
     Usually a sample is a run of consecutive members with one key. With `join`, all members with
-    one key are a sample, even if others are between them; it is yielded after its last member. The
-    headers are then read twice. The memory is that of the longest sample and all keys, and with
-    `join` also that of the incomplete samples.
+    one key are a sample, even if other members are between them; it is yielded after its last
+    member. The headers are then read twice. One sample and all keys are in memory, and with `join`
+    also the samples that are not yet complete.
 
     `on_bad` is called with the error of a bad sample, and the scan continues. A broken header
-    always raises an error, with the number of the first lost sample.
+    always raises an error, which has the number of the first sample that cannot be read.
 
-    Warns (ShardWarning) of an archive without its end.
+    Emits a ShardWarning if the zero blocks at the end of the archive are missing.
 
     Raises:
-        DataCorruptionError: a header, a name, two members of one name, a key that comes again
-            later, a link for a member, files of which none has an extension, bytes after the end.
+        DataCorruptionError: a header is broken, a name has forbidden characters, a sample has a
+            field twice, a key occurs again after other keys, a member is a link, no file has an
+            extension, or bytes follow the end of the archive.
         TruncatedShardError: the archive ends within a member.
     """
     chunks = scan_chunks(path, max_record_bytes=max_record_bytes, join=join, on_bad=on_bad)
@@ -84,7 +86,8 @@ def scan_chunks(
 ) -> Iterator[Record | RecordChunk]:
     """Yield what `scan` yields, with a chunk in place of samples that have the same fields."""
     path = os.fspath(path)
-    number = next_chunk = 0  # the number of the next sample, and where a chunk is tried next
+    number = 0  # the index of the next sample
+    next_chunk = 0  # the offset from which on reading a chunk at once is tried again
     sample: _Sample | None = None
     incomplete: dict[str, _Sample] = {}  # the samples of which more runs will come
     first_offsets: dict[str, int] = {}  # the offset of the first member of each key
@@ -116,8 +119,8 @@ def scan_chunks(
                         sample.runs = runs.get(key, 1)
                         number += 1
                     if first != member.start and not join:
-                        problem = f"key {key!r} comes again, first at offset {first}"
-                        sample.fail(member, problem, APART)
+                        problem = f"key {key!r} occurs again, first at offset {first}"
+                        sample.fail(member, problem, ADVISE_JOIN)
                     sample.runs -= 1
                     if sample.runs:
                         incomplete[key] = sample
@@ -145,19 +148,27 @@ class _Sample:
         self.error: DataCorruptionError | None = None
 
     def add(self, member: Member, extension: str, file: BinaryIO) -> None:
-        """Add a member, and read its data from the file; or store an error with `fail`."""
+        """Add a member of the sample, and read its data from the file. If the member is bad, store
+        the error, which `finish` reports.
+
+        `headers` collects what the shard's checksum is computed from: the header of each member and
+        the CRC of its data, since tar itself has no checksum of the data.
+        """
         self.headers.append(member.header)
         self.end = member.end
         offset, size = member.offset, member.size
         self.bytes += size
         if FORBIDDEN.search(self.key) or FORBIDDEN.search(extension):
-            self.fail(member, f"name {member.name!r} not allowed: NUL, newline or no UTF-8", _NAMES)
+            problem = f"name {member.name!r} not allowed: contains NUL, a newline or invalid UTF-8"
+            self.fail(member, problem, _ADVISE_RENAME)
         elif member.kind in LINKS:
             target = member.link.decode("utf-8", "replace")
-            self.fail(member, f"field {extension!r} is a link to {target!r}, not a file", _LINK)
+            problem = f"field {extension!r} is a link to {target!r}, not a file"
+            self.fail(member, problem, _FOLLOW_LINK)
         elif extension in self.fields:
             offsets = f"offsets {self.fields[extension].offset} and {offset}"
-            self.fail(member, f"field {extension!r} twice in one sample: {offsets}", _DUPLICATE)
+            problem = f"field {extension!r} twice in one sample: {offsets}"
+            self.fail(member, problem, _ADVISE_LOWER_CASE)
         elif self.bytes > self.max_bytes:
             sample = member._replace(start=self.start)  # the error has the start of the sample
             self.fail(sample, f"sample longer than max_record_bytes={self.max_bytes}", TOO_LONG)
@@ -173,7 +184,7 @@ class _Sample:
                     found=f"{len(data)} bytes",
                 )
             self.headers.append(crc32c(data).to_bytes(4, "little"))
-            self.fields[extension] = Range("bytes", 0, offset, size, data, 0)
+            self.fields[extension] = Range("bytes", offset, size, data)
 
     def fail(self, member: Member, problem: str, advice: str) -> None:
         """Store the error of a member, unless the sample has an error already."""
@@ -225,7 +236,7 @@ class TarWriter(Closing):
             is_invalid = is_unsafe or FORBIDDEN.search(name) or METADATA_NAME.match(name)
             if is_invalid or split_name(name) != (key, extension):
                 raise ValueError(
-                    f"key {key!r} with field {extension!r} makes no fit member name: {_FIT}"
+                    f"key {key!r} with field {extension!r} is not a valid name: {_NAME_RULE}"
                 )
         for extension, data in fields.items():
             info = tarfile.TarInfo(names[extension])

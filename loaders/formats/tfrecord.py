@@ -32,22 +32,22 @@ from twinfeed.loaders.formats.records import (
     raise_error,
     slices,
 )
-from twinfeed.loaders.formats.sniff import HEAD, identify
+from twinfeed.loaders.formats.sniff import SNIFF_BYTES, identify
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.support.checksum import masked_crc32c, masked_crc32c_of_each
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import BUFFER, open_file, open_shard, read_at
 
-HEADER, FOOTER = 12, 4
+HEADER_SIZE, FOOTER_SIZE = 12, 4
 CHUNK_RECORDS = 1 << 13
 """The maximum number of records of a chunk."""
 
 FEW_RECORDS = 16
-"""Fewer records than this are located one by one, which takes less time."""
+"""A chunk of fewer records than this is parsed one record at a time, which takes less time."""
 
-_HEADER = struct.Struct("<QI")
-_CHECKSUM = struct.Struct("<I")
+_LENGTH_CRC = struct.Struct("<QI")  # the length, and its checksum
+_DATA_CRC = struct.Struct("<I")
 
 
 def scan(
@@ -60,15 +60,16 @@ def scan(
 ) -> Iterator[Record]:
     """Yield every record of a TFRecord shard in one sequential pass.
 
-    - The memory is that of the longest record, and of a chunk.
+    - Only one chunk of records is in memory at a time, or a single record that is longer.
     - With `example`, the fields are the features of a tf.train.Example. Otherwise the only field is
       "data", the record's bytes.
     - A record longer than `max_record_bytes` is an error before it is read.
     - `on_bad` is called with the error of a record whose data are bad, and the scan continues. A
-      bad length always raises an error.
+      bad length always raises an error, since the next record cannot be found.
 
     Raises:
-        DataCorruptionError: a checksum, a length, a message that is no Example.
+        DataCorruptionError: a checksum does not match, a record is too long, or its data are not a
+            tf.train.Example.
         TruncatedShardError: the shard ends within a record.
     """
     chunks = scan_chunks(path, example=example, max_record_bytes=max_record_bytes, on_bad=on_bad)
@@ -84,73 +85,83 @@ def scan_chunks(
         for chunk in _read_frames(file, path, max_record_bytes):
             fields = _chunk_fields(chunk, example)
             if fields is None:
-                yield from _records(chunk, path, example, on_bad)
+                yield from _parse_each(chunk, path, example, on_bad)
             else:
                 yield chunk._replace(fields=fields)
 
 
 def _chunk_fields(chunk: RecordChunk, example: bool) -> dict[str, FieldRanges] | None:
-    """Return the fields of all records; None if a record is bad or has other fields, or if they are
-    few.
+    """Return the byte ranges of each field in all records of a TFRecord chunk, found by numpy.
+
+    With `example`, a field is a feature of a tf.train.Example, and else "data", the whole record.
+    None if the records must be parsed one by one: they are few, a record is bad, or the features
+    of the records differ.
     """
     if len(chunk.headers) < FEW_RECORDS:
         return None
-    starts, stops = chunk.starts + HEADER, chunk.stops - FOOTER
+    starts, stops = chunk.starts + HEADER_SIZE, chunk.stops - FOOTER_SIZE
     fields: dict[str, FieldRanges] | None
     fields = {"data": FieldRanges("bytes", starts, stops, np.zeros_like(starts))}
     if example:
         fields = chunk_features(chunk.data, starts, stops)
-    is_good = fields is not None and _has_checksums(chunk.data, starts, stops, at=stops).all()
-    return fields if is_good else None
+    if fields is None or not _has_checksums(chunk.data, starts, stops, stops).all():
+        return None
+    return fields
 
 
-def _records(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> Iterator[Record]:
-    """Yield the records one by one, each with its own fields."""
-    messages = slices(chunk.data, chunk.starts + HEADER, chunk.stops - FOOTER)
+def _parse_each(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> Iterator[Record]:
+    """Yield the records of a TFRecord chunk, each checked and parsed on its own.
+
+    `on_bad` is called with the error of a bad record, and the next records follow.
+    """
+    messages = slices(chunk.data, chunk.starts + HEADER_SIZE, chunk.stops - FOOTER_SIZE)
     offsets = (chunk.starts + chunk.offset).tolist()
     records = zip(offsets, chunk.headers, messages, strict=True)
-    for number, (offset, header, data) in enumerate(records, chunk.number):
-        start = offset + HEADER
-        stored = _CHECKSUM.unpack(header[HEADER:])[0]
+    for number, (offset, header, data) in enumerate(records, chunk.first_number):
+        # the headers of a chunk have also the footers, which are the checksums of the data
+        stored_crc = _DATA_CRC.unpack(header[HEADER_SIZE:])[0]
+        data_offset = offset + HEADER_SIZE
         try:
-            if masked_crc32c(data) != stored:
+            if masked_crc32c(data) != stored_crc:
                 raise DataCorruptionError(
                     f"corrupted data at offset {offset}",
                     offset=offset,
-                    expected=f"data CRC {stored:#010x}",
+                    expected=f"data CRC {stored_crc:#010x}",
                     found=f"{masked_crc32c(data):#010x}",
                 )
             if example:
-                fields = locate(data, base=start)
+                fields = locate(data, base=data_offset)
             else:
-                fields = {"data": Range("bytes", 0, start, len(data), data, 0)}
+                fields = {"data": Range("bytes", data_offset, len(data), data)}
         except DataCorruptionError as error:
             error.path, error.record = path, number
             on_bad(error)
             continue
-        yield Record(offset, HEADER + len(data) + FOOTER, None, fields, header, number)
+        length = HEADER_SIZE + len(data) + FOOTER_SIZE
+        yield Record(offset, length, key=None, fields=fields, header=header, number=number)
 
 
 def _read_frames(file: BinaryIO, path: str, max_record_bytes: int) -> Iterator[RecordChunk]:
-    """Yield chunks of complete records without fields, whose lengths are checked.
+    """Yield chunks of complete records, whose lengths are checked, and whose fields are not parsed.
 
-    The `headers` of a chunk have the header and the footer of each record. The footer is the
-    checksum of the data. So any change in the data is noticed.
+    The `headers` of a chunk have the header and the footer of each record, from which the checksum
+    of the shard is computed. The footer is the checksum of the data, so any change is noticed.
 
     Raises:
-        DataCorruptionError: a bad header, a record that is too long, or a truncated record.
+        DataCorruptionError: a length has a wrong checksum, or a record is too long.
+        TruncatedShardError: the file ends within a record.
     """
     size = os.fstat(file.fileno()).st_size
     offset, number, num_bytes = 0, 0, CHUNK_BYTES
     while offset < size:
         data = read_at(file.fileno(), min(num_bytes, size - offset), offset)
-        all_starts, all_stops = _bounds(data, max_record_bytes)
+        all_starts, all_stops = _complete_records(data, max_record_bytes)
         for first in range(0, len(all_starts), CHUNK_RECORDS):
             starts, stops = (
                 ends[first : first + CHUNK_RECORDS] for ends in (all_starts, all_stops)
             )
-            footers = slices(data, stops - FOOTER, stops)
-            headers = list(map(add, slices(data, starts, starts + HEADER), footers))
+            footers = slices(data, stops - FOOTER_SIZE, stops)
+            headers = list(map(add, slices(data, starts, starts + HEADER_SIZE), footers))
             keys = [None] * len(starts)
             yield RecordChunk(data, offset, number, starts, stops, keys, headers, {})
             number += len(starts)
@@ -158,11 +169,11 @@ def _read_frames(file: BinaryIO, path: str, max_record_bytes: int) -> Iterator[R
             offset, num_bytes = offset + int(all_stops[-1]), CHUNK_BYTES
             continue
         location: dict[str, Any] = {"path": path, "offset": offset, "record": number}
-        header = data[:HEADER]
-        if len(header) < HEADER or masked_crc32c(header[:8]) != _HEADER.unpack(header)[1]:
+        header = data[:HEADER_SIZE]
+        if len(header) < HEADER_SIZE or masked_crc32c(header[:8]) != _LENGTH_CRC.unpack(header)[1]:
             raise _header_error(header, location)
-        length = _HEADER.unpack(header)[0]
-        framed_length = HEADER + length + FOOTER
+        length = _LENGTH_CRC.unpack(header)[0]
+        framed_length = HEADER_SIZE + length + FOOTER_SIZE
         if length > max_record_bytes:
             raise DataCorruptionError(
                 f"record of {length} bytes at offset {offset}",
@@ -177,23 +188,29 @@ def _read_frames(file: BinaryIO, path: str, max_record_bytes: int) -> Iterator[R
         num_bytes = framed_length
 
 
-def _bounds(data: bytes, max_record_bytes: int) -> tuple[Int64s, Int64s]:
-    """Return (starts, stops) of the complete records in `data`, up to the first bad header."""
+def _complete_records(data: bytes, max_record_bytes: int) -> tuple[Int64s, Int64s]:
+    """Return (starts, stops) of the TFRecord records in `data`, up to the first that is incomplete,
+    too long, or has a length with a wrong checksum.
+    """
     ends, end = [0], 0
-    while end + HEADER <= len(data):
-        end += HEADER + int(_HEADER.unpack_from(data, end)[0]) + FOOTER
+    while end + HEADER_SIZE <= len(data):
+        length, _ = _LENGTH_CRC.unpack_from(data, end)
+        end += HEADER_SIZE + length + FOOTER_SIZE
         if end <= len(data):
             ends.append(end)
     starts, stops = np.array(ends[:-1], np.int64), np.array(ends[1:], np.int64)
-    is_good = stops - starts <= HEADER + max_record_bytes + FOOTER
-    is_good &= _has_checksums(data, starts, starts + 8, at=starts + 8)
-    good = int(np.append(is_good, False).argmin())
-    return starts[:good], stops[:good]
+    is_good = stops - starts <= HEADER_SIZE + max_record_bytes + FOOTER_SIZE
+    length_stops = starts + 8  # a length has 8 bytes, and its checksum follows
+    is_good &= _has_checksums(data, starts, length_stops, length_stops)
+    num_good = len(starts) if is_good.all() else int(is_good.argmin())  # argmin: the first False
+    return starts[:num_good], stops[:num_good]
 
 
-def _has_checksums(data: bytes, starts: Int64s, stops: Int64s, *, at: Int64s) -> Array:
-    """Return for each range of `data` whether its masked checksum is stored at position `at`."""
-    stored = np.frombuffer(data, np.uint8)[at[:, None] + np.arange(4)].view("<u4")[:, 0]
+def _has_checksums(data: bytes, starts: Int64s, stops: Int64s, crc_positions: Int64s) -> Array:
+    """Return for each range data[start:stop] whether its masked CRC-32C is stored in the four bytes
+    from its item of `crc_positions` on.
+    """
+    stored = np.frombuffer(data, np.uint8)[crc_positions[:, None] + np.arange(4)].view("<u4")[:, 0]
     has_checksum: Array = masked_crc32c_of_each(slices(data, starts, stops)) == stored
     return has_checksum
 
@@ -209,22 +226,24 @@ def _truncated_error(expected: int, found: int, location: dict[str, Any]) -> Tru
 
 
 def _header_error(header: bytes, location: dict[str, Any]) -> DataCorruptionError:
-    """Return the error for a header that is truncated, or whose length has a wrong checksum.
+    """Return the error for the header of a record that is truncated, or whose length has a wrong
+    checksum.
 
-    At the start of a file that is no TFRecord, the error says what the file is.
+    At the start of a file of another format, the error names the format.
     """
     if location["offset"] == 0:
         with open_file(location["path"]) as file:
-            other = identify(file.read(HEAD))
-        if other:
-            problem = f"not an uncompressed TFRecord file: {other[0]}"
-            return DataCorruptionError(problem, **location, advice=other[1])
-    if len(header) < HEADER:
-        return _truncated_error(HEADER, len(header), location)
+            other_format = identify(file.read(SNIFF_BYTES))
+        if other_format:
+            name, advice = other_format
+            problem = f"not an uncompressed TFRecord file: {name}"
+            return DataCorruptionError(problem, **location, advice=advice)
+    if len(header) < HEADER_SIZE:
+        return _truncated_error(HEADER_SIZE, len(header), location)
     return DataCorruptionError(
         f"corrupted length at offset {location['offset']}",
         **location,
-        expected=f"length CRC {_HEADER.unpack(header)[1]:#010x}",
+        expected=f"length CRC {_LENGTH_CRC.unpack(header)[1]:#010x}",
         found=f"{masked_crc32c(header[:8]):#010x}",
     )
 
@@ -250,10 +269,10 @@ class TFRecordWriter(Closing):
     def write(self, data: bytes, /) -> None:
         """Append a record: its length, data, and the checksum of each."""
         length = struct.pack("<Q", len(data))
-        self._file.write(length + _CHECKSUM.pack(masked_crc32c(length)))
+        self._file.write(length + _DATA_CRC.pack(masked_crc32c(length)))
         self._file.write(data)
-        self._file.write(_CHECKSUM.pack(masked_crc32c(data)))
-        self.offset += HEADER + len(data) + FOOTER
+        self._file.write(_DATA_CRC.pack(masked_crc32c(data)))
+        self.offset += HEADER_SIZE + len(data) + FOOTER_SIZE
 
     def close(self) -> None:
         """Flush and close the file."""

@@ -19,7 +19,7 @@ import numpy as np
 from twinfeed.loaders.building.image_folder import empty_class_folders, list_images, no_images_error
 from twinfeed.loaders.errors import DataCorruptionError
 from twinfeed.loaders.formats.files import Entry
-from twinfeed.loaders.formats.sniff import HEAD, IMAGE_EXTENSIONS, identify, image_extension
+from twinfeed.loaders.formats.sniff import IMAGE_EXTENSIONS, SNIFF_BYTES, identify, image_extension
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.paths import resolve_below
 from twinfeed.loaders.index.sizes import field_bytes
@@ -206,9 +206,9 @@ def _check_image(data: bytes, path: str, key: str) -> None:
 
     `data` are its bytes. Formats that are not recognized may be images, and are allowed.
     """
-    other_format = identify(data[:HEAD]) if data else ("an empty file", "")
+    other_format = identify(data[:SNIFF_BYTES]) if data else ("an empty file", "")
     is_netpbm = re.match(rb"P[1-7]\s", data)  # .pbm, .pgm, .ppm and .pam begin like a text file
-    if other_format is None or image_extension(data[:HEAD]) or is_netpbm:
+    if other_format is None or image_extension(data[:SNIFF_BYTES]) or is_netpbm:
         return
     raise DataCorruptionError(
         "a file has the extension of an image, but is not an image",

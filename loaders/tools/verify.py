@@ -22,7 +22,7 @@ from twinfeed.loaders.building.plan import BuildPlan, add_headers
 from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source, local_copy
 from twinfeed.loaders.errors import DataCorruptionError, LoaderError, StaleIndexError
 from twinfeed.loaders.formats.records import one_by_one
-from twinfeed.loaders.formats.tar import APART
+from twinfeed.loaders.formats.tar import ADVISE_JOIN
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import MANIFEST, file_digest
 from twinfeed.loaders.index.open import find_shards, is_there
@@ -262,8 +262,8 @@ class _ShardScan:
         finding = bad_record(self.job.shard, error)
         # The members of a tar sample lie apart: each group of them looks like a sample of its own,
         # half of the real one. The usual advice, to leave it out, would keep the other half.
-        if error.advice == APART:
-            finding = finding._replace(problem=f"{error.problem}; {APART}")
+        if error.advice == ADVISE_JOIN:
+            finding = finding._replace(problem=f"{error.problem}; {ADVISE_JOIN}")
             self.half_samples.add(finding.record)
         self.bad.append(finding)
         self.records += 1

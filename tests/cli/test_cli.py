@@ -613,7 +613,7 @@ def test_index_and_verify_join_what_lies_apart(
     verify = ["verify", shard, "--root", str(tmp_path), "-q"]
     assert main([*verify, "--bad-list", str(listed)]) == 1
     assert capsys.readouterr().out.splitlines() == [  # and no word of leaving out half a sample
-        "a.tar: key 'a' comes again, first at offset 0; write the archive again, sorted by name, "
+        "a.tar: key 'a' occurs again, first at offset 0; write the archive again, sorted by name, "
         "or put the members together with --join (in Python join=True)",
         "3 records in 1 shard: 1 bad",
     ]

@@ -124,7 +124,7 @@ def foreign() -> Iterator[Damage]:
         yield Damage("a text", text.encode(), 0, ": a text file")
     for kind, compress in COMPRESS.items():
         for data in (of_members(), of_records(*RECORDS * 10)):
-            words = f"{kind}-compressed", "convert it, as a stream, with twinfeed pack SHARD FOLDER"
+            words = f"{kind}-compressed", "convert it with twinfeed pack SHARD FOLDER"
             yield Damage(kind, compress(data), 0, words)
 
 
@@ -218,7 +218,7 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
     for kind in (b"x", b"g", b"L", b"K"):
         yield "empty header", block(b"long", 0, kind) + ONE, 512, "extended header at offset 0"
     for digits in (b"-1", b"1e3", b"0x10", b" 3", b"9" * 30, b"1_0", "٣".encode()):
-        yield "pax size", pax({b"size": digits}) + ONE, 1536, "PAX size that is no number"
+        yield "pax size", pax({b"size": digits}) + ONE, 1536, "PAX size that is not a number"
     names = [pax({b"path": name}) for name in (b"b.txt", b"c.txt")]
     yield "PAX and GNU names", names[0] + LONG + ONE, 2560, "names differ"
     yield "two GNU names", LONG + LONG + ONE, 2048, "two GNU long names"
@@ -236,7 +236,7 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
         bytes(9) + b"3 \0",
     ):
         for kind in (b"0", b"x", b"L", b"5"):
-            yield "octal", member(b"1.txt", b"one", kind, size=size), 0, "no octal number"
+            yield "octal", member(b"1.txt", b"one", kind, size=size), 0, "not an octal number"
     one = pax({b"comment": b"x"}, b"g")
     yield "small headers pile up", one * 4000 + ONE, len(one) * 2048 + 1024, "headers of more than"
     one = pax({b"comment": b"x" * 100_000}, b"g")
@@ -245,14 +245,19 @@ def damaged_members() -> Iterator[tuple[str, bytes, int, str]]:
         link = block(b"3.txt", 0, kind, link=b"1.txt")
         yield "link", ONE + link, 1024, "field 'txt' is a link to '1.txt', not a file"
     for name in (b"a\nb.txt", b"a.t\nxt", b"a\0b.txt", b"\xff.txt", b"a.t\xffxt"):
-        yield "name", ONE + pax({b"path": name}) + ONE, 1024, "NUL, newline or no UTF-8"
+        yield (
+            "name",
+            ONE + pax({b"path": name}) + ONE,
+            1024,
+            "contains NUL, a newline or invalid",
+        )
     bare = member(b"__meta__", b"") + member(b"a/0001", b"one") + member(b"a/0002", b"two")
     yield "names", bare, 512, "no file of the archive is called KEY.EXTENSION, such as b'a/0"
     apart = ONE + member(b"2.jpg", b"two") + member(b"1.cls", b"1")
-    yield "key in two places", apart, 2048, "key '1' comes again, first at offset 0"
-    yield "joined", ONE + END + member(b"2.txt", b""), 2048, "something begins at 2048"
-    yield "joined and cut", ONE + END + ONE[:600], 2048, "something begins at 2048"
-    yield "overwritten by zeros", ONE + bytes(1024) + ONE, 2048, "something begins at 2048"
+    yield "key in two places", apart, 2048, "key '1' occurs again, first at offset 0"
+    yield "joined", ONE + END + member(b"2.txt", b""), 2048, "more data begin at offset 2048"
+    yield "joined and cut", ONE + END + ONE[:600], 2048, "more data begin at offset 2048"
+    yield "overwritten by zeros", ONE + bytes(1024) + ONE, 2048, "more data begin at offset 2048"
 
 
 def compressed() -> Iterator[Damage]:

@@ -574,7 +574,7 @@ def test_a_sequence_example_is_decoded_as_tensorflow_does(tmp_path: Path) -> Non
     )
     with tf.io.TFRecordWriter(str(tmp_path / "a.tfrecord")) as writer:
         writer.write(message.SerializeToString())
-    with pytest.raises(ValueError, match="for example=False and DecodeExample"):
+    with pytest.raises(ValueError, match="use example=False and DecodeExample"):
         build_index(tmp_path / "a.tfrecord", tmp_path / "a.index")
     index = build_index(tmp_path / "a.tfrecord", tmp_path / "a.index", example=False)
     with Reader(index) as reader:

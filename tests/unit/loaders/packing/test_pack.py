@@ -541,7 +541,7 @@ REFUSED: Refused = [
     # Tars
     (packed([{"x": [b"a", b"b"]}], **TAR), TypeError, "'x' must hold bytes, str or numbers in a t"),
     (packed([{"__key__": "..", "txt": b""}] * 2, **TAR), ValueError, "key '__' too"),
-    (packed([{"__key__": "a\nb", "txt": b""}], **TAR), ValueError, "no fit member name"),
+    (packed([{"__key__": "a\nb", "txt": b""}], **TAR), ValueError, "is not a valid name"),
     (packed([{"a": 1}, {}], **TAR), ValueError, "record 1.*: it has no field, .* pack to TFRecord"),
     *(
         (
