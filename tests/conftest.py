@@ -215,7 +215,7 @@ def mapped_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     """Map the arrays of indexes, however small they are."""
     from support.inside import arrays
 
-    monkeypatch.setattr(arrays, "READ_WHOLE", 0)
+    monkeypatch.setattr(arrays, "MAX_READ_BYTES", 0)
 
 
 @pytest.fixture

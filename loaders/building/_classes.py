@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from twinfeed.loaders.building.writer import IndexWriter
-from twinfeed.loaders.index.class_arrays import READ
+from twinfeed.loaders.index.class_arrays import READ_ITEMS
 from twinfeed.loaders.index.options import Label, is_label
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -160,10 +160,10 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
 def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield the ids and labels of the records with a label from `low` to `high`, chunk by chunk.
 
-    A chunk is `READ` consecutive records.
+    A chunk is `READ_ITEMS` consecutive records.
     """
-    for start in range(0, len(labels), READ):
-        chunk = labels[start : start + READ]
+    for start in range(0, len(labels), READ_ITEMS):
+        chunk = labels[start : start + READ_ITEMS]
         positions = np.flatnonzero((chunk >= low) & (chunk <= high))
         yield positions + start, chunk[positions]
 
@@ -171,13 +171,13 @@ def _records_between(labels: Int64s, low: int, high: int) -> Iterator[tuple[Int6
 def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
     """Return the distinct labels, sorted, the count of each, and the first record of each.
 
-    Like `np.unique(labels, return_index=True, return_counts=True)`, but `READ` labels at a time, to
-    bound memory. For [7, 5, 7]: [5, 7], [1, 2] and [1, 0].
+    Like `np.unique(labels, return_index=True, return_counts=True)`, but `READ_ITEMS` labels at a
+    time, to bound memory. For [7, 5, 7]: [5, 7], [1, 2] and [1, 0].
     """
     values, counts, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
-    for start in range(0, len(labels), READ):
+    for start in range(0, len(labels), READ_ITEMS):
         new_values, new_first, new_counts = np.unique(
-            labels[start : start + READ], return_index=True, return_counts=True
+            labels[start : start + READ_ITEMS], return_index=True, return_counts=True
         )
         all_values, inverse = np.unique(np.concatenate([values, new_values]), return_inverse=True)
         all_counts = np.zeros(len(all_values), np.int64)

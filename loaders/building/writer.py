@@ -25,7 +25,7 @@ import numpy.typing as npt
 from twinfeed.loaders.building._parts import damaged_part
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.manifest import (
-    COLUMNS,
+    ARRAYS_FOLDER,
     FORMAT,
     MANIFEST,
     VERSION,
@@ -169,7 +169,7 @@ class IndexWriter:
             fsync_path(self.path)
         (array_folder / MARK).unlink(missing_ok=True)  # the arrays are in use: do not delete them
         for folder in self.path.iterdir():
-            if folder != array_folder and COLUMNS.fullmatch(folder.name.removeprefix(".")):
+            if folder != array_folder and ARRAYS_FOLDER.fullmatch(folder.name.removeprefix(".")):
                 delete_listed(folder)
 
 

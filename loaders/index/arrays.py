@@ -5,7 +5,7 @@ Rows have narrow types in files, and a single type in memory.
 - A small array is read and checked when the index is opened. It is not mapped, since each mapping
   keeps a file descriptor.
 - A large array is mapped. So opening costs the same for a thousand and ten million records, and all
-  processes share one copy. A large array is checked at the first call of `Arrays.check` for it.
+  processes share one copy. A large array is compared with its SHA-256 when it is first used.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.regular import open_file
 from twinfeed.samplers.validate import counted
 
-READ_WHOLE = 1 << 18
+MAX_READ_BYTES = 1 << 18
 """Files of up to this many bytes are read, and longer files are mapped."""
 
 ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "<u4")])
@@ -42,10 +42,10 @@ _DECODED_AT_ONCE, _MAX_SHOWN = 1 << 14, 100  # strings decoded in one call, and 
 
 
 def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
-    """Return the narrowest dtype of rows (location, length, CRC) that holds these numbers.
+    """Return the narrowest dtype of rows (location, length, CRC) for the largest location and the
+    largest length of a field.
 
-    A location is an offset in a shard, or with `whole_files` the number of a file. The arguments
-    are the largest location and the largest length of a field.
+    A location is an offset in a shard, or with `whole_files` the index of a file.
     """
     name = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"
@@ -151,20 +151,21 @@ class StringColumn(Sequence[str]):
         return {f"{name}-text": self.text, f"{name}-ends": self.ends}
 
 
-_HEADER_START = 10
-"""The bytes of a `.npy` file before its header: magic string, version and length of the header."""
+_NPY_PREFIX_BYTES = 10
+"""The size of what precedes the header of a `.npy` file: a magic string and the version in 8 bytes,
+and the length of the header in 2."""
 
 
 class Arrays:
     """The arrays that a manifest names, after checks of the size, type and shape of each file.
 
-    `checked` has the names of the mapped arrays that were compared with their digest. Mapping is
-    safe, since the file of an array is only ever replaced as a whole, never truncated.
+    `verified` has the names of the memory-mapped arrays that were compared with their SHA-256. A
+    mapping is safe, since the file of an array is only ever replaced as a whole, never truncated.
     """
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.folder = path / manifest["folder"]
-        self.checked: set[str] = set()
+        self.verified: set[str] = set()
         self._error = partial(IndexFormatError, path=self.folder)
         self._entries: Mapping[str, Mapping[str, Any]] = manifest["arrays"]
         self._arrays = {name: self._open(name) for name in self._entries}
@@ -173,23 +174,29 @@ class Arrays:
         return name in self._arrays
 
     def __getitem__(self, name: str) -> Array:
-        """Return an array without comparing its digest."""
+        """Return an array without comparing its bytes with their SHA-256."""
         return np.asarray(self._arrays[name])
 
-    def check(self, name: str) -> Array:
-        """Return an array, after comparing a mapped one with its digest at the first call.
+    def verified_array(self, name: str) -> Array:
+        """Return an array whose bytes were compared with their SHA-256 in the manifest.
 
         Raises:
-            IndexFormatError: its bytes have changed since they were written.
+            IndexFormatError: the bytes have changed since they were written.
         """
-        return np.asarray(self.mapped(name))
+        return np.asarray(self.verified_memmap(name))
 
-    def mapped(self, name: str) -> Array:
-        """Return an array as `check` does, but a mapped one as `np.memmap`, with its file name."""
+    def verified_memmap(self, name: str) -> Array:
+        """Return an array whose bytes were compared with their SHA-256; a large array as an
+        `np.memmap`, which has the name of its file.
+
+        A large array is compared at the first call for it. Small arrays were compared when they
+        were read.
+        """
         array = self._arrays[name]
-        if isinstance(array, np.memmap) and name not in self.checked:
-            self._check_digest(name, _mapped_digest(array.base))
-            self.checked.add(name)
+        if isinstance(array, np.memmap) and name not in self.verified:
+            memory_map = array.base  # an mmap.mmap
+            self._check_digest(name, _mapped_digest(memory_map))
+            self.verified.add(name)
         return array
 
     def _open(self, name: str) -> Array:
@@ -200,8 +207,8 @@ class Arrays:
     def _read(self, name: str, file: BinaryIO) -> Array:
         """Return the array in an open file `{name}.npy`.
 
-        A small array is read and compared with its digest. A large one is mapped, and compared
-        later, by `check`.
+        A small array is read and compared with its SHA-256. A large array is mapped, and compared
+        when it is first used.
 
         Raises:
             IndexFormatError: the file does not have the size, type and shape in the manifest.
@@ -212,11 +219,12 @@ class Arrays:
             raise self._error(problem, expected=f"{entry['bytes']} bytes", found=f"{size} bytes")
         try:
             dtype = np.lib.format.descr_to_dtype(entry["dtype"])
-            data = file.read(size if size <= READ_WHOLE else _HEADER_START)
-            start = _start(data, dtype, size - dtype.itemsize * math.prod(entry["shape"]))
-            if size > READ_WHOLE:
-                return np.memmap(file, dtype, "r", start, tuple(entry["shape"]))
-            array = np.frombuffer(data, dtype, offset=start).reshape(entry["shape"])
+            data = file.read(size if size <= MAX_READ_BYTES else _NPY_PREFIX_BYTES)
+            values_offset = size - dtype.itemsize * math.prod(entry["shape"])
+            _check_npy_prefix(data, dtype, values_offset)
+            if size > MAX_READ_BYTES:
+                return np.memmap(file, dtype, "r", values_offset, tuple(entry["shape"]))
+            array = np.frombuffer(data, dtype, offset=values_offset).reshape(entry["shape"])
         except (MemoryError, RecursionError, TypeError, ValueError) as error:
             problem = f"damaged index: {name}.npy cannot be read"
             raise self._error(problem, found=error) from error
@@ -244,7 +252,7 @@ class Columns(Mapping[str, Array]):
             raise KeyError(
                 f"no column {name!r}: the index has the columns {list(self)}; a Reader reads fields"
             )
-        return self._arrays.check(self._names[name])
+        return self._arrays.verified_array(self._names[name])
 
     def types(self) -> dict[str, str]:
         """Return by name the type and the shape of each column as text, without reading any."""
@@ -264,20 +272,20 @@ class Columns(Mapping[str, Array]):
         return len(self._names)
 
 
-def _start(head: bytes, dtype: np.dtype[Any], start: int) -> int:
-    """Check that the values of a `.npy` file begin at byte `start`, and return `start`.
+def _check_npy_prefix(data: bytes, dtype: np.dtype[Any], values_offset: int) -> None:
+    """Check the first ten bytes of a `.npy` file: its format, and the length of its header.
 
-    `head` is the beginning of the file, and `dtype` that of the manifest.
+    `dtype` is that of the manifest. `values_offset` is where the values must begin, by the size of
+    the file and the shape in the manifest.
 
     Raises:
-        ValueError: by the header of the file, its values begin elsewhere.
+        ValueError: the file has another format, or the header ends at another offset.
     """
-    if head[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
+    if data[:8] != b"\x93NUMPY\x01\x00" or dtype.hasobject:
         raise ValueError("not a .npy file of format 1.0, or one of Python objects")
-    found = _HEADER_START + int.from_bytes(head[8:_HEADER_START], "little")
-    if found != start:
-        raise ValueError(f"its values start at byte {found}, and by its shape at {start}")
-    return start
+    header_end = _NPY_PREFIX_BYTES + int.from_bytes(data[8:_NPY_PREFIX_BYTES], "little")
+    if header_end != values_offset:
+        raise ValueError(f"its header ends at byte {header_end}, expected {values_offset}")
 
 
 def _mapped_digest(mapped: Any) -> str:

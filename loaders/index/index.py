@@ -25,7 +25,7 @@ from twinfeed.loaders.errors import (
 )
 from twinfeed.loaders.formats.features import WIRE_TYPES
 from twinfeed.loaders.index.arrays import ROW, Arrays, Columns, StringColumn, row_types
-from twinfeed.loaders.index.class_arrays import check_class_order
+from twinfeed.loaders.index.class_arrays import check_class_arrays
 from twinfeed.loaders.index.manifest import (
     CLASS_ORDER,
     invalid_manifest,
@@ -124,9 +124,6 @@ class Index:
         self._records: int = manifest["records"]
         self._check_arrays()
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
-        self._bytes = {  # numpy is slow to take rows of mixed types
-            name: table.view(f"V{table.itemsize}") for name, table in self._tables.items()
-        }
         self.columns = Columns(
             arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
         )
@@ -143,10 +140,11 @@ class Index:
 
     def _check_arrays(self) -> None:
         """Raise IndexFormatError unless all arrays exist, with the right types and lengths."""
+        # A missing array that is read here raises KeyError, which the caller converts.
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
         fields, columns = range(len(self.fields)), range(len(self.manifest["columns"]))
-        rows: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
-        # The number of strings in each column of strings; None if it may be any number.
+        row_dtypes: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
+        # The number of strings in each optional column of strings; None if any number is allowed.
         lengths = {"keys": records, "tags": shards, "files": None, "classes": None}
         strings = {name: n for name, n in lengths.items() if f"{name}-ends" in arrays}
         strings["shardpaths"] = shards
@@ -155,9 +153,10 @@ class Index:
             ("shardstops", shards, "<i8"),
             ("shardlengths", shards, "<i8"),
             *([("shardsums", shards, "u1")] if self.options.digest else []),
-            *((f"field-{n}", records, *rows) for n in fields),
+            *((f"field-{n}", records, *row_dtypes) for n in fields),
             *((f"column-{n}", records, "<i8", "<f4") for n in columns),
             *((f"{name}-ends", length, "<u4", "<i8") for name, length in strings.items()),
+            # the text of a column ends where its last string ends
             *((f"{name}-text", int(arrays[f"{name}-ends"][-1]), "u1") for name in strings),
         ]
         wrong = [
@@ -179,18 +178,18 @@ class Index:
     @property
     def shards(self) -> npt.NDArray[Any]:
         """The table of shards: the bytes of each, and the checksum of its record headers."""
-        return self._arrays.check("shards")
+        return self._arrays.verified_array("shards")
 
     @cached_property
     def shard_stops(self) -> Int64s:
         """The id after the last record of each shard, int64[S]."""
-        return self._arrays.check("shardstops")
+        return self._arrays.verified_array("shardstops")
 
     @property
     def shard_sums(self) -> npt.NDArray[np.uint8]:
         """The SHA-256 of each shard, uint8[S, 32], or no rows if the index was built without."""
         stored = "shardsums" in self._arrays
-        return self._arrays.check("shardsums") if stored else np.zeros((0, 32), np.uint8)
+        return self._arrays.verified_array("shardsums") if stored else np.zeros((0, 32), np.uint8)
 
     @property
     def shard_paths(self) -> StringColumn:
@@ -204,18 +203,20 @@ class Index:
 
     @property
     def num_classes(self) -> int:
-        """The number of classes: of their names, or else the largest label plus 1.
+        """The number of classes, which is the number of outputs that a classifier needs.
 
-        A model needs as many outputs. 0 without labels.
+        This is the number of class names. If the labels have no names, it is the largest label plus
+        1, and if there are no labels, 0.
         """
         order = self.class_order
         if self.classes or order is None:
             return len(self.classes)
-        return int(self.labels[order.records[order.starts]].max()) + 1
+        first_records = order.records[order.starts]  # a record of each class: reads fewer labels
+        return int(self.labels[first_records].max()) + 1
 
     @property
     def files(self) -> StringColumn:
-        """The paths of the loose files, or of the shards, by the number in the rows of fields."""
+        """The paths of the loose files, or else of the shards: the `file` of a row is an index."""
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
 
     def tag(self, number: int, /) -> str | None:
@@ -227,23 +228,26 @@ class Index:
             return None
         return self._strings("tags")[number] or None
 
-    def _strings(self, name: str, *, checked: bool = True) -> StringColumn:
-        """Return the strings that the index stores under `name`, such as "keys" or "classes".
+    def _strings(self, name: str, *, verify: bool = True) -> StringColumn:
+        """Return the column of strings that the index stores under `name`, such as "keys".
 
-        With `checked`, their bytes are compared with their digest.
+        With `verify`, their bytes are compared with their SHA-256. Paths are converted if the kind
+        of root has changed since the build.
         """
-        get = self._arrays.check if checked else self._arrays.__getitem__
-        return StringColumn(get(f"{name}-text"), get(f"{name}-ends"), self._convert(name))
+        get_array = self._arrays.verified_array if verify else self._arrays.__getitem__
+        text, ends = get_array(f"{name}-text"), get_array(f"{name}-ends")
+        return StringColumn(text, ends, self._path_converter(name))
 
-    def _convert(self, name: str) -> Callable[[str], str] | None:
-        """Return a function that converts stored paths to paths below the root, or None.
+    def _path_converter(self, column: str) -> Callable[[str], str] | None:
+        """Return a function that converts stored paths to paths below the root, or None if the
+        strings of the column are not paths or need no conversion.
 
         Paths at a web server are percent-encoded, and others are not. So paths are converted if the
-        shards have been moved from a web server to another place since the build, or the reverse.
+        shards have been moved from a web server to a folder or bucket since the build, or back.
         """
         is_web = isinstance(self.shards_root, Location) and self.shards_root.web
         was_web = self.built_root is not None and self.built_root.web
-        if is_web == was_web or name not in ("shardpaths", "files"):
+        if is_web == was_web or column not in ("shardpaths", "files"):
             return None
         return quoted if is_web else unquoted
 
@@ -296,33 +300,35 @@ class Index:
         >>> from twinfeed import pack
         >>> records = [{"word": b"to", "label": 0}, {"word": b"be", "label": 1}]
         >>> print(pack(records, mkdtemp())["data"].summary())
-        2 records in 1 shard of 2
-        word: bytes, 2 bytes a record, 4 in all
+        2 records in 1 shard, 2 records per shard
+        word: bytes, 2 bytes per record, 4 bytes in total
         label: int64[2]
-        2 classes of 1 records, median 1: 2 of 1
+        2 classes, 1 records per class, median 1; classes by size: 2 of 1
         """
-        lengths = self.shard_lengths
-        shards = f"{counted(len(lengths), 'shard')} of {_range(lengths)}"
-        lines = [f"{counted(len(self), 'record')} in {shards}"]
+        shards = counted(len(self.shard_lengths), "shard")
+        per_shard = f"{_range(self.shard_lengths)} records per shard"
+        lines = [f"{counted(len(self), 'record')} in {shards}, {per_shard}"]
         for name, field in self.fields.items():
             lengths = self.table(name)["length"]
-            lengths = lengths[lengths >= 0]
-            stored = f"{_range(lengths)} bytes a record, {int(lengths.sum()):,} in all"
+            lengths = lengths[lengths >= 0]  # a missing field has length -1
+            total = f"{int(lengths.sum()):,} bytes in total"
+            stored = f"{_range(lengths)} bytes per record, {total}"
             missing = f", {field.missing:,} missing" if field.missing else ""
             lines.append(f"{name}: {field.kind}, {stored}{missing}")
         lines += [f"{name}: {kind}" for name, kind in self.columns.types().items()]
         if self.class_order is not None:
             sizes = np.asarray(self.class_order.sizes)
-            exponents = np.frexp(sizes)[1]  # classes are grouped by powers of two
+            _, exponents = np.frexp(sizes)  # sizes of 1, 2 to 3, 4 to 7, 8 to 15, …
             groups = (sizes[exponents == exponent] for exponent in np.unique(exponents))
-            counts = ", ".join(f"{len(group):,} of {_range(group)}" for group in groups)
-            classes = f"{counted(len(sizes), 'class')} of {_range(sizes)} records"
-            lines.append(f"{classes}, median {int(np.median(sizes)):,}: {counts}")
+            by_size = ", ".join(f"{len(group):,} of {_range(group)}" for group in groups)
+            per_class = f"{_range(sizes)} records per class, median {int(np.median(sizes)):,}"
+            num_classes = counted(len(sizes), "class")
+            lines.append(f"{num_classes}, {per_class}; classes by size: {by_size}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        checked = self._arrays.checked
-        state = self.fingerprint, checked, self.cache, self.where
+        verified = self._arrays.verified
+        state = self.fingerprint, verified, self.cache, self.where
         return _unpickle, (str(self.path), self.shards_root, *state)
 
     @property
@@ -341,7 +347,7 @@ class Index:
         """The labels, int64[N].
 
         Raises:
-            LoaderError: there are none; see `has_labels`.
+            LoaderError: there is no column `label` of one integer per record.
         """
         if not self.has_labels:
             raise LoaderError(
@@ -356,29 +362,31 @@ class Index:
     def class_order(self) -> ClassOrder | None:
         """The records sorted by class, or None without labels.
 
-        `PKBatchSampler` takes this in place of `labels`. The order is sorted already, and mapped.
+        `PKBatchSampler` takes this in place of `labels`: the build has sorted the records, and
+        large arrays are memory-mapped.
         """
         if self.manifest["class_order"] is None:
             return None
-        arrays = {name: self._arrays.mapped(array) for array, name in CLASS_ORDER.items()}
-        if "class order" not in self._arrays.checked:
+        arrays = self._arrays
+        order = {key: arrays.verified_memmap(name) for name, key in CLASS_ORDER.items()}
+        if "class order" not in arrays.verified:
             try:
-                check_class_order(**arrays, num_records=len(self))
+                check_class_arrays(**order, num_records=len(self))
             except ValueError as error:
                 problem = "damaged index: the class order is not a permutation of the records"
                 raise IndexFormatError(problem, path=self.where, found=error) from None
-            self._arrays.checked.add("class order")
-        return ClassOrder.from_arrays(**arrays, digest=self.manifest["class_order"])
+            arrays.verified.add("class order")
+        return ClassOrder.from_arrays(**order, digest=self.manifest["class_order"])
 
     @property
     def shard_lengths(self) -> Int64s:
         """The number of records of each shard, int64[S]."""
-        return self._arrays.check("shardlengths")
+        return self._arrays.verified_array("shardlengths")
 
     def table(self, field: str, /) -> npt.NDArray[Any]:
         """Return the rows of a field as they are stored: (offset, length, crc) for each record.
 
-        Loose files have the number of the file in place of the offset.
+        With loose files, a row has an index into `Index.files` in place of the offset.
         """
         try:
             return self._tables[field]
@@ -389,24 +397,25 @@ class Index:
             ) from None
 
     def rows(self, fields: Sequence[str], ids: Int64s, /) -> npt.NDArray[Any]:
-        """Return rows (`ROW`) of all fields of the first record, then of the second, and so on.
+        """Return the byte range of each of the fields of each record: all fields of the first
+        record, then all of the second, and so on.
 
-        A row is the byte range of a field of a record: ROW[len(ids) * len(fields)].
+        A row is (offset, length, file, crc), where `file` is an index into `Index.files`. The
+        array has len(ids) * len(fields) rows.
         """
         rows = np.zeros((len(fields), len(ids)), ROW)
         if self.container != "files":
             rows["file"] = self.shard_stops.searchsorted(ids, "right")
         for field_rows, field in zip(rows, fields, strict=True):
-            dtype = self.table(field).dtype
-            stored = np.ndarray(len(ids), dtype, self._bytes[field].take(ids))
-            for name in dtype.names or ():  # copied one by one, since files have narrower types
+            stored = self.table(field).take(ids)
+            for name in stored.dtype.names or ():  # one by one, since files have narrower types
                 field_rows[name] = stored[name]
         return rows.T.reshape(-1)
 
     def location(self, record: int, /) -> tuple[str, int]:
-        """Return the path of a record's shard, relative to the root, and its number in the shard.
+        """Return the path of a record's shard, relative to the root, and the record's index in it.
 
-        The number does not count records that the index leaves out.
+        Records of the shard that the index excludes are not counted.
         """
         stops = self.shard_stops
         shard = int(stops.searchsorted(record, "right"))
@@ -425,11 +434,13 @@ class Index:
     def describe(self, record: int, /) -> str:
         """Return a description of a record for messages: its shard and number, or file, and key."""
         record = int(checks.check_ids([record], len(self))[0])
-        key = f", key {self._strings('keys', checked=False)[record]!r}" if self.has_keys else ""
-        shard, number = self.location(record)
-        tables = self._tables.values() if self.container == "files" else ()
-        rows = [table[record] for table in tables if table["length"][record] >= 0]
-        location = self.files[int(rows[0]["file"])] if rows else f"{shard}, number {number}"
+        # not compared with its checksum, which takes long, since a message needs only one key
+        key = f", key {self._strings('keys', verify=False)[record]!r}" if self.has_keys else ""
+        location = "{}, number {}".format(*self.location(record))
+        rows = [table[record] for table in self._tables.values()]
+        stored = [row for row in rows if row["length"] >= 0]  # a missing field has length -1
+        if self.container == "files" and stored:
+            location = self.files[int(stored[0]["file"])]  # of the first field
         return f"record {record} ({location}{key})"
 
 
@@ -502,13 +513,13 @@ def _unpickle(
     path: str,
     root: str | Location,
     fingerprint: str,
-    checked: set[str],
+    verified: set[str],
     cache: DiskCache | None,
     where: str,
 ) -> Index:
     """Load a pickled index in another process.
 
-    Arrays that the first process has compared with their digests (`checked`) are not compared
+    Arrays that the first process has compared with their SHA-256 (`verified`) are not compared
     again.
 
     Raises:
@@ -524,5 +535,5 @@ def _unpickle(
             advice="start again with the new index",
         )
     index.where = where
-    index._arrays.checked |= checked
+    index._arrays.verified |= verified
     return index

@@ -141,15 +141,16 @@ ARRAY_NAME = re.compile(r"[a-z]+(-[a-z0-9]+)*")
 
 
 CLASS_ORDER = {f"classorder-{name}": name for name in ("records", "starts", "sizes")}
-"""The arrays of the class order, and the argument of `ClassOrder` that each is."""
+"""By the name of each array of the class order, the argument of `ClassOrder` that it is."""
 
 
-COLUMNS = re.compile(r"columns-[0-9a-f]{16}")
+ARRAYS_FOLDER = re.compile(r"columns-[0-9a-f]{16}")
+"""The names of folders in an index that contain its arrays."""
 
 
 def check_manifest(manifest: Mapping[str, Any], /) -> None:
-    """Raise ValueError or KeyError for an impossible value in a manifest."""
-    _require("folder", COLUMNS.fullmatch(str(manifest["folder"])))
+    """Raise ValueError, KeyError or TypeError if a value of a manifest is missing or impossible."""
+    _require("folder", ARRAYS_FOLDER.fullmatch(str(manifest["folder"])))
     arrays, fields, options = manifest["arrays"], manifest["fields"], manifest["options"]
     _require("arrays", isinstance(arrays, dict) and len(arrays) <= LIMITS.arrays)
     for name, entry in arrays.items():
@@ -170,24 +171,24 @@ def check_manifest(manifest: Mapping[str, Any], /) -> None:
     _require("class_order", order is None or arrays.keys() >= CLASS_ORDER.keys())
     _require("fingerprint", isinstance(manifest["fingerprint"], str))
     digests = manifest["digests"]
-    _require("digests", isinstance(digests, dict) and _strings(digests.values()))
+    _require("digests", isinstance(digests, dict) and _are_strings(digests.values()))
     _require("options", isinstance(options, dict))
     _require("root", isinstance(options["root"], str | None))
 
 
-def _require(name: str, valid: object) -> None:
-    """Raise ValueError that names a value of the manifest unless `valid` is true."""
-    if not valid:
+def _require(name: str, is_valid: object) -> None:
+    """Raise ValueError unless `is_valid`; the error says that the value `name` is bad."""
+    if not is_valid:
         raise ValueError(f"bad {name[:40]}")
 
 
 def _require_names(name: str, values: Sequence[object]) -> None:
     """Raise ValueError unless a value of the manifest is a list of distinct strings."""
-    valid = isinstance(values, list) and _strings(values) and len(set(values)) == len(values)
-    _require(name, valid)
+    is_valid = isinstance(values, list) and _are_strings(values) and len(set(values)) == len(values)
+    _require(name, is_valid)
 
 
-def _strings(values: Any) -> bool:
+def _are_strings(values: Any) -> bool:
     return all(isinstance(value, str) for value in values)
 
 

@@ -9,6 +9,7 @@ from contextlib import suppress
 import numpy as np
 
 from twinfeed.loaders.errors import LoaderError, StaleIndexError, UnsafeContentError
+from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.paths import check_files, check_relative, check_shards, join
 from twinfeed.loaders.storage.disk_cache import DiskCache, cache_of_environment
@@ -18,7 +19,7 @@ from twinfeed.loaders.storage.url import ROOTS, Location, Root, allowed, is_url
 from twinfeed.loaders.support.argument_hints import hint_arguments
 
 _STAT_ALL, _STAT_SAMPLE = 1000, 16
-"""If an index has at most `_STAT_ALL` shards, all are checked, otherwise `_STAT_SAMPLE` of them."""
+"""With at most `_STAT_ALL` shards, the sizes of all are checked, and else of `_STAT_SAMPLE`."""
 
 
 @hint_arguments()
@@ -32,10 +33,10 @@ def open_index(
 ) -> Index:
     """Open the index folder at `path`, a path or a URL, and check that its shards are there.
 
-    Each shard must have the size that it was indexed with. Of more than a thousand shards, only
-    sixteen are looked at, spread over all. The others are checked when they are first read, and so
-    are shards at a URL. Of loose files, one of sixteen must be there, and each is checked when it
-    is read.
+    Each shard must have the size that it was indexed with. If there are more than a thousand
+    shards, only sixteen are checked, spread over all. The others are checked when they are first
+    read, and so are shards at a URL. With loose files, at least one of sixteen must exist, and each
+    is checked when it is read.
 
     Args:
         path: the index folder, or its URL.
@@ -55,10 +56,11 @@ def open_index(
 
     Raises:
         FileNotFoundError: no index is there, or shards are missing: the first five are named.
-        IndexFormatError: an incomplete or damaged index, or another version.
+        IndexFormatError: the index is incomplete or damaged, or has another version.
         StaleIndexError: a shard has another size, or the index another digest.
-        UnsafeContentError: a path that leaves the root, or shards at a place that is not allowed.
-        LoaderError: a store that cannot be reached, or refuses.
+        UnsafeContentError: a path leads outside the root, or the shards are at a URL that is not
+            allowed.
+        LoaderError: the store cannot be reached, or refuses the request.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack
@@ -90,7 +92,7 @@ def open_without_checks(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open an index as `open_index` does, without checking that its shards exist."""
+    """Open the index at a path or URL, without checking that its shards exist."""
     if cache is None and is_url(os.fspath(path)):
         cache = cache_of_environment()
     index = load_index(path, root, cache)
@@ -102,15 +104,16 @@ def open_without_checks(
 
 
 def find_shards(index: Index) -> None:
-    """Find out where the shards of an index lie, and set `index.shards_root` to this.
+    """Find the shards of an index, and set `index.shards_root` to their folder or URL.
 
-    They lie beside the index folder, or else at the URL that they were indexed at.
+    They are in the folder that contains the index folder, or else at the URL at which they were
+    indexed.
 
     Raises:
         UnsafeContentError: the URL is not allowed, since an index may be from an untrusted source.
     """
     default_root, location = index.shards_root, index.built_root
-    if location is None or location == default_root or _shards_are_beside(index):
+    if location is None or location == default_root or _has_shards_at_root(index):
         return
     same_host = isinstance(default_root, Location) and location.shares_host(default_root)
     if not same_host and not allowed(location):
@@ -125,12 +128,21 @@ def find_shards(index: Index) -> None:
     index.shards_root = location
 
 
-def _shards_are_beside(index: Index) -> bool:
-    """Return whether the first shard, or loose file, exists beside the index folder."""
-    paths = "files" if index.container == "files" else "shardpaths"
+def _has_shards_at_root(index: Index) -> bool:
+    """Return whether the first shard, or loose file, exists below the root, which is the folder
+    that contains the index folder.
+    """
     with suppress(RefusedError, UnsafeContentError):  # a store may refuse the request
-        return is_there(index.shards_root, index._strings(paths, checked=False)[0])
+        return is_there(index.shards_root, _unverified_paths(index)[0])
     return False
+
+
+def _unverified_paths(index: Index) -> StringColumn:
+    """Return the paths of the shards, or of the loose files. Their checksum is not yet compared,
+    since this takes long for millions of files.
+    """
+    name = "files" if index.container == "files" else "shardpaths"
+    return index._strings(name, verify=False)
 
 
 def is_there(root: Root, name: str, /) -> bool:
@@ -143,18 +155,19 @@ def is_there(root: Root, name: str, /) -> bool:
 def _stat_shards(index: Index) -> None:
     """Check that the shards of an index exist and have the sizes that they were indexed with.
 
-    Of very many shards, an evenly spread sample is checked. Of loose files, only the existence of
-    one file of the sample is checked.
+    If there are very many shards, an evenly spread sample is checked. If the index is of loose
+    files in a local folder, at least one file of a sample must exist. At a URL, only the names are
+    checked.
 
     Raises:
         FileNotFoundError: shards are missing.
         StaleIndexError: a shard has another size.
     """
     is_loose = index.container == "files"
-    paths = index._strings("files" if is_loose else "shardpaths", checked=False)
-    count, max_all = len(paths), _STAT_SAMPLE if is_loose else _STAT_ALL
-    sample_size = count if count <= max_all else _STAT_SAMPLE
-    sample = np.linspace(0, count - 1, sample_size).astype(np.int64)
+    paths = _unverified_paths(index)
+    max_stats = _STAT_SAMPLE if is_loose else _STAT_ALL
+    sample_size = len(paths) if len(paths) <= max_stats else _STAT_SAMPLE
+    sample = np.linspace(0, len(paths) - 1, sample_size).astype(np.int64)
     try:
         names = [paths[number] for number in sample.tolist()]
         if not is_loose:
@@ -163,5 +176,7 @@ def _stat_shards(index: Index) -> None:
         elif isinstance(index.shards_root, str):
             check_files(index.shards_root, names)
     except (LoaderError, OSError):
-        _ = index.shards, index.shard_paths, index.files  # raises if the index is damaged
+        # A damaged index may be the cause. Reading these arrays compares their checksums, and
+        # raises IndexFormatError if the index is damaged.
+        _ = index.shards, index.shard_paths, index.files
         raise

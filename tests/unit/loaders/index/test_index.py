@@ -162,11 +162,11 @@ def test_an_index_pickles_as_its_path(tmp_path: Path) -> None:
         pickle.loads(data)
 
 
-@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
+@pytest.mark.parametrize("read_whole", [_arrays.MAX_READ_BYTES, 0])
 def test_an_open_index_survives_a_new_build(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
 ) -> None:
-    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
+    monkeypatch.setattr(_arrays, "MAX_READ_BYTES", read_whole)
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     build_index(tmp_path / "*.tar", tmp_path / "x.index")
     assert index.labels.tolist() == [n % 7 for n in range(30)]
@@ -224,7 +224,7 @@ def test_opening_looks_at_few_of_many_shards_and_reads_none_of_the_large_arrays(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = big_index(tmp_path, 20_000, 20_000)
-    monkeypatch.setattr(_arrays, "READ_WHOLE", 1 << 12)
+    monkeypatch.setattr(_arrays, "MAX_READ_BYTES", 1 << 12)
     stats: list[str] = []
     sums: list[int] = []
     stat, digest = os.stat, _arrays._mapped_digest
@@ -249,11 +249,11 @@ def test_opening_looks_at_few_of_many_shards_and_reads_none_of_the_large_arrays(
     assert len(sums) == 3  # the shards, and their paths
 
 
-@pytest.mark.parametrize("read_whole", [_arrays.READ_WHOLE, 0])
+@pytest.mark.parametrize("read_whole", [_arrays.MAX_READ_BYTES, 0])
 def test_the_class_order_of_an_index_draws_what_its_labels_draw_and_pickles_as_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
 ) -> None:
-    monkeypatch.setattr(_arrays, "READ_WHOLE", read_whole)
+    monkeypatch.setattr(_arrays, "MAX_READ_BYTES", read_whole)
     built = build_index(tars(tmp_path, each=400), tmp_path / "x.index", label="cls")
     index = open_index(built.path)
     assert index.class_order is not None
@@ -386,8 +386,9 @@ def test_a_summary_has_the_sizes_and_the_tail_of_the_classes(tmp_path: Path) -> 
     records = [{"word": b"w" * (1 + n % 7), "label": int(label)} for n, label in enumerate(labels)]
     index = pack(records, tmp_path, container="tfrecord", shards=3)["data"]
     assert index.summary().splitlines() == [
-        "146 records in 3 shards of 48 to 49",
-        "word: bytes, 1 to 7 bytes a record, 581 in all",
+        "146 records in 3 shards, 48 to 49 records per shard",
+        "word: bytes, 1 to 7 bytes per record, 581 bytes in total",
         "label: int64[146]",
-        "5 classes of 1 to 100 records, median 3: 1 of 1, 2 of 2 to 3, 1 of 40, 1 of 100",
+        "5 classes, 1 to 100 records per class, median 3; "
+        "classes by size: 1 of 1, 2 of 2 to 3, 1 of 40, 1 of 100",
     ]
