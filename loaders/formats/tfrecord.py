@@ -104,9 +104,8 @@ def _chunk_fields(chunk: RecordChunk, example: bool) -> dict[str, FieldRanges] |
     fields = {"data": FieldRanges("bytes", starts, stops, np.zeros_like(starts))}
     if example:
         fields = chunk_features(chunk.data, starts, stops)
-    if fields is None or not _has_checksums(chunk.data, starts, stops, stops).all():
-        return None
-    return fields
+    is_good = fields is not None and _has_checksums(chunk.data, starts, stops, stops).all()
+    return fields if is_good else None
 
 
 def _parse_each(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> Iterator[Record]:

@@ -168,7 +168,10 @@ class Arrays:
         self.verified: set[str] = set()
         self._error = partial(IndexFormatError, path=self.folder)
         self._entries: Mapping[str, Mapping[str, Any]] = manifest["arrays"]
-        self._arrays = {name: self._open(name) for name in self._entries}
+        self._arrays = dict[str, Array]()
+        for name in self._entries:
+            with open_file(self.folder / f"{name}.npy") as file:
+                self._arrays[name] = self._open(name, file)
 
     def __contains__(self, name: str) -> bool:
         return name in self._arrays
@@ -199,13 +202,8 @@ class Arrays:
             self.verified.add(name)
         return array
 
-    def _open(self, name: str) -> Array:
-        """Return an array, read from its file or mapped."""
-        with open_file(self.folder / f"{name}.npy") as file:
-            return self._read(name, file)
-
-    def _read(self, name: str, file: BinaryIO) -> Array:
-        """Return the array in an open file `{name}.npy`.
+    def _open(self, name: str, file: BinaryIO) -> Array:
+        """Return the array in the open file `{name}.npy`.
 
         A small array is read and compared with its SHA-256. A large array is mapped, and compared
         when it is first used.

@@ -26,7 +26,7 @@ from twinfeed.loaders.storage.store import ObjectInfo, RangeData, Store
 from twinfeed.loaders.storage.url import Location, masked
 
 _MAX_DRAIN = 1 << 16
-"""So many bytes of an unwanted body are still read, so that its connection can be reused."""
+"""An unwanted body of at most this many bytes is read, so that its connection can be reused."""
 _MAX_REDIRECTS = 5
 _CONTENT_RANGE = re.compile(r"(?i:bytes) (\d{1,18})-(\d{1,18})/(\d{1,18}|\*)")
 _NO_RANGE = re.compile(r"(?i:bytes) \*/(\d{1,18})")
@@ -81,13 +81,13 @@ class HttpStore(Store):
     def _check_range(
         self, path: str, response: BaseHTTPResponse, start: int, stop: int
     ) -> tuple[int, ObjectInfo]:
-        """Check that a response has the requested range [start, stop), or its part in the file.
+        """Check that a response has the requested range [start, stop), up to the end of the file.
 
         Returns:
             The length of the range in bytes, and the size and ETag of the file.
 
         Raises:
-            LoaderError: a header Content-Range or Content-Length that is wrong or missing.
+            LoaderError: the header Content-Range or Content-Length is wrong or missing.
         """
         header = response.headers.get("Content-Range")  # such as "bytes 0-99/1234"
         match = _CONTENT_RANGE.fullmatch(header or "")
@@ -104,7 +104,7 @@ class HttpStore(Store):
     def _header_error(self, path: str, name: str, found: object, expected: object) -> LoaderError:
         """Return the error for a header of a response that is missing or wrong."""
         return LoaderError(
-            f"the server answers the request for a range with a wrong header {name}, or without",
+            f"the server answers a range request with a missing or wrong header {name}",
             path=self.url(path),
             expected=f"{name}: {expected}",
             found="no such header" if found is None else f"{name}: {found}",
@@ -112,18 +112,18 @@ class HttpStore(Store):
         )
 
     @contextmanager
-    def _request_range(self, path: str, wanted: str) -> Iterator[BaseHTTPResponse]:
+    def _request_range(self, path: str, range_header: str) -> Iterator[BaseHTTPResponse]:
         """Request a range of a file, and yield the response, whose body is not read yet.
 
-        `wanted` is the value of the header Range. After the `with` block, the connection is
-        released.
+        `range_header` is the value of the header Range, such as "bytes=0-99". After the `with`
+        block, the connection is released.
 
         Raises:
-            LoaderError: a status or a header of the response that is an error.
+            LoaderError: the response has a status that is an error, or an invalid header.
         """
         url = self.url(path)
         with _translated_errors(url), deadline(_retries.NETWORK.request_seconds):
-            response = self._follow_redirects(url, {**_HEADERS, "Range": wanted})
+            response = self._follow_redirects(url, {**_HEADERS, "Range": range_header})
             try:
                 if response.status not in (200, 206, 416):
                     raise status_error(
@@ -140,7 +140,8 @@ class HttpStore(Store):
     def _follow_redirects(self, url: str, headers: dict[str, str]) -> BaseHTTPResponse:
         """Request a URL, follow redirects, and return the last response.
 
-        A redirect is only followed to https or the same server, and not for the URLs of an index.
+        A redirect is only followed to https or the same server, and only if the URL is from the
+        user, not from an index.
         """
         target = url
         for _ in range(_MAX_REDIRECTS):
@@ -151,18 +152,21 @@ class HttpStore(Store):
             _release(response)
             origin, target = _origin(target), urljoin(target, redirect)
             parts = urlsplit(target)
-            safe = parts.scheme == "https" or _origin(target) == origin
-            if not (self.root.from_user and safe and parts.netloc) or "@" in parts.netloc:
+            is_safe = parts.scheme == "https" or _origin(target) == origin
+            has_plain_host = parts.netloc and "@" not in parts.netloc  # no user or password
+            if not (self.root.from_user and is_safe and has_plain_host):
                 break
         raise _redirect_error(url, target)
 
     def _request(self, url: str, headers: dict[str, str], *, redirected: bool) -> BaseHTTPResponse:
         """Send a GET request for a URL, and return the response.
 
-        A connection is reused if the server has not closed it. `redirected` says whether the URL is
-        from a redirect, so that it must not lead into a private network.
+        A connection of an earlier request is reused; if the server has closed it meanwhile, the
+        next one is tried. A URL from a redirect (`redirected`) must not lead into a private
+        network.
         """
-        key = origin, _ = _origin(url), redirected
+        origin = _origin(url)
+        key = origin, redirected
         path = url[len(origin) :].removeprefix("/")
         while True:
             pool = self._pools.get(key)
@@ -188,11 +192,11 @@ class HttpStore(Store):
 
         The address of the first server, to which no redirect leads, is remembered.
         """
-        kind = network_of(address)
+        network = network_of(address)
         if not redirected:
-            self._home_network = kind
-        elif kind not in ("public", self._home_network):
-            raise _redirect_error(str(self.root), f"{origin} ({kind} address)")
+            self._home_network = network
+        elif network not in ("public", self._home_network):
+            raise _redirect_error(str(self.root), f"{origin} ({network} address)")
 
 
 def _origin(url: str) -> str:
@@ -201,7 +205,7 @@ def _origin(url: str) -> str:
 
 
 def _size(response: BaseHTTPResponse) -> int | None:
-    """Return the size of the file that a response with status 416 names; None if it names none."""
+    """Return the size of the file by a response with status 416; None if it does not say."""
     match = _NO_RANGE.fullmatch(response.headers.get("Content-Range", ""))
     return int(match[1]) if match else None
 
@@ -224,12 +228,12 @@ def _retry_after(response: BaseHTTPResponse) -> float:
 
 
 def _redirect_error(url: str, target: str) -> LoaderError:
-    """Return the error of a redirect that is not followed."""
+    """Return the error of a redirect to the URL `target`, which is not followed."""
     return LoaderError(
-        "the server redirects to a URL that is not followed",
+        "the server redirects to another URL, which is not allowed",
         path=url,
         found=masked(target),
-        advice="if you trust that URL, name it; an index is redirected only with root=",
+        advice="if you trust that URL, use it instead; for the shards of an index, as root=",
     )
 
 
@@ -237,8 +241,8 @@ def _redirect_error(url: str, target: str) -> LoaderError:
 def _translated_errors(url: str) -> Iterator[None]:
     """Turn exceptions of HTTP connections in the `with` block into those of this library.
 
-    An invalid certificate and a malformed URL are errors. All else becomes a `TransientError`,
-    which is retried.
+    An invalid certificate and a malformed URL are errors. Every other exception becomes a
+    `TransientError`, which is retried.
     """
     try:
         yield

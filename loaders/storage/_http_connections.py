@@ -36,8 +36,10 @@ _IPV4_PREFIXES = (0, 0xFFFF, 0xFFFF0000, 0x64FF9B << 64)
 _DEADLINE: ContextVar[float] = ContextVar("until")
 
 
-def _is_foreign(_: logging.LogRecord) -> bool:
-    """Log filter: keep only the records of other libraries, as a URL of ours may have a secret."""
+def _is_of_other_library(_: logging.LogRecord) -> bool:
+    """Filter of urllib3's logs: drop what a request of this library logs, since its URL may have a
+    secret. Only requests of this library have a deadline.
+    """
     return _DEADLINE.get(None) is None
 
 
@@ -76,7 +78,7 @@ class _Socket(socket.socket):
 
 
 class _SecureSocket(_Socket, ssl.SSLSocket):
-    """The same, over TLS."""
+    """A TLS socket with a deadline for a whole response."""
 
 
 class _Response(http.client.HTTPResponse):
@@ -99,7 +101,7 @@ class _Connection(HTTPConnection):
     def _new_conn(self) -> socket.socket:
         """Return a socket that is connected to the host.
 
-        All its addresses are tried in turn, each after it has passed `check`.
+        The addresses of the host are tried in turn, each after it has passed `check`.
         """
         self._reused = False
         host, last = self._dns_host.strip("[]"), OSError("this host has no address")
@@ -135,20 +137,22 @@ class _Connection(HTTPConnection):
 
 
 class _SecureConnection(_Connection, HTTPSConnection):
-    """The same, over TLS."""
+    """A TLS connection whose IP address passes `check` before it is connected to."""
 
 
 def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
     """Return a pool of connections to the server of a URL, through a proxy if one is set.
 
-    `check` raises an error for an IP address that must not be connected to.
+    `check` raises an error for an IP address that must not be connected to. Through a proxy, the
+    address of the server is not known, and `check` gets the host of the URL, once. The proxy itself
+    is not checked: it may be in a private network.
 
     Raises:
-        LoaderError: a proxy that cannot be used as it is written.
+        LoaderError: the URL of the proxy is malformed.
     """
     scheme, host = urlsplit(url)[:2]
-    for name in ("connection", "connectionpool"):
-        logging.getLogger(f"urllib3.{name}").addFilter(_is_foreign)
+    for name in ("connection", "connectionpool"):  # their logs contain URLs, which may have secrets
+        logging.getLogger(f"urllib3.{name}").addFilter(_is_of_other_library)
     network = _retries.NETWORK
     options: Any = {"maxsize": network.requests, "retries": False, "ssl_context": tls_context()}
     options["timeout"] = network.connect_seconds
@@ -162,8 +166,8 @@ def connection_pool(url: str, check: Check, /) -> HTTPConnectionPool:
             proxy_url, proxy_headers=headers, proxy_ssl_context=tls_context(), **options
         )
     pool: Any = manager.connection_from_url(url)
-    kind = _SecureConnection if pool.scheme == "https" else _Connection
-    pool.ConnectionCls = partial(kind, None if pool.proxy else check)  # a proxy may be anywhere
+    connection_class = _SecureConnection if pool.scheme == "https" else _Connection
+    pool.ConnectionCls = partial(connection_class, None if pool.proxy else check)
     return pool  # type: ignore[no-any-return]
 
 
@@ -190,30 +194,32 @@ def _proxy_of(url: str, proxy: str) -> tuple[dict[str, str], str]:
 def network_of(host: str, /) -> str:
     """Return the kind of network of an IP address: loopback, link-local, private or public.
 
-    The name of a host, other than localhost, counts as public, since a proxy resolves it.
+    `host` may also be the name of a host. It counts as public, since a proxy resolves it, unless it
+    is localhost.
     """
     host = host.strip("[]").partition("%")[0]
     with suppress(OSError, UnicodeError):  # 127.1 and 0x7f000001 are 127.0.0.1
         host = socket.inet_ntoa(socket.inet_aton(host))
     try:
-        found: Any = ipaddress.ip_address(host)
+        address: Any = ipaddress.ip_address(host)
     except ValueError:
         name = host.rstrip(".").lower()
         return "loopback" if f".{name}".endswith(".localhost") else "public"
-    if found.is_loopback or found.is_unspecified:
+    if address.is_loopback or address.is_unspecified:
         return "loopback"
-    if found.is_link_local:
+    if address.is_link_local:
         return "link-local"
-    if found.version == 6 and (inner := _ipv4_in(found)):
-        return network_of(str(inner))
-    return "public" if found.is_global else "private"
+    if address.version == 6 and (embedded := _ipv4_in(address)):
+        return network_of(str(embedded))
+    return "public" if address.is_global else "private"
 
 
 def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address that is embedded in an IPv6 address, or None."""
     prefix, last = divmod(int(address), 1 << 32)
-    isatap = prefix & 0xFDFFFFFF == 0x5EFE  # in any network
-    if prefix in _IPV4_PREFIXES or prefix >> 48 == 0x64FF9B0001 or isatap:  # NAT64 of a network
+    isatap = prefix & 0xFDFFFFFF == 0x5EFE  # ISATAP (RFC 5214): the lower half of the prefix
+    local_nat64 = prefix >> 48 == 0x64FF9B0001  # the prefix 64:ff9b:1::/48 (RFC 8215)
+    if prefix in _IPV4_PREFIXES or local_nat64 or isatap:
         return ipaddress.IPv4Address(last)
     return address.sixtofour or (address.teredo or (None, None))[1]
 

@@ -32,15 +32,17 @@ if TYPE_CHECKING:
     from obstore import ObjectMeta
     from obstore.store import ClientConfig
 
-_STATUS = re.compile(r"status code: (\d{3})")
-_BEFORE = re.compile(r".*?Error performing [A-Z]+ \S+ in \S+ - |Generic \w+ error: ", re.DOTALL)
-_BODY = re.compile(r"<.*<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
+_STATUS_CODE = re.compile(r"status code: (\d{3})")
+_REQUEST = re.compile(r".*?Error performing [A-Z]+ \S+ in \S+ - |Generic \w+ error: ", re.DOTALL)
+_XML_BODY = re.compile(r"<.*<Code>(.*?)</Code>.*?<Message>(.*?)</Message>.*", re.DOTALL)
 _NO_BUCKET = re.compile("NoSuchBucket|ContainerNotFound|specified bucket does not exist")
-_FINAL = re.compile("builder error|URL error|incorrectly configured region")
-_METADATA = re.compile(r"/latest/(api|meta-data)/|/computeMetadata/|/metadata/identity/")
+# Reasons for which a retry cannot help.
+_FINAL_REASON = re.compile("builder error|URL error|incorrectly configured region")
+# The server from which a virtual machine of a cloud gets credentials.
+_METADATA_URL = re.compile(r"/latest/(api|meta-data)/|/computeMetadata/|/metadata/identity/")
 
-# The advice where a store refuses the credentials, by the kind of store.
-_CREDENTIALS = {
+# The advice if a store refuses the credentials, by the kind of store.
+_CREDENTIALS_ADVICE = {
     "s3": "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (profiles are not read), or for a "
     "public bucket AWS_SKIP_SIGNATURE=true; for a store elsewhere set AWS_ENDPOINT_URL too",
     "gs": "set GOOGLE_SERVICE_ACCOUNT to the path of a key, or for a public bucket "
@@ -48,8 +50,9 @@ _CREDENTIALS = {
     "az": "set AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY, or for a public container "
     "AZURE_SKIP_SIGNATURE=true",
 }
-# The variables that hold the URL of an endpoint. obstore panics if some of them are not a URL.
-_ENDPOINTS = {
+# The environment variables with the URL of the server. obstore uses the first that is set, and
+# panics if one of them is not a URL.
+_ENDPOINT_VARIABLES = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
@@ -71,8 +74,8 @@ class ObjectStore(Store):
         silent_timeout = _milliseconds(network.silent_seconds)
         _check_endpoints(root)
         try:
-            self._ranges = _open(root, {**timeouts, "timeout": request_timeout})
-            self._writes = _open(
+            self._range_client = _open(root, {**timeouts, "timeout": request_timeout})
+            self._write_client = _open(
                 root, {**timeouts, "timeout": "7days", "read_timeout": silent_timeout}
             )
         except (exceptions.BaseError, OSError) as error:
@@ -86,13 +89,13 @@ class ObjectStore(Store):
     def _stat(self, path: str, /) -> ObjectInfo:
         """Return the size and ETag of an object."""
         with _translated_errors(self.root / path):
-            return _stat(obstore.head(self._ranges, path))
+            return _stat(obstore.head(self._range_client, path))
 
     def _read(self, path: str, start: int, stop: int, /) -> RangeData:
         """Return the bytes [start, stop) of an object, fewer at its end."""
         with _translated_errors(self.root / path):
             try:
-                found = obstore.get(self._ranges, path, options={"range": (start, stop)})
+                found = obstore.get(self._range_client, path, options={"range": (start, stop)})
             except exceptions.BaseError as error:
                 if _status(error) != 416:  # range not satisfiable: the file ends before it
                     raise
@@ -102,22 +105,23 @@ class ObjectStore(Store):
     def _list(self) -> Iterator[str]:
         """Yield the paths of all objects, relative to the root."""
         with _translated_errors(self.root):
-            for chunk in obstore.list(self._ranges):
+            for chunk in obstore.list(self._range_client):
                 yield from (meta["path"] for meta in chunk)
 
     def _write(self, path: str, file: Path, /) -> None:
         with _translated_errors(self.root / path):
-            obstore.put(self._writes, path, file)
+            obstore.put(self._write_client, path, file)
 
     def _delete(self, path: str, /) -> None:
         with _translated_errors(self.root / path):
-            obstore.delete(self._ranges, path)
+            obstore.delete(self._range_client, path)
 
 
 def _open(root: Location, options: ClientConfig) -> Any:
-    """Open a bucket with obstore; the key of `root` is the prefix of all keys.
+    """Open a client of obstore for a bucket; the key of `root` is the prefix of all keys.
 
-    `options` are those of its HTTP client. obstore's `from_url` would decode the key.
+    `options` are those of the HTTP client. `from_url` of obstore is not used, since it would decode
+    the key.
     """
     settings: Any = {
         "prefix": root.key or None,
@@ -137,20 +141,21 @@ def _open(root: Location, options: ClientConfig) -> Any:
 
 
 def _check_endpoints(root: Location) -> None:
-    """Check the variables in the environment that hold the URL of the store's server.
+    """Check the environment variables with the URL of the server of a store, its endpoint.
 
     Raises:
-        LoaderError: one is not a URL, or is without encryption and this is not allowed.
+        LoaderError: a variable is not a URL, or the endpoint is http:// and this is not allowed.
     """
-    names = [name for name in _ENDPOINTS[OBJECTS[root.scheme]] if name in os.environ]
-    for number, name in enumerate(names):
+    variables = _ENDPOINT_VARIABLES[OBJECTS[root.scheme]]
+    names = [name for name in variables if name in os.environ]
+    for name in names:
         endpoint, problem = os.environ[name], None
         if not _is_url(endpoint):
             problem, advice = "is not the URL of a server", f"correct or unset {name}"
-        elif number == 0 and endpoint.startswith("http:") and not _http_allowed():
-            problem = "is without encryption, which is not allowed"
-            allow = f"{name.partition('_')[0]}_ALLOW_HTTP=true"
-            advice = f"set {allow}, in a network that you trust"
+        elif name == names[0] and endpoint.startswith("http:") and not _http_allowed():
+            # obstore uses only the first of the variables that is set
+            problem = "is http://, which is not encrypted and not allowed"
+            advice = f"set {name.partition('_')[0]}_ALLOW_HTTP=true if you trust the network"
         if problem:
             raise LoaderError(
                 f"{name} in the environment {problem}",
@@ -164,7 +169,7 @@ def _is_url(text: str) -> bool:
     """Return whether a text is a valid URL of a web server (http or https)."""
     try:
         parts = urlsplit(text)
-        _ = parts.port
+        _ = parts.port  # raises ValueError if it is not a number up to 65535
     except ValueError:  # an invalid port, or an unpaired bracket
         return False
     return parts.scheme in WEB and bool(parts.hostname) and not re.search(r"\s", text)
@@ -190,7 +195,7 @@ def _stat(meta: ObjectMeta) -> ObjectInfo:
 
 def _status(error: Exception) -> int | None:
     """Return the HTTP status in the text of an error of obstore; None if there is none."""
-    match = _STATUS.search(str(error))
+    match = _STATUS_CODE.search(str(error))
     return int(match[1]) if match else None
 
 
@@ -198,7 +203,8 @@ def _status(error: Exception) -> int | None:
 def _translated_errors(location: Location) -> Iterator[None]:
     """Turn exceptions of obstore in the `with` block into those of this library.
 
-    Failures that may pass become a `TransientError`, which is retried.
+    Transient failures, such as a timeout, become a `TransientError`, which is retried. Missing
+    objects, refused credentials and other final failures become errors with advice.
     """
     try:
         yield
@@ -206,16 +212,17 @@ def _translated_errors(location: Location) -> Iterator[None]:
         raise (_missing_bucket(location, error) or not_found(str(location))) from None
     except exceptions.InvalidPathError as error:
         raise LoaderError(
-            "the keys below this place cannot be listed: there is a key that cannot be read",
+            "the objects below this URL cannot be listed: one has an invalid key",
             path=location,
             found=ascii(_reason(error)),
-            advice="name the shards without a pattern, or rename the object",
+            advice="give the names of the shards, not a pattern, or rename the object",
         ) from None
     except exceptions.BaseError as error:
-        reason, credentials = _reason(error), _CREDENTIALS[OBJECTS[location.scheme]]
-        if _METADATA.search(str(error)):  # obstore asks the cloud's metadata server last
+        reason, credentials = _reason(error), _CREDENTIALS_ADVICE[OBJECTS[location.scheme]]
+        # Without credentials in the environment, obstore asks the metadata server of the cloud.
+        if _METADATA_URL.search(str(error)):
             raise TransientError(
-                f"this machine's cloud gives none either: {reason}",
+                f"the metadata server of a cloud was asked for credentials, and failed: {reason}",
                 problem="no credentials are in the environment",
                 advice=credentials,
             ) from None
@@ -227,16 +234,16 @@ def _translated_errors(location: Location) -> Iterator[None]:
             raise missing from None
         if "non-partial response" in reason:
             raise no_ranges_error(str(location)) from None
-        final = is_final(_status(error)) or not isinstance(error, exceptions.GenericError)
-        if final or _FINAL.search(reason):
-            advice = "check the URL and the store's variables in the environment (AWS_REGION, "
-            advice += "AWS_ENDPOINT_URL)"
+        is_known = not isinstance(error, exceptions.GenericError)  # generic: timeouts, 5xx, …
+        if is_known or is_final(_status(error)) or _FINAL_REASON.search(reason):
+            variables = "AWS_REGION, AWS_ENDPOINT_URL"
+            advice = f"check the URL and the store's variables in the environment ({variables})"
             raise refused_error(location, reason, advice) from None
         raise TransientError(reason) from None
 
 
 def _missing_bucket(location: Location, error: Exception) -> LoaderError | None:
-    """Return the error for a missing bucket; None if `error`, of obstore, is for another reason."""
+    """Return the error for a missing bucket; None if obstore's `error` has another cause."""
     if not _NO_BUCKET.search(str(error)):
         return None
     return LoaderError(
@@ -247,11 +254,13 @@ def _missing_bucket(location: Location, error: Exception) -> LoaderError | None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the reason that an error of obstore gives, as one line of text without secrets.
+    """Return the reason of an error of obstore, as one line of text without secrets.
 
-    The request and the source in Rust are left out, and XML is shortened to its code and message.
+    The text of such an error begins with the request, and ends with the error of Rust's library
+    ("Debug source"); both are removed. A response in XML is reduced to its code and message.
     """
-    text = _BEFORE.sub("", str(error).partition("\n\nDebug source")[0], count=1)
-    text = _BODY.sub(r"\1: \2", text)
+    text, _, _ = str(error).partition("\n\nDebug source")
+    text = _REQUEST.sub("", text, count=1)
+    text = _XML_BODY.sub(r"\1: \2", text)
     kind = re.search(r"kind: (TimedOut|Timeout|Interrupted|Connect)", str(error))
     return masked(" ".join(text.split())) + (f" ({kind[1]})" if kind else "")

@@ -23,18 +23,18 @@ _ENTRY = re.compile(r"[0-9a-f]{24}-\d{1,12}\.chunk")
 _TEMPORARY = re.compile(r"\.[0-9a-f]{24}-\d{1,12}\.chunk-[0-9a-f]{16}")
 _SUBFOLDER = re.compile(r"[0-9a-f]{2}")
 _USED_BYTES = struct.Struct("<q")
-_TAG = (
+_CACHE_TAG = (
     b"Signature: 8a477f597d28d172789f06886806bc55\n"
     b"# A disk cache of twinfeed. It may be deleted while nobody uses it.\n"
 )
-"""The content of CACHEDIR.TAG, which marks a cache; backup programs skip such a folder."""
+"""The content of CACHEDIR.TAG, which marks a cache. Backup programs skip such a folder."""
 
 _TRAILER = struct.Struct("<qI")
 """The trailer of an entry: the number of its bytes, and their CRC-32C."""
 
 
 class Disk:
-    """The entries of a disk cache: each process reads and writes them by an object of this class.
+    """The entries of a disk cache, as files in a folder that several processes may share.
 
     A file of the folder holds the total size of all entries, and is changed under a file lock. The
     total grows before an entry is written, and shrinks after one is deleted, so a killed process
@@ -49,22 +49,22 @@ class Disk:
         self._folder, self._limit = cache.path, cache.bytes
         self._lock = threading.Lock()
         make_cache_folder(self._folder)
-        self._state = _open_state_file(self._folder, "used")
-        self._users = _open_state_file(self._folder, "users")
+        self._used_fd = _open_state_file(self._folder, "used")
+        self._users_fd = _open_state_file(self._folder, "users")
         with self._locked(), suppress(BlockingIOError):
-            self._recount(exclusive=flock(self._users, fcntl.LOCK_EX | fcntl.LOCK_NB))
-        flock(self._users, fcntl.LOCK_SH)
+            self._recount(exclusive=flock(self._users_fd, fcntl.LOCK_EX | fcntl.LOCK_NB))
+        flock(self._users_fd, fcntl.LOCK_SH)
         self._warned = False
 
     def __del__(self) -> None:
-        for name in ("_state", "_users"):
+        for name in ("_used_fd", "_users_fd"):
             if name in vars(self):
                 os.close(getattr(self, name))
 
     def get(self, name: str, length: int, /) -> bytes | None:
         """Return the bytes of an entry of this length, or None if it is missing or damaged.
 
-        A damaged entry is deleted.
+        A damaged entry is deleted. The modification time of an entry is the time of its last use.
         """
         file = self._file(name)
         try:
@@ -74,14 +74,14 @@ class Disk:
             return None
         except (LoaderError, OSError) as error:  # not a regular file, or unreadable
             self._warn(error)
-            self._delete(name)
+            self._unlink(name)  # its size is not known, so it is not subtracted from the total
             return None
         body = data[:length]
         if data[length:] != _TRAILER.pack(length, crc32c(body)):
             self.drop(name, length)
             return None
-        with suppress(FileNotFoundError):
-            os.utime(file)
+        with suppress(FileNotFoundError):  # evicted meanwhile
+            os.utime(file)  # sets the time of the last use to now
         return body
 
     def put(self, name: str, data: bytes, victims: Iterator[str], /) -> bool:
@@ -102,14 +102,14 @@ class Disk:
             with self._locked():
                 if file.is_file():  # another process has written it
                     temporary.unlink()
-                    self._set(self._used() - size)
+                    self._store_used(self._load_used() - size)
                 else:
                     os.replace(temporary, file)
         except OSError as error:
             with suppress(OSError):
                 temporary.unlink()
             with self._locked():
-                self._set(self._used() - size)
+                self._store_used(self._load_used() - size)
             self._warn(error)
             return False
         return True
@@ -123,10 +123,10 @@ class Disk:
             warnings.warn(text, RuntimeWarning, stacklevel=3)
 
     def drop(self, name: str, length: int, /) -> None:
-        """Delete an entry of `length` bytes, and subtract it from the total size."""
+        """Delete an entry with `length` bytes of data, and subtract its size from the total."""
         with self._locked():
-            if self._delete(name):
-                self._set(self._used() - length - _TRAILER.size)
+            if self._unlink(name):
+                self._store_used(self._load_used() - length - _TRAILER.size)
 
     def entries(self) -> Iterator[tuple[str, float]]:
         """Yield the name of each entry and the time of its last use, in seconds."""
@@ -142,28 +142,31 @@ class Disk:
         return None
 
     def _reserve(self, size: int, victims: Iterator[str]) -> bool:
-        """Evict entries (`victims`) until `size` more bytes fit in the limit, and count them.
+        """Evict entries (`victims`) until `size` more bytes fit in the limit, and add `size` to the
+        total.
 
         Returns:
-            Whether they fit.
+            Whether they fit. If not, they are not added.
         """
         with self._locked():
-            used = self._used()
+            used = self._load_used()
             while used + size > self._limit:
                 victim = next(victims, None)
                 if victim is None:
                     break
-                used -= self._delete(victim)
+                used -= self._unlink(victim)
             fits = used + size <= self._limit
-            self._set(used + size if fits else used)
+            self._store_used(used + size if fits else used)
             return fits
 
     def _file(self, name: str) -> Path:
         """Return the path of the file of an entry."""
         return self._folder / name[:2] / f"{name}.chunk"
 
-    def _delete(self, name: str) -> int:
-        """Delete the file of an entry; return its size, or 0 if it was deleted already."""
+    def _unlink(self, name: str) -> int:
+        """Delete the file of an entry; return its size, or 0 if it was deleted already. The caller
+        subtracts the size from the total.
+        """
         file = self._file(name)
         with suppress(OSError):  # deleted already, or a folder
             size = file.lstat().st_size
@@ -175,21 +178,21 @@ class Disk:
     def _locked(self) -> Iterator[None]:
         """Lock the total size against other threads and processes, in the `with` block."""
         with self._lock:
-            flock(self._state, fcntl.LOCK_EX)
+            flock(self._used_fd, fcntl.LOCK_EX)
             try:
                 yield
             finally:
-                flock(self._state, fcntl.LOCK_UN)
+                flock(self._used_fd, fcntl.LOCK_UN)
 
-    def _used(self) -> int:
+    def _load_used(self) -> int:
         """Return the total size of all entries. The caller has the lock."""
-        data = os.pread(self._state, _USED_BYTES.size, 0)
+        data = os.pread(self._used_fd, _USED_BYTES.size, 0)
         used = int(_USED_BYTES.unpack(data)[0]) if len(data) == _USED_BYTES.size else -1
         return used if used >= 0 else self._recount()
 
-    def _set(self, used: int) -> None:
+    def _store_used(self, used: int) -> None:
         """Store the total size of all entries. The caller has the lock."""
-        os.pwrite(self._state, _USED_BYTES.pack(max(0, used)), 0)
+        os.pwrite(self._used_fd, _USED_BYTES.pack(max(0, used)), 0)
 
     def _recount(self, *, exclusive: bool = False) -> int:
         """Add up the sizes of all entries, store the total, and return it.
@@ -204,7 +207,7 @@ class Disk:
                     file.unlink()
                 elif _ENTRY.fullmatch(file.name):
                     used += file.stat().st_size
-        self._set(used)
+        self._store_used(used)
         return used
 
     def _files(self) -> Iterator[Path]:
@@ -235,24 +238,31 @@ def cache_error(folder: Path, why: str | None, /) -> LoaderError:
     return LoaderError(
         f"the disk cache cannot be used: {why}",
         path=folder,
-        advice="give another folder by cache= or TWINFEED_CACHE, make room, or go on without",
+        advice="free disk space, give another folder by cache= or TWINFEED_CACHE, or use no cache",
     )
 
 
 def make_cache_folder(folder: Path) -> None:
     """Create the folder of a cache, with access for its owner only.
 
-    A folder that is not empty must have the tag of a cache, since files in it are deleted by name.
+    An empty folder gets the tag of a cache, in the file CACHEDIR.TAG. Hidden files, such as
+    .DS_Store, do not count. Any other folder must have this tag already, since files of a cache are
+    deleted by their names.
+
+    Raises:
+        LoaderError: the folder has other files, or cannot be written.
+        UnsafeContentError: other users have access to the folder.
     """
+    tag_file = folder / "CACHEDIR.TAG"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_owner(folder)
         if all(name.startswith(".") for name in os.listdir(folder)):
-            replace_file(folder / "CACHEDIR.TAG", _TAG)
-        elif read_file(folder / "CACHEDIR.TAG", len(_TAG)) != _TAG:
-            raise cache_error(folder, "it belongs to another program")
-    except FileNotFoundError:
-        raise cache_error(folder, "the folder holds other files") from None
+            replace_file(tag_file, _CACHE_TAG)
+        elif not tag_file.exists():
+            raise cache_error(folder, "the folder has other files")
+        elif read_file(tag_file, len(_CACHE_TAG)) != _CACHE_TAG:
+            raise cache_error(folder, "the folder belongs to another program")
     except OSError as error:
         raise cache_error(folder, error.strerror) from error
 
@@ -262,9 +272,9 @@ def _check_owner(folder: Path) -> None:
     found = folder.stat()
     if found.st_uid != os.geteuid() or found.st_mode & 0o077:
         raise UnsafeContentError(
-            "the folder of a cache must be its owner's alone: others could put bytes there",
+            "only its owner may have access to the folder of a cache: others could change its data",
             path=folder,
             expected=f"user {os.geteuid()}, mode 0700",
             found=f"user {found.st_uid}, mode {found.st_mode & 0o7777:04o}",
-            advice="name a folder that does not exist yet: it is made for its owner alone",
+            advice="give a folder that does not exist yet: it is created with mode 0700",
         )

@@ -16,51 +16,52 @@ def download(store: Store, path: str, file: Path, max_bytes: int, /) -> ObjectIn
     """Download the file at `path` of a store to `file`; return its size and ETag.
 
     Raises:
-        LoaderError: the file has more than `max_bytes` bytes, or the store does not say how many.
-        StaleIndexError: the file changes meanwhile.
+        LoaderError: the file has more than `max_bytes` bytes, or the store does not send its size.
+        StaleIndexError: the file changes during the download.
     """
-    size = retries.NETWORK.part_bytes
-    first = request_pool().submit(partial(store.read, path, 0, size), size).result()
+    part_bytes = retries.NETWORK.part_bytes
+    first = request_pool().submit(partial(store.read, path, 0, part_bytes), part_bytes).result()
     info = first.info if store.sends_info else store.stat([path], fresh=True)[0]
     if info.bytes is None or info.bytes > max_bytes:
         raise LoaderError(
-            "a file of too many bytes, or of an unknown number",
+            "a file is too large, or the store does not send its size",
             path=store.url(path),
             expected=f"at most {max_bytes} bytes",
             found=describe_object(info),
-            advice="copy the shard here if it is meant to be this long, and index the copy",
+            advice="copy the shard to a local folder, and index the copy",
         )
     with file.open("wb") as out:
         out.write(first.data[: info.bytes])
         out.flush()
-        starts = range(size, info.bytes, size)
-        futures = [
-            request_pool().submit(
-                partial(_copy, store, path, start, info, out.fileno()), size, urgent=False
-            )
-            for start in starts
+        copies = [
+            partial(_copy_part, store, path, start, info, out.fileno())
+            for start in range(part_bytes, info.bytes, part_bytes)
         ]
+        futures = [request_pool().submit(copy, part_bytes, urgent=False) for copy in copies]
         try:
             for future in futures:
                 future.result()
         finally:
-            for future in futures:  # the file stays open for requests in flight
+            # After an error, cancel what has not started, and wait for what is in flight, since it
+            # writes to the open file.
+            for future in futures:
                 if not future.cancel():
-                    future.exception()
+                    future.exception()  # waits; the first error is raised already
     return info
 
 
-def _copy(store: Store, path: str, start: int, info: ObjectInfo, fd: int) -> None:
-    """Download the part of a file that starts at `start`, and write it there in the local file.
+def _copy_part(store: Store, path: str, start: int, info: ObjectInfo, fd: int) -> None:
+    """Download the part of a file that starts at `start`, and write it to the local file with the
+    descriptor `fd`, at the same offset.
 
     Raises:
-        StaleIndexError: the file has changed since `info` was read.
+        StaleIndexError: the size or ETag of the file is no longer `info`.
     """
     stop = min(start + retries.NETWORK.part_bytes, info.bytes or 0)
     part = store.read(path, start, stop)
     if len(part.data) < stop - start or (store.sends_info and part.info != info):
         raise StaleIndexError(
-            "the file changed while it was copied",
+            "the file changed during the download",
             path=store.url(path),
             expected=describe_object(info),
             found=describe_object(part.info),

@@ -12,7 +12,7 @@ from twinfeed.loaders.storage import retries
 from twinfeed.loaders.support.fork import PerProcess
 
 
-class _Submitted(NamedTuple):
+class _Request(NamedTuple):
     """A request: a function that fetches `size` bytes, and the future of its result."""
 
     call: Callable[[], Any]
@@ -29,31 +29,31 @@ class RequestPool:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._urgent: OrderedDict[int, _Submitted] = OrderedDict()
-        self._prefetch: OrderedDict[int, _Submitted] = OrderedDict()
-        self._threads = 0
-        self._bytes = 0
+        self._urgent: OrderedDict[int, _Request] = OrderedDict()
+        self._prefetch: OrderedDict[int, _Request] = OrderedDict()
+        self._num_threads = 0
+        self._in_flight = 0
 
     def submit(self, call: Callable[[], Any], size: int, /, *, urgent: bool = True) -> Future[Any]:
         """Queue `call`, a function that fetches `size` bytes, and return the future of its result.
 
-        Urgent requests start before all others.
+        Urgent requests start before prefetch requests.
         """
-        job = _Submitted(call, size, Future())
+        request = _Request(call, size, Future())
         with self._lock:
-            (self._urgent if urgent else self._prefetch)[id(job.future)] = job
-        self._grow()
-        return job.future
+            (self._urgent if urgent else self._prefetch)[id(request.future)] = request
+        self._start_threads()
+        return request.future
 
     def promote(self, futures: Iterable[Future[Any]], /) -> None:
-        """Make those of the requests urgent that have not started."""
+        """Make requests urgent, unless they have started already."""
         with self._lock:
             for key in map(id, futures):
                 if key in self._prefetch:
                     self._urgent[key] = self._prefetch.pop(key)
-        self._grow()
+        self._start_threads()
 
-    def _grow(self) -> None:
+    def _start_threads(self) -> None:
         """Start threads for queued requests, up to the limits on threads and bytes in flight.
 
         Threads are started without the lock, to avoid a deadlock. Starting a thread may run the
@@ -62,52 +62,52 @@ class RequestPool:
         """
         while True:
             with self._lock:
-                free = self._threads < retries.NETWORK.requests
-                job = self._next() if free else None
-                if job is None:
+                may_start = self._num_threads < retries.NETWORK.requests
+                request = self._pop_next() if may_start else None
+                if request is None:
                     return
-                self._threads += 1
-            threading.Thread(target=self._work, args=(job,), name="twinfeed-request").start()
+                self._num_threads += 1
+            threading.Thread(target=self._run, args=(request,), name="twinfeed-request").start()
 
-    def _next(self) -> _Submitted | None:
+    def _pop_next(self) -> _Request | None:
         """Pop the next request, urgent ones first, if its bytes fit in the limit; else None.
 
         While the interpreter exits, all queued requests are cancelled. The caller has the lock.
         """
         if not threading.main_thread().is_alive():
-            for job in (*self._urgent.values(), *self._prefetch.values()):
-                job.future.cancel()
+            for request in (*self._urgent.values(), *self._prefetch.values()):
+                request.future.cancel()
             self._urgent.clear()
             self._prefetch.clear()
         while queue := self._urgent or self._prefetch:
-            key, job = next(iter(queue.items()))
-            if self._bytes and self._bytes + job.size > retries.NETWORK.in_flight:
+            key, request = next(iter(queue.items()))
+            if self._in_flight and self._in_flight + request.size > retries.NETWORK.in_flight:
                 return None
             del queue[key]
-            if job.future.set_running_or_notify_cancel():
-                self._bytes += job.size
-                return job
+            if request.future.set_running_or_notify_cancel():
+                self._in_flight += request.size
+                return request
         return None
 
-    def _work(self, job: _Submitted | None) -> None:
-        """Run requests, `job` first, until none is left or fits in the limits.
+    def _run(self, request: _Request | None) -> None:
+        """Run requests, `request` first, until none is queued or none fits in the limits.
 
         This is the function of a request thread.
         """
-        while job is not None:
+        while request is not None:
             try:
-                result = job.call()
+                result = request.call()
             except BaseException as error:
-                job.future.set_exception(error)
+                request.future.set_exception(error)
             else:
-                job.future.set_result(result)
+                request.future.set_result(result)
                 del result
             with self._lock:
-                self._bytes -= job.size
-                job = self._next()
-                if job is None:
-                    self._threads -= 1
-            self._grow()
+                self._in_flight -= request.size
+                request = self._pop_next()
+                if request is None:
+                    self._num_threads -= 1
+            self._start_threads()  # the bytes of this request are free for others now
 
 
 request_pool = PerProcess(RequestPool)

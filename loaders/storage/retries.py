@@ -17,7 +17,8 @@ from twinfeed.loaders.storage.url import masked
 _Result = TypeVar("_Result")
 
 PATIENCE = "TWINFEED_PATIENCE"
-"""The environment variable with the retry budget of a request, in seconds."""
+"""The environment variable with the retry budget: how long all pauses of a request may take
+together, in seconds."""
 
 _HOUR = 3600.0
 
@@ -35,9 +36,9 @@ class Network:
       TWINFEED_PATIENCE in the environment overrides this.
     - `first_pause`, `longest_pause`: the back-off between two attempts, in seconds, which doubles
       at each retry, with jitter: up to half of each pause is subtracted.
-    - `request_seconds`: a request for a range fails after so many seconds.
-    - `connect_seconds`, `silent_seconds`: a request fails after so many seconds without a
-      connection, and an upload after so many seconds without a byte.
+    - `request_seconds`: the timeout of a request for a range.
+    - `connect_seconds`: the timeout of opening a connection.
+    - `silent_seconds`: an upload fails if no byte is transferred for this time.
     """
 
     requests: int = 32
@@ -83,7 +84,8 @@ class RefusedError(LoaderError):
 def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _Result:
     """Return `call()`, retried after each `TransientError` with exponential back-off and jitter.
 
-    A server's Retry-After is respected, within the retry budget.
+    All pauses together take at most the retry budget. A pause is at least as long as the server
+    asks for by Retry-After, if the budget is large enough.
 
     Raises:
         LoaderError: the retry budget is spent. The message has the URL, what was `requested`, and
@@ -108,8 +110,10 @@ def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _R
                     advice=error.advice,
                 ) from error
             retry_after = error.after
-        pause = min(max(pause, retry_after), budget)
-        time.sleep(max(random.uniform(pause / 2, pause), min(retry_after, budget)))
+        shortest_pause = min(retry_after, budget)
+        pause = min(max(pause, shortest_pause), budget)
+        jittered = random.uniform(pause / 2, pause)  # so that clients do not retry at the same time
+        time.sleep(max(jittered, shortest_pause))
         budget, pause = budget - pause, min(NETWORK.longest_pause, 2 * pause)
 
 
@@ -151,8 +155,8 @@ def refused_error(url: object, found: str, advice: str, who: str = "server") -> 
 def status_error(url: str, status: int, reason: str, after: float, /) -> Exception:
     """Return the error for a response with an HTTP error status.
 
-    A `TransientError` if a retry may help, after at least `after` seconds. `reason` is the text
-    beside the status.
+    It is a `TransientError` if a retry may help, after at least `after` seconds. `reason` is the
+    text that the server sends with the status.
     """
     found = masked(f"status {status} {reason}")
     if status in (404, 410):
@@ -162,7 +166,7 @@ def status_error(url: str, status: int, reason: str, after: float, /) -> Excepti
             "the store refuses to serve this",
             path=url,
             found=found,
-            advice="name the store itself, as in s3://bucket/shard: a URL carries no credentials",
+            advice="for an object store, use s3://bucket/shard: https URLs carry no credentials",
         )
     if is_final(status):
         advice = "check the URL, and the password of a proxy"
@@ -173,7 +177,7 @@ def status_error(url: str, status: int, reason: str, after: float, /) -> Excepti
 def no_ranges_error(url: str, /) -> LoaderError:
     """Return the error of a server that does not support range requests."""
     return LoaderError(
-        "the server does not serve ranges of a file: it sends the whole file",
+        "the server does not support range requests: it sends the whole file",
         path=url,
         advice="copy the shards here, or to a server that supports HTTP range requests",
     )

@@ -29,7 +29,7 @@ _URL = re.compile(rf"((?:{_NAME}::)*{_NAME})://(.*)", re.DOTALL)
 _URL_SEPARATOR = re.compile(rf"\s+(?=(?:{_NAME}::)*{_NAME}://)")
 _SECRET_NAMES = r"(X-Amz-|X-Goog-|sig=|[\w.-]*(signature|token|secret|password|credentials?)=)"
 _SIGNED = re.compile(rf"[?#;&]{_SECRET_NAMES}", re.IGNORECASE)
-_SECRET_START = re.compile(rf"[?#]|[;&]{_SECRET_NAMES}", re.IGNORECASE)
+_QUERY_START = re.compile(rf"[?#]|[;&]{_SECRET_NAMES}", re.IGNORECASE)
 _UNWRITABLE = re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")
 _HOSTS = {
     "web": re.compile(r"(\[[0-9a-f:.]+\]|[^\s/?#@\\:%\[\]<>^|\"`{}*\ud800-\udfff]+)(:\d{1,5})?"),
@@ -59,10 +59,6 @@ class Location:
     - http and https: the key is the path of the URL, percent-encoded.
     - `from_user`: True for a URL of the caller, False for one that an index contains.
 
-    Raises:
-        LoaderError: a URL that cannot be parsed, or has credentials. The message has no
-            credentials.
-
     >>> Location.of("s3://bucket/run#1/100%25/a?.tar")
     Location(scheme='s3', host='bucket', key='run#1/100%25/a?.tar')
     >>> str(Location.of("HTTPS://Example.org:443/a b/") / "c.tar")
@@ -76,27 +72,34 @@ class Location:
 
     @classmethod
     def of(cls, url: str, /, *, from_user: bool = True) -> Location:
-        """Parse a URL; `from_user` is False for a URL that an index contains."""
+        """Parse a URL: check it, split it, and convert its scheme and host to lower case.
+
+        `from_user` is False for a URL that an index contains.
+
+        Raises:
+            LoaderError: the URL cannot be parsed, or has credentials.
+            UnsafeContentError: the key is not allowed, for example since it has "..".
+        """
         match = _URL.fullmatch(url)
         if not match:
             raise LoaderError(
                 "not a URL", path=masked(url), advice="write it as in s3://bucket/shard"
             )
         scheme, (host, _, key) = match[1].lower(), match[2].partition("/")
-        _check_no_user(url, scheme.rpartition("::")[2], host)
+        _check_no_password(url, protocol=scheme.rpartition("::")[2], host=host)
         _check_not_signed(url)
         location = cls(scheme, host, "", from_user)
         if location.web:
             host = host.lower().removesuffix(_PORTS[location.protocol])
-        kind = "web" if location.web else OBJECTS.get(location.protocol, "other")
-        if not _HOSTS[kind].fullmatch(host):
+        store_kind = "web" if location.web else OBJECTS.get(location.protocol, "other")
+        if not _HOSTS[store_kind].fullmatch(host):
             raise LoaderError(
                 "this URL has no host or bucket, or an invalid one",
                 path=masked(url),
                 advice="write it as in s3://bucket/shard or https://host/shard",
             )
         location = replace(location, host=host)
-        return location / key.removesuffix("/") if key else location
+        return location / key.removesuffix("/") if key else location  # "/" checks the key
 
     @property
     def protocol(self) -> str:
@@ -115,16 +118,16 @@ class Location:
         """Return the URL of a relative path below this URL: `location / "folder/shard.tar"`.
 
         Raises:
-            UnsafeContentError: a path with "..", an empty name, a control character, a query, ….
+            UnsafeContentError: the path has "..", an empty name, a control character, a query, ….
         """
         _check_not_signed(f"{self}/{path}")
         web = self.web
         key = quote(path, safe=_UNQUOTED, errors="surrogatepass") if web else path
         parts = [unquote(part) if web else part for part in key.split("/")]
-        chains = not web and self.protocol not in OBJECTS  # a URL of fsspec, as a::b
+        is_fsspec = not web and self.protocol not in OBJECTS  # it chains file systems by "::"
         faults = {  # whether the path has each of these
             "a query (?), a fragment (#) or a backslash": web and re.search(r"[?#\\]", path),
-            "a chain of file systems": chains and "::" in path,
+            "a chain of file systems": is_fsspec and "::" in path,
             "an empty name, as in a//b": "" in parts,
             "the name . or ..": {".", ".."} & {*parts},
             "a control character, or bytes that are not UTF-8": any(map(_UNWRITABLE.search, parts)),
@@ -134,8 +137,7 @@ class Location:
                 raise UnsafeContentError(
                     f"a URL with {fault} is not read",
                     path=masked(f"{self}/{path}").encode("utf-8", "backslashreplace").decode(),
-                    advice="rename the file (a ? or # in a name of a web server is written %3F or "
-                    "%23)",
+                    advice="rename the file (at a web server, write a ? as %3F and a # as %23)",
                 )
         return replace(self, key=f"{self.key}/{key}" if self.key else key)
 
@@ -177,7 +179,8 @@ Root = str | Location
 
 
 def masked(text: str, /) -> str:
-    """Replace what may be a secret in a URL, or in a message of another program, by ***.
+    """Replace what may be a secret in a URL, or in a message of another program, by ***: a user
+    with a password, and the query.
 
     >>> masked("no route to https://user:word@host/a.tar?token=1")
     'no route to https://***@host/a.tar?***'
@@ -185,10 +188,11 @@ def masked(text: str, /) -> str:
     scheme, separator, url = text.partition("://")
     if not separator:
         scheme, url = "", text
-    found = _SECRET_START.search(url)  # the query, which may have a token
-    shown, hidden = (url[: found.start()], url[found.start() :]) if found else (url, "")
+    query = _QUERY_START.search(url)
+    end = query.start() if query else len(url)
+    shown, hidden = url[:end], url[end:]
     user, at, host = shown.rpartition("@")
-    if "@" in scheme + hidden:  # a password may hold a ? or a #
+    if "@" in scheme + hidden:  # perhaps user:a?b@host or user:a://b@host: hide the whole text
         return "***"
     if at and (":" in user or "/" not in user):  # user:password@host, not a path with @
         shown = f"***@{host}"
@@ -232,16 +236,19 @@ def unquoted(path: str, /) -> str:
     return unquote(path, errors="surrogateescape")
 
 
-def _check_no_user(url: str, protocol: str, host: str) -> None:
-    """Raise LoaderError for a URL with a password, or a user name that its scheme does not take.
+def _check_no_password(url: str, *, protocol: str, host: str) -> None:
+    """Raise LoaderError for a URL with a password, or with a user name that is not allowed.
 
-    `protocol` and `host` are parts of the URL.
+    A name before an @ is allowed in abfs://container@account, and in URLs of fsspec, as in
+    sftp://user@host. `host` is what lies between :// and the next slash.
     """
     user = host.rpartition("@")[0]
-    if ":" in host and not _HOSTS["web"].fullmatch(host):  # a password may hold a "/"
+    is_host_and_port = _HOSTS["web"].fullmatch(host)
+    if ":" in host and not is_host_and_port:
+        # The password may contain a slash, as in user:a/b@host: then the user ends at the last @.
         user = url.partition("://")[2].rpartition("@")[0]
-    takes_user = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
-    if ":" in user or (user and not takes_user):
+    may_have_user = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
+    if ":" in user or (user and not may_have_user):
         problem = "a URL with a user or a password is not read"
         raise LoaderError(problem, path=masked(url), advice=_CREDENTIALS_ADVICE)
 

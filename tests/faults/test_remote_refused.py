@@ -241,9 +241,9 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     ),
     # Answers that a later attempt cannot change, and others
     (read(400), LoaderError, "data-0000", 1),
-    (read(403), LoaderError, "carries no credentials", 1),
+    (read(403), LoaderError, "carry no credentials", 1),
     (read(404), GONE, "data-0000", 1),
-    (read("whole"), LoaderError, "does not serve ranges", 1),
+    (read("whole"), LoaderError, "does not support range requests", 1),
     *(
         (read(fate, patience=0.03), LoaderError, r"bytes \d+ to \d+\n.*\(3 attempts in", 3)
         for fate in (500, 429, "reset", "short")
@@ -270,7 +270,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     ),
     (built("http://HOST/d-*.tar"), LoaderError, r"does not list(.|\n)*train-{00000\.\.00063}", 2),
     (opened("http://HOST/x.index"), GONE, "no index here .*twinfeed index SHARDS --out", 1),
-    (changing, LoaderError, "the file changed while it was copied", 2),
+    (changing, LoaderError, "the file changed during the download", 2),
     (
         lambda w: build_index(w.local.root, w.at("http://HOST/x.index")),
         LoaderError,
@@ -291,7 +291,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     (built("/nowhere/*.tar"), GONE, "^no shard matches '/nowhere/.*check the name", 0),
     # URLs that a server redirects to
     *(
-        (redirected(to), LoaderError, "redirects to a URL that is not followed", 1)
+        (redirected(to), LoaderError, "redirects to another URL, which is not allowed", 1)
         for to in (
             "http://OTHER/a.tar",
             "ftp://OTHER/a.tar",
@@ -305,7 +305,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     (
         redirected("/data-00000-of-00001.tfrecord"),
         LoaderError,
-        "redirects to a URL that is not followed",
+        "redirects to another URL, which is not allowed",
         5,
     ),
     (
@@ -340,7 +340,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
     (built("s3://no-such-bucket/*.tar"), LoaderError, "there is no bucket .* no-such-bucket", 0),
     (answered("s3://403/*.tar"), LoaderError, "(?s)refuses to serve.*set AWS_ACCESS_KEY_ID", 0),
     (answered("s3://403/x"), LoaderError, "403 Forbidden: SlowDown: Reduce your request", 0),
-    (answered("s3://200/x"), LoaderError, "does not serve ranges of a file", 0),
+    (answered("s3://200/x"), LoaderError, "does not support range requests", 0),
     (answered("s3://400/x"), LoaderError, "(?s)refuses the request.*400 Bad Request: SlowDown", 0),
     (answered("s3://503/x"), LoaderError, "(?s)be reached.*503 Service Unavailable: SlowDown", 0),
     (answered("s3://301/x"), LoaderError, "(?s)refuses the.*Received redirect without LOC", 0),
@@ -375,7 +375,12 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
         "'a lot' must be a number of bytes, such as 100M",
         0,
     ),
-    (cached(lambda folder: folder.mkdir(mode=0o755)), UnsafeContentError, "its owner's alone", 0),
+    (
+        cached(lambda folder: folder.mkdir(mode=0o755)),
+        UnsafeContentError,
+        "only its owner may",
+        0,
+    ),
     (cached(Path.touch), LoaderError, "cache cannot be used(.|\n)*path: .*/cache", 0),
     (
         cached(Path.touch, "below"),

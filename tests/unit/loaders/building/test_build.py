@@ -170,7 +170,7 @@ def test_sequence_examples_are_refused_and_indexed_as_raw_bytes(tmp_path: Path) 
     with pytest.raises(DataCorruptionError, match=r"it may be a tf\.train\.SequenceEx") as caught:
         build_index(shard, tmp_path / "x.index")
     assert (caught.value.path, caught.value.record) == (str(shard), 1)
-    assert "as raw bytes with example=False" in str(caught.value)
+    assert "as raw bytes, use example=False" in str(caught.value)
     with Reader(build_index(shard, tmp_path / "x.index", example=False)) as reader:
         assert reader.read([1])["data"] == [message.SerializeToString()]
 

@@ -654,7 +654,7 @@ def test_no_more_of_a_remote_shard_is_copied_than_the_limit(
     (shard,) = tars(tmp_path, shards=1)
     os.truncate(shard, 1 << 26)
     with RangeServer(tmp_path) as server:
-        with pytest.raises(LoaderError, match="a file of too many bytes") as caught:
+        with pytest.raises(LoaderError, match="a file is too large") as caught:
             build_index(f"{server.url}/{shard.name}", tmp_path / "x.index")
         assert server.sent < 1 << 25
     assert caught.value.expected == "at most 1048576 bytes"

@@ -309,7 +309,7 @@ def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: Range
     for thread in mine:
         thread.join(60)
     assert not any(thread.is_alive() for thread in mine)
-    assert request_pool.request_pool()._threads == 0
+    assert request_pool.request_pool()._num_threads == 0
 
 
 def test_a_loader_keeps_the_requests_in_flight_at_their_bound(

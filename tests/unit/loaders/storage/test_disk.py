@@ -91,10 +91,10 @@ def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:
     mine.parent.mkdir()
     mine.write_text("mine")
     tmp_path.chmod(0o700)
-    with pytest.raises(LoaderError, match="the folder holds other files"):
+    with pytest.raises(LoaderError, match="the folder has other files"):
         Disk(DiskCache(tmp_path, bytes=1))
     (tmp_path / "CACHEDIR.TAG").write_text("Signature: 8a477f597d28d172789f06886806bc55\n")
-    with pytest.raises(LoaderError, match="it belongs to another program"):
+    with pytest.raises(LoaderError, match="the folder belongs to another program"):
         Disk(DiskCache(tmp_path, bytes=1))
     assert mine.read_text() == "mine"
 

@@ -436,7 +436,7 @@ def test_kills_at_any_moment_leave_a_usable_cache_within_its_bound(tmp_path: Pat
     disk = Disk(DiskCache(folder, bytes=20 * 4108))
     assert not list(folder.glob("??/.*"))
     used = sum(file.stat().st_size for file in files(folder))
-    assert disk._used() == used
+    assert disk._load_used() == used
     for file in files(folder):
         want = (file.stem.encode() * 200)[:4096]
         assert disk.get(file.stem, 4096) == want
