@@ -24,7 +24,7 @@ from twinfeed.loaders.command_line._feeds import feed_of, image_field, load_feed
 from twinfeed.loaders.command_line._preview import describe_record, is_missing, preview
 from twinfeed.loaders.command_line._printing import (
     built_with,
-    explain,
+    error_line,
     print_lines,
     show_warning,
 )
@@ -50,29 +50,34 @@ from twinfeed.loaders.tools.verify import verify
 from twinfeed.samplers import BatchSampler, RandomSampler, Sampler, ShardShuffleSampler, validate
 from twinfeed.samplers.validate import counted
 
-_MAX_SHOWN = 20
+_MAX_SHOWN_ITEMS = 20
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)", re.ASCII)
-_RESTORE = (
-    "what to do: restore what is missing or has changed; or list what is bad in the shards that "
-    "are there with twinfeed verify SHARDS --bad-list FILE, and index them again with --exclude "
-    "FILE (twinfeed info tells the options that an index was built with)"
+_ADVISE_RESTORE_OR_LIST = (
+    "what to do: restore what is missing or has changed; or list the bad records of the shards "
+    "that exist with twinfeed verify SHARDS --bad-list FILE, and index them again with --exclude "
+    "FILE (twinfeed info prints the options that the index was built with)"
 )
-_LEAVE_OUT = (
-    "what to do: restore the shards, or list what is bad with --bad-list FILE and leave it out "
+_ADVISE_RESTORE_OR_EXCLUDE = (
+    "what to do: restore the shards, or list the bad records with --bad-list FILE and exclude them "
     "with index --exclude FILE"
 )
-_LISTED = "what to do: restore the shards, or leave out what is listed with index --exclude {}"
+_ADVISE_EXCLUDE_LISTED = "what to do: restore the shards, or exclude these with index --exclude {}"
 
 
 def run_pack(options: argparse.Namespace) -> None:
-    """Run `twinfeed pack`: write shards and indexes, and print a line for each index."""
+    """Run `twinfeed pack`: write shards and indexes, and print a line for each index.
+
+    The source is a folder of images, an index, or shards. `pack` finds out which, unless options
+    are given that apply only to shards, such as where their labels are.
+    """
     source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
         if not isinstance(source, str) or not is_index_path(source):
-            raise ValueError("--root is the root of an index, and the source is not an index")
+            raise ValueError("--root needs an index as the source, and the source is not an index")
         source = open_index(source, root=options.root)
-    if options.label is not None or options.key is not None or not options.example:
-        source = CompressedShards(
+    has_shard_options = options.label is not None or options.key is not None
+    if has_shard_options or not options.example:
+        source = CompressedShards(  # shards that are read as a stream, compressed or not
             options.source, label=options.label, key=options.key, example=options.example
         )
     packed = pack(
@@ -138,16 +143,16 @@ def run_verify(options: argparse.Namespace) -> int:
     shards = [path for path in options.target if path not in indexes]
     targets = [*indexes, *([_unwrap_single(shards)] if shards else [])]
     if options.bad_list is not None and len(targets) > 1:
-        raise ValueError("--bad-list is of one index, or of shards: verify each by itself")
+        raise ValueError("--bad-list takes one index, or shards: verify each target on its own")
     with process_pool(options.jobs) as executor:
         results = [_verify(target, options, executor) for target in targets]
     findings = [finding for found, _ in results for finding in found]
-    # A finding without record and offset is of a whole shard.
+    # A record of -1 is not a record; without an offset, the finding concerns the whole shard.
     if any(bad.record < 0 and bad.offset is None for bad in findings):
-        print_lines(_RESTORE)
+        print_lines(_ADVISE_RESTORE_OR_LIST)
     elif any(bad.record >= 0 for bad in findings):
-        listed = options.bad_list and _LISTED.format(shlex.quote(options.bad_list))
-        print_lines(listed or _LEAVE_OUT)
+        listed = options.bad_list and _ADVISE_EXCLUDE_LISTED.format(shlex.quote(options.bad_list))
+        print_lines(listed or _ADVISE_RESTORE_OR_EXCLUDE)
     return 0 if all(ok for _, ok in results) else 1
 
 
@@ -157,10 +162,11 @@ def _verify(
     """Verify an index or shards, and print the report and the warnings.
 
     Returns:
-        The bad records, and whether all is well: no bad records, errors or warnings.
+        The bad records, and whether there are no bad records, errors or warnings.
     """
     with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always", ShardWarning)  # also for a shard that is verified twice
+        # Python shows a warning only once for each place; a shard may be verified twice.
+        warnings.simplefilter("always", ShardWarning)
         try:
             report = verify(
                 target,
@@ -171,7 +177,7 @@ def _verify(
                 progress=not options.quiet,
             )
         except (LoaderError, OSError) as error:
-            report, problem = None, explain(error)
+            report, problem = None, error_line(error)
     for warning in caught:
         show_warning(warning.message)
     if report is None:
@@ -188,7 +194,7 @@ def _verify(
 
 
 def _reading_options(options: argparse.Namespace) -> ReadingOptions:
-    """Return those options of a command that say how records are read."""
+    """Return the options of a command that say how records are read, for `build_index`."""
     names = ReadingOptions.__annotations__.keys() & vars(options).keys()
     return cast(ReadingOptions, {name: getattr(options, name) for name in names})
 
@@ -196,7 +202,9 @@ def _reading_options(options: argparse.Namespace) -> ReadingOptions:
 def run_info(options: argparse.Namespace) -> None:
     """Run `twinfeed info`: print the properties of an index.
 
-    They are printed even if its shards are missing or have changed; then an error follows.
+    They are printed even if its shards are missing or have changed; then an error follows. "left
+    out" is the number of records that the build excluded, and "shards that break off" the number of
+    shards that it could read only up to an error.
     """
     index = load_index(options.index, options.root)
     build_options = index.options
@@ -258,7 +266,7 @@ def _write_field(index: Index, reader: Reader, record: int, field: str) -> None:
     if is_missing(index, field, record) and index.options.missing != "empty":
         raise LoaderError(
             f"{index.describe(record)} lacks the field {field!r}",
-            advice="leave --field out to see what it has",
+            advice="run cat without --field to see its fields",
         )
     (value,) = reader.read([record], [field])[field]
     sys.stdout.buffer.write(value if isinstance(value, bytes) else f"{value}\n".encode())
@@ -287,43 +295,54 @@ def run_show(options: argparse.Namespace) -> None:
 
 
 def run_mixing(options: argparse.Namespace) -> None:
-    """Run `twinfeed mixing`: save a plot of how well shuffles mix the records of an index."""
+    """Run `twinfeed mixing`: save a plot of how well shuffles mix the records of an index.
+
+    It compares the block shuffle, a uniform shuffle, and shuffle buffers of the sizes `--buffer`.
+    """
     from twinfeed.loaders.pictures import plot_mixing
 
-    index, streams = _shuffles(options)
+    index, samplers = _compared_samplers(options)
     buffers = options.buffer or [max(1, len(index) // 10)]
     labels = index.labels if index.has_labels else None
-    _save_figure(plot_mixing(streams, labels=labels, buffers=buffers), options.out)
+    _save_figure(plot_mixing(samplers, labels=labels, buffers=buffers), options.out)
 
 
 def run_plan(options: argparse.Namespace) -> int:
-    """Run `twinfeed plan`: print what an epoch reads, for the uniform and the block shuffle.
+    """Run `twinfeed plan`: print what an epoch reads, for a uniform and for the block shuffle.
 
     Returns:
         The exit status: 1 if there is advice for the block shuffle.
     """
-    index, streams = _shuffles(options)
-    for name, stream in reversed(streams.items()):  # the shard-aware shuffle comes last
-        # With a decode, a feed does not check whether the fields can be collated.
-        result = plan(Feed(index, stream, decode=dict, missing="late"))
+    index, samplers = _compared_samplers(options)
+    for name, sampler in reversed(samplers.items()):
+        # The plan decodes nothing. But without a decode, a feed checks that the fields can be
+        # collated, which an index of, for example, images of several sizes does not pass.
+        result = plan(Feed(index, sampler, decode=dict, missing="late"))
         print_lines(*f"{name}: {result}".splitlines())
-    return 0 if result.ok else 1
+    return 0 if result.ok else 1  # of the block shuffle, which is the last
 
 
 def run_who(options: argparse.Namespace) -> None:
-    """Run `twinfeed who`: print the records of a step of a run, by its ledger."""
+    """Run `twinfeed who`: print the records of a step of a run, which the run's ledger gives.
+
+    A ledger is the file in which a loader writes which steps the training loop received. A step
+    that was repeated, after a checkpoint was loaded, is printed each time.
+    """
     feed = load_feed(options.feed)
     requests = who(options.ledger, feed, options.step, rank=options.rank)
     for number, request in enumerate(requests, 1):
-        times = f", time {number} of {len(requests)}" if len(requests) > 1 else ""
-        print_lines(f"step {options.step} (epoch {request.epoch}, step {request.step}){times}")
+        repeats = f", occurrence {number} of {len(requests)}" if len(requests) > 1 else ""
+        print_lines(f"step {options.step} (epoch {request.epoch}, step {request.step}){repeats}")
         for sample_id, record in zip(request.ids.tolist(), request.records.tolist(), strict=True):
-            if record >= 0:
+            if record >= 0:  # -1 fills up a batch
                 print_lines(f"  id {sample_id}: {describe_record(feed.index, record)}")
 
 
 def run_when(options: argparse.Namespace) -> None:
-    """Run `twinfeed when`: print the steps of a run that had a record, by its ledger."""
+    """Run `twinfeed when`: print in which steps of a run the training loop received a record.
+
+    The steps are found in the run's ledger, the file in which its loader wrote them.
+    """
     feed = load_feed(options.feed)
     index = index_of(feed, "twinfeed when")
     for record in _find_records(index, options.record, options.key):
@@ -339,26 +358,25 @@ def run_diff(options: argparse.Namespace) -> int:
     return 0 if difference is None else 1
 
 
-def _shuffles(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
-    """Open an index, and make a batch sampler of its shard-aware shuffle and of a uniform one.
+def _compared_samplers(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
+    """Open an index, and return it with the two batch samplers that `mixing` and `plan` compare.
 
-    The shards are not opened, since the index has all sizes.
-
-    Returns:
-        The index, and the samplers by a name for the user.
+    The first is of the shard-aware shuffle, which draws records from `window` blocks at a time,
+    where a block is `block` consecutive records of a shard. The second is of a uniform shuffle.
+    Each has the name that is printed for it. The shards are not opened: the index has all sizes.
     """
     index = open_without_checks(options.index, options.root)
     if len(index) == 0:
-        raise ValueError("the index holds no records")
-    blocks = shuffled(index, seed=options.seed)
-    assert isinstance(blocks, ShardShuffleSampler)  # a SubsetSampler only with records=
-    if options.block is not None or options.window is not None:
-        block = blocks.block if options.block is None else options.block
-        window = blocks.window if options.window is None else options.window
+        raise ValueError("the index has no records")
+    block_shuffle = shuffled(index, seed=options.seed)
+    assert isinstance(block_shuffle, ShardShuffleSampler)  # a SubsetSampler only with records=
+    block = block_shuffle.block if options.block is None else options.block
+    window = block_shuffle.window if options.window is None else options.window
+    if (block, window) != (block_shuffle.block, block_shuffle.window):
         lengths, seed = index.shard_lengths, options.seed
-        blocks = ShardShuffleSampler(lengths, block=block, window=window, seed=seed)
+        block_shuffle = ShardShuffleSampler(lengths, block=block, window=window, seed=seed)
     orders: dict[str, Sampler] = {
-        f"blocks of {blocks.block:,}, {blocks.window:,} at once": blocks,
+        f"blocks of {block:,}, {window:,} at once": block_shuffle,
         "uniform": RandomSampler(len(index), seed=options.seed),
     }
     size = options.batch_size
@@ -381,7 +399,7 @@ def _find_records(index: Index, arguments: Sequence[str], keys: Sequence[str]) -
     An argument is the number of a record, or, if it is not a number, a key. `keys` are always keys.
     """
     if not arguments and not keys:
-        raise ValueError("which records: give numbers, keys, or --key")
+        raise ValueError("no record is given: give record numbers, keys, or --key KEY")
     wanted = {text for text in arguments if not _NUMBER.fullmatch(text)} | {*keys}
     records: dict[str, list[int]] = {}  # by key
     for record, key in enumerate(index.keys() if wanted else ()):
@@ -412,7 +430,9 @@ def _record_number(index: Index, text: str) -> int:
 
 
 def _class_names(path: str | None) -> list[str] | None:
-    """Return the class names in a text file, one a line, or those of an index; None for None."""
+    """Return the class names in a text file, with one name per line, or those of the index at
+    `path`; None if there is no path.
+    """
     if path is None:
         return None
     if is_index_path(path):
@@ -421,7 +441,7 @@ def _class_names(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return a line with the numbers of records, shards, classes and excluded records."""
+    """Return a line with the counts of records, shards, classes and excluded records."""
     left_out, broken = index.options.left_out, index.options.broken
     parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
     parts += [counted(len(index.classes), "class")] if index.classes else []
@@ -438,8 +458,8 @@ def _format_property(value: Any) -> str:
         return str(value)
     if len(value) == 2 and all(isinstance(number, int) for number in value):
         return str(value[0]) if value[0] == value[1] else f"{value[0]} to {value[1]}"
-    ellipsis = f", ... ({len(value)} in all)" if len(value) > _MAX_SHOWN else ""
-    return ", ".join(map(str, value[:_MAX_SHOWN])) + ellipsis or "none"
+    ellipsis = f", ... ({len(value)} in all)" if len(value) > _MAX_SHOWN_ITEMS else ""
+    return ", ".join(map(str, value[:_MAX_SHOWN_ITEMS])) + ellipsis or "none"
 
 
 def _unique_names(option: str, pairs: list[tuple[str, Any]]) -> dict[str, Any] | None:

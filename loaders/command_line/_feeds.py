@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from twinfeed.loaders.command_line._preview import image_of
+from twinfeed.loaders.command_line._preview import describe_image
 from twinfeed.loaders.feed.decode import DecodeImage, Fit
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
@@ -38,9 +38,11 @@ def load_feed(text: str) -> Feed:
 
 
 def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
-    """Return the sampler of a command: of random batches, or with `--p` of P x K batches."""
+    """Return the sampler of a command: random batches, or with `--p` batches of P classes with K
+    records each.
+    """
     if options.p is None and options.k is not None:
-        raise ValueError("--k is of P x K batches: give --p too, or leave --k out")
+        raise ValueError("--k is for P x K batches: give --p too, or no --k")
     if options.p is None:
         order = RandomSampler(len(index), seed=options.seed)
         return BatchSampler(order, batch_size=options.batch_size)
@@ -60,8 +62,8 @@ def feed_of(
 ) -> Feed:
     """Return a feed of all fields of an index, with the images in the field `image` decoded.
 
-    Values that records lack become empty ones, except in the field `image`. Lists of numbers or
-    strings are collated as ragged.
+    A missing value becomes an empty one, except in the field `image`. Lists of numbers or strings
+    are collated as ragged arrays.
     """
     decode = None
     if image is not None:
@@ -81,28 +83,34 @@ def feed_of(
 def image_field(index: Index, requested: str | None) -> str:
     """Return the name of the field that has images: the requested one, or the only such field.
 
+    A field is recognized by the first value that it has in the index.
+
     Raises:
-        ValueError: the requested field has no images, or there is not exactly one field with them.
+        KeyError: there is no field of the requested name.
+        ValueError: the requested field has no images but another one does, or no field is requested
+            and not exactly one has images.
     """
     names: list[str] = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if requested is not None:
-        index.table(requested)  # raises for an unknown name
+        index.table(requested)  # raises KeyError for an unknown name
     if not len(index):
-        raise ValueError("the index holds no records")
+        raise ValueError("the index has no records")
     with Reader(index) as reader:
         images = [name for name in names if image_extension(_first_value(index, reader, name))]
         if requested is not None:
-            if not images or image_of(_first_value(index, reader, requested)):
+            # If no field is recognized, the images may have a format that decode can read all the
+            # same, so the requested field is taken.
+            if not images or describe_image(_first_value(index, reader, requested)):
                 return requested
             raise ValueError(
-                f"{requested!r} holds no images: name one of {', '.join(images)} with --field"
+                f"{requested!r} has no images: choose one of {', '.join(images)} with --field"
             )
     if "image" in images:
         return "image"
     if len(images) == 1:
         return images[0]
-    found = f"the fields {', '.join(images)} hold images" if images else "no field holds images"
-    raise ValueError(f"{found}: name one of {', '.join(names)} with --field")
+    found = f"the fields {', '.join(images)} have images" if images else "no field has images"
+    raise ValueError(f"{found}: choose one of {', '.join(names)} with --field")
 
 
 def _first_value(index: Index, reader: Reader, name: str) -> bytes:

@@ -15,7 +15,7 @@ from typing import Any, get_args
 from twinfeed.loaders.building.labels import FromFile, FromFolder, FromJson
 from twinfeed.loaders.command_line import _commands
 from twinfeed.loaders.command_line._feeds import DEFAULT_K
-from twinfeed.loaders.command_line._printing import explain, print_lines, show_warning
+from twinfeed.loaders.command_line._printing import error_line, print_lines, show_warning
 from twinfeed.loaders.errors import LoaderError, ShardWarning
 from twinfeed.loaders.formats.records import CONTAINERS
 from twinfeed.loaders.index.options import Missing
@@ -68,10 +68,10 @@ def main(arguments: Sequence[str] | None = None, /) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except (LoaderError, OSError, EOFError) as error:
-        print_lines(f"twinfeed: error: {explain(error)}", error=True)
+        print_lines(f"twinfeed: error: {error_line(error)}", error=True)
         return 1
     except (ValueError, TypeError, LookupError, ImportError) as error:
-        print_lines(f"twinfeed: error: {explain(error)}", error=True)
+        print_lines(f"twinfeed: error: {error_line(error)}", error=True)
         return 2
 
 
@@ -104,26 +104,29 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True, parser_class=_Command)
-    for add in (
-        _pack,
-        _index,
-        _verify,
-        _info,
-        _cat,
-        _compare,
-        _show,
-        _mixing,
-        _plan,
-        _who,
-        _when,
-        _diff,
+    for add_parser in (
+        _add_pack_parser,
+        _add_index_parser,
+        _add_verify_parser,
+        _add_info_parser,
+        _add_cat_parser,
+        _add_compare_parser,
+        _add_show_parser,
+        _add_mixing_parser,
+        _add_plan_parser,
+        _add_who_parser,
+        _add_when_parser,
+        _add_diff_parser,
     ):
-        add(commands)
+        add_parser(commands)
     return parser
 
 
-def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
-    """Add the parser of a command, which `run_NAME` of _commands.py runs, and return it."""
+def _command_parser(commands: Any, name: str, text: str, *examples: str) -> Any:
+    """Add the parser of a command, and return it. `run_NAME` of _commands.py runs the command.
+
+    `text` is the description, of which the list of commands shows the first sentence.
+    """
     lines = "\n".join(f"  twinfeed {example}" for example in examples)
     parser = commands.add_parser(
         name,
@@ -136,28 +139,30 @@ def _command(commands: Any, name: str, text: str, *examples: str) -> Any:
     return parser
 
 
-def _add(parser: Any, argument: str, text: str, default: Any = None, /, **kwargs: Any) -> None:
-    """Add an argument to a parser, such as "--split NAME=SIZE...".
+def _add(parser: Any, argument: str, text: str, *, shown: Any = None, **kwargs: Any) -> None:
+    """Add an argument to a parser, as its usage is written: "out", "-q/--quiet", "--seed N", or
+    "--split NAME=SIZE...", where dots mean that the option may be repeated.
 
-    Three dots mean that it may be repeated. The name of the value, such as "N", determines its type
-    (see `_TYPES`). An option without a value is a flag. The default is added to the help `text`.
+    The name of the value, such as N, determines its type (`_TYPES`, or else a text). An option
+    without a value is a flag. `text` is the help, to which the default `shown` is added; a default
+    that `text` has already is given by `default`. `kwargs` are those of `add_argument`.
     """
     names, _, value = argument.partition(" ")
     if value:
-        kind = value.removesuffix("...")
-        kwargs = {"metavar": kind, "type": _TYPES.get(kind, str), **kwargs}
-    elif names[0] == "-" and not kwargs and default is None:
+        metavar = value.removesuffix("...")
+        kwargs = {"metavar": metavar, "type": _TYPES.get(metavar, str), **kwargs}
+    elif names[0] == "-" and not kwargs and shown is None:
         kwargs = {"action": "store_true"}
     if value.endswith("..."):
         text, kwargs = f"{text}; may be repeated", {**kwargs, "action": "append", "default": []}
-    if default is not None:
-        text, kwargs = f"{text}; default {default}", {**kwargs, "default": default}
+    if shown is not None:
+        text, kwargs = f"{text}; default {shown}", {**kwargs, "default": shown}
     parser.add_argument(*names.split("/"), help=text, **kwargs)
 
 
-def _pack(commands: Any) -> None:
+def _add_pack_parser(commands: Any) -> None:
     """Add the parser of `twinfeed pack`."""
-    parser = _command(
+    parser = _command_parser(
         commands,
         "pack",
         "Write a folder of images, the records of an index, or those of compressed shards, to "
@@ -169,22 +174,23 @@ def _pack(commands: Any) -> None:
         "pack 'old/*.tar.gz' new/ --container tar --label cls",
     )
     add = partial(_add, parser)
-    kinds = "a folder with a folder of images for each class, a folder of images, or an index"
-    add("source", f"{kinds}; or compressed shards, by paths or patterns", nargs="+")
+    source_help = "a folder of images, or of a folder of images for each class; an index; or "
+    add("source", f"{source_help}compressed shards, by paths or patterns", nargs="+")
     add("out", "the folder to write shards and indexes to")
-    add("--container", "what the shards are to be", "tfrecord", choices=get_args(ShardContainer))
+    containers = get_args(ShardContainer)
+    add("--container", "the format of the shards", shown="tfrecord", choices=containers)
     _add_label_options(parser)
     add("--key FEATURE", "the feature that holds a TFRecord's key")
     _add_raw_option(add)
-    split = "a split, and its number of records, or its fraction of them; needs --seed"
-    add("--split NAME=SIZE...", split)
-    add("--seed N", "shuffle the records by this seed; default: their own order")
-    add("--shards N", "the minimum number of shards of each split", 1)
-    nbytes = "the approximate size of a shard, such as 100M; default 200M"
-    add("--shard-bytes BYTES", nbytes, default=SHARD_BYTES)
+    split_help = "a split, and its number of records, or its fraction of them; needs --seed"
+    add("--split NAME=SIZE...", split_help)
+    add("--seed N", "shuffle the records by this seed; default: keep their order")
+    add("--shards N", "the minimum number of shards of each split", shown=1)
+    size_help = "the approximate size of a shard, such as 100M; default 200M"
+    add("--shard-bytes BYTES", size_help, default=SHARD_BYTES)
     add("--shard-records N", "the maximum number of records in a shard")
-    add("--root FOLDER", "the folder or the URL of an index's shards, if it is not the index's own")
-    add("--overwrite", "replace what was packed under the same names")
+    add("--root FOLDER", "the folder or the URL of an index's shards; default: that of the index")
+    add("--overwrite", "replace shards and indexes with the same names")
     add("-q/--quiet", "no progress bar")
 
 
@@ -192,22 +198,22 @@ def _add_label_options(parser: argparse.ArgumentParser) -> Callable[..., None]:
     """Add the options that say where labels come from, of which only one may be given.
 
     Returns:
-        A function that adds another such option.
+        A function that adds another option to this mutually exclusive group.
     """
     add = partial(_add, parser.add_mutually_exclusive_group())
     add("--label FIELD", "the feature or tar member that holds the label")
-    json_key = "a key of a JSON member: json:object.name; without a key, all of it"
-    add("--label-json FIELD[:KEY]", json_key, dest="label")
-    folder = "the label is the folder of a shard, or in a tar sample's key; for images by default"
-    name = r"the label is the group of a regular expression in a file's name: 'class_(\d+)'"
-    add("--label-file REGEX", name, dest="label")
-    add("--label-folder", folder, dest="label", action="store_const", const=FromFolder())
+    json_help = "a key of a JSON member, as in json:object.name; without a key, the whole value"
+    add("--label-json FIELD[:KEY]", json_help, dest="label")
+    file_help = r"the label is the group of a regular expression in a file's name: 'class_(\d+)'"
+    add("--label-file REGEX", file_help, dest="label")
+    folder_help = "the label is the folder of a shard, or in a tar sample's key; default for images"
+    add("--label-folder", folder_help, dest="label", action="store_const", const=FromFolder())
     return add
 
 
-def _index(commands: Any) -> None:
+def _add_index_parser(commands: Any) -> None:
     """Add the parser of `twinfeed index`."""
-    parser = _command(
+    parser = _command_parser(
         commands,
         "index",
         "Index shards, or a folder of images as it is. Nothing is copied or converted.",
@@ -218,36 +224,37 @@ def _index(commands: Any) -> None:
     )
     add = partial(_add, parser)
     add("shards", "paths, globs, braces, URLs; or a folder of images", nargs="+")
-    add("--out FOLDER", "the folder to make, or the index to replace", required=True)
-    _add_label_options(parser)("--label-table FILE", "a CSV or TSV file of keys and labels")
-    names = "the class names, one a line, in order; or an index, whose class names are taken"
-    add("--classes FILE", names)
-    add("--background LABEL", "the label of records that have none")
+    add("--out FOLDER", "the folder to create, or the index to replace", required=True)
+    add_label_option = _add_label_options(parser)
+    add_label_option("--label-table FILE", "a CSV or TSV file of keys and labels")
+    classes_help = "the class names, one per line, in order; or an index with these class names"
+    add("--classes FILE", classes_help)
+    add("--background LABEL", "the label of records without a label")
     add("--field NAME[=A;B]...", "keep this field (default: all), under any of these names")
     add("--key FEATURE", "the feature that holds a TFRecord's key")
-    lists = "read this feature as a list, even where each record has one value"
-    add("--list FEATURE...", lists, dest="lists")
-    missing = (
-        "a record that lacks a label, or a field that --field names, is an error, is left out "
+    list_help = "read this feature as a list, even if each record has one value"
+    add("--list FEATURE...", list_help, dest="lists")
+    missing_help = (
+        "a record without a label, or without a field that --field names, is an error, is excluded "
         "(skip), or has an empty field; any other field may be missing"
     )
-    add("--missing", missing, "error", choices=get_args(Missing))
-    bad = "leave out the bad records of this file, which verify --bad-list has written"
-    add("--exclude FILE", bad, default=())
-    few = "take a numbered set (-00003-of-00010) of which some are missing"
-    add("--incomplete", few, dest="complete", action="store_false")
-    add("--digest", "keep a SHA-256 of each shard, for verify to compare")
+    add("--missing", missing_help, shown="error", choices=get_args(Missing))
+    exclude_help = "exclude the bad records of this file, which verify --bad-list has written"
+    add("--exclude FILE", exclude_help, default=())
+    incomplete_help = "accept numbered shards (-00003-of-00010) of which some are missing"
+    add("--incomplete", incomplete_help, dest="complete", action="store_false")
+    add("--digest", "store a SHA-256 of each shard, for verify to compare")
     _add_reading_options(add)
 
 
-def _verify(commands: Any) -> None:
+def _add_verify_parser(commands: Any) -> None:
     """Add the parser of `twinfeed verify`."""
-    parser = _command(
+    parser = _command_parser(
         commands,
         "verify",
         "Check every checksum of an index and its shards, or of shards without an index. A tar has "
-        "checksums of its headers only; its index has one of everything. Images are not decoded. "
-        "A warning ends with status 1, as bad data do.",
+        "checksums only of its headers; its index also has those of all data. Images are not "
+        "decoded. The exit status is 1 if there are bad data or warnings.",
         "verify data/train.index --jobs 4",
         "verify 'data/*.tfrecord' --bad-list bad.jsonl",
         "index 'data/*.tfrecord' --out data/x.index --exclude bad.jsonl",
@@ -260,71 +267,71 @@ def _verify(commands: Any) -> None:
 
 def _add_raw_option(add: Any) -> None:
     """Add the option --raw by the function `add`."""
-    raw = "read TFRecords as bytes: for records that are no Examples, such as SequenceExamples"
-    add("--raw", raw, dest="example", action="store_false")
+    raw_help = "read TFRecords as bytes, for other records than Examples, such as SequenceExamples"
+    add("--raw", raw_help, dest="example", action="store_false")
 
 
 def _add_reading_options(add: Any) -> None:
     """Add the options of `index` and `verify` for how shards are read, by the function `add`."""
-    kinds = "what the shards are; default: what their names and first bytes say"
-    add("--container", kinds, choices=CONTAINERS)
+    container_help = "the format of the shards; default: by their names and first bytes"
+    add("--container", container_help, choices=CONTAINERS)
     add("--join", "join the members of a tar's sample that are not consecutive")
     _add_raw_option(add)
-    maximum = "refuse longer records; default 1 GiB"
-    add("--max-record-bytes BYTES", maximum, default=LIMITS.record_bytes)
-    root = (
-        "the folder or the URL that contains all shards; default: the one that holds the index, "
-        "or for shards at URLs the nearest that holds them all"
+    max_help = "refuse longer records; default 1 GiB"
+    add("--max-record-bytes BYTES", max_help, default=LIMITS.record_bytes)
+    root_help = (
+        "the folder or the URL that contains all shards; default: the folder that contains the "
+        "index, or for shards at URLs the deepest folder that contains all of them"
     )
-    add("--root FOLDER", root)
-    add("--jobs N", "the number of parallel processes", 1)
+    add("--root FOLDER", root_help)
+    add("--jobs N", "the number of parallel processes", shown=1)
     add("-q/--quiet", "no progress bar")
 
 
-def _index_command(
-    commands: Any, name: str, text: str, *examples: str, draws: str = ""
+def _index_parser(
+    commands: Any, name: str, text: str, *examples: str, sampler_options: str = ""
 ) -> Callable[..., None]:
     """Add the parser of a command on an index, with the arguments that such commands share.
 
     Args:
-        commands: of the main parser.
-        name: of the command.
-        text: its description.
-        examples: lines of its help.
-        draws: adds the options for a sampler: "batches" for random or P x K batches, "shuffles" for
-            the shard-aware shuffle.
+        commands: the subparsers of the main parser.
+        name: the name of the command.
+        text: the description of the command.
+        examples: command lines that the help shows.
+        sampler_options: adds the options of a sampler: "batches" those for random or P x K batches,
+            "shuffles" those for the shard-aware shuffle.
 
     Returns:
         A function that adds a further argument.
     """
-    add = partial(_add, _command(commands, name, text, *examples))
+    add = partial(_add, _command_parser(commands, name, text, *examples))
     add("index", "the folder or the URL of the index")
-    add("--root FOLDER", "the folder or the URL of the shards, if it is not the index's own")
-    if draws:
-        add("--batch-size N", "records of a batch", 128)
-        add("--seed N", "the seed of the order of records", 0)
-    if draws == "batches":
-        add("--p N", "draw P x K batches, with so many classes each; --batch-size has no say")
-        add("--field NAME", "the field that holds the images; default: the only one that does")
+    add("--root FOLDER", "the folder or the URL of the shards; default: that of the index")
+    if sampler_options:
+        add("--batch-size N", "the number of records of a batch", shown=128)
+        add("--seed N", "the seed of the order of records", shown=0)
+    if sampler_options == "batches":
+        add("--p N", "draw P x K batches: N classes, K records of each; --batch-size is ignored")
+        add("--field NAME", "the field with the images; default: the only field with images")
         add("--k N", f"records of each class of a P x K batch; needs --p; default {DEFAULT_K}")
-        small = "of classes with fewer than K records, use records again, or leave the classes out"
-        add("--small", small, "repeat", choices=["repeat", "drop"])
-    if draws == "shuffles":
-        add("--block N", "records of a block; default: about 4 MB, less of small data")
-        add("--window N", "blocks that are open at once; default: up to 128, 512 MB")
+        small_help = "repeat records of classes with fewer than K records, or drop such classes"
+        add("--small", small_help, shown="repeat", choices=["repeat", "drop"])
+    if sampler_options == "shuffles":
+        add("--block N", "consecutive records of a block; default: about 4 MB, less of small data")
+        add("--window N", "blocks from which records are drawn; default: up to 128, 512 MB")
     return add
 
 
-def _info(commands: Any) -> None:
+def _add_info_parser(commands: Any) -> None:
     """Add the parser of `twinfeed info`."""
     examples = "info data/train.index", "info data/train.index --json"
-    add = _index_command(commands, "info", "Say what an index holds.", *examples)
+    add = _index_parser(commands, "info", "Print what an index contains.", *examples)
     add("--json", "print JSON, for programs")
 
 
-def _cat(commands: Any) -> None:
+def _add_cat_parser(commands: Any) -> None:
     """Add the parser of `twinfeed cat`."""
-    add = _index_command(
+    add = _index_parser(
         commands,
         "cat",
         "Show records, by number or key.",
@@ -333,117 +340,121 @@ def _cat(commands: Any) -> None:
         "cat data/train.index --key 1003",
         "cat data/train.index 17 --field image > 17.png",
     )
-    records = "record numbers (from the end if negative), or keys; 14 is a number, 000014 a key"
-    add("records", records, nargs="*")
-    add("--key KEY...", "show all records of this key, which may be a number")
-    add("--field NAME", "write the bytes of this field, and nothing else")
+    records_help = "record ids (from the end if negative), or keys; 14 is an id, 000014 a key"
+    add("records", records_help, nargs="*")
+    add("--key KEY...", "show all records with this key, which may look like a number")
+    add("--field NAME", "write only the bytes of this field")
 
 
-def _compare(commands: Any) -> None:
+def _add_compare_parser(commands: Any) -> None:
     """Add the parser of `twinfeed compare`."""
-    add = _index_command(
+    add = _index_parser(
         commands,
         "compare",
-        "Run the same batches through TensorFlow and PyTorch; compare what arrives, and how fast. "
+        "Run the same batches through TensorFlow and PyTorch, and compare the values and speed. "
         "Each framework must be installed.",
         "compare data/train.index --batch-size 128 --size 64",
         "compare data/train.index --p 8 --k 4 --seed 1 --batches 200",
-        draws="batches",
+        sampler_options="batches",
     )
-    add("--batches N", "the maximum number of batches", 100)
-    add("--size N", "decode images, and resize them to N x N pixels; default: as bytes")
-    backends = "what to run; default torch and tensorflow; numpy is without a framework"
-    both = ["torch", "tensorflow"]
-    add("--backends", backends, nargs="+", choices=[*BACKENDS], default=both)
+    add("--batches N", "the maximum number of batches", shown=100)
+    add("--size N", "decode images, and resize them to N x N pixels; default: not decoded")
+    backends_help = "what to run; default torch and tensorflow; numpy is without a framework"
+    default = ["torch", "tensorflow"]
+    add("--backends", backends_help, nargs="+", choices=[*BACKENDS], default=default)
 
 
-def _show(commands: Any) -> None:
+def _add_show_parser(commands: Any) -> None:
     """Add the parser of `twinfeed show`."""
-    add = _index_command(
+    add = _index_parser(
         commands,
         "show",
         "Draw a batch of images: a row for each class of a P x K batch, captions below. Needs "
-        "the extras images and pictures.",
+        "pip install 'twinfeed[images,pictures]'.",
         "show data/train.index --p 8 --k 4 --out batch.png",
         "show data/train.index --batch-size 30 --step 5 --out batch.svg",
-        draws="batches",
+        sampler_options="batches",
     )
-    add("--step N", "which batch of the epoch", 0)
-    size = "fit images into N x N pixels, with zeros beside; DecodeImage of a feed stretches them"
-    add("--size N", size, 128)
-    add("--out FILE", "the picture, .png or .svg", "batch.png")
+    add("--step N", "which batch of the epoch", shown=0)
+    size_help = "fit images into N x N pixels, padded with zeros (DecodeImage stretches them)"
+    add("--size N", size_help, shown=128)
+    add("--out FILE", "the picture, .png or .svg", shown="batch.png")
 
 
-def _mixing(commands: Any) -> None:
+def _add_mixing_parser(commands: Any) -> None:
     """Add the parser of `twinfeed mixing`."""
-    add = _index_command(
+    add = _index_parser(
         commands,
         "mixing",
-        "Draw how well shuffles mix an index: the shard-aware one, a uniform one, and a buffer. "
-        "Needs the extra pictures.",
+        "Plot how far records are moved by the shard-aware shuffle, by a uniform shuffle, and by "
+        "shuffle buffers. Needs pip install 'twinfeed[pictures]'.",
         "mixing data/train.index --out mixing.png",
         "mixing data/train.index --block 64 --window 16 --buffer 1000 --buffer 10000",
-        draws="shuffles",
+        sampler_options="shuffles",
     )
     add("--buffer N...", "a size of shuffle(buffer) to simulate; default a tenth of all records")
-    add("--out FILE", "the picture, .png or .svg", "mixing.png")
+    add("--out FILE", "the picture, .png or .svg", shown="mixing.png")
 
 
-def _plan(commands: Any) -> None:
+def _add_plan_parser(commands: Any) -> None:
     """Add the parser of `twinfeed plan`."""
-    _index_command(
+    _index_parser(
         commands,
         "plan",
-        "Say what an epoch asks of the store of its shards: with a uniform shuffle, and with the "
-        "shard-aware one. Nothing is read.",
+        "Print how many requests and bytes an epoch reads from the shards, with a uniform shuffle "
+        "and with the shard-aware shuffle. The shards are not read.",
         "plan data/train.index",
         "plan data/train.index --root s3://bucket/train",
         "plan data/train.index --block 256 --window 32 --batch-size 512",
-        draws="shuffles",
+        sampler_options="shuffles",
     )
 
 
-def _who(commands: Any) -> None:
+def _add_who_parser(commands: Any) -> None:
     """Add the parser of `twinfeed who`."""
-    add = _ledger_command(
+    add = _ledger_parser(
         commands,
         "who",
-        "Say which records made a step of a run. The run's loader had a ledger.",
+        "Print which records were in a step of a training run. The run's loader must have written "
+        "a ledger, a file of the steps that it delivered.",
         "who run/ledger.jsonl --feed train.py:feed --step 340",
         "who run/ledger.jsonl --feed train.py:feed --step 340 --rank 3",
     )
     add("--step N", "the step, counted over all epochs", required=True)
 
 
-def _when(commands: Any) -> None:
+def _add_when_parser(commands: Any) -> None:
     """Add the parser of `twinfeed when`."""
-    add = _ledger_command(
+    add = _ledger_parser(
         commands,
         "when",
-        "Say which steps of a run had a record. The run's loader had a ledger.",
+        "Print which steps of a training run had a record. The run's loader must have written a "
+        "ledger, a file of the steps that it delivered.",
         "when run/ledger.jsonl --feed train.py:feed --record 17",
         "when run/ledger.jsonl --feed train.py:feed --record class3/13",
     )
-    add("--record RECORD...", "a record number (from the end if negative), or a key")
-    add("--key KEY...", "a key, which may be a number")
+    add("--record RECORD...", "a record id (from the end if negative), or a key")
+    add("--key KEY...", "a key, which may look like a number")
 
 
-def _ledger_command(commands: Any, name: str, text: str, *examples: str) -> Callable[..., None]:
-    """Add the parser of a command on a ledger and its feed; return a function to add arguments."""
-    add = partial(_add, _command(commands, name, text, *examples))
+def _ledger_parser(commands: Any, name: str, text: str, *examples: str) -> Callable[..., None]:
+    """Add the parser of a command on a ledger, the file in which a loader wrote its steps, and on
+    the feed of that loader; return a function that adds further arguments.
+    """
+    add = partial(_add, _command_parser(commands, name, text, *examples))
     add("ledger", "the path that the loader was given as ledger=")
     add("--feed FILE.py:NAME", "the feed of the run; the file is imported", required=True)
-    add("--rank N", "a rank's part of the batch; default: the global batch")
+    add("--rank N", "only the records of this rank (process); default: of the whole batch")
     return add
 
 
-def _diff(commands: Any) -> None:
+def _add_diff_parser(commands: Any) -> None:
     """Add the parser of `twinfeed diff`."""
-    parser = _command(
+    parser = _command_parser(
         commands,
         "diff",
-        "Say from which step on two runs had other records. No shards are needed. The exit status "
-        "is 1 if there is such a step.",
+        "Print the first step at which two runs had different records. No shards are needed. The "
+        "exit status is 1 if there is such a step.",
         "diff a/ledger.jsonl b/ledger.jsonl",
     )
     add = partial(_add, parser)

@@ -35,7 +35,7 @@ def preview(index: Index, reader: Reader, record: int) -> Iterator[str]:
 
 
 def describe_record(source: Source, record: int, /) -> str:
-    """Describe a record in one line: its shard and number, its first byte there, its label."""
+    """Describe a record in one line: its shard and number, the offset of its data, its label."""
     text = source.describe(record)
     if isinstance(source, Index) and source.container != "files":
         rows = [source.table(name)[record] for name in source.fields]
@@ -64,8 +64,8 @@ def _describe(value: Any, location: str) -> str:
 
 def _describe_bytes(data: bytes) -> str:
     """Describe bytes in one line: an image's format and size, a text, or the first bytes in hex."""
-    if image := image_of(data):
-        return image
+    if image_text := describe_image(data):
+        return image_text
     try:
         text = data.decode()
     except UnicodeDecodeError:
@@ -74,10 +74,10 @@ def _describe_bytes(data: bytes) -> str:
     return f"text: {shown}"
 
 
-def image_of(data: bytes, /) -> str | None:
-    """Return the format and size of an image as text.
+def describe_image(data: bytes, /) -> str | None:
+    """Describe an image in one line: its format, size and mode, such as "JPEG image, 64 x 48, RGB".
 
-    Returns None if Pillow cannot read it, or is not installed.
+    Returns None if Pillow cannot read the bytes as an image, or is not installed.
     """
     try:
         from PIL import Image, UnidentifiedImageError

@@ -1,4 +1,4 @@
-"""Print lines with the control sequences of terminals escaped."""
+"""Print lines, with the control sequences of terminals escaped."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from twinfeed.loaders.errors import printable
 from twinfeed.loaders.index.options import IndexOptions, Reading
 
-_LABELS: dict[str | None, tuple[str, ...]] = {
+_LABEL_OPTIONS: dict[str | None, tuple[str, ...]] = {
     "field": ("--label",),
     "file": ("--label-file",),
     "folder": ("--label-folder",),
@@ -31,25 +31,29 @@ def print_lines(*lines: str, error: bool = False) -> None:
 def built_with(options: IndexOptions, index: str, /) -> str:
     """Return the options of `twinfeed index` that an index was built with, as a command line.
 
-    Defaults are left out. `--classes` names the index itself, which has the class names. The list
-    of bad records is not known, so the option for it is `--exclude FILE`.
+    Options with their default value are not listed. For `--classes`, the argument is the path of
+    the index itself, which has the class names. The file of `--exclude` is not known, and is
+    written as FILE.
     """
-    arguments = ["--raw"] * (not options.example) + ["--join"] * options.join
-    arguments += ["--digest"] * options.digest + ["--incomplete"] * (not options.complete)
+    flags = {"--raw": not options.example, "--join": options.join}
+    flags |= {"--digest": options.digest, "--incomplete": not options.complete}
+    arguments = [flag for flag, is_set in flags.items() if is_set]
     for name in ("background", "container", "key", "max_record_bytes", "missing"):
         value = getattr(options, name)
-        if value != getattr(Reading, name):
+        if value != getattr(Reading, name):  # `Reading` has the defaults
             arguments += [f"--{name.replace('_', '-')}", str(value)]
     for name, aliases in (options.fields or {}).items():
         arguments += ["--field", name if name == aliases else f"{name}={aliases}"]
     for name in options.lists:
         arguments += ["--list", name]
-    arguments += _LABELS.get(options.label_from, ())
+    arguments += _LABEL_OPTIONS.get(options.label_from, ())
     arguments += [] if options.label is None else [options.label]
     arguments += ["--classes", index] if options.classes_given else []
     arguments += ["--root", options.root] if options.root else []
-    excludes = options.broken or (options.left_out and options.missing != "skip")
-    arguments += ["--exclude", "FILE"] if excludes else []
+    # With missing="skip", records are excluded without a list of bad records. Only such a list
+    # excludes the rest of a broken shard.
+    has_exclude_list = options.broken or (options.left_out and options.missing != "skip")
+    arguments += ["--exclude", "FILE"] if has_exclude_list else []
     note = "(and labels by a function, which build_index takes)"
     return shlex.join(arguments) + (f" {note}" if options.label_from == "function" else "")
 
@@ -59,9 +63,9 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
     print_lines(f"twinfeed: warning: {one_line(message)}", error=True)
 
 
-def explain(error: Exception) -> str:
-    """Return the message of an error in one line; an OSError's has its file."""
-    text = error.args[0] if isinstance(error, KeyError) else error
+def error_line(error: Exception) -> str:
+    """Return the message of an error in one line. An OSError is shown as its file and reason."""
+    text = error.args[0] if isinstance(error, KeyError) else error  # str(KeyError) adds quotes
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
     return one_line(text)

@@ -291,7 +291,7 @@ def test_verify_checks_each_index_by_itself_and_the_shards_together(
     ]
     assert out[4].startswith("what to do: restore the shards")
     assert main(["verify", one, two, "--bad-list", f"{tmp_path}/bad", "-q"]) == 2
-    assert "--bad-list is of one index, or of shards" in capsys.readouterr().err
+    assert "--bad-list takes one index, or shards" in capsys.readouterr().err
 
 
 def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
@@ -891,7 +891,7 @@ def test_a_ledger_is_asked_by_the_feed_of_a_file(
     assert len(printed) == 3  # not the padding
     assert main(["who", *asked, "--step", "1", "--rank", "1"]) == 0
     printed = capsys.readouterr().out.splitlines()
-    assert printed[::2] == [f"step 1 (epoch 0, step 1), time {time} of 2" for time in (1, 2)]
+    assert printed[::2] == [f"step 1 (epoch 0, step 1), occurrence {time} of 2" for time in (1, 2)]
     assert [line.partition(" (")[0] for line in printed[1::2]] == ["  id 4: record 4"] * 2
     assert main(["when", *asked, "--record", "k4", "--record", "-5"]) == 0
     assert [line for line in capsys.readouterr().out.splitlines() if line[0] == " "] == [

@@ -295,7 +295,9 @@ def test_a_field_that_a_record_lacks_is_told(tmp_path: Path, capsys: Capture) ->
     assert main(["index", shard, "--out", filling, "--field", "y", "--missing", "empty", "-q"]) == 0
     assert main(["cat", refusing, "1", "--field", "y"]) == 1
     error = capsys.readouterr().err
-    assert error.endswith("lacks the field 'y'; what to do: leave --field out to see what it has\n")
+    assert error.endswith(
+        "lacks the field 'y'; what to do: run cat without --field to see its fields\n"
+    )
     assert main(["cat", refusing, "1"]) == main(["info", refusing]) == 0
     said = capsys.readouterr().out
     assert "  y: missing\n" in said
@@ -319,6 +321,6 @@ def test_a_field_without_images_leads_to_one_with(
     index = str(pack(samples, tmp_path)["data"].path)
     words = [command, index, "--size", "8"]
     assert main([*words, "--field", "cls"]) == 2
-    assert "'cls' holds no images: name one of png with --field\n" in capsys.readouterr().err
+    assert "'cls' has no images: choose one of png with --field\n" in capsys.readouterr().err
     assert main([*words, "--field", "png"]) == 1
     assert "error: record 1 (" in capsys.readouterr().err

@@ -207,8 +207,8 @@ def test_show_asks_for_a_field_where_none_or_two_hold_images(
         assert main(["show", index, "--out", f"{tmp_path}/out.png"]) == 2
     errors = capsys.readouterr().err.splitlines()
     assert errors == [
-        "twinfeed: error: the fields a, b hold images: name one of a, b with --field",
-        "twinfeed: error: no field holds images: name one of a, b with --field",
+        "twinfeed: error: the fields a, b have images: choose one of a, b with --field",
+        "twinfeed: error: no field has images: choose one of a, b with --field",
     ]
     shown = ["show", f"{tmp_path}/two.index", "--field", "b", "--out", f"{tmp_path}/out.png"]
     assert main(shown) == 0
