@@ -75,8 +75,7 @@ def run_pack(options: argparse.Namespace) -> None:
         if not isinstance(source, str) or not is_index_path(source):
             raise ValueError("--root needs an index as the source, and the source is not an index")
         source = open_index(source, root=options.root)
-    has_shard_options = options.label is not None or options.key is not None
-    if has_shard_options or not options.example:
+    if options.label is not None or options.key is not None or not options.example:
         source = CompressedShards(  # shards that are read as a stream, compressed or not
             options.source, label=options.label, key=options.key, example=options.example
         )

@@ -26,7 +26,7 @@ from twinfeed.loaders.tools.backends import BACKENDS
 
 _INTERRUPTED: dict[Any, str] = {
     _commands.run_pack: "; nothing was written",
-    _commands.run_index: "; finished shards are kept: run it again to go on",
+    _commands.run_index: "; finished shards are kept: run the command again to continue",
 }
 
 EPILOG = """\
@@ -104,21 +104,18 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"twinfeed {version('twinfeed')}")
     commands = parser.add_subparsers(metavar="command", required=True, parser_class=_Command)
-    for add_parser in (
-        _add_pack_parser,
-        _add_index_parser,
-        _add_verify_parser,
-        _add_info_parser,
-        _add_cat_parser,
-        _add_compare_parser,
-        _add_show_parser,
-        _add_mixing_parser,
-        _add_plan_parser,
-        _add_who_parser,
-        _add_when_parser,
-        _add_diff_parser,
-    ):
-        add_parser(commands)
+    _add_pack_parser(commands)
+    _add_index_parser(commands)
+    _add_verify_parser(commands)
+    _add_info_parser(commands)
+    _add_cat_parser(commands)
+    _add_compare_parser(commands)
+    _add_show_parser(commands)
+    _add_mixing_parser(commands)
+    _add_plan_parser(commands)
+    _add_who_parser(commands)
+    _add_when_parser(commands)
+    _add_diff_parser(commands)
     return parser
 
 
@@ -177,8 +174,7 @@ def _add_pack_parser(commands: Any) -> None:
     source_help = "a folder of images, or of a folder of images for each class; an index; or "
     add("source", f"{source_help}compressed shards, by paths or patterns", nargs="+")
     add("out", "the folder to write shards and indexes to")
-    containers = get_args(ShardContainer)
-    add("--container", "the format of the shards", shown="tfrecord", choices=containers)
+    add("--container", "the shard format", shown="tfrecord", choices=get_args(ShardContainer))
     _add_label_options(parser)
     add("--key FEATURE", "the feature that holds a TFRecord's key")
     _add_raw_option(add)
@@ -415,8 +411,7 @@ def _add_who_parser(commands: Any) -> None:
     add = _ledger_parser(
         commands,
         "who",
-        "Print which records were in a step of a training run. The run's loader must have written "
-        "a ledger, a file of the steps that it delivered.",
+        "Print which records were in a step of a run, by the ledger that the loader wrote.",
         "who run/ledger.jsonl --feed train.py:feed --step 340",
         "who run/ledger.jsonl --feed train.py:feed --step 340 --rank 3",
     )
@@ -428,8 +423,7 @@ def _add_when_parser(commands: Any) -> None:
     add = _ledger_parser(
         commands,
         "when",
-        "Print which steps of a training run had a record. The run's loader must have written a "
-        "ledger, a file of the steps that it delivered.",
+        "Print which steps of a run had a record, by the ledger that the loader wrote.",
         "when run/ledger.jsonl --feed train.py:feed --record 17",
         "when run/ledger.jsonl --feed train.py:feed --record class3/13",
     )

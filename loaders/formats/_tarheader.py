@@ -202,11 +202,10 @@ class HeaderReader:
                 if not length.isdigit() or len(length) > 19:
                     raise self._error("PAX size that is not a number", found=length)
                 size = int(length)
-        if len(name) > LIMITS.name_bytes or len(link) > LIMITS.name_bytes:
-            raise self._error(
-                f"name longer than {LIMITS.name_bytes} bytes",
-                found=f"{max(len(name), len(link))} bytes",
-            )
+        longest = max(len(name), len(link))
+        if longest > LIMITS.name_bytes:
+            problem = f"name longer than {LIMITS.name_bytes} bytes"
+            raise self._error(problem, found=f"{longest} bytes")
         if kind in _DATALESS:
             size = 0
         if self.position + padded_size(size) > self.size:

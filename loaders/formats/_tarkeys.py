@@ -3,7 +3,7 @@
 - The key is the member's path up to the first dot of its base name.
 - What follows the dot, in lower case, is the extension, which names the field.
 - Consecutive members of one key are a run. A sample is one run.
-- Directories, names without an extension and `__meta__` names are left out.
+- Directories, names without an extension and `__meta__` names are skipped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """`Record`: what a scan of a container yields, with the byte range of each field.
 
-The bytes of a `Record` include its framing. The records of a TFRecord shard lie end to end. A
-record of a tar goes from the first header block of the sample to the padded end of its last member.
-A `Range` lies inside a record: a reader fetches only the ranges of the fields that it needs.
+The bytes of a `Record` include its framing, so the records of a TFRecord shard are contiguous. A
+record of a tar extends from the first header of the sample to the padded end of its last member. A
+`Range` lies inside a record: a reader fetches only the ranges of the fields that it needs.
 
 The `number` of a record is its index among all records of its shard, with the bad records. So it
 does not depend on whether a scan continues after a bad record.
@@ -23,7 +23,7 @@ Sample = dict[str, Any]
 """A record's fields by name, as decode and transform take them."""
 
 OnBad = Callable[[DataCorruptionError], None]
-"""Called with the error of one bad record after which the scan can go on."""
+"""Called with the error of one bad record, after which the scan continues."""
 
 
 def raise_error(error: DataCorruptionError, /) -> None:

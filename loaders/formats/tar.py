@@ -87,7 +87,7 @@ def scan_chunks(
     """Yield what `scan` yields, with a chunk in place of samples that have the same fields."""
     path = os.fspath(path)
     number = 0  # the index of the next sample
-    next_chunk = 0  # the offset from which on reading a chunk at once is tried again
+    next_chunk = 0  # the offset from which on a whole chunk is tried again
     sample: _Sample | None = None
     incomplete: dict[str, _Sample] = {}  # the samples of which more runs will come
     first_offsets: dict[str, int] = {}  # the offset of the first member of each key

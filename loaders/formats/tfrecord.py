@@ -156,9 +156,8 @@ def _read_frames(file: BinaryIO, path: str, max_record_bytes: int) -> Iterator[R
         data = read_at(file.fileno(), min(num_bytes, size - offset), offset)
         all_starts, all_stops = _complete_records(data, max_record_bytes)
         for first in range(0, len(all_starts), CHUNK_RECORDS):
-            starts, stops = (
-                ends[first : first + CHUNK_RECORDS] for ends in (all_starts, all_stops)
-            )
+            chunk = slice(first, first + CHUNK_RECORDS)
+            starts, stops = all_starts[chunk], all_stops[chunk]
             footers = slices(data, stops - FOOTER_SIZE, stops)
             headers = list(map(add, slices(data, starts, starts + HEADER_SIZE), footers))
             keys = [None] * len(starts)

@@ -38,7 +38,7 @@ ROW = np.dtype([("offset", "<i8"), ("length", "<i8"), ("file", "<u4"), ("crc", "
 
 MISSING_ROW = (0, -1, 0)
 
-_DECODED_AT_ONCE, _MAX_SHOWN = 1 << 14, 100  # strings decoded in one call, and shown in a repr
+_CHUNK_STRINGS, _MAX_SHOWN = 1 << 14, 100  # strings decoded in one call, and shown in a repr
 
 
 def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
@@ -72,7 +72,7 @@ class StringColumn(Sequence[str]):
     Args:
         text: the bytes of all strings, uint8.
         ends: the end of each string in `text`, uint32[n], or int64[n] for a long text.
-        convert: changes each string that is taken out.
+        convert: a function that is applied to each string when it is read.
 
     >>> column = StringColumn.of(["cat", "", "dog"])
     >>> column[0], column[-1], column[1:], len(column)
@@ -106,23 +106,23 @@ class StringColumn(Sequence[str]):
         return len(self.ends)
 
     @overload
-    def __getitem__(self, number: int) -> str: ...
+    def __getitem__(self, index: int) -> str: ...
     @overload
-    def __getitem__(self, number: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, number: int | slice) -> str | tuple[str, ...]:
-        """Return the string with this number, or a tuple of the strings of a slice."""
-        if isinstance(number, slice):
-            return tuple(map(self.__getitem__, range(*number.indices(len(self)))))
-        number = range(len(self))[number]
-        return self._decode(number, number + 1)[0]
+    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
+        """Return the string at an index, or a tuple of the strings of a slice."""
+        if isinstance(index, slice):
+            return tuple(map(self.__getitem__, range(*index.indices(len(self)))))
+        position = range(len(self))[index]  # not negative; raises IndexError
+        return self._decode(position, position + 1)[0]
 
     def __iter__(self) -> Iterator[str]:
         """Yield all strings, decoded in chunks."""
-        for start in range(0, len(self), _DECODED_AT_ONCE):  # ten times as fast as one by one
-            yield from self._decode(start, start + _DECODED_AT_ONCE)
+        for start in range(0, len(self), _CHUNK_STRINGS):  # ten times as fast as one by one
+            yield from self._decode(start, start + _CHUNK_STRINGS)
 
     def _decode(self, start: int, stop: int) -> list[str]:
-        """Return the strings with the numbers [start, stop), of which there is at least one."""
+        """Return the strings at the indices `start` to `stop` - 1, of which at least one exists."""
         ends = self.ends[start:stop].tolist()
         base = int(self.ends[start - 1]) if start else 0
         text = self.text[base : ends[-1]].tobytes()

@@ -56,7 +56,7 @@ SHARD = np.dtype([("bytes", "<i8"), ("headers", "<u4")])
 
 
 class Field(NamedTuple):
-    """The kind of a field ("bytes", or a list of an Example), and the records that lack it.
+    """The kind of a field ("bytes", or a list of an Example), and how many records lack it.
 
     >>> Field("bytes", 0).kind
     'bytes'
@@ -124,9 +124,8 @@ class Index:
         self._records: int = manifest["records"]
         self._check_arrays()
         self._tables = {name: arrays[f"field-{n}"] for n, name in enumerate(self.fields)}
-        self.columns = Columns(
-            arrays, {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
-        )
+        array_names = {name: f"column-{n}" for n, name in enumerate(manifest["columns"])}
+        self.columns = Columns(arrays, array_names)
 
     @property
     def root(self) -> str:
@@ -268,14 +267,14 @@ class Index:
     def __getitem__(self, record: SupportsIndex, /) -> dict[str, Any]:
         """Read the fields and columns of one record, to look at it.
 
-        The shard is opened and closed for it: a `Reader` reads many records. A field that the
-        record lacks is None.
+        The shard is opened and closed each time: use a `Reader` for many records. A missing field
+        is None.
 
         Raises:
             IndexError: there is no such record.
             LoaderError: an error of reading.
         """
-        from twinfeed import Reader  # which is on a floor above
+        from twinfeed import Reader  # at call time, since `Reader` imports this module
 
         try:
             number = range(len(self))[operator.index(record)]
@@ -327,8 +326,7 @@ class Index:
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        verified = self._arrays.verified
-        state = self.fingerprint, verified, self.cache, self.where
+        state = self.fingerprint, self._arrays.verified, self.cache, self.where
         return _unpickle, (str(self.path), self.shards_root, *state)
 
     @property
@@ -458,8 +456,9 @@ def load_index(
 ) -> Index:
     """Load the index in the folder or at the URL `path`, without looking at its shards.
 
-    `root` is the folder of the shards; None is the folder that holds the index folder. An index at
-    a URL is downloaded to the cache, or to a temporary folder that is removed with the object.
+    `root` is the folder of the shards; by default the folder that contains the index folder. An
+    index at a URL is downloaded to the cache, or to a temporary folder that is removed with the
+    object.
     """
     location = parse_location(path)
     default_root: Root
@@ -484,7 +483,7 @@ def load_index(
 
 
 def _open_arrays(folder: Path, where: str, root: Root, cache: DiskCache | None) -> Index:
-    """Load the index in a local folder; retry if a build replaces the index meanwhile.
+    """Load the index in a local folder; retry if a build replaces the index at the same time.
 
     `where` is the path or the URL of the index, for messages, and `root` the folder of its shards.
     """

@@ -157,9 +157,8 @@ def check_manifest(manifest: Mapping[str, Any], /) -> None:
         _require(name, ARRAY_NAME.fullmatch(name) and isinstance(entry, dict))
         _require(name, _is_natural(entry["bytes"]) and isinstance(entry["sha256"], str))
         shape = entry["shape"]
-        _require(
-            name, isinstance(shape, list) and 0 < len(shape) < 3 and all(map(_is_natural, shape))
-        )
+        is_shape = isinstance(shape, list) and 0 < len(shape) < 3 and all(map(_is_natural, shape))
+        _require(name, is_shape)
     _require("container", manifest["container"] in CONTAINERS)
     _require("records", _is_natural(manifest["records"]))
     _require("fields", isinstance(fields, list))

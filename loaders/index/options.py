@@ -28,11 +28,12 @@ class ReadingOptions(TypedDict, total=False):
             `tf.train.Example`, such as SequenceExamples, need this.
         key: the feature that holds the key of a TFRecord.
         lists: the bytes features that are read as lists, even if each record has one value.
-        join: whether to put together the members of one key that lie apart in a tar. Without
-            `join`, members that lie apart are an error.
-        missing: for records without a named field or label. "error" refuses such records, "skip"
-            leaves them out and counts them, "empty" reads the field as b"" or as no numbers.
-        background: the label of records without a label, and of records that a table lacks.
+        join: whether to join the members of one key that are not consecutive in a tar. Without
+            `join`, such members are an error.
+        missing: what happens to records without a named field or label. "error" refuses them,
+            "skip" excludes and counts them, "empty" reads the field as b"" or as no numbers.
+        background: the label of records without a label, and of records that a table of labels
+            does not have.
         max_record_bytes: longer records are refused before they are read.
         complete: whether a numbered set (`-00003-of-00010`) must have every number. `verify`
             takes sets with gaps too.
@@ -117,8 +118,8 @@ class IndexOptions(Reading):
         fields: maps each chosen field to its possible names in a record, with ";" between them.
         classes_given: whether the classes were listed by the caller.
         root: the URL of the folder of the shards, if they are remote.
-        left_out: the number of records that the index leaves out.
-        broken: the number of shards whose records are left out from some record on.
+        left_out: the number of records that the index excludes.
+        broken: the number of shards of which the index excludes all records from some record on.
 
     >>> IndexOptions(label_from="field", label="cls").missing
     'error'

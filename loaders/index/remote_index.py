@@ -41,7 +41,7 @@ def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Pat
     """Download the index at a URL, unless the cache has the same copy already.
 
     Returns:
-        The folder of the copy, and the temporary folder to remove later. With a cache, the latter
+        The folder of the copy, and the temporary folder to remove later. With a cache, the second
         is None: the copy stays in a folder of the cache.
     """
     if cache is not None:
@@ -62,16 +62,16 @@ def download_index(url: Location, cache: DiskCache | None, /) -> tuple[Path, Pat
 def _download(url: Location, parent_folder: Path) -> Path:
     """Download an index to a new folder in `parent_folder`, and return the new folder.
 
-    Retry if the index is replaced meanwhile.
+    Retry if the index is replaced during the download.
 
     Raises:
-        StaleIndexError: it was replaced several times.
+        StaleIndexError: the index was replaced several times.
     """
     for _ in range(_ATTEMPTS):
         if (folder := _download_once(url, parent_folder)) is not None:
             return folder
     raise StaleIndexError(
-        f"the index was replaced {_ATTEMPTS} times while it was copied",
+        f"the index was replaced {_ATTEMPTS} times during its download",
         path=url,
         advice="wait until nobody writes there, and try again",
     )
@@ -81,7 +81,7 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
     """Download an index, unless `parent_folder` has the same copy, and return its folder.
 
     The copy is written to a hidden folder, and renamed when it is complete. Returns None if the
-    index was replaced meanwhile.
+    index was replaced during the download.
     """
     download_folder = parent_folder / f".{secrets.token_hex(8)}"
     download_folder.mkdir()
@@ -93,7 +93,7 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
             return copy_folder
         try:
             _download_arrays(url, manifest, download_folder)
-        except FileNotFoundError:  # if the manifest is new, a build has replaced the index
+        except FileNotFoundError:  # if the manifest has changed, a build has replaced the index
             if _download_manifest(url, download_folder) == manifest:
                 raise
             return None
@@ -115,8 +115,8 @@ def _download_once(url: Location, parent_folder: Path) -> Path | None:
 def send_index(path: Path, url: Location, /) -> None:
     """Upload a local index to a URL, in place of an older index there.
 
-    First its arrays are written, then the manifest, which names them: from then on, readers see the
-    new index. At the end, the arrays of the older index are deleted.
+    First the arrays are written, and then the manifest, which names them. From then on, readers
+    see the new index. At the end, the arrays of the older index are deleted.
     """
     store, manifest = store_of(url), read_manifest(path)
     arrays = array_files(manifest)

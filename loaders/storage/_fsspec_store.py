@@ -37,21 +37,21 @@ class FsspecStore(Store):
             return url_to_fs(str(self.root))[0]
 
     def _fsspec_path(self, path: str) -> str:
-        """Return the path of a file as its file system of fsspec spells it.
+        """Return the path of a file in the format of its fsspec file system.
 
         Raises:
             LoaderError: fsspec would change the key, and read another file.
         """
         location = self.root / path if path else self.root
-        found = str(self.system._strip_protocol(str(location)))
-        if not found.endswith(location.key):
+        fsspec_path = str(self.system._strip_protocol(str(location)))
+        if not fsspec_path.endswith(location.key):
             raise LoaderError(
                 "fsspec would read another file than the one that this URL names",
                 path=location,
-                found=found,
+                found=fsspec_path,
                 advice="rename the file",
             )
-        return found
+        return fsspec_path
 
     def _stat(self, path: str, /) -> ObjectInfo:
         """Return the size and the ETag or version of a file."""
@@ -63,9 +63,8 @@ class FsspecStore(Store):
     def _read(self, path: str, start: int, stop: int, /) -> RangeData:
         """Return the bytes [start, stop) of a file."""
         with _translated_errors(self.url(path)):
-            return RangeData(
-                memoryview(self.system.cat_file(self._fsspec_path(path), start=start, end=stop))
-            )
+            data = self.system.cat_file(self._fsspec_path(path), start=start, end=stop)
+            return RangeData(memoryview(data))
 
     def _list(self) -> Iterator[str]:
         """Yield the paths of all files, relative to the root."""
@@ -90,7 +89,7 @@ class FsspecStore(Store):
 def _translated_errors(url: str) -> Iterator[None]:
     """Turn exceptions of fsspec in the `with` block into those of this library.
 
-    Failures that may pass become a `TransientError`, which is retried.
+    Failures that may be transient become a `TransientError`, which is retried.
     """
     try:
         yield

@@ -126,9 +126,8 @@ class HttpStore(Store):
             response = self._follow_redirects(url, {**_HEADERS, "Range": range_header})
             try:
                 if response.status not in (200, 206, 416):
-                    raise status_error(
-                        url, response.status, response.reason or "", _retry_after(response)
-                    )
+                    reason, retry_after = response.reason or "", _retry_after(response)
+                    raise status_error(url, response.status, reason, retry_after)
                 for name, (pattern, expected) in _STRICT_HEADERS.items():
                     found = response.headers.get(name)
                     if found is not None and not re.fullmatch(pattern, found):

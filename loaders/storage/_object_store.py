@@ -146,8 +146,7 @@ def _check_endpoints(root: Location) -> None:
     Raises:
         LoaderError: a variable is not a URL, or the endpoint is http:// and this is not allowed.
     """
-    variables = _ENDPOINT_VARIABLES[OBJECTS[root.scheme]]
-    names = [name for name in variables if name in os.environ]
+    names = [name for name in _ENDPOINT_VARIABLES[OBJECTS[root.scheme]] if name in os.environ]
     for name in names:
         endpoint, problem = os.environ[name], None
         if not _is_url(endpoint):

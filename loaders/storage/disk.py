@@ -211,7 +211,7 @@ class Disk:
         return used
 
     def _files(self) -> Iterator[Path]:
-        """Yield the regular files in the folders of entries; some may be deleted meanwhile."""
+        """Yield the regular files in the folders of entries. Other processes may delete some."""
         with suppress(FileNotFoundError):
             for folder in self._folder.iterdir():
                 is_folder = folder.is_dir() and not folder.is_symlink()

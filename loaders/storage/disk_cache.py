@@ -15,7 +15,7 @@ FOLDER, BYTES = "TWINFEED_CACHE", "TWINFEED_CACHE_BYTES"
 
 @dataclass(frozen=True)
 class DiskCache:
-    """Keep what is read of remote shards in `folder`, at most `bytes` bytes of it.
+    """Keep data that were read from remote shards in a local `folder`, up to `bytes` bytes.
 
     Every process of this user on this machine may use the folder at the same time, for any number
     of data sets.
@@ -25,13 +25,13 @@ class DiskCache:
     is opened without a cache, if the index or its shards lie at a URL.
 
     Args:
-        folder: if it does not exist, it is made, for its owner alone. `~` is your home. The folder
-            may be deleted when no process uses it.
-        bytes: the most bytes in the folder: a number, or a text such as 200G or 1.5 TiB.
+        folder: if it does not exist, it is created, with access only for its owner. `~` is your
+            home folder. The folder may be deleted when no process uses it.
+        bytes: the maximum number of bytes in the folder, or a text such as 200G or 1.5 TiB.
 
     Raises:
-        TypeError: `bytes` is neither.
-        ValueError: `bytes` is not positive, or another text.
+        TypeError: `bytes` is neither a number nor a text.
+        ValueError: `bytes` is not positive, or is not the text of a size.
 
     >>> DiskCache("/mnt/ssd/twinfeed", bytes="200G").bytes
     200000000000

@@ -12,7 +12,7 @@ from twinfeed.loaders.storage.url import OBJECTS, WEB, Location
 _stores: dict[tuple[int, Location, bool], Store] = {}
 
 
-_obstore_users: set[int] = set()
+_obstore_users: set[int] = set()  # the ids of this process and its parents that use obstore
 
 
 def store_of(root: Location, /) -> Store:
@@ -25,10 +25,10 @@ def store_of(root: Location, /) -> Store:
 
 
 def split(location: Location, /) -> tuple[Store, str]:
-    """Return the store of the folder that a file lies in, and the name of the file.
+    """Return the store of the folder that contains a file, and the name of the file.
 
     Raises:
-        LoaderError: the URL is of a bucket or a server, and names no file.
+        LoaderError: the URL is that of a bucket or a server, without the name of a file.
     """
     if not location.key:
         raise LoaderError(
@@ -41,9 +41,9 @@ def _open(root: Location) -> Store:
     """Open the store of a URL: by HTTP, obstore or fsspec.
 
     Raises:
-        LoaderError: a package is not installed, or this process was forked after obstore was used.
-            Then the child has the locks of obstore's threads, but not the threads, and would wait
-            for ever.
+        LoaderError: a package is not installed, or this process was forked from a process that used
+            obstore. The child then has the locks of obstore's threads, but not the threads, and
+            would wait forever.
     """
     if root.scheme not in (*WEB, *OBJECTS):
         return FsspecStore(root)

@@ -81,9 +81,8 @@ class Store(ABC):
         They are cached, and with `fresh` requested again.
         """
         missing = [path for path in dict.fromkeys(paths) if fresh or path not in self._info]
-        futures = [
-            request_pool().submit(partial(self._stat_with_retries, path), 0) for path in missing
-        ]
+        submit = request_pool().submit
+        futures = [submit(partial(self._stat_with_retries, path), 0) for path in missing]
         self._info |= {path: future.result() for path, future in zip(missing, futures, strict=True)}
         return [self._info[path] for path in paths]
 

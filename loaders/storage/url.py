@@ -103,7 +103,7 @@ class Location:
 
     @property
     def protocol(self) -> str:
-        """The last scheme of a chain, as https of simplecache::https."""
+        """The last scheme of a chain of file systems of fsspec: https of simplecache::https."""
         return self.scheme.rpartition("::")[2]
 
     @property
@@ -170,7 +170,7 @@ def parse_location(path: str | os.PathLike[str], /) -> Root:
 
 
 def is_url(text: str, /) -> bool:
-    """Return whether a text is a URL, as "scheme://…", and no local path."""
+    """Return whether a text is a URL, as "scheme://…", and not a local path."""
     return _URL.fullmatch(text) is not None
 
 

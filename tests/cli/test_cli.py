@@ -309,7 +309,7 @@ def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
     name = Path(shards[1]).name
     assert lines[0] == f"{name}, record 7 and all after it: corrupted length at offset {offset}"
     assert lines[2].endswith(
-        "list what is bad with --bad-list FILE and leave it out with index --exclude FILE"
+        "list the bad records with --bad-list FILE and exclude them with index --exclude FILE"
     )
     assert main([*verify, "--bad-list", listed]) == 1
     assert capsys.readouterr().out.splitlines()[2].endswith(f"with index --exclude {listed}")
@@ -906,7 +906,7 @@ def test_a_ledger_is_asked_by_the_feed_of_a_file(
         (["who", asked[0], "--feed", "none.py:feed", "--step", "0"], 1, "none.py"),
         (["who", asked[0], "--feed", "ledger_feed.py:fed", "--step", "0"], 2, "has no 'fed'"),
         (["who", asked[0], "--feed", "ledger_feed.py:index", "--step", "0"], 2, "must be Feed"),
-        (["when", *asked], 2, "which records"),
+        (["when", *asked], 2, "no record is given"),
         (["diff", "run/ledger.jsonl", "ledger_feed.py"], 1, "line 1 is not a ledger line"),
     ]:
         assert main(command) == status

@@ -163,7 +163,7 @@ def test_the_help_of_missing_tells_named_fields_from_others(
     with pytest.raises(SystemExit):
         main(["index", "--help"])
     said = " ".join(capsys.readouterr().out.split())
-    assert "a record that lacks a label, or a field that --field names, is an error" in said
+    assert "a record without a label, or without a field that --field names, is an error" in said
     assert "any other field may be missing" in said
     shard = str(write_tar(tmp_path / "a.tar", [("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})]))
     words = ["index", shard, "--out", f"{tmp_path}/x.index", "-q"]

@@ -47,7 +47,7 @@ def test_fault_78_a_manifest_that_differs_at_each_request(
 
     server.fail = changes
     cache = DiskCache(tmp_path / "c", bytes=10**6) if cached else None
-    with pytest.raises(StaleIndexError, match="replaced 3 times while it was copied") as caught:
+    with pytest.raises(StaleIndexError, match="replaced 3 times during its download") as caught:
         open_index(f"{server.url}/x.index", cache=cache)
     assert caught.value.path == f"{server.url}/x.index"
     asked = [name for name, _, _ in server.ranges]

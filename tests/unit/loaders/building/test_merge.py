@@ -75,7 +75,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
 def test_merging_takes_the_same_memory_for_many_records_as_for_few(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("SORTED_AT_ONCE", "READ"):
+    for name in ("SORTED_AT_ONCE", "READ_ITEMS"):
         monkeypatch.setattr(_classes, name, 5000)
     few, many = (synthetic(tmp_path, records) for records in (50_000, 200_000))
 
@@ -151,7 +151,7 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
     expected = ClassOrder(values)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(_classes, "SORTED_AT_ONCE", at_once)
-        patch.setattr(_classes, "READ", 4)
+        patch.setattr(_classes, "READ_ITEMS", 4)
         with _writer.index_writer(tmp_path_factory.mktemp("order") / "x.index") as store:
             digest = _classes.write_class_order(store, values, ())
             written = {
