@@ -660,7 +660,7 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
     ("command", "text"),
     [
         (["pack", "images", "out"], "; nothing was written"),
-        (["index", "images", "--out", "x.index"], "; finished shards are kept: run it again"),
+        (["index", "images", "--out", "x.index"], "; finished shards are kept: run the command"),
         (["index", "images", "--out", "x.index", "--jobs", "2"], "; finished shards are kept"),
         (["verify", "images"], "\n"),
     ],
