@@ -221,6 +221,9 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def rank_slices(self, epoch: int, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return where this rank's slice of each global batch of these steps starts and stops.
 
+        Both are int64[steps], indices into the global batch. Of global batches of 4, 4 and 2 ids,
+        rank 1 of 2 has the ids 2 and 3, 2 and 3, and 1.
+
         >>> from twinfeed.samplers import BatchSampler, SequentialSampler
         >>> stream = BatchSampler(SequentialSampler(10), batch_size=4)
         >>> [bounds.tolist() for bounds in stream.shard(1, 2).rank_slices(0, 0, 3)]
@@ -235,11 +238,11 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         # ranks have one more.
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
         per_rank, num_longer = np.divmod(num_ids, world)
-        # How many of them the ranks before this one have, and these ranks with this one. The
-        # differences are those of a single batch.
-        before = per_rank * self.rank + np.minimum(num_longer, self.rank)
-        with_this = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
-        return np.diff(before), np.diff(with_this)
+        # How many of these ids the earlier ranks have together, and how many with this rank. The
+        # increases from batch to batch are the ids of a single batch: the bounds of the slice.
+        of_earlier = per_rank * self.rank + np.minimum(num_longer, self.rank)
+        with_this_rank = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
+        return np.diff(of_earlier), np.diff(with_this_rank)
 
     def _new_cursor(self) -> SamplerCursor:
         return SamplerCursor(copy.copy(self))

@@ -157,7 +157,7 @@ def checked_draw(
     the error message.
 
     Raises:
-        ValueError: another number of ids, no integers, or ids outside `[0, num_ids)`.
+        ValueError: a wrong number of ids, ids that are not integers, or ids outside `[0, num_ids)`.
     """
     ids = np.asarray(sampler.draw(epoch, positions))
     index, problem = 0, ""
@@ -287,7 +287,7 @@ def check_order(order: Sampler, *, name: str = "order") -> Sampler:
             f"{type(order).__name__}.parameters must be a dict of all values on which the ids "
             f"depend, except the seed: by these, a saved state is recognised"
         )
-    # For its TypeError: a value may have a type that a state cannot save.
+    # Raise TypeError if a parameter has a type that a state cannot save. The result is not needed.
     json_value({"seed": order.seed, **order.parameters}, hashed=False)
     return order
 

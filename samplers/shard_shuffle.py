@@ -196,14 +196,15 @@ class ShardShuffleSampler(Sampler):
         return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the records at these positions of an epoch, int64[positions] both.
+        """Return the records at these positions of an epoch: int64[n], as `positions`.
 
         The blocks of all shards in random order are one sequence of records. It is divided into
         segments, which are read side by side. The records of a block are permuted within the block.
         """
         table = self._table(epoch)
         entries = self._entries(table.round_robin, positions)  # indices into the sequence
-        first_record, offset, size = table.locate(entries)  # of the block, and in the block
+        # The first record of the block, the offset of the record in it, and the size of the block.
+        first_record, offset, size = table.locate(entries)
         if self._within == "random":
             keys = random_words(derive(self._key, epoch, _RECORDS_KEY), first_record)
             offset = permute_rows(size, keys, offset[:, None])[:, 0]
@@ -240,7 +241,7 @@ class ShardShuffleSampler(Sampler):
         num_per_batch = self._batch_size // self._sections  # records of a section in a batch
         last_step, num_in_last = divmod(self._section_size, num_per_batch)
         step, index = np.divmod(positions, self._batch_size)
-        # The last batch may have no records of sections, but a number to divide by is above 0.
+        # The last batch may have no records of sections: divide by 1 then, not by 0.
         num_in_batch = np.where(step == last_step, max(1, num_in_last), num_per_batch)
         section, offset = np.divmod(index, num_in_batch)
         section_position = (step * num_per_batch + offset).clip(max=self._section_size - 1)

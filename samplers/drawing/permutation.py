@@ -199,16 +199,17 @@ def _cycle_walk(
 ) -> Unsigned:
     """Return numbers x below n encrypted to numbers below n, different ones for different x.
 
-    `encrypt(n, round_keys, x)` is a permutation of a range that is a little larger than `range(n)`.
-    So some results are n or more. They are encrypted again, until all are below n. This is called
-    cycle walking. It is a permutation of `range(n)`. All arrays are broadcast.
+    `encrypt(n, round_keys, x)` is a permutation of a range that is a little larger than `range(n)`,
+    so some results are n or more. These are encrypted again, until all are below n. This is called
+    cycle walking, and makes a permutation of `range(n)`. All arrays are broadcast.
     """
     x = encrypt(n, round_keys, x)
     outside = np.nonzero(x >= n)  # the indices of these results: one in sqrt(n), approximately
     while outside[0].size:
         sizes = np.broadcast_to(n, x.shape)[outside]
         keys = np.stack([np.broadcast_to(key, x.shape)[outside] for key in round_keys])
-        x[outside] = encrypted = encrypt(sizes, keys, x[outside])
+        encrypted = encrypt(sizes, keys, x[outside])
+        x[outside] = encrypted
         outside = tuple(axis[encrypted >= sizes] for axis in outside)
     return x
 
@@ -260,8 +261,7 @@ def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
         left = left + left_size - _hash(right, key, left_size)
         # left % left_size: a difference below 0 is huge as an unsigned integer.
         np.minimum(left, left - left_size, out=left)
-    left += right * left_size
-    return left
+    return left + right * left_size
 
 
 def _hash(x: Unsigned, key: Unsigned, size: Unsigned) -> Unsigned:

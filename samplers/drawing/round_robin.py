@@ -79,8 +79,9 @@ class RoundRobin:
 
         An entry is an index into the sequence, which is divided into segments. Each round reads the
         next entry of each segment, so round 2 reads entry 2 of every segment. All rounds read the
-        segments in the same order. There may be several sequences, each with an order of its own:
-        `sequence` is the number of one.
+        segments in the same order, longer segments first, so segments that have ended would come
+        last. There may be several sequences, each with an order of its own: `sequence` is the
+        number of one.
         """
         round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
         entries: Int64s = self._segment_starts[sequence, slot] + round_

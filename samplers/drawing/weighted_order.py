@@ -101,9 +101,9 @@ class WeightedPermutation:
         bits = random_words(self._key, records) >> np.uint64(11)  # 53 bits, as a float64 has
         uniform = (bits.astype(np.float64) + 0.5) * 2.0**-53  # in (0, 1)
         weights: Int64s = np.asarray(self._weights[records])
-        times = -log(uniform) / np.maximum(weights, 1)
-        times[weights == 0] = np.inf
-        return times
+        keys = -log(uniform) / np.maximum(weights, 1)
+        keys[weights == 0] = np.inf
+        return keys
 
 
 def log(x: Float64s) -> Float64s:
