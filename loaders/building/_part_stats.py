@@ -29,7 +29,7 @@ class FieldTotals:
     """Totals of a field over all shards, which decide how an index stores the field.
 
     - `first_shards` maps each kind of the field, such as "bytes", to the first shard with this
-      kind. A field with several kinds is an error, and the error names these shards.
+      kind, which an error about different kinds names.
     - `max_offset` and `max_length` are the largest byte offset and length of the field. The integer
       types of the index must hold them.
     - `widths` has the numbers of values per record that occur; see `FieldStats.column_width`.
@@ -118,7 +118,7 @@ class IndexStats:
         self.num_cut_shards += part.is_cut
         self.mixed_within_shards.update(part.mixed_features)
         self.vocabulary.add(part.label_names)
-        self.first_labels = part.first_labels | self.first_labels  # that of an earlier part wins
+        self.first_labels = part.first_labels | self.first_labels  # those of earlier parts win
         for name, stats in part.fields.items():
             self.fields[name].add(stats, part.path, part.num_records)
 

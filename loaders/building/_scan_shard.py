@@ -229,6 +229,7 @@ class ShardScanner:
 
     - `wanted_keys`: records with other keys are skipped; None for no such limit.
     - `wanted_fields`: each field's name in the index, and the names that it may have in a record.
+      By default all fields are indexed, except those in `key_and_label_names`.
     - `files`: the paths of the files of all records, if the records are loose files.
     - `vocabulary`: the different label names so far.
     """
@@ -282,7 +283,8 @@ class ShardScanner:
     def add_chunk(self, chunk: RecordChunk) -> None:
         """Add the records of a chunk, which all have the same fields, as `add` adds a single one.
 
-        They are added as arrays, without a Python object for each record.
+        They are added as arrays, without a Python object for each record. `kept` are the indices in
+        the chunk of the records that are not skipped.
         """
         if self.options.key is not None:
             key_of(self.options.key, chunk.record(0), self.path)  # raises an error without a key
@@ -319,7 +321,7 @@ class ShardScanner:
         the record's key where folders or file names give the labels.
         """
         if self.label_source is None:
-            yield from range(len(chunk.headers))
+            yield from range(len(chunk.headers))  # all records; each has a header
             return
         source = self.label_source
         field = source.field if isinstance(source, FromJson) else source

@@ -70,13 +70,14 @@ def build_index(
         label: a field (an Example's feature, a tar member such as "cls"), `FromJson`, `FromFolder`,
             `FromFile`, `FromTable`, or a function. The function is given a record's dict (its
             fields by name, `__key__`, `__shard__`, `__number__`) and returns an int, a str or None.
-            An empty label is an error. A field called "label" that is not the label is one too.
+            An empty label is an error, and so is a field called "label" that is not the label.
         classes: the names of the labels, by their number. By default names are numbered in sorted
             order, and text that is a whole number in every record counts as a number.
         fields: the fields to keep: a list, or a mapping to the names that a field may have in the
             records (`{"image": "jpg;jpeg;png"}`). By default all fields are kept.
         exclude: the bad records to leave out: (shard, number) pairs, or the list that `verify`
-            writes. With the list, the rest of a shard that breaks off is left out too.
+            writes. If the list says that a shard cannot be read after a record, all later records
+            of the shard are left out too.
         root: the folder that holds all shards, by default the folder that holds the index.
         executor: any executor of concurrent.futures' kind, which builds the parts in parallel. By
             default, a few threads copy and index remote shards in parallel.

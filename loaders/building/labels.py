@@ -71,13 +71,13 @@ class FromFolder:
 class FromFile:
     r"""Take the label from the name of a loose file, or of a TFRecord or tar shard: a class file.
 
-    `pattern` is a regular expression with one group, and is looked for anywhere in the name. What
-    the group matches is the label. `build_index` makes integers of labels that all are, such as
-    "17" but not "017", which `class_0*(\d+)` gives without the zeros. `pack` keeps names. A file
-    whose name does not match has no label.
+    `pattern` is a regular expression with one group, which is searched for anywhere in the name.
+    What the group matches is the label. If all labels are integers, `build_index` converts them:
+    "17" is an integer, but "017" is not, and `class_0*(\d+)` matches it without the zero. `pack`
+    does not convert labels. A file whose name does not match has no label.
 
     Raises:
-        ValueError: no regular expression, or one without a group or with several.
+        ValueError: not a regular expression, or one that does not have exactly one group.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed import TFRecordWriter, build_index

@@ -37,19 +37,19 @@ _BATCH_SIZE = 64  # records of an index that are read at a time
 class LooseFiles:
     """Take samples from loose files below `root`, such as images with their annotations.
 
-    Dots in the name of a key become "_", since in a tar a key ends at the first dot. If keys are
-    then the same, the extension of the file is added to each.
+    Dots in the name of a key become "_", since in a tar a key ends at the first dot. If two keys
+    are the same then, the extension of the file is added to each.
 
-    Nothing is decoded. Only the first bytes of a file with an image's extension are looked at.
+    Nothing is decoded. Of a file with the extension of an image, only the first bytes are checked.
 
     Args:
         root: the folder that the paths of the files are relative to.
         entries: an `Entry` for each sample: its key, its files by field name, and its label.
 
     Raises:
-        ValueError: keys that stay the same.
+        ValueError: two keys are the same with their extensions too.
         FileNotFoundError: a file is not there.
-        DataCorruptionError: reading a file that is named as an image, if the file is empty or
+        DataCorruptionError: a file that is read has the extension of an image, but is empty or
             something else, such as a page of HTML or a Git LFS pointer.
 
     >>> import tempfile, pathlib
@@ -110,11 +110,11 @@ class ImageFolder(LooseFiles):
     """Take samples from a directory tree of images, with a folder for each class.
 
     The classes are those of torchvision's ImageFolder. Hidden files and folders (`.name`), indexes
-    and links to folders are left out. Files that are no images are left out with a ShardWarning.
+    and links to folders are left out. Files that are not images are left out with a ShardWarning.
 
     Raises:
         FileNotFoundError: a tree or a class folder without images.
-        DataCorruptionError: images beside the class folders; it is a ValueError.
+        DataCorruptionError: images outside the class folders; it is a ValueError.
 
     >>> import tempfile, pathlib
     >>> root = pathlib.Path(tempfile.mkdtemp())

@@ -1,6 +1,6 @@
 """The staging folder of a `pack` call, and the two-phase publish of its finished files.
 
-The folders of others are safe: only files with the names of packed shards, and marked folders, are
+Only files with the names of packed shards, and folders with a marker file of this library, are
 replaced or deleted.
 """
 
@@ -44,25 +44,25 @@ def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> 
     With `overwrite`, packed files may be replaced, and the error is raised for others: a folder
     with the name of a shard, and an index that is not a folder or that holds other files.
     """
-    existing, foreign = [], []
+    existing, not_packed = [], []
     for name in split_names:
         index, shards = folder / f"{name}.index", _shard_files(folder, name)
         existing += [path.name for path in (index, *shards) if path.exists()]
-        foreign += [path.name for path in shards if path.is_dir()]
+        not_packed += [path.name for path in shards if path.is_dir()]
         if index.is_dir() and not index.is_symlink():
-            foreign += [f"{index.name}/{file}" for file in foreign_files(index)]
+            not_packed += [f"{index.name}/{file}" for file in foreign_files(index)]
         elif os.path.lexists(index):
-            foreign.append(index.name)
+            not_packed.append(index.name)
     if existing and not overwrite:
         raise FileExistsError(
             f"{folder} already holds files of these names "
             f"({len(existing)}: {', '.join(existing[:5])}): "
             "pack to another folder, or replace them with overwrite=True (--overwrite)"
         )
-    if foreign:
+    if not_packed:
         raise FileExistsError(
-            f"{folder} holds files with the names of the new ones that pack has not written "
-            f"({len(foreign)}: {', '.join(foreign[:5])}): move them, or pack to another folder"
+            f"{folder} holds files that pack has not written and would replace "
+            f"({len(not_packed)}: {', '.join(not_packed[:5])}): move them, or pack elsewhere"
         )
 
 

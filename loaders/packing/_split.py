@@ -25,13 +25,13 @@ def check_split(split: Split, seed: int | None, /) -> None:
         )
     for name, size in split.items():
         if not isinstance(name, str) or not name or "/" in name or name.startswith("."):
-            raise ValueError(f"split= names must be fit for files, got {name!r}")
+            raise ValueError(f"split= names must be valid file names, got {name!r}")
         if isinstance(size, bool) or not isinstance(size, numbers.Real):
             raise TypeError(f"split= sizes must be numbers, got {reprlib.repr(size)} for {name!r}")
         if not size >= 0:
             raise ValueError(f"split= sizes must be at least 0, got {size!r} for {name!r}")
     if seed is None:
-        raise ValueError("split= needs a seed=: which records go where is drawn at random")
+        raise ValueError("split= needs a seed=, since records are assigned to splits at random")
 
 
 def counts_of(split: Split, n: int, /) -> dict[str, int]:

@@ -475,7 +475,7 @@ REFUSED: Refused = [
             ({"split": {"a": 10}}, ValueError, "needs a seed="),
             ({"split": {"a": 9}} | SEED, ValueError, "must add up to the 10 records.*such as 0.8"),
             ({"split": {"a": 0.5, "b": 0.6}} | SEED, ValueError, "fractions that add up to 1"),
-            ({"split": {"../a": 10}} | SEED, ValueError, "must be fit for files"),
+            ({"split": {"../a": 10}} | SEED, ValueError, "must be valid file names"),
             ({"split": {"a": -1, "b": 11}} | SEED, ValueError, "at least 0, got -1 for 'a'"),
             ({"split": {"a": float("nan")}} | SEED, ValueError, "at least 0, got nan"),
             ({"split": ["a"]} | SEED, TypeError, r"such as {'train': 0.8, .*}, got \['a'\]"),
