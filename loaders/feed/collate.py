@@ -39,12 +39,14 @@ class Pad(NamedTuple):
 
 
 Collate = Mode | Pad | Mapping[str, Mode | Pad]
-Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]  # like numpy.empty
+Allocate = Callable[[tuple[int, ...], np.dtype[Any]], Array]
+"""A function that returns an array of a shape and dtype, with any values, like numpy.empty."""
 
-# The dtype of a spec for each type of strings.
+# The `FieldSpec.dtype` of a string of each Python type. None stands for byte strings.
 _STRING_DTYPES: dict[type, np.dtype[Any] | None] = {bytes: None, str: np.dtype(str)}
 
-# The characters of the number dtypes that both frameworks have; numpy has aliases for some.
+# `dtype.char` of the number dtypes that TensorFlow and torch both have: integers of 8 to 64 bits,
+# and bool, float16, 32, 64, complex64, 128. Other characters may be aliases for one of these.
 _COMMON_DTYPES = {np.dtype(f"{kind}{size}").char for kind in "iu" for size in (1, 2, 4, 8)} | set(
     "?efdFD"
 )
@@ -57,6 +59,7 @@ def aligned(shape: tuple[int, ...], dtype: np.dtype[Any], /) -> Array:
     """
     size = prod(shape) * dtype.itemsize
     memory = np.empty(size + 63, np.uint8)
+    # The first byte whose address is a multiple of 64.
     start = -memory.__array_interface__["data"][0] % 64
     return memory[start : start + size].view(dtype).reshape(shape)
 
@@ -77,18 +80,18 @@ class Ragged(NamedTuple):
 
 
 def ragged_rows(name: str, ragged: Ragged, /) -> list[Any]:
-    """Split the values of a user's `Ragged` into an array for each of its lengths.
+    """Split the values of a user's `Ragged` into a list with one array for each of its lengths.
 
     Raises:
-        ValueError: the lengths are no integers from 0 on with the sum `len(values)`.
+        ValueError: the lengths are not non-negative integers whose sum is `len(values)`.
     """
     values, lengths = ragged.values, as_array(ragged.lengths)
     sizes = lengths.tolist()
-    integers = lengths.dtype.kind in "iu" and lengths.ndim == 1
-    if not integers or min(sizes, default=0) < 0 or sum(sizes) != len(values):
+    are_integers = lengths.dtype.kind in "iu" and lengths.ndim == 1
+    if not are_integers or min(sizes, default=0) < 0 or sum(sizes) != len(values):
         raise ValueError(
             f"field {name!r} holds a Ragged of {len(values)} values with the lengths "
-            f"{reprlib.repr(sizes)}: give integers from 0 on whose sum is the number of values"
+            f"{reprlib.repr(sizes)}: give non-negative integers whose sum is the number of values"
         )
     ends = accumulate(sizes)
     return [values[end - size : end] for size, end in zip(sizes, ends, strict=True)]
@@ -111,7 +114,10 @@ class FieldSpec(NamedTuple):
 
 
 class MisfitError(ValueError):
-    """A value that does not fit the spec of its field; `position` is its index in the batch."""
+    """A value that does not fit the spec of its field.
+
+    `position` is the value's index in the batch, and `problem` the message without the advice.
+    """
 
     def __init__(self, problem: str, advice: str, position: int = 0, /) -> None:
         super().__init__(f"{problem}: {advice}")
@@ -128,14 +134,16 @@ def spec_of(sample: Mapping[str, Any], how: Collate = "stack", /) -> dict[str, F
 
 
 def _spec_of_value(name: str, value: Any, mode: Mode) -> FieldSpec:
-    """Return the spec of a field from its value in a sample: a string, or what becomes an array.
+    """Return the spec of a field from its value in one sample.
 
-    With the mode "ragged", the value may also be a list of strings.
+    The value is a string, or what numpy can convert to an array of numbers. If the field is
+    collated with `mode` "ragged", it may also be a list of strings.
     """
-    for kind, dtype in _STRING_DTYPES.items():
-        if isinstance(value, kind):
+    for string_type, dtype in _STRING_DTYPES.items():
+        if isinstance(value, string_type):
             return FieldSpec((), dtype)
-        if mode == "ragged" and (strings := _items_of(value)) and isinstance(strings[0], kind):
+        items = _items_of(value) if mode == "ragged" else None
+        if items and isinstance(items[0], string_type):
             return FieldSpec((None,), dtype)
     array = array_of(name, value)
     return FieldSpec(array.shape, array.dtype)
@@ -154,33 +162,37 @@ def _items_of(value: Any) -> list[Any] | None:
 
 
 def array_of(name: str, value: Any, /) -> Array:
-    """Return a value as an array of numbers in the machine's byte order.
+    """Return the value of a field as an array of numbers in the machine's byte order.
 
     Raises:
-        MisfitError: the value is no array of numbers, or a masked array.
+        MisfitError: the value cannot be converted to an array of numbers, or is a masked array.
     """
     try:
         array = as_array(value)
     except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor on a device
-        raise _unsupported_value(name, value, f" that is no array ({error})") from error
+        raise _unsupported_value(name, value, f" that is not an array ({error})") from error
     dtype, is_masked = array.dtype, isinstance(value, np.ma.MaskedArray)
     is_common = dtype.char in _COMMON_DTYPES and not is_masked
     if (is_common and dtype.isnative) or dtype.name == "bfloat16":  # `name` is slow, so last
         return array
-    if dtype.kind not in "biufc" or dtype.char in "gG" or is_masked:
-        has_none = array.ndim and any(item is None for item in array.flat)
-        none = " with None in it" if has_none else ""
-        kinds = {"O": none, "S": " of byte strings", "U": " of strings"}
-        raise _unsupported_value(name, value, kinds.get(dtype.kind, f" of {dtype}"))
-    return array.astype(dtype.str[1:])  # without the byte order
+    # Booleans, integers, floats and complex numbers, but not the long doubles "g" and "G".
+    is_number = dtype.kind in "biufc" and dtype.char not in "gG"
+    if not is_number or is_masked:
+        contents = {"S": " of byte strings", "U": " of strings"}.get(dtype.kind, f" of {dtype}")
+        if dtype.kind == "O":  # any Python objects
+            has_none = array.ndim and any(item is None for item in array.flat)
+            contents = " with None in it" if has_none else ""
+        raise _unsupported_value(name, value, contents)
+    # Without ">", and with numpy's usual type in place of an alias, such as long long for int64.
+    return array.astype(dtype.str[1:])
 
 
 def _unsupported_value(name: str, value: Any, contents: str) -> MisfitError:
     """Return the error for a value that cannot be collated; `contents` says what it contains."""
     return MisfitError(
-        f"field {name!r} holds a {type(value).__name__}{contents}, which no batch can hold",
+        f"field {name!r} holds a {type(value).__name__}{contents}, which a batch cannot hold",
         "make it an array of numbers or a string in decode or transform; a list of strings is "
-        "collated with 'ragged', and needs spec= where the first is empty",
+        "collated with 'ragged', and needs spec= if the first list is empty",
     )
 
 
@@ -265,7 +277,8 @@ def collate(
 def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[int, T]:
     """Call `convert` for each value that is not None; return the results by position.
 
-    If `convert` raises a MisfitError, the error gets the position of the value.
+    For example, the values ["a", None, "b"] with str.upper return {0: "A", 2: "B"}. If `convert`
+    raises a MisfitError, the error gets the position of the value.
     """
     converted = {}
     for position, value in enumerate(values):
@@ -279,37 +292,40 @@ def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[in
 
 
 def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
-    """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`."""
-    kind = bytes if field.dtype is None else str
+    """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`.
+
+    A value of None, as for padding, becomes an empty string or an empty list.
+    """
+    string_type = bytes if field.dtype is None else str  # a spec has the dtype None for bytes
     if not field.shape:
-        if set(map(type, values)) == {kind}:
+        if set(map(type, values)) == {string_type}:
             return list(values)
-        texts = _convert_each(lambda value: _to_string(name, value, kind), values)
-        return [texts.get(position, kind()) for position in range(len(values))]
+        texts = _convert_each(lambda value: _to_string(name, value, string_type), values)
+        return [texts.get(position, string_type()) for position in range(len(values))]
 
-    def to_texts(row: Any) -> list[Any]:
+    def to_strings(value: Any) -> list[Any]:
         """Return the value of a sample as a list of strings."""
-        if (strings := _items_of(row)) is None:
-            raise _wrong_dtype(name, "no list", f"a list of {kind.__name__}")
-        return [_to_string(name, string, kind) for string in strings]
+        if (items := _items_of(value)) is None:
+            raise _wrong_dtype(name, "no list", f"a list of {string_type.__name__}")
+        return [_to_string(name, item, string_type) for item in items]
 
-    rows = _convert_each(to_texts, values)
-    lengths = [len(rows.get(position, ())) for position in range(len(values))]
-    strings = np.fromiter(chain.from_iterable(rows.values()), object, sum(lengths))
+    lists = _convert_each(to_strings, values)
+    lengths = [len(lists.get(position, ())) for position in range(len(values))]
+    strings = np.fromiter(chain.from_iterable(lists.values()), object, sum(lengths))
     return Ragged(strings, np.array(lengths, np.int64))
 
 
-def _to_string(name: str, value: Any, kind: type) -> Any:
-    """Return a string as exactly the type `kind`, `bytes` or `str`, not a subclass of numpy.
+def _to_string(name: str, value: Any, string_type: type) -> Any:
+    """Return a string as exactly `string_type` (bytes or str): numpy's strings are subclasses.
 
     Raises:
-        MisfitError: the value is not of this kind.
+        MisfitError: the value is not a string of this type.
     """
-    if isinstance(value, kind):
-        return kind(value)
-    is_text = isinstance(value, (bytes, str))
-    found = type(value).__name__ if is_text else str(array_of(name, value).dtype)
-    raise _wrong_dtype(name, found, kind.__name__)
+    if isinstance(value, string_type):
+        return string_type(value)
+    is_string = isinstance(value, (bytes, str))
+    found = type(value).__name__ if is_string else str(array_of(name, value).dtype)
+    raise _wrong_dtype(name, found, string_type.__name__)
 
 
 def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Array:
@@ -323,7 +339,8 @@ def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: 
         out = empty(values.shape, values.dtype)
         out[...] = values
         return out
-    arrays, shape = _to_field_arrays(name, _stack_tensors(values), field, 0)
+    values = _stack_tensors(values)
+    arrays, shape = _to_field_arrays(name, values, field, num_variable_axes=0)
     out = empty((len(arrays), *shape), dtype_of(field))
     for row, array in enumerate(arrays):
         out[row] = array
@@ -380,17 +397,17 @@ def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
     if type(value) is np.ndarray and value.dtype == dtype:
         return value
     array = array_of(name, value)
-    if array.dtype == dtype or _can_cast(array, dtype, python=not hasattr(value, "dtype")):
+    if array.dtype == dtype or _can_cast(array, dtype, has_dtype=hasattr(value, "dtype")):
         return array
     found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
     raise _wrong_dtype(name, found, str(dtype))
 
 
-def _can_cast(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
-    """Return whether an array can be cast to a dtype without changing a value.
+def _can_cast(array: Array, dtype: np.dtype[Any], *, has_dtype: bool) -> bool:
+    """Return whether an array can be cast to a dtype of numbers without changing a value.
 
-    With `python`, the array was made of Python numbers, which have no dtype of their own: floats
-    may then be cast to any float type, although this rounds.
+    `has_dtype` is False if the array was made of Python numbers, which have no dtype of their own.
+    Python floats may be cast to any float type, although this rounds.
     """
     from_integers = array.dtype.kind in "biu"
     to_floats = dtype.kind in "fc" or dtype.name == "bfloat16"
@@ -398,11 +415,12 @@ def _can_cast(array: Array, dtype: np.dtype[Any], *, python: bool) -> bool:
         # numpy calls it safe to cast 64-bit integers to float64, which rounds the large ones.
         may_round = from_integers and to_floats and array.dtype.itemsize == 8
         return not may_round or keeps_integers(array, dtype)
-    if not python or not array.size:  # an empty list of Python fits any dtype
-        return python
+    if has_dtype:
+        return False
     if from_integers:
         return keeps_integers(array, dtype)
-    return array.dtype.kind == "f" and to_floats
+    # numpy makes a float array of an empty list, which fits any dtype.
+    return not array.size or (array.dtype.kind == "f" and to_floats)
 
 
 def keeps_integers(integers: Array, dtype: np.dtype[Any], /) -> bool:
@@ -425,45 +443,50 @@ def _wrong_shape(
 ) -> MisfitError:
     """Return the error for a value of a field whose shape is not the expected one.
 
-    That is the shape of an earlier value in the batch or, with `from_spec`, of the field's spec.
+    The expected shape is that of an earlier value in the batch or, with `from_spec`, of the field's
+    spec. The advice depends on what would help: to resize images, which have three axes, or to pad
+    the value, if only the lengths of its axes differ.
     """
-    source = " as in the first record, or in spec=" if from_spec else ""
+    source = "in the first record or in spec=" if from_spec else "in an earlier record of the batch"
     same_axes = len(shape) == len(expected)
     pad = ", or collate it with 'pad'" if same_axes else ""
     resize = ", as DecodeImage(size=(height, width)) does" if same_axes and len(shape) == 3 else ""
     return MisfitError(
-        f"field {name!r} has shape {shape} beside {expected}{source}",
+        f"field {name!r} has shape {shape}, but {expected} {source}",
         f"make them equal in decode{resize}{pad}",
         position,
     )
 
 
 def _to_field_arrays(
-    name: str, values: Sequence[Any], field: FieldSpec, free: int
+    name: str, values: Sequence[Any], field: FieldSpec, *, num_variable_axes: int
 ) -> tuple[list[Array], tuple[int, ...]]:
-    """Return the values of a field as a list of arrays, and the shape that all have in common.
+    """Return the values of a field as a list of arrays, and the shape that they have in common.
 
-    The first `free` axes may differ in length between the arrays; the common shape is that of the
-    other axes. None, as for padding, becomes an array of zeros, with length 0 in the free axes.
+    The first `num_variable_axes` axes may differ in length: 0 axes of a field that is stacked, 1 of
+    a ragged field, and all of a padded field. The shape is that of the other axes: with one
+    variable axis, arrays of the shapes (2, 3) and (5, 3) have (3,) in common.
+
+    A value of None, as for padding, becomes an array of zeros, whose variable axes have length 0.
 
     Raises:
-        MisfitError: shapes differ in other axes, or do not fit the field's spec.
+        MisfitError: the other axes differ in length, or do not fit the field's spec.
     """
     arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)  # by position
-    first = next(iter(arrays), -1)
-    expected, any_length = field.shape[free:], (None,) * free
-    shape = arrays[first].shape[free:] if arrays else smallest_shape(expected)
+    expected, any_length = field.shape[num_variable_axes:], (None,) * num_variable_axes
+    first = next(iter(arrays), None)  # None if all values are None
+    shape = smallest_shape(expected if first is None else arrays[first].shape[num_variable_axes:])
     for position, array in arrays.items():
         if array.ndim != len(field.shape):
             raise _wrong_shape(name, array.shape, field.shape, position, from_spec=True)
-        if array.shape[free:] != shape:
+        if array.shape[num_variable_axes:] != shape:
             raise _wrong_shape(name, array.shape, any_length + shape, position)
-    if not _matches(shape, expected):
+    if first is not None and not _matches(shape, expected):
         found = arrays[first].shape
         raise _wrong_shape(name, found, any_length + expected, first, from_spec=True)
     if len(arrays) == len(values):
         return [*arrays.values()], shape
-    zeros = np.zeros((0,) * free + shape, field.dtype)
+    zeros = np.zeros((0,) * num_variable_axes + shape, field.dtype)
     return [arrays.get(position, zeros) for position in range(len(values))], shape
 
 
@@ -478,14 +501,14 @@ def _collate_padded(
     """
     value, multiple = how if isinstance(how, Pad) else Pad()
     axes = len(field.shape)
-    arrays, _ = _to_field_arrays(name, values, field, axes)
+    arrays, _ = _to_field_arrays(name, values, field, num_variable_axes=axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)
     padded_shape = shapes.max(axis=0, initial=0)
-    padded_shape[:1] += -padded_shape[:1] % multiple  # round the first axis up
+    padded_shape[0] += -padded_shape[0] % multiple  # round the first axis up
     out = empty((len(arrays), *padded_shape.tolist()), dtype_of(field))
     out[...] = _to_field_array(f"Pad of {name}", value, field)
     for row, array in zip(out, arrays, strict=True):
-        row[tuple(slice(size) for size in array.shape)] = array
+        row[tuple(slice(size) for size in array.shape)] = array  # at the start of each axis
     if axes == 1:
         return {name: out, f"{name}_length": shapes[:, 0]}
     return {name: out, f"{name}_shape": shapes}
@@ -493,8 +516,10 @@ def _collate_padded(
 
 def _collate_ragged(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Ragged:
     """Join the values of a field, arrays that differ in length, end to end into a `Ragged`."""
-    arrays, shape = _to_field_arrays(name, values, field, 1)
+    arrays, shape = _to_field_arrays(name, values, field, num_variable_axes=1)
     lengths = np.array([len(array) for array in arrays], np.int64)
     joined = empty((int(lengths.sum()), *shape), dtype_of(field))
+    # numpy cannot concatenate an empty list, so an array without rows makes it at least one array.
+    # The cast is safe: `_to_field_array` has checked it.
     np.concatenate([joined[:0], *arrays], out=joined, casting="unsafe")
     return Ragged(joined, lengths)

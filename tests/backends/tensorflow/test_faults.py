@@ -157,7 +157,7 @@ def test_shapes_that_differ_from_the_first_records_are_refused() -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": [0.0] * (3 if sample["word"] in [word(n) for n in range(40, 48)] else 2)}
 
-    refused = pytest.raises(ValueError, match=r"field 'x' has shape \(3,\) beside \(2,\)")
+    refused = pytest.raises(ValueError, match=r"field 'x' has shape \(3,\), but \(2,\)")
     with refused, original_errors():
         list(loader(packed(61), once(), decode=decode).dataset)
 

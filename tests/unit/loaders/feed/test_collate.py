@@ -90,12 +90,12 @@ def ones(*shape: int) -> np.ndarray:
     return np.ones(shape, FLOAT)
 
 
-OTHER = r"shape \(2, 2\) beside \(1,\) as in the first record.*: make them equal in decode$"
+OTHER = r"shape \(2, 2\), but \(1,\) in the first record.*: make them equal in decode$"
 REFUSED: list[tuple[Callable[[], object], str]] = [
-    (lambda: of([ones(1), ones(2)], (1,)), r"'x' has shape \(2,\) beside \(1,\).*with 'pad'"),
+    (lambda: of([ones(1), ones(2)], (1,)), r"'x' has shape \(2,\), but \(1,\).*with 'pad'"),
     (
         lambda: of([ones(2, 2), ones(2, 3)], (2, 2), "ragged"),
-        r"'x' has shape \(2, 3\) beside \(None, 2\).*with 'pad'$",
+        r"'x' has shape \(2, 3\), but \(None, 2\).*with 'pad'$",
     ),
     (
         lambda: of([ones(2, 2, 3), ones(2, 4, 3)], (2, 2, 3)),
@@ -109,7 +109,7 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
             ([b"a", b"b"], "a list of byte strings"),
             (["a", "b"], "a list of strings"),
             (np.array("abc"), "a ndarray of strings"),
-            ([[1], [2, 3]], "a list that is no array"),
+            ([[1], [2, 3]], "a list that is not an array"),
             (None, "a NoneType, which"),
             (np.zeros(1, "M8[s]"), r"a ndarray of datetime64\[s\]"),
             (np.zeros(1, np.longdouble), "a ndarray of float128"),

@@ -211,7 +211,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (
         of_batch(JPEG, encoded(PIXELS[:5], "jpeg")),
         ValueError,
-        r"'image' has shape \(5, 7, 3\) beside \(11, 7, 3\)",
+        r"'image' has shape \(5, 7, 3\), but \(11, 7, 3\)",
     ),
     (
         lambda _: DecodeExample("data", features=("missing",))({"data": encode({"a": 1})}),

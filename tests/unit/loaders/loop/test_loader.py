@@ -221,5 +221,7 @@ def test_tensors_without_values_are_refused_by_name(index: Index, kind: str, by:
         "sparse": torch.ones(2).to_sparse(),
         "meta": torch.ones(2, device="meta"),
     }[kind]
-    with pytest.raises(DecodeError, match=r"^record 7 .*field 'x' holds a Tensor that is no array"):
+    with pytest.raises(
+        DecodeError, match=r"^record 7 .*field 'x' holds a Tensor that is not an array"
+    ):
         list(NumpyLoader(Feed(index, SAMPLER, **{by: made})))  # type: ignore[arg-type]

@@ -450,13 +450,13 @@ def test_every_batch_has_the_shapes_of_the_first_record_or_of_spec(
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.zeros((2, len(sample["word"])))}
 
-    with pytest.raises(DecodeError, match=r"record 3 .*shape \(2, 3\) beside .* first record"):
+    with pytest.raises(DecodeError, match=r"record 3 .*shape \(2, 3\), but .* first record"):
         batch_of(Feed(index, sampler, decode=decode, collate=how), requested(3))
     spec = {"x": FieldSpec((2, None), np.dtype(float))}
     feed = Feed(index, sampler, decode=decode, spec=spec, collate=how)
     made = batch_of(feed, requested(3))["x"]
     assert (made if how == "stack" else made.values).shape[-1] == 3
-    with pytest.raises(DecodeError, match=r"shape \(2, 3\) beside \(.*2\).*with 'pad'"):
+    with pytest.raises(DecodeError, match=r"shape \(2, 3\), but \(.*2\).*with 'pad'"):
         batch_of(feed, requested(2, 3))
     empty = batch_of(feed, requested())["x"]
     assert (empty if how == "stack" else empty.values).shape[-1] == 0
@@ -915,7 +915,7 @@ def test_lists_of_strings_may_begin_with_an_empty_list(tmp_path: Path) -> None:
             wanted = [one for record in found["id"] for one in tags[record].tolist()]
             assert found["tags"].values.tolist() == wanted
     rows = DatasetSource([{"tags": one.tolist()} for one in tags])
-    with pytest.raises(DecodeError, match=r"'ragged', and needs spec= where the first is empty"):
+    with pytest.raises(DecodeError, match=r"'ragged', and needs spec= if the first list is empty"):
         Feed(rows, BatchSampler(SequentialSampler(9), batch_size=9), collate="ragged")[0, 0]
     spec = {"tags": FieldSpec((None,), None)}
     assert len(Feed(rows, sampler, collate="ragged", spec=spec)[0, 0]["tags"].values) == 9

@@ -195,7 +195,7 @@ def test_rows_are_the_collection_s_own() -> None:
             {"a": Ragged(np.arange(0), np.full(4, 1 << 62))},
             "'a' holds a Ragged",
         ),
-        (ValueError, [0], {"a": Ragged(np.arange(1), np.array([1.0]))}, "give integers from 0"),
+        (ValueError, [0], {"a": Ragged(np.arange(1), np.array([1.0]))}, "give non-negative"),
         (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(1, int)]}, "one dtype and, exc"),
         (ValueError, [0, 1], {"a": [np.zeros((1, 4)), np.zeros((1, 3))]}, "one dtype and, exc"),
         (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(())]}, "one dtype and, exc"),
