@@ -21,14 +21,14 @@ _EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 def check_missing(
     index: Source, fields: Sequence[str], missing: MissingValues, /
 ) -> dict[str, Any]:
-    """Check the `missing` argument of a feed; return by field the values in it, as read.
+    """Check the `missing` argument of a feed; return by field the values that it gives.
 
-    "As read" means in the form in which the reader returns values of the field.
+    The values are in the form in which the reader returns the field: b"x" for the str "x".
 
     Raises:
-        ValueError: a field is known to be missing in some records and has no value here, or the
-            source does not have a field that is named here.
-        TypeError: a value of another kind than the field's.
+        ValueError: some records lack a field that is read and has no value in `missing`; or
+            `missing` names a field that the source does not have.
+        TypeError: a value is of another type than the field.
     """
     values: dict[str, Any] = {}
     if isinstance(missing, Mapping):
@@ -39,29 +39,32 @@ def check_missing(
             )
         stored = {name: _stored_value(index, name, value) for name, value in missing.items()}
         values = {name: value for name, value in stored.items() if name in fields}
-    elif validate.choice("missing, unless a dict,", missing, ("error", "late")) == "late":
-        return values
-    num_missing = _missing_counts(index)
-    without_value = set(fields) & {*index.fields} - index.columns.keys() - values.keys()
-    incomplete = {name: n for name in sorted(without_value) if (n := num_missing.get(name))}
+    elif validate.choice("missing, if not a dict,", missing, ("error", "late")) == "late":
+        return values  # a record that lacks a field raises an error when it is read
+    without_value = set(fields).intersection(index.fields).difference(index.columns, values)
+    counts = _missing_counts(index)
+    incomplete = {name: n for name in sorted(without_value) if (n := counts.get(name))}
     if incomplete:
         names = ", ".join(f"{name!r} ({n:,} of {len(index):,})" for name, n in incomplete.items())
         complete = [name for name in fields if name not in incomplete]
         example = ", ".join(f"{name!r}: {_empty_value(index, name)}" for name in incomplete)
-        lack = "lack" if isinstance(index, Index) else "have a null, or a null within a list, in"
+        problem = "lack" if isinstance(index, Index) else "have a null, or a null in a list, in"
         raise ValueError(
-            f"records {lack} the field {names}: read the others, fields={complete}; or give it a "
-            f"value, missing={{{example}}}; or, if the sampler draws no such record, missing='late'"
+            f"records {problem} the field {names}: read the other fields, fields={complete}; or "
+            f"give it a value, missing={{{example}}}; or, if the sampler draws no such record, "
+            f"missing='late'"
         )
     return values
 
 
 def _missing_counts(index: Source) -> Mapping[str, int]:
     """Return by field the number of records that are known to lack it."""
-    if not isinstance(index, Index):
-        return index.num_missing if isinstance(index, DatasetSource) else {}
-    read_as_empty = index.options.missing == "empty"
-    return {} if read_as_empty else {name: field.missing for name, field in index.fields.items()}
+    if isinstance(index, DatasetSource):
+        return index.num_missing
+    # An index may be built so that a field that a record lacks is read as an empty value.
+    if not isinstance(index, Index) or index.options.missing == "empty":
+        return {}
+    return {name: field.missing for name, field in index.fields.items()}
 
 
 def _empty_value(index: Source, name: str) -> str:

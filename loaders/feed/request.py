@@ -18,10 +18,12 @@ class Request(NamedTuple):
     """Say which samples a batch has. A worker process receives a request, and makes the batch.
 
     Attributes:
-        ids: int64[batch], -1 for padding.
-        records: int64[batch], -1 for padding.
-        views: int64[batch], -1 for padding.
-        seeds: uint64[batch], or None if no seeds are needed.
+        epoch: the epoch of the batch.
+        step: the step of the batch in its epoch.
+        ids: int64[batch], the sample ids that the sampler draws, -1 for padding.
+        records: int64[batch], the record id of each sample, -1 for padding.
+        views: int64[batch], the number of each sample's view or use, -1 for padding.
+        seeds: uint64[batch], the seed for each sample's transform; None if no seeds are needed.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 2).records
@@ -46,14 +48,14 @@ class Request(NamedTuple):
         *,
         seeds: bool = True,
     ) -> Request:
-        """Return the request for the batch of one step.
+        """Return the request for the batch that a sampler draws for one step.
 
         Args:
-            sampler: it draws the batch.
+            sampler: draws the ids. It also maps each id to its record, its view and its seed.
             epoch: the epoch of the batch.
             step: the step of the batch.
             ids: the ids of the batch, int64[batch], if they are drawn already.
-            seeds: whether the request has seeds.
+            seeds: whether to compute the seeds, which only a transform needs.
 
         >>> from twinfeed.samplers import ExactOnceBatchSampler
         >>> Request.of(ExactOnceBatchSampler(5, batch_size=2), 0, 0).ids
@@ -61,19 +63,22 @@ class Request(NamedTuple):
         """
         if ids is None:
             ids = sampler.batch(epoch, step)
-        values = sampler.seeds(epoch, step) if seeds else None
-        return cls(epoch, step, ids, sampler.records(ids), sampler.views(ids), values)
+        records, views = sampler.records(ids), sampler.views(ids)
+        return cls(epoch, step, ids, records, views, sampler.seeds(epoch, step) if seeds else None)
 
     @classmethod
     def plain(cls, records: Int64s, seeds: npt.NDArray[np.uint64] | None = None, /) -> Request:
-        """Return a request for records that no sampler has drawn. The default seeds are 0.
+        """Return a request for records that no sampler has drawn, of epoch 0, step 0 and view 0.
+
+        The sample ids are the record ids. The default seeds are 0.
 
         >>> Request.plain(np.array([4])).seeds
         array([0], dtype=uint64)
         """
         if seeds is None:
             seeds = np.zeros(len(records), np.uint64)
-        return cls(0, 0, records, records, np.zeros_like(records), seeds)
+        views = np.zeros_like(records)
+        return cls(epoch=0, step=0, ids=records, records=records, views=views, seeds=seeds)
 
     def where(self, mask: npt.NDArray[np.bool_], /) -> Request:
         """Return a request for only those samples where `mask` (bool[batch]) is True."""
@@ -92,6 +97,9 @@ def requests(
 ) -> Iterator[Request]:
     """Yield the request for each batch of an epoch, from step `start` on.
 
+    The sampler maps the ids of several steps to records at a time, which is faster. It may be
+    replaced during the pass (`Schedule.change`), which concerns the steps not yielded yet.
+
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
     >>> [request.ids.tolist() for request in requests(schedule, 0, 1)]
@@ -100,18 +108,19 @@ def requests(
     sampler = schedule.sampler
     sampler.batches(epoch, start, start)  # raises IndexError for a wrong epoch or step
     epoch_start = epoch * len(sampler)
+    # Ranges of steps, first short, so that the first batch comes soon, then of up to STEPS steps.
     for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
-        drawn_by = None
+        drawn_by = None  # the sampler whose batches are in `all_ids`
         for step in range(first_step, stop_step):
-            sampler = schedule.commit(epoch_start + step)
+            sampler = schedule.commit(epoch_start + step)  # this step cannot change any more
             if sampler is not drawn_by:  # in the first step, and after a change of the sampler
                 drawn_by = sampler
-                batches = schedule.batches(epoch, step, stop_step)
+                batches = schedule.batches(epoch, step, stop_step)  # of this step and the others
                 all_ids = np.concatenate(batches)
                 records, views = sampler.records(all_ids), sampler.views(all_ids)
                 ends = np.cumsum([len(ids) for ids in batches]).tolist()
-                parts = map(slice, [0, *ends], ends)
-            part = next(parts)
-            ids = all_ids[part].copy()  # the user may write to the ids of a batch
+                slices = map(slice, [0, *ends], ends)  # of each batch in `all_ids`
+            batch = next(slices)
+            ids = all_ids[batch].copy()  # the user may write to the ids of a batch
             sample_seeds = sampler.seeds(epoch, step) if seeds else None
-            yield Request(epoch, step, ids, records[part], views[part], sample_seeds)
+            yield Request(epoch, step, ids, records[batch], views[batch], sample_seeds)

@@ -14,10 +14,8 @@ from twinfeed.loaders.support.argument_hints import SHUFFLED_HINTS, hint_argumen
 from twinfeed.loaders.support.array_types import Ids
 from twinfeed.samplers import ShardShuffleSampler, SubsetSampler, validate
 
-_MAX_BLOCK_BYTES, _MAX_OPEN_BLOCKS = (
-    1 << 22,
-    128,
-)  # the size of a block; the most blocks open at once
+_MAX_BLOCK_BYTES = 1 << 22
+_MAX_OPEN_BLOCKS = 128
 
 
 @hint_arguments(**SHUFFLED_HINTS)
@@ -46,7 +44,7 @@ def shuffled(
     Args:
         index: where the records lie.
         seed: as of `ShardShuffleSampler`.
-        records: shuffle these records alone, such as one part of `split`. A block is then of these
+        records: shuffle only these records, such as one part of `split`. A block is then of these
             records. If they are less than half of the records in their range, each is read by
             itself.
         memory: in bytes. The default, 512 MiB, is a tenth of a machine of 5 GiB.
@@ -65,7 +63,7 @@ def shuffled(
     check_index(index)
     memory = validate.integer("memory", memory, minimum=1)
     sections = validate.integer("sections", sections, minimum=1)
-    nbytes = max(1.0, record_bytes(index))  # of a record
+    nbytes = max(1.0, record_bytes(index))  # of a record, on average
     lengths, subset = index.shard_lengths, None
     if records is not None:
         subset = np.sort(checks.check_ids(records, len(index)))
@@ -96,11 +94,13 @@ def shuffled(
     return order if subset is None else SubsetSampler(subset, of=len(index), order=order)
 
 
-def records_per_block(index: Index, records: int, /) -> int:
-    """Return how many records a block of a shuffle of `records` records has, a power of two.
+def records_per_block(index: Index, num_records: int, /) -> int:
+    """Return the number of records in each block, for a shuffle of `num_records` of the index.
 
-    A block has at most `_MAX_BLOCK_BYTES`, and there are at least `_MAX_OPEN_BLOCKS` blocks if
-    possible.
+    It is the largest power of two for which a block has at most `_MAX_BLOCK_BYTES`, and there are
+    enough blocks for `_MAX_OPEN_BLOCKS` to be open at once; or 1, if there is none. For example,
+    1,000 small records have blocks of 4, since 1,000 / 128 is 7.8.
     """
-    limit = min(_MAX_BLOCK_BYTES / max(1.0, record_bytes(index)), records / _MAX_OPEN_BLOCKS)
-    return 1 << max(0, int(limit).bit_length() - 1)
+    fit_in_block = _MAX_BLOCK_BYTES / max(1.0, record_bytes(index))
+    limit = int(min(fit_in_block, num_records / _MAX_OPEN_BLOCKS))
+    return 1 << max(0, limit.bit_length() - 1)

@@ -210,7 +210,7 @@ def test_a_null_within_a_list_is_no_number(kind: str) -> None:
         with pytest.raises(DecodeError, match=r"^record 2 .*'x' holds a list with None in it"):
             Feed(rows, whole)[0, 0]
     else:
-        with pytest.raises(ValueError, match=r"null within a list, in the field 'x' \(1 of 3\)"):
+        with pytest.raises(ValueError, match=r"null in a list, in the field 'x' \(1 of 3\)"):
             Feed(rows, whole)
         batch = Feed(rows, whole, missing={"x": [0, 0]})[0, 0]
         assert batch["x"].tolist() == [[1, 2], [EXACT, EXACT], [0, 0]]
@@ -340,7 +340,7 @@ def test_tensors_without_values_are_named(kind: str) -> None:
         "meta": torch.ones(RECORDS, 2, device="meta"),
     }[kind]
     items = Nested(lambda number: tensor[number])
-    with pytest.raises(DecodeError, match=r"^record \d+ .*field 'x' holds a Tensor that is no arr"):
+    with pytest.raises(DecodeError, match=r"^record \d+ .*field 'x' holds a Tensor that is not an arr"):
         feed_of(items)[0, 0]
     for by in ("decode", "transform"):
         function: Any = {by: lambda sample: {"x": [*sample["x"].shape]}}
