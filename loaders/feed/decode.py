@@ -30,15 +30,19 @@ ImageMode = Literal["RGB", "L"]
 Fit = Literal["stretch", "crop", "pad"]
 PixelType = Literal["uint8", "native"]
 
-# A pool of memory for images: blocks of this size are reused once no array uses them. A larger
-# block, of a single huge image, would keep its memory for the rest of the run.
+# Decoded images of 1 to 64 MiB lie in memory blocks from a pool, which are reused once no array
+# uses them. To map new memory for each image would cost as much as decoding. A larger block, of a
+# single huge image, is not pooled: it would keep its memory for the rest of the run.
 _MIN_POOLED, _MAX_POOLED = 1 << 20, 1 << 26
 _FREE_BLOCKS: deque[Array] = deque(maxlen=8)
 
 # Tags of TIFF, and of EXIF, which is written as TIFF.
 _BITS_PER_SAMPLE, _PHOTOMETRIC, _ORIENTATION, _SAMPLE_FORMAT = 258, 262, 274, 339
-_PLANAR, _WHITE_IS_ZERO = 284, 0
-_PILLOW_MISREADS = "the pixels of this TIFF are not as Pillow reads them: convert it"
+_PLANAR_CONFIGURATION = 284
+# Values of these tags: unsigned and signed integers; one plane per channel; 0 means white.
+_UNSIGNED, _SIGNED, _SEPARATE_PLANES, _WHITE_IS_ZERO = 1, 2, 2, 0
+
+_PILLOW_MISREADS = "Pillow reads wrong pixels from this kind of TIFF: convert it"
 
 
 class DecodeImage:
@@ -157,12 +161,12 @@ class DecodeImage:
         """
         from PIL import Image, ImageOps
 
-        array, orientation, is_jpeg = None, 1, data[:2] == b"\xff\xd8"
+        is_jpeg = data[:2] == b"\xff\xd8"
         image: Any = self._open(data) if self.apply_exif_orientation or not is_jpeg else None
-        if self.apply_exif_orientation and image.format != "TIFF":
+        orientation = 1  # upright
+        if self.apply_exif_orientation and image.format != "TIFF":  # Pillow turns a TIFF by itself
             orientation = image.getexif().get(_ORIENTATION, 1)
-        if is_jpeg:
-            array = self._decode_jpeg(data, orientation, slot)
+        array = self._decode_jpeg(data, orientation, slot) if is_jpeg else None
         if array is None:  # another format, or a broken JPEG
             image = self._decode_by_pillow(image or self._open(data))
         elif orientation == 1 and self.size in (None, array.shape[:2]):
@@ -170,16 +174,16 @@ class DecodeImage:
         else:
             image = Image.fromarray(array)
         if orientation != 1:
-            image.getexif()[_ORIENTATION] = orientation
+            image.getexif()[_ORIENTATION] = orientation  # the decoded image has lost the tag
             image = ImageOps.exif_transpose(image)
         is_huge = 4 * image.height * image.width > _MAX_POOLED  # Pillow takes four bytes a pixel
-        if self.size is not None and image.size != self.size[::-1]:
+        if self.size is not None and image.size != self.size[::-1]:  # Pillow: (width, height)
             image = self._resized(image, *self.size)
         array = np.asarray(image)
         if is_huge:
             del image
             system.release_freed_memory()
-        if self.mode == "RGB" and array.ndim == 2:
+        if self.mode == "RGB" and array.ndim == 2:  # a grey image with more than 8 bits
             array = np.repeat(array[..., None], 3, axis=2)
         return array
 
@@ -190,13 +194,11 @@ class DecodeImage:
         try:
             return Image.open(io.BytesIO(data), formats=[*IMAGES])
         except UnidentifiedImageError:
-            problem = f"field {self.field!r} is no image, it begins with {data[:16]!r}"
+            problem = f"field {self.field!r} is not an image, it begins with {data[:16]!r}"
             raise UnidentifiedImageError(problem) from None
 
     def _decode_by_pillow(self, image: PIL.ImageFile.ImageFile) -> PIL.Image.Image:
         """Decode an image by Pillow, and convert it to `mode`.
-
-        An image of one channel with 16 or 32 bits is left to `_grey`.
 
         Raises:
             ValueError: pixels that Pillow reads wrongly, or that cannot be converted as asked.
@@ -204,21 +206,24 @@ class DecodeImage:
         from PIL import Image
 
         self._check_size(image.height, image.width)
-        tags, has_16_bits = getattr(image, "tag_v2", {}), _has_16_bits(image)
+        tags, has_16_bits = getattr(image, "tag_v2", {}), _has_16_bits(image)  # only TIFF has tags
+        # One channel of 32 bits (integers or floats) or of 16 bits, such as "I;16".
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
             return self._decode_grey(image, tags)
-        is_signed = tags.get(_SAMPLE_FORMAT, (1,))[0] == 2
-        is_planar = tags.get(_PLANAR) == 2
-        if is_signed or (has_16_bits and is_planar and image.tile[0].codec_name == "raw"):
+        # Pillow takes signed integers as unsigned, and cannot read raw planes of 16 bits.
+        is_signed = tags.get(_SAMPLE_FORMAT, (_UNSIGNED,))[0] == _SIGNED
+        has_planes = tags.get(_PLANAR_CONFIGURATION) == _SEPARATE_PLANES
+        if is_signed or (has_16_bits and has_planes and image.tile[0].codec_name == "raw"):
             raise ValueError(_PILLOW_MISREADS)
         if self.dtype == "native" and has_16_bits:
             raise ValueError(
-                "the image has several channels of 16 bits, of which Pillow gives the upper bytes: "
+                "the image has several channels of 16 bits, and Pillow only gives the upper bytes: "
                 "dtype='uint8' takes these"
             )
         if self.background is not None and image.has_transparency_data:
             has_transparent_colour = "transparency" in image.info and image.mode != "P"
-            # Pillow scales pixels of other than 8 bits, but not the transparent colour.
+            # Pillow scales pixels of other than 8 bits (whose decoder has a name such as "RGB;16B")
+            # to 8 bits, but not the transparent colour.
             if has_transparent_colour and ";" in str(image.tile):
                 raise ValueError("a transparent colour of other than 8 bits: leave out background=")
             background = Image.new("RGBA", image.size, (*self.background, 255))
@@ -230,25 +235,32 @@ class DecodeImage:
         """Decode an image of one channel with 16 or 32 bits per pixel.
 
         With dtype "uint8", the upper byte of 16-bit pixels is taken; with "native", pixels stay as
-        they are. `tags` are those of a TIFF.
+        they are. `tags` are those of a TIFF, or empty.
+
+        Raises:
+            ValueError: Pillow reads wrong pixels, or the dtype cannot hold them.
         """
         from PIL import Image
 
-        is_unsigned = image.mode == "I" and tags.get(_SAMPLE_FORMAT, (1,))[0] == 1
         if self.background is not None and image.has_transparency_data:
             raise ValueError("the image has 16 bits and a transparent grey: leave out background=")
         pixels = np.asarray(image)
-        if tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO or (is_unsigned and pixels.min() < 0):
+        # Pillow does not invert an image whose zeros are white. It takes unsigned integers of 32
+        # bits as signed, so that those from 2^31 on become negative.
+        is_inverted = tags.get(_PHOTOMETRIC) == _WHITE_IS_ZERO
+        is_unsigned = image.mode == "I" and tags.get(_SAMPLE_FORMAT, (_UNSIGNED,))[0] == _UNSIGNED
+        if is_inverted or (is_unsigned and pixels.min() < 0):
             raise ValueError(_PILLOW_MISREADS)
         if self.dtype == "native":
             is_big_endian = image.mode == "I;16B"  # which Pillow cannot resize
             return Image.fromarray(pixels.astype(np.uint16)) if is_big_endian else image
+        # Of a PGM file with 16 bits, Pillow makes mode "I", which is of 32 bits everywhere else.
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
             raise ValueError(
-                f"the image has pixels of 32 bits or with a sign (Pillow's mode {image.mode!r}), "
-                "no uint8: dtype='native' keeps them"
+                f"pixels of 32 bits or with a sign (Pillow's mode {image.mode!r}) do not fit "
+                "uint8: dtype='native' keeps them"
             )
-        bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
+        bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]  # a TIFF may have 12
         return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
 
     def _resized(self, image: PIL.Image.Image, height: int, width: int) -> PIL.Image.Image:
@@ -275,30 +287,36 @@ class DecodeImage:
         return padded
 
     def _decode_jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
-        """Decode a JPEG by simplejpeg, into the array `slot` if it has the final shape and dtype.
+        """Decode a JPEG by simplejpeg, at a fraction of its size if `reducing_gap` allows it.
 
-        `orientation` is that of EXIF. Returns None for a broken image if `strict` is False: then
-        Pillow decodes it.
+        `orientation` is that of EXIF, by which the caller turns the image later. If the array
+        `slot` has the shape and dtype of the final image, the image is decoded into it.
+
+        Returns:
+            The array; or None for a broken image if `strict` is False: then Pillow decodes it.
         """
         import simplejpeg
 
         try:
             height, width = simplejpeg.decode_jpeg_header(data)[:2]
             self._check_size(height, width)
-            is_transposed = orientation in range(5, 9)  # EXIF: the image is turned by 90 degrees
-            divisor = self._divisor(*((width, height) if is_transposed else (height, width)))
-            height, width = -(-height // divisor), -(-width // divisor)  # rounded up, as libjpeg
-            shape = (height, width) + (() if self.mode == "L" else (3,))
-            is_final = orientation == 1 and self.size in (None, (height, width))
-            if slot is None or not is_final or slot.shape != shape or slot.dtype != np.uint8:
+            # The EXIF orientations 5 to 8 turn the image by 90 degrees.
+            turned_size = (width, height) if orientation in range(5, 9) else (height, width)
+            divisor = self._divisor(*turned_size)
+            size = -(-height // divisor), -(-width // divisor)  # rounded up, as libjpeg does
+            shape = size if self.mode == "L" else (*size, 3)
+            is_final = orientation == 1 and self.size in (None, size)
+            if slot is not None and (not is_final or slot.shape != shape or slot.dtype != np.uint8):
                 slot = None
-            nbytes = math.prod(shape)
+            buffer, nbytes = slot, math.prod(shape)
+            if buffer is None and nbytes >= _MIN_POOLED:
+                buffer = _array_from_pool(nbytes)
             array = simplejpeg.decode_jpeg(
                 data,
                 colorspace=self._simplejpeg_colorspace,
-                min_height=height,
-                min_width=width,
-                buffer=_array_from_pool(nbytes) if slot is None and nbytes >= _MIN_POOLED else slot,
+                min_height=size[0],  # libjpeg takes the largest divisor with at least this size
+                min_width=size[1],
+                buffer=buffer,
             )
         except ValueError as error:
             if not self.strict:
@@ -349,23 +367,25 @@ def _integers(
 
 
 def _encoded_image(sample: Mapping[str, Any], field: str) -> Any:
-    """Return the encoded image in a field of a sample: bytes, or a dict with "bytes" in it.
+    """Return the bytes of the image in a field of a sample.
 
-    Datasets of Hugging Face have such dicts.
+    The field holds the bytes, or a dict with "bytes" in it, as datasets of Hugging Face do.
     """
     data = sample[field]
     data = data.get("bytes") if isinstance(data, Mapping) else data
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(
             f"field {field!r} must hold the bytes of an image, got {sample[field]!r:.200}: "
-            f"cast_column({field!r}, Image(decode=False)) of Hugging Face gives these, or a path"
+            f"cast_column({field!r}, Image(decode=False)) of a Hugging Face dataset gives them, "
+            f"unless it only stores paths"
         )
     return data
 
 
 def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
     """Return whether the file of an image that is not decoded yet has channels of 16 bits."""
-    decoder_arguments = image.tile[0].args if image.tile else ""  # the raw mode, and so on
+    # They hold the name of the pixel layout, such as "RGB;16B" for big-endian numbers of 16 bits.
+    decoder_arguments = image.tile[0].args if image.tile else ""
     if image.format == "PPM" and isinstance(decoder_arguments, tuple):
         return bool(decoder_arguments[1] > 255)  # the largest value of a pixel
     return ";16" in str(decoder_arguments)
@@ -451,16 +471,17 @@ class DecodeExample:
 
 
 class _FeatureList(list[Any]):
-    """The values of each step of a feature list."""
+    """A feature list of a SequenceExample: for each step an array of numbers or a list of bytes."""
 
     def stacked(self) -> Any:
-        """Return the values of T steps as one array, [T, n], or [T] if each step has one value.
+        """Return the values of T steps with n numbers each as one array [T, n], or [T] if n is 1.
 
-        Steps of strings, or of different lengths, are returned as a list.
+        Byte strings become a list: of T strings if each step has one, or of a list for each step.
+        Steps with different numbers of values are returned as a list of arrays.
         """
         lengths = {len(values) for values in self}
         is_scalar = lengths <= {1}  # each step has a single value
-        if not self or isinstance(self[0], list):
+        if not self or isinstance(self[0], list):  # no steps, or byte strings
             return [values[0] for values in self] if is_scalar else list(self)
         if len(lengths) > 1:
             return list(self)

@@ -193,9 +193,17 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
         for data in (b"", b"\xff\xd8 broken", b"\x89PNG broken", b"no image")
     ),
     (of_batch(LARGE[: len(LARGE) * 2 // 3]), DecodeError, "record 0"),  # not grey pixels
-    (decoded(encoded(PIXELS, "eps")), UnidentifiedImageError, "is no image"),  # by Ghostscript
-    (of_batch({"cls": b"2"}, decode=DecodeImage("cls")), DecodeError, "'cls' is no image.* b'2'"),
-    (decoded(b"", "x.png"), UnidentifiedImageError, r"'x.png' is no image, it begins with b''$"),
+    (decoded(encoded(PIXELS, "eps")), UnidentifiedImageError, "is not an image"),  # by Ghostscript
+    (
+        of_batch({"cls": b"2"}, decode=DecodeImage("cls")),
+        DecodeError,
+        "'cls' is not an image.* b'2'",
+    ),
+    (
+        decoded(b"", "x.png"),
+        UnidentifiedImageError,
+        r"'x.png' is not an image, it begins with b''$",
+    ),
     *(
         (decoded(claiming(kind, 13000, 13000), size=size), ValueError, f"={LIMITS.pixels}")
         for kind in ("jpeg", "png")

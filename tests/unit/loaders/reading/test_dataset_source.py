@@ -244,7 +244,9 @@ def test_a_dataset_of_hugging_face_decodes_what_is_read() -> None:
         batch = feed_of(dataset, fields=["t"])[0, 0]
         assert sorted(batch["t"].tolist()) == [1, 2, 3, 4]
     plain = data.cast_column("image", datasets.Image(decode=False))
-    with pytest.raises(DecodeError, match="field 'image' is no image, it begins with b'no image'"):
+    with pytest.raises(
+        DecodeError, match="field 'image' is not an image, it begins with b'no image'"
+    ):
         feed_of(plain, decode=DecodeImage())[0, 0]
     elsewhere = [{"image": {"bytes": None, "path": "a.png"}}] * 4
     with pytest.raises(DecodeError, match=r"'image' must hold the bytes of an image, got {.*a.png"):
@@ -340,7 +342,9 @@ def test_tensors_without_values_are_named(kind: str) -> None:
         "meta": torch.ones(RECORDS, 2, device="meta"),
     }[kind]
     items = Nested(lambda number: tensor[number])
-    with pytest.raises(DecodeError, match=r"^record \d+ .*field 'x' holds a Tensor that is not an arr"):
+    with pytest.raises(
+        DecodeError, match=r"^record \d+ .*field 'x' holds a Tensor that is not an arr"
+    ):
         feed_of(items)[0, 0]
     for by in ("decode", "transform"):
         function: Any = {by: lambda sample: {"x": [*sample["x"].shape]}}
