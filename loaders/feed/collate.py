@@ -339,8 +339,7 @@ def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: 
         out = empty(values.shape, values.dtype)
         out[...] = values
         return out
-    values = _stack_tensors(values)
-    arrays, shape = _to_field_arrays(name, values, field, num_variable_axes=0)
+    arrays, shape = _to_field_arrays(name, _stack_tensors(values), field, num_variable_axes=0)
     out = empty((len(arrays), *shape), dtype_of(field))
     for row, array in enumerate(arrays):
         out[row] = array

@@ -61,6 +61,7 @@ class FeedConfig:
         columns = self.index.columns
         check_names(self, "column", columns, "build the index with fields= that leave it out")
         check_names(self, "side table", self.side, "give it another name")
+        check_unreserved("side table", self.side, columns, "the name of a column of the index")
         for name, rows in self.side.items():
             self._check_side_table(name, rows)
         if self.decode is None and self.transform is None:
@@ -115,18 +116,14 @@ class FeedConfig:
         stored = self.index.fields if isinstance(self.index, Index) else {}
         for name in sorted(stored.keys() & stored_fields(self)):
             if stored[name].kind == "bytes_list" and mode_of(self._collate, name) != "ragged":
-                raise ValueError(
-                    f"field {name!r} holds lists of byte strings: collate it with 'ragged', or "
-                    f"leave it out with fields="
-                )
+                advice = "collate it with 'ragged', or leave it out with fields="
+                raise ValueError(f"field {name!r} holds lists of byte strings: {advice}")
         check_collated(self, self.fields)
         if self.declared_spec is not None and self.declared_spec.keys() != set(self.fields):
             raise ValueError(f"spec names {list(self.declared_spec)}, fields {list(self.fields)}")
 
     def _check_side_table(self, name: str, rows: Any) -> None:
         """Raise ValueError unless a side table has a row for each sample id, or for each record."""
-        if name in self.index.columns:
-            raise ValueError(f"side table {name!r} has the name of a column of the index")
         expected, unit = self.sampler.num_ids, "sample id"
         if isinstance(rows, ByRecord):
             rows, expected, unit = rows.table, self.sampler.num_records, "record"
@@ -202,10 +199,8 @@ def check_fields(index: Source, fields: Iterable[str], decode: Decode | None, /)
 def check_batches(sampler: BatchStream, /) -> None:
     """Raise TypeError unless an object is a sampler of batches."""
     if not isinstance(sampler, BatchStream):
-        raise TypeError(
-            f"sampler must give batches, got a {type(sampler).__name__}: "
-            f"BatchSampler(sampler, batch_size=…) cuts a sampler into batches"
-        )
+        advice = "BatchSampler(sampler, batch_size=…) makes batches of a sampler's ids"
+        raise TypeError(f"sampler must give batches, got a {type(sampler).__name__}: {advice}")
 
 
 def check_fit(index: Source, sampler: BatchStream, /) -> None:

@@ -216,10 +216,8 @@ class DecodeImage:
         if is_signed or (has_16_bits and has_planes and image.tile[0].codec_name == "raw"):
             raise ValueError(_PILLOW_MISREADS)
         if self.dtype == "native" and has_16_bits:
-            raise ValueError(
-                "the image has several channels of 16 bits, and Pillow only gives the upper bytes: "
-                "dtype='uint8' takes these"
-            )
+            problem = "Pillow only gives the upper bytes of several channels of 16 bits"
+            raise ValueError(f"{problem}: dtype='uint8' takes these")
         if self.background is not None and image.has_transparency_data:
             has_transparent_colour = "transparency" in image.info and image.mode != "P"
             # Pillow scales pixels of other than 8 bits (whose decoder has a name such as "RGB;16B")
@@ -256,10 +254,8 @@ class DecodeImage:
             return Image.fromarray(pixels.astype(np.uint16)) if is_big_endian else image
         # Of a PGM file with 16 bits, Pillow makes mode "I", which is of 32 bits everywhere else.
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
-            raise ValueError(
-                f"pixels of 32 bits or with a sign (Pillow's mode {image.mode!r}) do not fit "
-                "uint8: dtype='native' keeps them"
-            )
+            problem = f"pixels of 32 bits or with a sign (mode {image.mode!r}) do not fit uint8"
+            raise ValueError(f"{problem}: dtype='native' keeps them")
         bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]  # a TIFF may have 12
         return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
 
@@ -343,9 +339,8 @@ class DecodeImage:
     def _check_size(self, height: int, width: int) -> None:
         """Raise ValueError for an image with more than `max_pixels`."""
         if height * width > self.max_pixels:
-            raise ValueError(
-                f"the image has {height} x {width} pixels, more than max_pixels={self.max_pixels}"
-            )
+            limit = f"max_pixels={self.max_pixels}"
+            raise ValueError(f"the image has {height} x {width} pixels, more than {limit}")
 
 
 def _integers(
@@ -376,8 +371,7 @@ def _encoded_image(sample: Mapping[str, Any], field: str) -> Any:
     if not isinstance(data, (bytes, bytearray, memoryview)):
         raise TypeError(
             f"field {field!r} must hold the bytes of an image, got {sample[field]!r:.200}: "
-            f"cast_column({field!r}, Image(decode=False)) of a Hugging Face dataset gives them, "
-            f"unless it only stores paths"
+            f"cast_column({field!r}, Image(decode=False)) of a Hugging Face dataset gives them"
         )
     return data
 
@@ -499,7 +493,5 @@ def _parse_example(data: bytes) -> dict[str, Any]:
     context, lists = parse_sequence(data)
     duplicates = context.keys() & lists.keys()
     if duplicates:
-        raise ValueError(
-            f"{min(duplicates)!r} is in the context and in the lists of a SequenceExample"
-        )
+        raise ValueError(f"{min(duplicates)!r} is in the context and in the feature lists")
     return context | {name: _FeatureList(steps) for name, steps in lists.items()}

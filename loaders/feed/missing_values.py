@@ -34,9 +34,8 @@ def check_missing(
     if isinstance(missing, Mapping):
         unknown = missing.keys() - {*index.fields}
         if unknown:
-            raise ValueError(
-                f"missing names {sorted(unknown)}, the index has the fields {list(index.fields)}"
-            )
+            known = list(index.fields)
+            raise ValueError(f"missing names {sorted(unknown)}, the index has the fields {known}")
         stored = {name: _stored_value(index, name, value) for name, value in missing.items()}
         values = {name: value for name, value in stored.items() if name in fields}
     elif validate.choice("missing, if not a dict,", missing, ("error", "late")) == "late":
@@ -50,9 +49,8 @@ def check_missing(
         example = ", ".join(f"{name!r}: {_empty_value(index, name)}" for name in incomplete)
         problem = "lack" if isinstance(index, Index) else "have a null, or a null in a list, in"
         raise ValueError(
-            f"records {problem} the field {names}: read the other fields, fields={complete}; or "
-            f"give it a value, missing={{{example}}}; or, if the sampler draws no such record, "
-            f"missing='late'"
+            f"records {problem} the field {names}: read only fields={complete}; or give a value, "
+            f"missing={{{example}}}; or, if the sampler draws no such record, missing='late'"
         )
     return values
 

@@ -84,12 +84,7 @@ def shuffled(
             stacklevel=3,
         )
     order = ShardShuffleSampler(
-        lengths,
-        seed=seed,
-        block=block,
-        window=window,
-        sections=sections,
-        order_within=order_within,
+        lengths, seed=seed, block=block, window=window, sections=sections, order_within=order_within
     )
     return order if subset is None else SubsetSampler(subset, of=len(index), order=order)
 

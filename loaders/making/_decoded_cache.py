@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
 from threading import Lock
-from typing import Any
 
 import numpy as np
 
 from twinfeed.loaders.feed.request import Request
+from twinfeed.loaders.making._shared_samples import Fields
 from twinfeed.loaders.support.array_types import Int64s
 
-Decoded = Mapping[str, Any]
-"""A decoded sample: its fields by name."""
-
-Decode = Callable[[Int64s], Sequence[Decoded]]
+Decode = Callable[[Int64s], Sequence[Fields]]
 """A function from record ids to their decoded samples."""
 
 # A call of `get` looks through at most so many coming requests for images that are not cached yet.
@@ -38,7 +35,7 @@ class DecodedCache:
         self.peak = 0
         self._decode = decode
         self._last_use = reuse - 1
-        self._images: dict[int, Decoded] = {}  # by record id
+        self._images: dict[int, Fields] = {}  # by record id
         self._next_position: tuple[int, int] | None = None  # (epoch, step) of the next batch
         self._lock = Lock()
         # To decode before a batch needs the images (`look_ahead`), coming requests are searched in
@@ -48,7 +45,7 @@ class DecodedCache:
         self._unsearched_requests: Iterator[Request] = iter(())
         self._future_records: set[int] = set()  # in the cache after the last searched request
         # The record ids of each task and its result, until `get` takes the images.
-        self._pending: deque[tuple[list[int], Future[Sequence[Decoded]]]] = deque()
+        self._pending: deque[tuple[list[int], Future[Sequence[Fields]]]] = deque()
 
     def __len__(self) -> int:
         return len(self._images)
@@ -67,7 +64,7 @@ class DecodedCache:
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
         self._submit_new_images(self._pool)
 
-    def get(self, request: Request, /) -> list[Decoded]:
+    def get(self, request: Request, /) -> list[Fields]:
         """Return the decoded image of each record of a request, which has no padding.
 
         An image that is not cached is decoded now, or is taken from the thread that decodes it
@@ -79,7 +76,7 @@ class DecodedCache:
             self._next_position = (request.epoch, request.step + 1)
             records = request.records.tolist()
             new = [record for record in records if record not in self._images]
-            images: Sequence[Decoded] = ()
+            images: Sequence[Fields] = ()
             if new and self._pool is not None:
                 # `_submit_new_images` has found the same new images, and submitted them as a task.
                 submitted, future = self._pending.popleft()
@@ -122,8 +119,7 @@ class DecodedCache:
 
     def _records_of_last_use(self, request: Request) -> list[int]:
         """Return the record ids whose image is used for the last time by this request."""
-        is_last_use = request.views == self._last_use
-        return request.records[is_last_use].tolist()  # type: ignore[no-any-return]
+        return request.records[request.views == self._last_use].tolist()  # type: ignore[no-any-return]
 
     def close(self) -> None:
         """Finish the images that threads are decoding, end the threads, and drop all images."""
@@ -131,4 +127,3 @@ class DecodedCache:
             self._pool.shutdown(cancel_futures=True)
         with self._lock:
             self._images.clear()
-            self._next_position = None

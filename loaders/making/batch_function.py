@@ -141,10 +141,8 @@ def _errors_with_step(
         yield
     except Exception as error:
         problem = getattr(error, "problem", repr(error))
-        raise DecodeError(
-            f"batch_transform at epoch {request.epoch}, step {request.step}: {problem}",
-            advice=advice(),
-        ) from error
+        where = f"batch_transform at epoch {request.epoch}, step {request.step}"
+        raise DecodeError(f"{where}: {problem}", advice=advice()) from error
 
 
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:

@@ -25,6 +25,9 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers.validate import counted
 
+Mask = npt.NDArray[np.bool_]
+"""bool[batch], False for padding."""
+
 
 class Batcher(Closing):
     """Make the batches of a feed: call the batcher with the request for a batch.
@@ -49,8 +52,7 @@ class Batcher(Closing):
         self._own_reader = reader is None
         self._reader = reader_of(feed.index) if reader is None else reader
         self.samples = Samples(compiled, self._reader, threads=threads, meter=meter, empty=empty)
-        self._index, self.meter = feed.index, self.samples.meter
-        self._side_tables = dict(feed.side)
+        self.meter = self.samples.meter
         self._collation = check_collate(feed.collate)
         self._empty = empty
         self._has_padding = feed.sampler.traits.padded
@@ -84,28 +86,24 @@ class Batcher(Closing):
             real = None if real_request is request else mask
             batch = self.meter.timed("collating", self._collate, request, real, table_rows, values)
         else:  # the function gets real samples only, and adds the padding to its result
-            arguments = real_request, None, table_rows, values
-            batch = self.meter.timed("collating", self._collate, *arguments)
+            inputs = real_request, None, table_rows, values
+            batch = self.meter.timed("collating", self._collate, *inputs)
             batch = self.meter.timed("transforming", self._batch_function, batch, request)
         if mask is not None:
             batch["mask"] = mask
-        # A request may have the ids of several steps, which tf.data cuts into batches later.
-        num_steps = max(1, -(-len(request.ids) // self._batch_size))  # rounded up
-        self.meter.batch_done(request.step, num_steps)
+        # A request may have the ids of several steps, which tf.data cuts into batches later. So the
+        # number of ids is divided by the batch size, rounded up.
+        self.meter.batch_done(request.step, max(1, -(-len(request.ids) // self._batch_size)))
         return batch
 
     def _collate(
-        self,
-        request: Request,
-        real: npt.NDArray[np.bool_] | None,
-        table_rows: dict[str, Rows],
-        values: Values,
+        self, request: Request, real: Mask | None, table_rows: dict[str, Rows], values: Values
     ) -> Batch:
         """Return the batch, a dict of arrays or lists, with a row for each sample of the request.
 
         `table_rows` (from columns and side tables) and `values` (of fields) are by name. If `real`
-        (bool[batch]) is None, they have an item for each sample. Otherwise they have an item for
-        each True in it, and samples with False are padding: their rows become zeros or "".
+        is None, they have an item for each sample. Otherwise they have an item for each True in it,
+        and samples with False are padding: their rows become zeros or "".
 
         Raises:
             DecodeError: a value does not fit the spec of its field.
@@ -115,7 +113,7 @@ class Batcher(Closing):
         try:
             fields = collate(values, self.spec, how=self._collation, real=real, empty=self._empty)
         except MisfitError as error:
-            where = self._index.describe(request.records[error.position])
+            where = self.samples.index.describe(request.records[error.position])
             raise DecodeError(f"{where}: {error}") from error
         return {"id": request.ids, **table_rows, **fields}
 
@@ -138,12 +136,11 @@ class Batcher(Closing):
                 "batch_transform needs whole batches: give the DataLoader "
                 "batch_sampler=RequestSampler(feed), collate_fn=as_tensors"
             )
-        for name, rows in self._side_tables.items():
-            if not isinstance(rows, ByRecord) and len(rows) != len(self._index):
+        for name, rows in self.samples.side_tables.items():
+            if not isinstance(rows, ByRecord) and len(rows) != len(self.samples.index):
                 raise ValueError(
-                    f"side table {name!r} has {counted(len(rows), 'row')} for "
-                    f"{counted(len(self._index), 'record')}: its rows belong to a sampler's sample "
-                    f"ids; give ByRecord(table) with a row for each record, or read batches"
+                    f"side table {name!r} has {counted(len(rows), 'row')}, the index "
+                    f"{len(self.samples.index):,} records: give a row for each, in ByRecord(table)"
                 )
         request = Request.plain(records, seeds)
         table_rows = self.samples.table_rows(request)
@@ -165,9 +162,8 @@ class Batcher(Closing):
             start: the step of the first batch.
             readahead: the number of bytes to prefetch, or None for the default.
         """
-        first_step = epoch * self._steps_per_epoch + start  # over all epochs
-        fields = self._stored_fields
-        self._read_plan = start_pass(self._reader, schedule, fields, first_step, readahead)
+        first = epoch * self._steps_per_epoch + start  # step, counted over all epochs
+        self._read_plan = start_pass(self._reader, schedule, self._stored_fields, first, readahead)
         threads = self.samples.sample_map.threads
         if self.samples.cache is not None and threads:
             # Only the transform uses seeds, and it does not run ahead.
@@ -181,8 +177,8 @@ class Batcher(Closing):
             self._reader.close()
 
 
-def _with_padding_rows(rows: Rows, real: npt.NDArray[np.bool_]) -> Rows:
-    """Insert a row of zeros, or "", at each position where `real` (bool[batch]) is False.
+def _with_padding_rows(rows: Rows, real: Mask) -> Rows:
+    """Insert a row of zeros, or "", at each position where `real` is False.
 
     For example, rows [5, 7] with real [True, False, True] become [5, 0, 7].
     """

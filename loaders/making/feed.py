@@ -176,12 +176,15 @@ class Feed(FeedConfig):
 
     @cached_property
     def _batch_function(self) -> BatchFunction | None:
-        """The `batch_transform`, checked by calls on the first batch of the stream."""
+        """The user's `batch_transform`, checked by calls on the first batch of the stream.
+
+        It is tried on batches as large as a rank's, which have the same samples on every rank.
+        """
         if self.batch_transform is None:
             return None
-        requests = probe_requests(self, self.sampler.batch_size)  # a rank's size, on every rank
+        first, other = probe_requests(self, self.sampler.batch_size)
         with Batcher(CompiledFeed(self, self._spec)) as batcher:
-            return BatchFunction(self, self._spec, batcher, *requests)
+            return BatchFunction(self, self._spec, batcher, first, other)
 
     def __repr__(self) -> str:
         functions = "".join(f", {name}={text}" for name, text in self._function_names.items())
@@ -219,26 +222,29 @@ class Feed(FeedConfig):
         """
         check_fit(self.index, sampler)
         feed = copy.copy(self)
-        object.__setattr__(feed, "sampler", sampler)
-        feed.__post_init__()
-        if feed.shares_arrays != self.shares_arrays:  # functions may get other arrays: try again
+        object.__setattr__(feed, "sampler", sampler)  # a feed refuses assignment
+        feed.__post_init__()  # checks that the side tables fit
+        if feed.shares_arrays != self.shares_arrays:
+            # A transform now gets read-only arrays, or no longer does. So the user's functions must
+            # be tried again: forget what was found out by calls of them.
             vars(feed).pop("_spec", None)
             vars(feed).pop("_batch_function", None)
         return feed
 
 
 def compile_feed(feed: Feed, /) -> CompiledFeed:
-    """Return a feed with its inferred spec and checked functions, which a `Batcher` needs.
+    """Return a feed with the spec of its samples and its checked `batch_transform`.
 
-    The first call reads and tries the first samples of the stream. Later calls return the same.
+    A `Batcher` needs these. The first call for a feed reads the first samples of the stream, and
+    calls the user's functions on them; then the feed has cached both.
     """
     return CompiledFeed(feed, feed._spec, feed._batch_function)
 
 
 def index_of(feed: object, caller: str, /) -> Index:
-    """Return the index of a feed; raise TypeError if the feed has another source of records.
+    """Return the index of a feed; raise TypeError if its records come from something else.
 
-    `caller` is the name of what needs an index, for the message.
+    `caller` is the name of the function or class that needs an index, for the message.
     """
     index = check_feed(feed).index
     if not isinstance(index, Index):
@@ -247,7 +253,7 @@ def index_of(feed: object, caller: str, /) -> Index:
 
 
 def check_feed(feed: object, /) -> Feed:
-    """Return `feed`; raise TypeError if it is no Feed."""
+    """Return `feed`; raise TypeError if it is not a `Feed`."""
     if not isinstance(feed, Feed):
         raise TypeError(f"feed must be Feed(index, sampler), got {type(feed).__name__}")
     return feed

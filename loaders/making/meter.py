@@ -121,13 +121,12 @@ class Meter:
             self._stages: Counter[Stage] = Counter()  # the time of all batches in each stage
             self._num_batches = 0
             self._start_time = self._last_batch_time = perf_counter_ns()
-            # The others are of the loop. The time at which each batch was made, by step, is kept
-            # until the loop receives the batch.
+            # When each batch was made, by step, until the loop receives the batch.
             self._made_at: dict[int, int] = {}
             self._next_step = step  # of the batch that the loop receives next
-            self._total_ready = 0  # how long batches were ready before the loop asked for them
-            self._total_waiting = 0  # how long the loop waited for batches
-            self._num_slow_steps = 0  # steps in which waiting took more than a tenth of the time
+            # How long batches were ready before the loop asked for them, how long the loop waited,
+            # and the number of steps in which waiting took more than a tenth of the time.
+            self._total_ready = self._total_waiting = self._num_slow_steps = 0
 
     def start_external(self) -> None:
         """Start to measure a pass in which a framework iterates, unless a loop's pass is running.
@@ -190,8 +189,7 @@ class Meter:
         """
         now = perf_counter_ns()
         with self._lock:
-            made_at = self._made_at.pop(self._next_step, now)
-            ready_since = max(made_at, self._last_batch_time)
+            ready_since = max(self._made_at.pop(self._next_step, now), self._last_batch_time)
             self._total_ready += max(0, requested - ready_since)
             waiting = now - requested
             self._total_waiting += waiting

@@ -115,8 +115,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             except BaseException:
                 if detached := self._finalize.detach():
                     # A thread that runs C++ at interpreter exit would abort the process.
-                    thread, stop, while_closing = detached[2]
-                    _join(thread, stop, while_closing, _BROKEN_TIMEOUT)
+                    _join(*detached[2], timeout=_BROKEN_TIMEOUT)  # the finalizer's arguments
                 raise
         raise StopIteration
 

@@ -64,10 +64,8 @@ def call_repeatedly(
             if seed == 1:
                 expected = array_copy(results[0])
             elif not bitwise_equal(expected, results[-1]):
-                raise ValueError(
-                    f"{name} returned different results for {input_name} and one seed: "
-                    f"{_ADVICE[name]}"
-                )
+                problem = f"{name} returned different results for {input_name} and one seed"
+                raise ValueError(f"{problem}: {_ADVICE[name]}")
         with suppress(LoaderError, OSError):  # raised again when its own batch is made
             function(other_argument)
     for field, value in expected.items():

@@ -87,7 +87,7 @@ class Samples:
         self._missing = dict(feed.missing)
         self.decode = feed.decode
         self.transform = feed.transform
-        self._side_tables = dict(feed.side)
+        self.side_tables = dict(feed.side)
         self.sample_map = SampleMap(feed.index, threads=threads)
         # If the sampler draws each record several times close together, its image is kept.
         self.cache = None if traits.max_cached is None else DecodedCache(traits.uses, self._decode)
@@ -101,9 +101,9 @@ class Samples:
         The request has no padding. Columns and `ByRecord` tables have a row for each record id,
         other side tables for each sample id.
         """
-        columns = self.index.columns
-        rows = {name: _rows_of(columns[name], request.records) for name in columns}
-        for name, table in self._side_tables.items():
+        columns = self.index.columns.items()
+        rows = {name: _rows_of(column, request.records) for name, column in columns}
+        for name, table in self.side_tables.items():
             if isinstance(table, ByRecord):
                 rows[name] = _rows_of(table.table, request.records)
             else:
@@ -207,13 +207,11 @@ class Samples:
             return call(self.index, "decode", decode.into, int(records[0]), stored, arrays)
 
         for fill in (0, 1):
-            function = partial(decode_into_arrays, fill)
-            result = call_repeatedly("decode", function, first, other, times=3)
+            decode_filled = partial(decode_into_arrays, fill)
+            result = call_repeatedly("decode", decode_filled, first, other, times=3)
             if not bitwise_equal(result, sample):
-                raise ValueError(
-                    f"decode.into gave another sample than decode: write every element of "
-                    f"{list(decode.writes)} into its slot, or leave `writes` out"
-                )
+                advice = f"write every element of {list(decode.writes)}, or leave `writes` out"
+                raise ValueError(f"decode.into gave another sample than decode: {advice}")
 
     @property
     def last_function(self) -> str:
@@ -337,7 +335,7 @@ class Samples:
         names = samples[0] if samples else ()
         # Names that the transform gets from elsewhere must not be fields.
         advice = "give it another name in decode"
-        check_unreserved("field", names, self._side_tables, f"the name of a side table: {advice}")
+        check_unreserved("field", names, self.side_tables, f"the name of a side table: {advice}")
         use = f"a name that the loader itself gives to every sample: {advice}"
         check_unreserved("field", names, TRANSFORM_EXTRAS, use)
         seeds = request.seeds

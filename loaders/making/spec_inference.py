@@ -39,17 +39,16 @@ def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
         ValueError: two calls return different results.
         DecodeError: decode or transform failed.
     """
-    declared = feed.declared_spec
-    if declared is None:
+    if feed.declared_spec is None:
         spec = _spec_of_first_sample(feed)  # checks the functions too
         _check_spec(feed, spec)
         return spec
-    _check_spec(feed, declared)
+    _check_spec(feed, feed.declared_spec)
     is_deterministic = isinstance(feed.index, Index) and is_own_decode(feed.decode)
     if feed.transform is not None or not is_deterministic:
         with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
             _probe_first_sample(feed)  # only to check the functions: the spec is known
-    return declared
+    return feed.declared_spec
 
 
 def probe_requests(feed: FeedConfig, size: int = 1) -> tuple[Request, Request]:

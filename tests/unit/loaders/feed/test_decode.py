@@ -229,7 +229,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (
         lambda _: DecodeExample()({"data": encode({"x": 1}) + b"\x12\7\x0a\5\x0a\1x\x12\0"}),
         ValueError,
-        "'x' is in the context and in the lists",
+        "'x' is in the context and in the feature lists",
     ),
     (
         lambda folder: batch(pack([{"image": bytes(4)}] * 3, folder)["data"], Inverted(3), 3),

@@ -13,14 +13,15 @@ from support.threads import started_threads
 
 from twinfeed.loaders import DecodeError, Feed, Index, NumpyLoader, pack
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.making._decoded_cache import Decoded, DecodedCache
+from twinfeed.loaders.making._decoded_cache import DecodedCache
+from twinfeed.loaders.making._shared_samples import Fields
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.samplers import BatchSampler, ReuseSampler
 
 N = 21
 
 
-def decode(records: list[int]) -> list[Decoded]:
+def decode(records: list[int]) -> list[Fields]:
     return [{"image": record} for record in records]
 
 
@@ -87,7 +88,7 @@ def test_few_more_images_are_held_than_live(
     sampler = reusing(reuse, live)
     decoded: list[int] = []
 
-    def noted(records: list[int]) -> list[Decoded]:
+    def noted(records: list[int]) -> list[Fields]:
         decoded.extend(records)
         return decode(records)
 
@@ -119,7 +120,7 @@ def test_an_image_is_decoded_before_its_batch_is_asked_for() -> None:
     """While the loop computes on the batches before."""
     third = threading.Event()
 
-    def noted(records: list[int]) -> list[Decoded]:
+    def noted(records: list[int]) -> list[Fields]:
         if 3 in records:
             third.set()
         return decode(records)
