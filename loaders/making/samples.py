@@ -300,7 +300,7 @@ class Samples:
             DecodeError: decode failed, or a call has changed the result of an earlier call.
         """
         function: Any = self.decode
-        arguments: list[Sequence[Any]] = [records, self._read_samples(records)]
+        arguments: list[Any] = [records, self._read_samples(records)]
         if slots is not None:
             function = function.into
             arguments.append(slots)
