@@ -80,7 +80,8 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
         If the run was killed after its last epoch, no epoch follows in which `on_epoch_begin` would
         have restored the callbacks' states. So they are restored here.
         """
-        # None if `on_epoch_begin` has restored it. Without training, the model stays as it is.
+        # None if `on_epoch_begin` has restored the states. Nothing was trained otherwise, so the
+        # model stays as the final checkpoint has it.
         checkpoint = self._resume._pop_restored_checkpoint(resumes_training=False)
         if checkpoint is not None:
             _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])

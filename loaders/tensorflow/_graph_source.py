@@ -94,7 +94,7 @@ class GraphSource(ABC):
         yield 0
 
     def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
-        """Move the loader's position to the next epoch, unless somebody else counts the batches.
+        """Move the loader's position to the next epoch, unless a Keras callback or `track` sets it.
 
         The graph calls this with the number of the last batch of a pass, when that batch leaves the
         pipeline. Subclasses use the number. Returns True, since a graph needs a result.
