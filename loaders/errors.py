@@ -32,12 +32,12 @@ class LoaderError(Exception):
     Args:
         problem: what went wrong.
         path: of the shard, the index or the file.
-        offset: where in the shard the record begins, or the part of it that the problem names, in
-            bytes.
+        offset: in bytes, where in the shard the record begins, or the part of it that has the
+            problem.
         record: its number in the shard.
         key: of the record.
-        expected: what was to be there.
-        found: what was there instead.
+        expected: the value that is right.
+        found: the value that was found instead.
         advice: what to do.
 
     `usual` is the advice of the class, for errors without advice of their own.
@@ -67,11 +67,8 @@ class LoaderError(Exception):
         super().__init__(problem)
         self.problem = problem
         self.path = None if path is None else str(path)
-        self.offset = offset
-        self.record = record
-        self.key = key
-        self.expected = expected
-        self.found = found
+        self.offset, self.record, self.key = offset, record, key
+        self.expected, self.found = expected, found
         self.advice = self.usual if advice is None else advice
 
     def __str__(self) -> str:
@@ -87,7 +84,8 @@ class LoaderError(Exception):
         }
         known = [f"  {name}: {value}" for name, value in facts.items() if value is not None]
         lines = "\n".join([self.problem, *known]).split("\n")
-        return "\n".join(map(printable, lines))  # a traceback goes to a terminal
+        # Names and values come from files, and may have escape sequences that a terminal obeys.
+        return "\n".join(map(printable, lines))
 
 
 class DataCorruptionError(LoaderError, ValueError):
@@ -112,7 +110,7 @@ class StaleIndexError(LoaderError, ValueError):
 
 
 class IndexFormatError(LoaderError, ValueError):
-    """Report an index that is incomplete, damaged, or of a version this library does not read."""
+    """Report an index that is incomplete, damaged, or has a version this library does not read."""
 
     usual = REBUILD
 
@@ -139,15 +137,15 @@ class ShardWarning(UserWarning):
         return printable(super().__str__())
 
 
-def check_bytes(what: str, found: int, most: int, /, *, path: object, advice: str) -> None:
-    """Raise LoaderError if `found`, a number of bytes, is more than `most`.
+def check_bytes(what: str, size: int, max_size: int, /, *, path: object, advice: str) -> None:
+    """Raise LoaderError if a file, an index or a batch, as `what` says, has too many bytes.
 
-    `what` names the thing that has them, and `path` says where it is.
+    `path` and `advice` are those of the error.
     """
-    if found > most:
-        text = f"{what} of too many bytes"
-        bound, size = f"at most {most} bytes", f"{found} bytes"
-        raise LoaderError(text, path=path, expected=bound, found=size, advice=advice)
+    if size > max_size:
+        problem = f"{what} has too many bytes"
+        expected, found = f"at most {max_size} bytes", f"{size} bytes"
+        raise LoaderError(problem, path=path, expected=expected, found=found, advice=advice)
 
 
 def printable(text: str, /) -> str:

@@ -34,20 +34,22 @@ def as_map_dataset(
 
     Indices beyond the last give the batches of later epochs, and so does `repeat`.
 
-    `to_iter_dataset` of the dataset gives iterators whose state also names the stream: a state of
-    another feed is refused. Grain itself takes the state of any dataset. Transformations of the
-    dataset before `to_iter_dataset` lose this check; `arrange` does not. A `grain.DataLoader`
-    compares the `repr` of its dataset with that in a state: this dataset's has the stream.
+    `to_iter_dataset` of the dataset gives iterators whose state also identifies the feed: a state
+    of another feed is refused. Grain itself accepts the state of any dataset. Transformations of
+    the dataset before `to_iter_dataset` lose this check; `arrange` does not. A `grain.DataLoader`
+    compares the `repr` of its dataset with that in a state: the `repr` of this dataset identifies
+    the feed.
 
     Args:
         feed: what is fed; `feed.shard(rank, world_size)` for one of several processes.
-        epochs: a dataset of one epoch would give the batches of epoch 0 in every epoch of `fit`.
+        epochs: the number of epochs of the training. With 1, every epoch of `fit` would get the
+            batches of epoch 0.
         arrange: turns a batch into what a training is given, such as `(inputs, targets)`.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
 
     Raises:
-        ValueError: a feed whose decoded images are used again, or whose transform sets global
-            states: both need batches in order, and Grain's threads make them in any order.
+        ValueError: the feed reuses decoded images, or its transform sets global states. Both need
+            batches in order, but Grain's threads make them in any order.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import Feed, pack
@@ -59,9 +61,9 @@ def as_map_dataset(
     (4, [b'to'])
     """
     if check_feed(feed).sampler.traits.max_cached is not None:
-        raise ValueError("reuse of decoded images needs batches in turn: take NumpyLoader(feed)")
+        raise ValueError("reuse of decoded images needs batches in order: use NumpyLoader(feed)")
     if feed.sets_global_state:
-        raise ValueError("a Seeded transform sets global states: take NumpyLoader(feed)")
+        raise ValueError("a Seeded transform sets global states: use NumpyLoader(feed)")
     return _Batches(feed, validate.integer("epochs", epochs, minimum=1), arrange, checksums)
 
 
@@ -138,12 +140,13 @@ class _CheckedIterator(grain.DatasetIterator[Any]):
             StateMismatchError: a state of another feed or dataset.
         """
         if not isinstance(state, Mapping) or "feed" not in state:
-            raise StateMismatchError("the state says nothing of a feed: it is of another dataset")
-        adapter_of(self._loader).check_state(feed := state["feed"])
-        global_step = feed["epoch"] * len(self._loader) + feed["step"]
-        if state.get("next_index") != global_step:
+            raise StateMismatchError("the state has no 'feed': it was saved by another dataset")
+        feed_state = state["feed"]
+        adapter_of(self._loader).check_state(feed_state)  # raises for the state of another feed
+        global_step = feed_state["epoch"] * len(self._loader) + feed_state["step"]
+        if state.get("next_index") != global_step:  # Grain's own position
             raise StateMismatchError(
-                f"next_index of the state must be {global_step}, got {state.get('next_index')!r}"
+                f"next_index must be {global_step}, got {state.get('next_index')!r}"
             )
         parent_state = {name: value for name, value in state.items() if name != "feed"}
         self._parent.set_state({**parent_state, "next_index": global_step})

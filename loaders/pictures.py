@@ -62,20 +62,20 @@ def plot_mixing(
     """Draw how streams mix their records: a column for each, with numbers below.
 
     The upper row has the record number against the position in the epoch, the lower row the label.
-    A uniform shuffle fills both evenly. A shuffle by a buffer that is smaller than sorted data
-    leaves a wedge.
+    A uniform shuffle fills both evenly. A shuffle of sorted data by a buffer that is smaller than
+    the data leaves a wedge.
 
     Args:
         streams: batch samplers by name, samplers, or record ids, int[samples], in the order a
-            pipeline gave them. What has no batches is counted in batches of the samplers' size.
-        num_records: the number of records of which ids were given, if not all of them came.
+            pipeline gave them. Ids without batches are cut into batches of the samplers' size.
+        num_records: the number of records, if the ids of an array do not have all of them.
         labels: the label of each record, int or str.
-        buffers: sizes of `shuffle(buffer)`, in records, to simulate beside the streams.
+        buffers: sizes of `shuffle(buffer)`, in records. Each is simulated, and gets a column.
         epoch: the epoch of the samplers.
 
     Raises:
-        TypeError: `streams` names no stream.
-        ValueError: as `diagnose`.
+        TypeError: `streams` is not a dict, or is empty.
+        ValueError: `diagnose` refuses a stream, such as ids that are not integers.
 
     >>> from twinfeed.samplers import BatchSampler, RandomSampler
     >>> uniform = BatchSampler(RandomSampler(1000, seed=0), batch_size=20)
@@ -127,19 +127,22 @@ def plot_mixing(
 
 
 def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
-    """Return the text below the plot of a stream: how its shards are read, and what memory keeps.
+    """Return the text below the plot of a stream: how much is read at a time, and kept in memory.
 
-    `ids` are the record ids of an epoch, in order.
+    `ids` are the record ids of an epoch, in order. A sampler may read blocks, consecutive records
+    of a shard. A block is open, and kept in memory, from its first to its last record in `ids`.
     """
     if stream.traits.reads_blocks:
-        first, stop = stream.spans(ids, epoch)  # the block of each record
-        block = counted(round(float((stop - first).mean())), "record")
-        _, opened = np.unique(first, return_index=True)  # the first use of each block
-        _, from_end = np.unique(first[::-1], return_index=True)  # the last one, from the end
-        most = most_open(opened, len(first) - from_end, (stop - first)[opened])
-        buffered = counted(most, "record")
+        first, stop = stream.spans(ids, epoch)  # of the block of each record: its [first, stop)
+        sizes = stop - first
+        # Where in `ids` each block, known by its first record, comes first; and how many ids from
+        # the end it comes last.
+        _, opened = np.unique(first, return_index=True)
+        _, from_end = np.unique(first[::-1], return_index=True)
+        max_kept = most_open(opened, len(ids) - from_end, sizes[opened])  # records at a time
+        block, buffered = counted(round(float(sizes.mean())), "record"), counted(max_kept, "record")
         return [f"reads about {block} in a row", f"keeps {buffered} of open blocks"]
-    images = stream.traits.max_cached
+    images = stream.traits.max_cached  # decoded images that the sampler uses again, or None
     return ["keeps " + ("no record" if images is None else counted(images, "decoded image"))]
 
 
@@ -152,11 +155,11 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
 
     Args:
         feed: whose batch is drawn.
-        epoch: of the batch.
-        step: of the batch.
+        epoch: the epoch of the batch.
+        step: the step of the batch.
 
     Raises:
-        TypeError: `feed` is no feed, but a loader for example.
+        TypeError: `feed` is not a feed, but a loader for example.
         ValueError: a feed without images. Errors of reading and decoding are raised too.
 
     >>> import numpy as np
@@ -171,15 +174,11 @@ def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
     6
     """
     if not isinstance(feed, Feed):
-        raise TypeError(
-            f"show_batch draws a batch of the feed, got a {type(feed).__name__}: give loader.feed"
-        )
+        raise TypeError(f"show_batch takes a Feed, got a {type(feed).__name__}: give loader.feed")
     batch = feed[epoch, step]
     images = next((name for name, value in batch.items() if _are_images(value)), None)
     if images is None:
-        raise ValueError(
-            f"no field of {', '.join(batch)} has images: give Feed decode=DecodeImage()"
-        )
+        raise ValueError(f"no field of {', '.join(batch)} has images: set decode=DecodeImage()")
     sizes = _row_sizes(batch.get("label"), len(batch["id"]))
     widest = max(sizes)
     captions = [_caption(feed, batch, number, images) for number in range(sum(sizes))]

@@ -25,15 +25,15 @@ __all__ = ["SampleLoader", "choose_samples", "samples"]
 
 
 class SampleLoader(Loader[list[Sample]]):
-    """The first stage of a `wds.DataPipeline`, and the position of what the pipeline delivers.
+    """The first stage of a `wds.DataPipeline`, which also counts the batches that a loop receives.
 
     `samples` and `choose_samples` return it. `track(loader)` iterates over the pipeline or its
-    `WebLoader`, and counts the batches that the loop receives. Nothing else knows the position, as
-    pipelines and their workers read ahead. State, `set_epoch` and passes are those of every
+    `WebLoader`, and counts the batches that the loop receives. Nothing else knows the position,
+    since pipelines and their workers read ahead. State, `set_epoch` and passes work as in every
     `Loader`. Iterating over the object itself gives each batch as a list of samples.
 
-    Worker n of W makes each W-th batch from batch n on. A `WebLoader` asks the workers in turn, and
-    so delivers the batches of the stream.
+    Of 3 workers, worker 1 makes batches 1, 4, 7, … of the stream. A `WebLoader` takes one batch
+    from each worker in turn, and so delivers the batches in the order of the stream.
 
     >>> import webdataset as wds
     >>> from tempfile import mkdtemp
@@ -49,17 +49,20 @@ class SampleLoader(Loader[list[Sample]]):
     """
 
     _counting_advice = "loop over source.track(loader)"
-    _next_pass: tuple[int, int] | None = None  # of the pass that track has begun
+    # The (epoch, step) of the pass that `track` has started; `__call__` takes it, once.
+    _next_pass: tuple[int, int] | None = None
 
     def __call__(self) -> Iterator[Sample]:
-        """Return the samples of the pass that `track` has started; in a worker, its part of them.
+        """Return the samples of the pass that `track` has started; in a worker, only its part.
+
+        The pipeline calls this when it is iterated over.
 
         Raises:
-            RuntimeError: `track` has not begun a pass, or this process has its samples already.
+            RuntimeError: `track` has not started a pass, or this process has its samples already.
         """
         if self._next_pass is None:
             raise RuntimeError(
-                "a pass of a pipeline begins with source.track(loader), once: loop over it, "
+                "each pass over a pipeline must be started by source.track(loader): loop over it, "
                 "without repeat(), with_epoch() and persistent_workers=True"
             )
         (epoch, start), self._next_pass = self._next_pass, None
@@ -68,53 +71,56 @@ class SampleLoader(Loader[list[Sample]]):
     def track(self, loader: Iterable[Any], /) -> Iterator[Any]:
         """Iterate over a pipeline or a `WebLoader` of this source, and count its batches.
 
+        The pass starts at the position of this object, and goes to the end of the epoch.
+
         Raises:
-            ValueError: batches of this rank differ in size, before the last one: a pipeline cuts
-                equal ones. In the pass: `loader` gives more or fewer batches than the stream has.
+            ValueError: the batches of this rank, without the last, differ in size, but a pipeline
+                can only make batches of one size; or, while iterating, `loader` gives more or
+                fewer batches than the epoch has.
         """
         self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         self._check_sizes(epoch, start)
+        # `__call__`, the first stage of the pipeline, reads from here where its samples start.
         self._next_pass = epoch, start
         self.meter.start(start)
-        yield from self._iterate_pass(
-            self._counted(loader, len(self) - start), self._count_received
-        )
+        batches = self._check_count(loader, len(self) - start)
+        yield from self._iterate_pass(batches, self._count_received)
 
     def _check_sizes(self, epoch: int, start: int) -> None:
         """Raise ValueError unless all batches of a pass have the sampler's batch size.
 
-        The last one may be smaller, but not empty. A pipeline can only make equal batches.
+        The last one may be smaller, but not empty. A pipeline can only make batches of one size.
         """
         sampler = self._sampler
-        lows, highs = sampler.rank_slices(epoch, start, len(sampler))
-        sizes = highs - lows
+        starts, stops = sampler.rank_slices(epoch, start, len(sampler))  # within the global batch
+        sizes = stops - starts
         if (sizes[:-1] != sampler.batch_size).any() or (sizes[-1:] == 0).any():
             raise ValueError(
-                f"a pipeline cuts equal batches, and rank {sampler.rank} of {sampler.world_size} "
-                f"has batches of {sizes.min()} to {sizes.max()} samples: take a batch size that "
-                f"the ranks divide, last_batch='drop', or a TorchLoader"
+                f"a pipeline makes batches of one size, but rank {sampler.rank} of "
+                f"{sampler.world_size} has batches of {sizes.min()} to {sizes.max()} samples: set "
+                f"last_batch='drop' or a multiple of the ranks as batch size, or use TorchLoader"
             )
 
-    def _counted(self, loader: Iterable[Any], expected: int) -> Generator[Any, None, None]:
-        """Yield the batches of a pipeline or its `WebLoader`.
+    def _check_count(self, loader: Iterable[Any], expected: int) -> Generator[Any, None, None]:
+        """Yield the batches of a pipeline or its `WebLoader`, and check how many it gives.
 
         Raises:
-            ValueError: it does not have the `expected` number of batches.
+            ValueError: the number of batches is not `expected`.
         """
-        number = 0
+        count = 0
         try:
-            for number, batch in enumerate(loader, 1):
-                if number > expected:
+            for count, batch in enumerate(loader, 1):
+                if count > expected:
                     break
                 yield batch
         finally:
             self._next_pass = None
-        if number != expected:
-            found = "more" if number > expected else number
+        if count != expected:
+            actual = "more" if count > expected else count
             raise ValueError(
-                f"the pass must have {expected} batches, the pipeline gave {found}: cut them by "
-                f"batched({self._sampler.batch_size}), and leave out stages that drop, repeat or "
+                f"the pass must have {expected} batches, but the pipeline gave {actual}: make them "
+                f"by batched({self._sampler.batch_size}), and remove stages that drop, repeat or "
                 f"split samples"
             )
 
@@ -122,19 +128,19 @@ class SampleLoader(Loader[list[Sample]]):
 def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> SampleLoader:
     """Return a source of samples for a `wds.DataPipeline`, in the order of a feed's stream.
 
-    A sample is webdataset's own: `__key__`, `__url__`, and the bytes of each field by its
+    A sample is a dict as in webdataset: `__key__`, `__url__`, and the bytes of each field by its
     extension. The member `cls` has the label, if the index has labels. With `decode` or `transform`
-    of the feed, a sample has what these return. The stages `decode`, `to_tuple`, `map` and
-    `batched` stay what they are. `shuffle`, `split_by_node` and `split_by_worker` go: the stream is
-    shuffled, and `feed.shard` deals it to ranks.
+    of the feed, a sample has the values that these return. The stages `decode`, `to_tuple`, `map`
+    and `batched` of a pipeline need no change. Remove `shuffle`, `split_by_node` and
+    `split_by_worker`: the stream is shuffled, and `feed.shard` gives each rank its part.
 
     Args:
-        feed: over an index; its `collate` is that of the stage `batched`.
+        feed: a feed over an index. Its `collate` is not used: the stage `batched` collates.
         ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
-        ValueError: padding, the reuse of decoded images, and `batch_transform`, which need the
-            batches of a loader.
+        ValueError: the feed has padding, reuses decoded images, or has a `batch_transform`, which
+            all need the batches of a loader.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed import BatchSampler, Feed, SequentialSampler, pack
@@ -148,26 +154,29 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
     traits = feed.sampler.traits
     if traits.padded or traits.max_cached is not None or feed.batch_transform is not None:
         raise ValueError(
-            "samples have no padding, no reuse of decoded images and no batch_transform: take a "
+            "samples cannot have padding, reuse of decoded images or a batch_transform: use a "
             "TorchLoader for these"
         )
     return _FeedSamples(feed, checksums=True, readahead=0, ledger=ledger)
 
 
 class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
-    """The batches of a feed, each a list of samples as webdataset has them."""
+    """The batches of a feed, each a list of samples: dicts as in webdataset."""
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
         raise ValueError("workers draw by themselves: make samples that load the state instead")
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Yield the samples of each batch from step `start` on; a worker of W, each W-th batch."""
+        """Yield the samples of each batch from step `start` on.
+
+        Of W DataLoader workers, worker n yields only batches n, n + W, n + 2W, …
+        """
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
-        _, _, worker, workers = pytorch_worker_info()
-        pipeline = Samples(compile_feed(feed), self.reader)
-        coming = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
-        for request in islice(coming, worker, None, workers):
+        _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
+        reader = Samples(compile_feed(feed), self.reader)
+        all_requests = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
+        for request in islice(all_requests, worker, None, num_workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]
             members: dict[str, Iterable[Any]] = {
                 "__key__": index.keys(request.records),
@@ -177,7 +186,8 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
                 labels = index.labels[request.records].tolist()
                 names = map(index.classes.__getitem__ if index.classes else str, labels)
                 members["cls"] = [name.encode() for name in names]
-            members.update(pipeline.field_values(request, pipeline.table_rows(request)))
+            # The fields of the samples: read from the shards, decoded and transformed.
+            members.update(reader.field_values(request, reader.table_rows(request)))
             yield samples_of(members)
 
 
@@ -190,24 +200,27 @@ def choose_samples(
     replay: bool = False,
     ledger: str | os.PathLike[str] | None = None,
 ) -> SampleLoader:
-    """Let a sampler choose from pipelines: one for each class, or each set.
+    """Take samples from several pipelines, one for each class or data set, as a sampler decides.
 
-    Each sample is the next one of its pipeline. A pass restarts each pipeline. So pipelines must
-    go on for an epoch: most need `repeat()`. One process draws from all of them: a `WebLoader` over
-    what is chosen has `num_workers=0`.
+    The sampler draws a class or set for each sample, and the sample is the next one of this
+    pipeline. Each pass starts every pipeline again, so a pipeline must have enough samples for an
+    epoch: most need `repeat()`. All pipelines are read in one process: use `num_workers=0` for a
+    `WebLoader` over the result.
 
     Args:
         sampler: draws classes (`PKBatchSampler.of_classes`) or sets (`MixtureSampler`).
-        pipelines: a `wds.DataPipeline`, `WebDataset` or `WebLoader` each.
-        source: the number of the pipeline of each sample id, as for `Selector`.
+        pipelines: `wds.DataPipeline`, `WebDataset` or `WebLoader` objects.
+        source: the number of the pipeline of each sample id, as a function of ids (int64[n]) or an
+            array by id. Samplers of classes and mixtures need none.
         replay: whether a pass skips as many samples of each pipeline as were drawn before its
             position, in all epochs. Then a resumed run is exact, if the pipelines are
-            deterministic. Without `replay` the choice alone resumes.
+            deterministic. Without `replay`, a resumed run draws the right classes or sets, but each
+            pipeline starts with its first sample.
         ledger: a file that says which steps the loop has received: see `Ledger`.
 
     Raises:
-        ValueError: a sampler that needs to know each record, as for `Selector`. In a pass: a
-            pipeline has ended.
+        ValueError: the sampler decides which record comes, and not only its class or set; or, while
+            iterating, a pipeline has ended.
 
     >>> from twinfeed import PKBatchSampler
     >>> pipelines = [[{"txt": f"{name}{n}"} for n in range(9)] for name in "abc"]
@@ -217,7 +230,7 @@ def choose_samples(
     """
     pipelines = list(pipelines)
     if any(isinstance(pipeline, (str, Iterator)) for pipeline in pipelines):
-        raise TypeError("a pipeline must begin anew in each pass: give a DataPipeline, no iterator")
+        raise TypeError("each pass restarts the pipelines: give a DataPipeline, not an iterator")
     choices = Choices(sampler, len(pipelines), source)
     replay = validate.flag("replay", replay)
     return _ChosenSamples(choices, pipelines, replay=replay, ledger=ledger)
@@ -235,17 +248,18 @@ class _ChosenSamples(SampleLoader):
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
         """Yield batches from step `start` on; each sample is the next one of its pipeline."""
         if pytorch_worker_info()[3] > 1:
-            raise RuntimeError("each worker would draw from all pipelines: give num_workers=0")
+            raise RuntimeError("each worker would read all pipelines: set num_workers=0")
         iterators = [iter(pipeline) for pipeline in self._pipelines]
         if self._replay:  # skip the samples that were drawn before this position
             for iterator, count in zip(iterators, self._choices.drawn(epoch, start), strict=True):
-                next(islice(iterator, count, count), None)
-        steps = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))
-        for step, numbers in enumerate(steps, start):
-            batch: list[Any] = [next(iterators[number], None) for number in numbers]
+                next(islice(iterator, count, count), None)  # called to advance by `count` samples
+        batches = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))
+        for step, pipeline_numbers in enumerate(batches, start):
+            batch: list[Any] = [next(iterators[number], None) for number in pipeline_numbers]
             if None in batch:
                 raise ValueError(
-                    f"pipeline {numbers[batch.index(None)]} (of {len(iterators)}) has ended in "
-                    f"step {step} of epoch {epoch}: add repeat() to it, or lower batches_per_epoch"
+                    f"pipeline {pipeline_numbers[batch.index(None)]} (of {len(iterators)}) has "
+                    f"ended in step {step} of epoch {epoch}: add repeat() to it, or lower "
+                    f"batches_per_epoch"
                 )
             yield batch

@@ -30,9 +30,8 @@ class Adapter:
         loader = self.loader
         loader._end_pass()
         pass_start = loader.external_passes.start()  # decides the first step
-        epoch, first_step, _ = pass_start
-        loader.meter.start(first_step)
-        num_batches = len(loader) - first_step
+        loader.meter.start(pass_start.step)
+        num_batches = len(loader) - pass_start.step
         batch_numbers = count(1)
 
         def count_received() -> bool:
@@ -42,7 +41,7 @@ class Adapter:
                 loader.external_passes.finish(pass_start)
             return is_last
 
-        batches = loader._start_pass(epoch, first_step)
+        batches = loader._start_pass(pass_start.epoch, pass_start.step)
         for batch in loader._iterate_pass(batches, count_received, num_batches=num_batches):
             with explain_key_error(batch):
                 arranged = arrange(batch)

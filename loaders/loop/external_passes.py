@@ -62,8 +62,7 @@ class ExternalPasses:
     """
 
     def __init__(self, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None) -> None:
-        self._cursor, self._advice = cursor, advice
-        self._ledger = ledger
+        self._cursor, self._advice, self._ledger = cursor, advice, ledger
         # The (epoch, step) at which the next pass starts; None unless a caller tracks the position.
         self._next_start: tuple[int, int] | None = None
         self._latest_start: tuple[int, int] | None = None  # where the latest pass started

@@ -137,19 +137,13 @@ class FeedLoader(Loader[B]):
         if at is not None:
             step = validate.integer("at", at, minimum=step)
         elif self.lookahead is None:
-            raise ValueError(
-                "at= must be given, since a framework draws the batches in advance: name a step "
-                "that it has not drawn yet"
-            )
+            raise ValueError("at= must be given, as a framework draws ahead: name a later step")
         feed = self._changed_feed(sharded_as(sampler, self._sampler))
         state = self._sampler.state_at(*divmod(step, len(self)))
         try:
             feed.sampler.position_of(state)  # raises if its batches before `step` differ
         except StateMismatchError as error:
-            error.add_note(
-                f"'the state' is this loader's: the schedule may only differ from step {step} on, "
-                f"where the change takes effect"
-            )
+            error.add_note(f"'the state' is the loader's: batches may differ from step {step} on")
             raise
         compile_feed(feed)  # raises what is wrong with the feed before anything changes
         self.schedules.change(sampler, step)

@@ -169,13 +169,12 @@ class Ledger(Closing):
         Its batches before this step are the same. A "change" line has the fields of the sampler's
         fingerprint that differ; None stands for a field that the new fingerprint lacks.
         """
-        before = self._sampler.fingerprint
+        old = self._sampler.fingerprint
         self._stream, self._sampler = stream, sampler_of(stream)
         if not (self._enabled and self._run_was_written):
             return  # the next "begin" line will describe the new sampler
-        after = self._sampler.fingerprint
-        differing = [name for name in before | after if before.get(name) != after.get(name)]
-        fields = {name: after.get(name) for name in differing}
+        new = self._sampler.fingerprint
+        fields = {name: new.get(name) for name in old | new if old.get(name) != new.get(name)}
         try:
             self._write_line("change", global_step, fields=fields)
         except OSError as error:
@@ -203,8 +202,8 @@ class Ledger(Closing):
     def _end_range(self) -> None:
         """Write the "end" line of the open range of consecutive steps, if a range is open."""
         if self._next_step is not None:
-            end_step = self._next_step  # the step after the last delivered batch
-            self._next_step = None  # no range is open
+            # A range is open. Its end is the step after the last delivered batch.
+            end_step, self._next_step = self._next_step, None
             self._write_line("end", end_step)
             self._write_no_open_range()
 
@@ -217,9 +216,8 @@ class Ledger(Closing):
         from importlib.metadata import version
 
         sampler, source = self._sampler, getattr(self._stream, "index", None)
-        epoch, epoch_step = divmod(step, len(sampler))
-        state = sampler.state_at(epoch, epoch_step)
-        # A state has a schedule only up to its step. The ledger needs the whole schedule.
+        state = sampler.state_at(*divmod(step, len(sampler)))
+        # The fingerprint of a state has a schedule only up to its step. The ledger needs all of it.
         state["fingerprint"] = sampler.fingerprint
         if source is not None:
             state["records"] = record_state(source)
@@ -254,9 +252,9 @@ class Ledger(Closing):
         problem = f"not a file of a ledger of version {LEDGER_VERSION}"
         advice = "give ledger= the name of a file that does not exist"
         self._ledger_fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        first_bytes = os.pread(self._ledger_fd, len(_LINE_START), 0)
-        # A new file is empty, and the first line may be torn: a part of `_LINE_START` is fine.
-        if not _LINE_START.startswith(first_bytes):
+        # The first bytes are `_LINE_START`, or only a part of it: a new file is empty, and a killed
+        # process may have written a part of the line.
+        if not _LINE_START.startswith(os.pread(self._ledger_fd, len(_LINE_START), 0)):
             self._raise_error(problem, self.path, advice)
         position = position_path(self.path)
         self._position_fd = open_regular(position, os.O_RDWR | os.O_CREAT)

@@ -79,11 +79,9 @@ def explain_key_error(batch: Any) -> Iterator[None]:
         raise
 
 
-class Pass(Protocol):
+class Pass(Iterator[Any], Protocol):
     """An iterator over the batches of a pass; `close` stops its threads or workers."""
 
-    def __iter__(self) -> Iterator[Any]: ...
-    def __next__(self) -> Any: ...
     def close(self) -> None: ...
 
 
@@ -168,8 +166,7 @@ class Loader(Closing, Generic[B]):
         # Destructors of the attributes would end the parent's workers, or wait for threads that the
         # child does not have. A dict that is never freed, because its reference count is one too
         # high, keeps the attributes from being destroyed, even at exit.
-        all_attributes = vars(self).copy()
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(all_attributes))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
         for name in self._not_copied:
             vars(self).pop(name, None)
         self._start_next_pass_here()
@@ -206,8 +203,7 @@ class Loader(Closing, Generic[B]):
         epoch, start = self._cursor.start_pass()
         self.meter.start(start)
         batches = self._start_pass(epoch, start)
-        num_batches = len(self) - start
-        yield from self._iterate_pass(batches, self._count_received, num_batches=num_batches)
+        yield from self._iterate_pass(batches, self._count_received, num_batches=len(self) - start)
 
     def _iterate_pass(
         self,

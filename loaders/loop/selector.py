@@ -172,8 +172,7 @@ def _source_function(
             `source` does not fit the ids.
     """
     # What of the sampler decides which record comes, such as "padding"; "" if nothing does.
-    reason = sampler.traits.why_records_matter
-    if reason:
+    if reason := sampler.traits.why_records_matter:
         raise ValueError(
             f"a source only gives its next record, but {reason} of {sampler!r} needs to know the "
             f"records: index them, and take a loader such as TensorFlowLoader, or "

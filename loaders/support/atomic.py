@@ -27,9 +27,10 @@ _POLL_INTERVAL = 0.02  # seconds
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Replace a file atomically: write a temporary file beside it, sync it, and rename it.
+    """Replace a file atomically: write a temporary file in its folder, sync it, and rename it.
 
-    Temporary files of killed processes are removed: they are not empty, and not locked.
+    A temporary file of a killed process is removed. It is not locked, and not empty: an empty one
+    may have been created just now by another process, which has yet to lock it.
     """
     for stale in path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 16}"):
         with suppress(LoaderError, OSError), open_file(stale) as file:
@@ -42,11 +43,12 @@ def replace_file(path: Path, data: bytes) -> None:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-            os.replace(temporary, path)  # while it is locked
+            # Renamed while it is locked, so that no other process removes it as a stale file.
+            os.replace(temporary, path)
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError):
-            error.filename = os.fspath(path)  # not the temporary name
+            error.filename = os.fspath(path)  # the user does not know the temporary name
         raise
     fsync_path(path.parent)
 
@@ -71,9 +73,9 @@ def locked(
 ) -> Iterator[None]:
     """Lock a folder against other processes in the `with` block.
 
-    `make(folder)` creates the folder if it is missing. A file in it is locked that only its owner
-    may open, since anybody who may read the folder could lock the folder itself. The file exists
-    only while it is locked.
+    `make(folder)` creates the folder if it is missing. A file in the folder is locked, which only
+    its owner may open: the folder itself could be locked by anybody who may read it. The file
+    exists only while it is locked.
 
     Raises:
         TimeoutError: another process has the lock after `wait` seconds (by default `WAIT`).
@@ -123,7 +125,7 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
             raise
         return None  # the folder was removed by the process that held the lock
     except PermissionError:
-        if file.exists():  # another user's
+        if file.exists():  # a process of another user has the lock
             return None
         raise
     try:
@@ -134,7 +136,8 @@ def _try_lock(folder: Path, make: Callable[[Path], object] | None) -> int | None
     except OSError:
         os.close(fd)
         raise
-    # A file that was unlinked before it was locked excludes nobody.
+    # The process that had the lock may have deleted the file after it was opened here. A lock of a
+    # deleted file excludes nobody, so the file must still be the one at this path.
     with suppress(FileNotFoundError):
         if os.path.samestat(os.fstat(fd), file.lstat()):
             return fd

@@ -14,8 +14,10 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.support.regular import read_file
 
 MARK = ".twinfeed"
+"""The name of the marker file. It has a header, and the names of the files that may be deleted."""
+
 _HEADER = b"twinfeed made these files, and deletes them when they are no longer needed:\n"
-_MAX_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20  # of a marker file
 
 
 def mark_deletable(folder: Path, /, files: Iterable[str] = ()) -> None:
@@ -33,7 +35,7 @@ def add_deletable(folder: Path, file: str, /) -> None:
 
 
 def is_deletable(folder: Path, /) -> bool:
-    """Return whether a folder has a complete marker file, so that it may be deleted."""
+    """Return whether this library may delete a folder: it has a marker file with a whole header."""
     return deletable_files(folder) is not None
 
 
@@ -47,29 +49,38 @@ def delete_listed(folder: Path, /) -> None:
             (folder / file).unlink()
     with suppress(LoaderError, OSError):
         marker = _read_marker(folder)
-        if marker[: len(_HEADER)] == _HEADER[: len(marker)]:
+        # The marker has the whole header, or only a part of it if its process was killed. Any other
+        # file of this name is the user's.
+        if marker.startswith(_HEADER) or _HEADER.startswith(marker):
             (folder / MARK).unlink()
-    with suppress(OSError):
+    with suppress(OSError):  # the folder is not empty
         folder.rmdir()
 
 
 def delete_folder(folder: Path, /) -> None:
-    """Delete a marked folder with everything in it, the marker last."""
+    """Delete a folder that has a marker file, with everything in it.
+
+    The marker is deleted last: if this process is killed, the folder may still be deleted later.
+    """
     for path in folder.iterdir():
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)
         elif path.name != MARK:
             path.unlink()
-    delete_listed(folder)
+    delete_listed(folder)  # only the marker is there now, so this deletes it and the folder
 
 
 def deletable_files(folder: Path, /) -> list[str] | None:
-    """Return the names of files in a folder's marker file; None if it has no complete marker."""
+    """Return the names of the files in a folder that this library may delete.
+
+    The folder's marker file lists them. None if the folder has no marker with a whole header: then
+    nothing in it may be deleted.
+    """
     with suppress(LoaderError, OSError, UnicodeDecodeError):
         marker = _read_marker(folder)
         if marker.startswith(_HEADER):
             names = marker[len(_HEADER) :].decode().splitlines()
-            return [name for name in names if "/" not in name]
+            return [name for name in names if "/" not in name]  # only files of this folder
     return None
 
 

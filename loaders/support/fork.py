@@ -13,8 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# Seconds between two checks of the parent.
-_INTERVAL = 1.0
+_CHECK_INTERVAL = 1.0  # seconds between two checks whether the parent is alive
 
 
 class PerProcess(Generic[T]):
@@ -39,7 +38,8 @@ class PerProcess(Generic[T]):
         """Return the value of this process."""
         process = os.getpid()
         if process not in self._values:
-            self._values.setdefault(process, self._make())  # two threads get the same
+            # If two threads make a value at the same time, both get the first one.
+            self._values.setdefault(process, self._make())
         return self._values[process]
 
     def __reduce__(self) -> tuple[type[PerProcess[T]], tuple[Callable[[], T]]]:
@@ -52,10 +52,11 @@ class PerProcess(Generic[T]):
 
 @cache
 def end_with_parent() -> None:
-    """End this child process of multiprocessing soon after its parent, which may be killed.
+    """Let this child process of multiprocessing exit soon after its parent has ended.
 
-    A child that reads from a pipe, or writes to a full one, may have the pipe's other end itself:
-    it would wait for ever. In a process that is no such child, do nothing.
+    Otherwise a child whose parent was killed might wait for ever, reading from a pipe or writing to
+    a full one: it may have inherited the pipe's other end, so that the pipe is never closed. A
+    process that multiprocessing has not started is not changed.
     """
     parent = parent_process()
     if parent is not None:
@@ -64,8 +65,9 @@ def end_with_parent() -> None:
 
 def _exit_after(parent: BaseProcess, parent_id: int) -> None:
     """Exit this process when its parent has ended; `parent_id` is the parent's process id."""
-    # A process that was forked after this one may keep the sentinel's pipe open, and the parent of
-    # a child of a fork server is the server.
-    while os.getppid() == parent_id and not wait([parent.sentinel], _INTERVAL):
+    # Neither check is enough alone. The sentinel, a pipe that is closed when the parent ends, stays
+    # open if a process that was forked later has inherited it. The id of the parent process does
+    # not change if a fork server has started this process, since the server is its parent.
+    while os.getppid() == parent_id and not wait([parent.sentinel], _CHECK_INTERVAL):
         pass
     os._exit(1)

@@ -74,7 +74,7 @@ class Pool(ThreadPoolExecutor):
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Wait for the running calls and end the workers; after an interrupt, do not wait."""
-        if kind is not None and not issubclass(kind, Exception):  # nobody waits for results
+        if kind is not None and not issubclass(kind, Exception):  # such as KeyboardInterrupt
             self._terminate("a worker process was interrupted")
         with interrupts_deferred():
             self.shutdown(cancel_futures=True)
@@ -128,12 +128,14 @@ class Pool(ThreadPoolExecutor):
 
 
 def _serve(pipe: Connection) -> None:
-    """Answer the calls that come through a pipe, until it is closed: the main loop of a worker.
+    """Run the main loop of a worker: answer the calls that come through a pipe, until it is closed.
 
-    The end of this worker at Ctrl-C wakes the parent, too: an interrupt just before a thread begins
-    to wait for a lock does not wake the thread.
+    Ctrl-C ends the worker without a traceback. The closed pipe then wakes the parent, which may
+    have missed its own Ctrl-C: one that comes just before a thread waits for a lock is not seen.
     """
     end_with_parent()
+    # Let the system end this process at SIGINT, in place of Python's KeyboardInterrupt. SIGINT was
+    # blocked until here, in the thread that started this process.
     if signal.getsignal(SIGINT) is signal.default_int_handler:
         signal.signal(SIGINT, signal.SIG_DFL)
     pthread_sigmask(SIG_UNBLOCK, {SIGINT})

@@ -11,7 +11,7 @@ from twinfeed.loaders.errors import LoaderError, UnsafeContentError, check_bytes
 BUFFER = 1 << 20
 """Bytes read, or written, at a time."""
 
-_KINDS = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
+_FILE_TYPES = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a FIFO"}
 
 
 def open_shard(path: str, /) -> BinaryIO:
@@ -45,18 +45,18 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY, /) -> i
     """Open a regular file, by default for reading, and return its descriptor.
 
     Raises:
-        LoaderError: anything else, without waiting: opening a FIFO would block until somebody
-            writes to it, and a device such as /dev/zero never ends.
+        LoaderError: the path is not a regular file. This never waits, whereas a normal `open` of a
+            FIFO waits until somebody writes to it. A device such as /dev/zero never ends.
     """
     fd = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o666)
-    kind = stat.S_IFMT(os.fstat(fd).st_mode)
-    if kind != stat.S_IFREG:
+    file_type = stat.S_IFMT(os.fstat(fd).st_mode)
+    if file_type != stat.S_IFREG:
         os.close(fd)
         raise LoaderError(
             "not a regular file",
             path=path,
-            found=_KINDS.get(kind, "a device"),
-            advice="put a file there, or a link to one; what a command prints is saved first",
+            found=_FILE_TYPES.get(file_type, "a device"),
+            advice="give a file, or a link to a file; save the output of a command to a file first",
         )
     os.set_blocking(fd, True)
     return fd

@@ -19,7 +19,7 @@ from twinfeed.loaders.support.system import SHARED_MEMORY
 
 _PREFIX, _LOCK = "twinfeed-", "lock"
 
-# Longest path of a folder in which the sockets of multiprocessing may lie.
+# The longest path, in bytes, of a folder in which multiprocessing may put its sockets.
 _MAX_NAME_BYTES = 80
 
 _locks: PerProcess[dict[Path, int]] = PerProcess(dict)
@@ -36,9 +36,11 @@ def make_temporary() -> Path:
     mark_deletable(folder)
     fd = os.open(folder / ".new", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     _locks()[folder] = fd
-    with suppress(OSError):  # a file system without locks: nobody removes the folder of another
+    # A file system without locks raises here. Then no process finds a lock file in the folder, and
+    # so none removes it.
+    with suppress(OSError):
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.rename(folder / ".new", folder / _LOCK)  # locked before it has this name
+        os.rename(folder / ".new", folder / _LOCK)  # other processes look for this name
     return folder
 
 
@@ -66,7 +68,7 @@ def socket_folder() -> str:
     not send a batch, and torch would wait for it for ever.
 
     Raises:
-        OSError: there is no folder of a short name.
+        OSError: no folder with a short path can be created.
     """
     folder = get_temp_dir()
     if len(os.fsencode(folder)) <= _MAX_NAME_BYTES:
@@ -77,9 +79,7 @@ def socket_folder() -> str:
             Finalize(None, shutil.rmtree, args=(folder, True), exitpriority=-100)
             current_process()._config["tempdir"] = folder  # type: ignore[attr-defined]
             return folder
-    raise OSError(
-        f"TMPDIR is too long for a socket: name a folder of at most {_MAX_NAME_BYTES - 16} bytes"
-    )
+    raise OSError(f"TMPDIR is too long for a socket: use at most {_MAX_NAME_BYTES - 16} bytes")
 
 
 @cache

@@ -192,7 +192,7 @@ def compare(
     makers: Sequence[Callable[[], Step] | None] = steps or [None] * len(backends)
     if len(makers) != len(backends):
         raise ValueError(
-            f"steps must have a function for each of {len(backends)} backends, got {len(makers)}"
+            f"steps must be {len(backends)} functions, one per backend, got {len(makers)}"
         )
     count = len(feed) if batches is None else validate.integer("batches", batches, minimum=1)
     for name in backends:
@@ -285,8 +285,7 @@ def _iterate(job: _Job) -> Iterator[Any]:
     os.environ["JAX_ENABLE_X64"] = "1"  # otherwise JAX would round 64-bit numbers to 32 bits
     with _loader_class(job)(job.feed, **job.backend.options, **job.options) as loader:
         num_epochs = -(-job.batches // max(1, len(loader)))  # rounded up
-        epochs = repeat(loader, num_epochs)
-        yield from islice(chain.from_iterable(epochs), job.batches)
+        yield from islice(chain.from_iterable(repeat(loader, num_epochs)), job.batches)
 
 
 def _loader_class(job: _Job) -> Any:

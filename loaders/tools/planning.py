@@ -193,8 +193,8 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
     to 999, and are multiplied by 950 / 50.
     """
     epoch_steps = len(reads.schedule.sampler)
-    counts = np.zeros(2)  # of ranges, and of their bytes
-    middle, counts_at_middle = 0, np.zeros(2)
+    # Each of these counts has two items: ranges, and their bytes.
+    counts, counts_at_middle, middle = np.zeros(2), np.zeros(2), 0
     for step in range(steps if reads.fields else 0):
         for event in reads.next_events(step):
             if isinstance(event, Fetch):
@@ -203,7 +203,7 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
         if 2 * step < steps < epoch_steps:  # the first half, if the epoch is longer
             # `reads.next_step` is the next step to fetch: as steps are fetched in groups, it may be
             # later than `step + 1`.
-            middle, counts_at_middle = reads.next_step, counts.copy()
+            counts_at_middle, middle = counts.copy(), reads.next_step
     scale = (epoch_steps - middle) / max(1, min(reads.next_step, epoch_steps) - middle)
     requests, read_bytes = counts_at_middle + scale * (counts - counts_at_middle)
     return round(requests), round(read_bytes)
@@ -230,14 +230,11 @@ def _findings(index: Index, sampler: BatchStream, result: Plan) -> Iterator[str]
         # `shuffled` reads blocks of records, each with one request, at most a whole shard.
         block_bytes = int(records_per_block(index, len(index)) * record_bytes(index))
         shuffled_request = min(result.shard_bytes, block_bytes)
-        if sampler.traits.reads_blocks:
-            gains = total >= _SMALL_DATA
+        size, reads_blocks = _format_bytes(shuffled_request), sampler.traits.reads_blocks
+        advice = f"take shuffled(index, seed=…), which requests about {size} at a time"
+        if reads_blocks:
             advice = "take blocks of about 4 MB, and shards of many blocks"
-        else:
-            gains = total >= _SMALL_DATA or shuffled_request >= 2 * request_bytes
-            size = _format_bytes(shuffled_request)
-            advice = f"take shuffled(index, seed=…), which requests about {size} at a time"
-        if gains:
+        if total >= _SMALL_DATA or (not reads_blocks and shuffled_request >= 2 * request_bytes):
             yield (
                 f"a request of {_format_bytes(request_bytes)} at a random offset has more latency "
                 f"than transfer time, however many run at once: {advice}"

@@ -162,8 +162,7 @@ class Results:
         is the state of the run as JSON, and `values NAME` has a result by name. If rows differ in
         length, `lengths NAME` has their lengths. The file is written completely or not at all.
         """
-        rows, file = self.part(), io.BytesIO()
-        run = json.dumps(self._run)
+        rows, file, run = self.part(), io.BytesIO(), json.dumps(self._run)
         arrays: dict[str, Any] = {"n": self._num_ids, "only": self._ids, "run": run}
         for name in rows.dtype.names or ():
             result = _result_of(rows[name])
@@ -249,9 +248,8 @@ def _concatenate(parts: Iterable[Part]) -> Part:
     for part, name in product(nonempty, joined.dtype.names or ()):
         if not _keeps_values(part[name], joined[name]):
             raise ValueError(
-                f"result {name!r} is {_dtype_text(part[name])}, but joined with other batches or "
-                f"ranks it would be {_dtype_text(joined[name])}, which cannot hold its values: use "
-                f"one dtype in all batches, and a Ragged in all or none"
+                f"result {name!r} is {_dtype_text(part[name])}, but with other batches it is "
+                f"{_dtype_text(joined[name])}, which cannot hold its values: add all with one dtype"
             )
     return joined
 
@@ -310,10 +308,7 @@ def _as_column(name: str, value: Any) -> Array:
     column = np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
     row_dtypes = {_dtype_text(column[row : row + 1]) for row in range(len(rows))}
     if len(row_dtypes) > 1:
-        raise ValueError(
-            f"all rows of {name} must have one dtype and, except for the length, one shape, got "
-            f"{row_dtypes}"
-        )
+        raise ValueError(f"the rows of {name} may only differ in length, got {row_dtypes}")
     return column
 
 

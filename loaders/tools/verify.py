@@ -330,14 +330,12 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
     scan = _ShardScan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.unreadable:
         return scan.bad
-    headers_differ = scan.headers_checksum != index.shards["headers"][shard]
+    changed = scan.headers_checksum != index.shards["headers"][shard]
     offsets = _record_offsets(index, start, stop)
     # A bad record that the index leaves out was bad at the build too, so it is not reported.
     indexed = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
     bad = {
-        record.record: record
-        for record in scan.bad
-        if record.record in indexed or record.record < 0 or (record.rest and headers_differ)
+        b.record: b for b in scan.bad if b.record in indexed or b.record < 0 or (b.rest and changed)
     }
     scan_found_bad = bool(bad)
     read_errors = dict(_read_errors(reader, start, stop))
@@ -349,7 +347,7 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
     # In a tar, the checksum over the headers covers fields too.
     explained = bool(bad) if index.container == "tar" else scan_found_bad
     digests = index.shard_sums  # the SHA-256 of each shard; empty if the index has none
-    if headers_differ and not explained:
+    if changed and not explained:
         what = "the checksum over its records"
     elif not bad and len(digests) and scan.sha256 != digests[shard].tobytes().hex():
         what = "its SHA-256"

@@ -132,11 +132,11 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
         "seed: the state has 0",
     ),
     *(
-        (lambda i, s=state: iter(batches(i)).set_state(s), StateMismatchError, "of another dataset")
+        (lambda i, s=state: iter(batches(i)).set_state(s), StateMismatchError, "by another dataset")
         for state in ({"next_index": 3}, {}, [], None, 7)
     ),
     *(
-        (lambda i, at=at: at_index(i, at), StateMismatchError, "next_index of the state must be 0")
+        (lambda i, at=at: at_index(i, at), StateMismatchError, "next_index must be 0")
         for at in (None, "0", 3, -1, 0.5)
     ),
 ]

@@ -106,7 +106,7 @@ def test_every_sampler_gives_its_stream_or_is_refused(make: Callable[[], BatchSt
     feed = feed_of(make())
     traits, sizes = feed.sampler.traits, [len(ids) for ids in feed.sampler.batches(0, 0, len(feed))]
     if traits.padded or traits.max_cached is not None:
-        with pytest.raises(ValueError, match="no padding, no reuse"):
+        with pytest.raises(ValueError, match="cannot have padding, reuse"):
             samples(feed)
     elif set(sizes[:-1]) - {feed.sampler.batch_size}:
         source = samples(feed)
@@ -272,8 +272,8 @@ def pipe(source: SampleLoader, *stages: Any) -> wds.DataPipeline:
 REUSE = BatchSampler(ReuseSampler(24, reuse=2, live=12, seed=0), batch_size=12)
 PADDED = ExactOnceBatchSampler(RECORDS, batch_size=12, last_batch="pad")
 REFUSED: list[Any] = [
-    (lambda _: samples(feed_of(REUSE)), ValueError, "no reuse"),
-    (lambda _: samples(feed_of(PADDED)), ValueError, "no padding"),
+    (lambda _: samples(feed_of(REUSE)), ValueError, "reuse of decoded"),
+    (lambda _: samples(feed_of(PADDED)), ValueError, "cannot have padding"),
     (lambda _: samples(feed_of(batch_transform=lambda batch, seed: batch)), ValueError, "TorchLo"),
     (lambda _: samples(index_of(RECORDS)), TypeError, "Feed"),
     (lambda _: samples(["a.tar"]), TypeError, "Feed"),
@@ -298,7 +298,7 @@ REFUSED: list[Any] = [
     (
         lambda _: tracked(lambda source: pipe(source, cut(12, partial=False))),
         ValueError,
-        "9 batches, the pipeline gave 8",
+        "9 batches, but the pipeline gave 8",
     ),
     (lambda _: tracked(lambda source: []), ValueError, "gave 0"),
     (lambda _: tracked(lambda source: pipe(source, cut(12)).repeat()), RuntimeError, "rep"),
@@ -314,12 +314,12 @@ REFUSED: list[Any] = [
     (lambda _: choose_samples(feed_of(), classes()), TypeError, "must give batches, got a Feed"),
     (lambda _: choose_samples(None, classes()), TypeError, "must give batches"),
     (lambda _: choose_samples(chosen()._sampler, None), TypeError, "iterable"),
-    (lambda _: choose_samples(chosen()._sampler, ["ant"] * 5), TypeError, "no iterator"),
+    (lambda _: choose_samples(chosen()._sampler, ["ant"] * 5), TypeError, "not an iterator"),
     (lambda _: run(choose_samples(chosen()._sampler, [1] * 5)), TypeError, "not iterable"),
     (
         lambda _: choose_samples(chosen()._sampler, [iter(p) for p in classes()]),
         TypeError,
-        "anew.*no iterator",
+        "restarts.*not an iterator",
     ),
     (lambda _: chosen(replay=1), TypeError, "replay"),
     (ended, ValueError, "pipeline 1 .of 2. has ended in step 0 of epoch 0"),

@@ -186,7 +186,7 @@ def test_a_refused_change_leaves_the_loader_as_it_was() -> None:
     feed, state = loader.feed, loader.state_dict()
     with pytest.raises(StateMismatchError) as caught:
         loader.change(pk({0: 1, 3: 2}))
-    assert "may only differ from step 5 on" in caught.value.__notes__[0]
+    assert "batches may differ from step 5 on" in caught.value.__notes__[0]
     assert loader.feed is feed
     assert loader.state_dict() == state
     loader.close()

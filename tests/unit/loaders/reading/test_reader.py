@@ -641,7 +641,7 @@ def test_a_batch_of_more_bytes_than_the_shards_have_is_refused(
     rows.flush()
     monkeypatch.setattr(arrays.Arrays, "_check_digest", lambda *_: None)
     with Reader(open_index(index.path)) as reader:
-        with pytest.raises(LoaderError, match="a batch of too many bytes") as caught:
+        with pytest.raises(LoaderError, match="a batch has too many bytes") as caught:
             reader.read(range(100))
         assert caught.value.found == f"{100 << 20} bytes"
         assert len(reader.read(range(10))["x"]) == 10

@@ -145,7 +145,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
             ("other", AttributeError, "support.own_backend.Other"),
         )
     ),
-    (call(compare, steps=[sizes_added]), ValueError, "for each of 2 backends, got 1"),
+    (call(compare, steps=[sizes_added]), ValueError, "must be 2 functions, one per backend, got 1"),
     (call(compare, batches="2"), TypeError, "batches must be an integer, got '2'"),
     (compare, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
     (

@@ -173,7 +173,7 @@ def test_rows_are_the_collection_s_own() -> None:
         (ValueError, [0], {"a": [[0]]}, r"'a', .*\(1,\)"),
         (ValueError, [0], {"a": [0], "id": [0]}, "'id' occurs more than once"),
         (TypeError, [0], {"a": [None]}, "objects"),
-        (ValueError, [0], {"a": ["x"]}, "'a' is int64, but joined .* text, which cannot hold"),
+        (ValueError, [0], {"a": ["x"]}, "'a' is int64, but with .* text, which cannot hold"),
         (ValueError, [0], {"a": Ragged(np.array([1]), np.array([1]))}, "'a' is ragged int64"),
         (ValueError, [0], {"a": [np.array([1])]}, r"'a' is ragged int64 of shape \('…',\)"),
         (TypeError, np.ma.array([0]), {"a": [1]}, "ids is masked"),
@@ -196,9 +196,9 @@ def test_rows_are_the_collection_s_own() -> None:
             "'a' holds a Ragged",
         ),
         (ValueError, [0], {"a": Ragged(np.arange(1), np.array([1.0]))}, "give non-negative"),
-        (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(1, int)]}, "one dtype and, exc"),
-        (ValueError, [0, 1], {"a": [np.zeros((1, 4)), np.zeros((1, 3))]}, "one dtype and, exc"),
-        (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(())]}, "one dtype and, exc"),
+        (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(1, int)]}, "only differ in length"),
+        (ValueError, [0, 1], {"a": [np.zeros((1, 4)), np.zeros((1, 3))]}, "only differ in length"),
+        (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(())]}, "only differ in length"),
     ],
 )
 def test_what_does_not_fit_is_refused(error: type[Exception], ids, values, word: str) -> None:
