@@ -199,15 +199,15 @@ def _trace_tensorflow() -> Iterator[None]:
     if calls is None or trace is None:
         yield
         return
-    untraced = calls._kept
+    untraced = calls._registered_object
 
     def traced(*arguments: Any) -> Any:
         sys.settrace(trace)
         return untraced(*arguments)
 
-    calls._kept = traced  # type: ignore[attr-defined]
+    calls._registered_object = traced  # type: ignore[attr-defined]
     yield
-    calls._kept = untraced  # type: ignore[attr-defined]
+    calls._registered_object = untraced  # type: ignore[attr-defined]
 
 
 @pytest.fixture
