@@ -106,15 +106,15 @@ class StringColumn(Sequence[str]):
         return len(self.ends)
 
     @overload
-    def __getitem__(self, index: int) -> str: ...
+    def __getitem__(self, number: int) -> str: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[str, ...]: ...
-    def __getitem__(self, index: int | slice) -> str | tuple[str, ...]:
-        """Return the string at an index, or a tuple of the strings of a slice."""
-        if isinstance(index, slice):
-            return tuple(map(self.__getitem__, range(*index.indices(len(self)))))
-        position = range(len(self))[index]  # not negative; raises IndexError
-        return self._decode(position, position + 1)[0]
+    def __getitem__(self, number: slice) -> tuple[str, ...]: ...
+    def __getitem__(self, number: int | slice) -> str | tuple[str, ...]:
+        """Return the string at the index `number`, or a tuple of the strings of a slice."""
+        if isinstance(number, slice):
+            return tuple(map(self.__getitem__, range(*number.indices(len(self)))))
+        index = range(len(self))[number]  # not negative; raises IndexError
+        return self._decode(index, index + 1)[0]
 
     def __iter__(self) -> Iterator[str]:
         """Yield all strings, decoded in chunks."""

@@ -310,8 +310,7 @@ class Index:
         for name, field in self.fields.items():
             lengths = self.table(name)["length"]
             lengths = lengths[lengths >= 0]  # a missing field has length -1
-            total = f"{int(lengths.sum()):,} bytes in total"
-            stored = f"{_range(lengths)} bytes per record, {total}"
+            stored = f"{_range(lengths)} bytes per record, {int(lengths.sum()):,} bytes in total"
             missing = f", {field.missing:,} missing" if field.missing else ""
             lines.append(f"{name}: {field.kind}, {stored}{missing}")
         lines += [f"{name}: {kind}" for name, kind in self.columns.types().items()]
@@ -321,8 +320,8 @@ class Index:
             groups = (sizes[exponents == exponent] for exponent in np.unique(exponents))
             by_size = ", ".join(f"{len(group):,} of {_range(group)}" for group in groups)
             per_class = f"{_range(sizes)} records per class, median {int(np.median(sizes)):,}"
-            num_classes = counted(len(sizes), "class")
-            lines.append(f"{num_classes}, {per_class}; classes by size: {by_size}")
+            classes = counted(len(sizes), "class")
+            lines.append(f"{classes}, {per_class}; classes by size: {by_size}")
         return "\n".join(lines)
 
     def __reduce__(self) -> tuple[Any, ...]:
