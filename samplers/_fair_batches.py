@@ -169,7 +169,7 @@ class _PhaseSchedule:
             self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
         classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
         size, first_subset = self._sizes[classes], self._first_subset[classes]
-        # The traversals and subsets since the last exclusion that the class has had.
+        # Since the last exclusion, a class has taken `num_taken` subsets, of `num_traversals`.
         num_taken = (num_subsets - first_subset).clip(min=0)
         num_traversals = -(-num_taken * k // size)  # started before the step: rounded up
         first_subset = first_subset + num_traversals * size // k  # in which the next one starts

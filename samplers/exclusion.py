@@ -106,7 +106,7 @@ class Exclusion:
                 is_valid &= new_positions // batch_size != positions[pending] // batch_size
             ids[pending[is_valid]] = candidates[is_valid]
             # The next entries to try. All n come before any comes again, and at least half of the
-            # records are not excluded: so this ends.
+            # records are not excluded: so the loop ends.
             pending = pending[~is_valid]
             entries = (entries[~is_valid] + self._stride) % self._num_records
             attempt += 1

@@ -140,7 +140,8 @@ def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, 
     # If a segment starts in the middle of the uses of a record, the segment before it ends in the
     # middle of them. Both get the same first round: so the uses at both sides of the bound are read
     # in consecutive rounds. A *chain* is a segment that starts with a new record, and all segments
-    # after it that do not.
+    # after it that do not. With 3 records, used 4 times each, in 2 segments (bounds 0 6 12), the
+    # second segment starts in the middle of record 1, and both segments are one chain.
     chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)
     chain_lengths = np.diff(np.append(chain_starts, num_segments))  # in segments
     # The segments of a chain together come to a new record every `period` rounds. The first rounds

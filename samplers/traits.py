@@ -14,10 +14,10 @@ from twinfeed.samplers.types import Int64s, Integers
 class SamplerTraits:
     """Properties of the samples of a sampler, on which loaders rely.
 
-    A sample is what has an id in a batch. By default it is a record, no batch holds a record twice,
-    and nothing is read in blocks. A sampler may also give *views* (variants of a record, such as
-    one of its captions) or *uses* (a decoded record is used several times in an epoch): then a
-    record has several sample ids.
+    A batch consists of samples, and a sample has an id. By default it is a record, no batch holds a
+    record twice, and nothing is read in blocks. A sampler may also give *views* (variants of a
+    record, such as one of its captions) or *uses* (a decoded record is used several times in an
+    epoch): then a record has several sample ids.
 
     >>> from twinfeed.samplers import BatchSampler, ReuseSampler
     >>> BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2).traits.num_ids
