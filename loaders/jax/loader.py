@@ -169,11 +169,10 @@ def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, 
     """
     num_devices = len(sharding.device_set)
     try:
-        rows_per_device = sharding.shard_shape((num_devices,))[0]  # above 1 if rows are replicated
+        cuts = num_devices // sharding.shard_shape((num_devices,))[0]  # parts of the first axis
         slices = sharding.addressable_devices_indices_map((num_devices,)).values()
     except (IndexError, ValueError) as error:
         raise ValueError(f"sharding must cut only the first axis, got {sharding}") from error
-    cuts = num_devices // rows_per_device
     if feed.sampler.size_divisor % cuts:
         raise ValueError(
             f"the sharding cuts each batch into {cuts} equal parts, and {feed.sampler!r} has "

@@ -486,8 +486,7 @@ def _read_all_records(data: _Items, name: str) -> Any:
     try:
         return data.column(name)
     except KeyError:
-        names = [*data.names]
-        raise KeyError(f"the field {name!r} is not in every record: record 0 has {names}") from None
+        raise KeyError(f"some records lack {name!r}: record 0 has {[*data.names]}") from None
 
 
 def _as_number_column(name: str, values: Any) -> Array:

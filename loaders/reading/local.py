@@ -145,17 +145,15 @@ class LocalFiles:
             return  # nothing to release: the kernel evicts pages by itself
         if plan.check_page_cache:
             interval = max(1, len(event.ranges) // _CHECKED_RANGES)
-            checked = event.ranges[::interval][:_CHECKED_RANGES]
-            plan.enabled = any(
-                is_uncached(fd, stop - 1) for fd, _, stop in self.with_descriptors(checked)
-            )
+            checked = self.with_descriptors(event.ranges[::interval][:_CHECKED_RANGES])
+            plan.enabled = any(is_uncached(fd, stop - 1) for fd, _, stop in checked)
             plan.check_page_cache = False
         if plan.enabled:
             self.kernel_readahead.add(self.with_descriptors(event.ranges))
 
-    def with_descriptors(self, extents: FileRanges, /) -> Iterator[tuple[int, int, int]]:
+    def with_descriptors(self, ranges: FileRanges, /) -> Iterator[tuple[int, int, int]]:
         """Yield (descriptor, start, stop) for each range of a file that can be opened."""
-        for file, start, stop, *_ in extents.tolist():
+        for file, start, stop, *_ in ranges.tolist():
             with suppress(LoaderError, OSError):  # raised again when the batch reads the file
                 handle = self._open_handle(file, stop - start)
                 yield handle.fd, start, stop

@@ -174,8 +174,7 @@ class Reader(Closing):
         if repeated or (adjacent and should_coalesce(id_gaps == 1)):
             ids_to_read, inverse = np.unique(ids, return_inverse=True)
         # Fields of one record, or of records in order, may lie close together in the shard.
-        coalesce = inverse is not None or len(names) > 1
-        data = self._fetch(ids_to_read, names, missing, coalesce)
+        data = self._fetch(ids_to_read, names, missing, inverse is not None or len(names) > 1)
         out: list[Sequence[Value]] = []
         for field, name in enumerate(names):
             # `data` has all fields of a record, then of the next one.

@@ -114,8 +114,8 @@ def check_table(name: str, table: Any, /) -> Any:
     if getattr(getattr(table, "dtype", None), "kind", "O") in "biufc":
         return table
     texts = np.asarray(table, dtype=object)
-    rows = texts if texts.ndim == 1 else [texts]  # anything but a list: fails as its row 0
-    for row, text in enumerate(rows):
+    # Anything but a list of texts fails as a whole, which is shown as row 0.
+    for row, text in enumerate(texts if texts.ndim == 1 else [texts]):
         if not isinstance(text, str) or _SURROGATE.search(text):
             raise TypeError(
                 f"side table {name!r} must be an array of numbers or a list of str, got a "

@@ -244,10 +244,9 @@ class CheckedReader:
 
         `problem` says what it returned instead, as in "no list", and `found` shows it.
         """
-        values = counted(len(ids), "value")
         return LoaderError(
             f"read of a {self._name} returned {problem}",
-            expected=f"a dict with a list of {values} for each of {list(fields)}",
+            expected=f"a dict with {counted(len(ids), 'value')} for each of {list(fields)}",
             found=found,
             advice="correct read: see docs/own-records.md",
         )

@@ -61,13 +61,11 @@ def _value_as_parts(value: Any) -> Any:
         return [part.tolist() for part in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):
         offsets = np.concatenate([[0], np.cumsum(value.lengths)])
-        is_empty = len(value.lengths) == 0
-        return JaggedParts(
-            _from_numpy(value.values),
-            torch.from_numpy(offsets),
-            shortest=None if is_empty else int(value.lengths.min()),
-            longest=None if is_empty else int(value.lengths.max()),
+        lengths = value.lengths
+        shortest, longest = (
+            (int(lengths.min()), int(lengths.max())) if len(lengths) else (None, None)
         )
+        return JaggedParts(_from_numpy(value.values), torch.from_numpy(offsets), shortest, longest)
     if isinstance(value, np.ndarray):
         return _from_numpy(value if value.flags.writeable else value.copy())
     return value
@@ -174,14 +172,13 @@ class RecordDataset(Dataset[Any]):
         The feed's sampler has not drawn these records: their seeds are not those of a step, and the
         sampler may exclude them.
         """
-        problems = []
         if self._seeded:
-            self._seeded = False  # the warning is given
-            problems.append("the seeds of samples by record id are torch's random numbers")
+            self._seeded = False  # warn once
+            problem = "the seeds of samples by record id are torch's random numbers"
+            warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
         if self._excluded is not None and self._excluded[records].any():
-            self._excluded = None  # the warning is given
-            problems.append("the feed's sampler leaves records out that are read here")
-        for problem in problems:
+            self._excluded = None  # warn once
+            problem = "the feed's sampler leaves records out that are read here"
             warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from support.inside import Schedule, batcher_of, fetch_ahead, gap_of, ranges_of_records
+from support.inside import NO_BLOCK, Schedule, batcher_of, fetch_ahead, gap_of, ranges_of_records
 from support.plain import batches as plain
 from twinfeed.loaders import Feed, Index, Ragged, Reader
 from twinfeed.samplers import BatchStream
@@ -73,5 +73,6 @@ def read_ahead(reader: Reader, records: Any, fields: Sequence[str] = (), /) -> N
     names = [one for one in fields or reader.index.fields if one not in reader.index.columns]
     steps = np.zeros(len(ids), np.int64)
     fetch_ahead(
-        reader, ranges_of_records(reader.index, names, ids, steps, gap=gap_of(reader.index))
+        reader,
+        ranges_of_records(reader.index, names, ids, steps, NO_BLOCK, gap_of(reader.index)),
     )

@@ -28,7 +28,12 @@ from twinfeed.loaders.index.options import Reading, ReadingOptions
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import Feed, compile_feed
 from twinfeed.loaders.packing._compressed import decompressed_samples
-from twinfeed.loaders.reading.prefetch.read_plan import Fetch, gap_of, ranges_of_records
+from twinfeed.loaders.reading.prefetch.read_plan import (
+    NO_BLOCK,
+    Fetch,
+    gap_of,
+    ranges_of_records,
+)
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import Reads, read_with_missing, reader_of

@@ -119,27 +119,23 @@ class RangeBuffer:
 
     def __init__(self, read: ReadRange, gap: int) -> None:
         self._read, self._gap = read, gap
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # methods that have it call others
         self._num_requested = 0  # ranges that were ever prefetched
         self._ranges: dict[tuple[int, int, int], BufferedRange] = {}  # by file, start and stop
-        self._clear()
+        self.clear()
 
     def clear(self) -> None:
         """Cancel all requests, and drop all ranges."""
         with self._lock:
-            self._clear()
-
-    def _clear(self) -> None:
-        """Cancel all requests, and drop all ranges. The caller has the lock."""
-        for buffered in self._ranges.values():
-            buffered.cancel()
-        self._ranges = {}
-        self._sorted_keys: list[tuple[int, int, int]] = []  # of `_ranges`
-        self._bytes = 0  # of all ranges
-        # The same ranges, in order to release them. Those of open blocks, by the first record of
-        # the block: their last step is not known. All others, by their last step.
-        self._by_block: defaultdict[int, list[BufferedRange]] = defaultdict(list)
-        self._by_last_step: defaultdict[int, list[BufferedRange]] = defaultdict(list)
+            for buffered in self._ranges.values():
+                buffered.cancel()
+            self._ranges = {}
+            self._sorted_keys: list[tuple[int, int, int]] = []  # of `_ranges`
+            self._bytes = 0  # of all ranges
+            # The same ranges, in order to release them: those of open blocks, whose last step is
+            # not known, by the first record of the block; and all others by their last step.
+            self._by_block: defaultdict[int, list[BufferedRange]] = defaultdict(list)
+            self._by_last_step: defaultdict[int, list[BufferedRange]] = defaultdict(list)
 
     def start_plan(self, previous_end: int | None, /) -> None:
         """Prepare the buffer for a new `ReadPlan`.
@@ -150,7 +146,7 @@ class RangeBuffer:
         """
         with self._lock:
             if previous_end is None or self._bytes > retries.NETWORK.buffer_bytes:
-                self._clear()
+                self.clear()
             else:  # nobody will say when the previous plan's open blocks are closed
                 self._set_last_steps([(block, previous_end) for block in self._by_block])
 

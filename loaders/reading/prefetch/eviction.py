@@ -65,8 +65,7 @@ class NextUses:
         # The sorted keys of all uses. The last one, larger than all keys, is found in place of a
         # next use that does not exist.
         self._keys: npt.NDArray[np.int64] = np.array([NO_STEP])
-        self._start = self._stop = 0  # the steps of the window
-        self._current_step = 0
+        self._start = self._stop = self._current_step = 0  # the window of steps, and the step now
 
     def move_to(self, step: int, /) -> bool:
         """Set the step that is read now, and move the window of known uses if this is needed.
@@ -82,8 +81,7 @@ class NextUses:
             return False
         self._start, self._stop = step, step + self._window
         if self._prefetches_blocks:
-            block_uses = BlockUses(self._schedule, self._start)
-            records, steps, _ = block_uses.new_records_before(self._stop)
+            records, steps, _ = BlockUses(self._schedule, step).new_records_before(self._stop)
         else:
             records, steps = self._schedule.records(self._start, self._stop)
         starts = range(0, len(records), MAX_IDS)

@@ -90,14 +90,7 @@ class ReadPlan:
     """
 
     def __init__(
-        self,
-        index: Index,
-        fields: Sequence[str],
-        schedule: Schedule,
-        start: int,
-        /,
-        *,
-        limit: int | None,
+        self, index: Index, fields: Sequence[str], schedule: Schedule, start: int, limit: int | None
     ) -> None:
         self.schedule, self.fields, self.limit = schedule, fields, LIMIT if limit is None else limit
         self._index, self._gap = index, gap_of(index)
@@ -136,9 +129,8 @@ class ReadPlan:
         Returns:
             Whether the plan continues. If not, the pass that starts here needs a new plan.
         """
-        epoch_was_read = self._last_started == self._epoch_end - 1
-        is_enabled = self.enabled and not self.check_page_cache
-        if not (is_enabled and epoch_was_read and start == self._epoch_end):
+        ended_here = self._last_started == self._epoch_end - 1 and start == self._epoch_end
+        if not self.enabled or self.check_page_cache or not ended_here:
             return False
         self._start_pass(start, epochs=1 if self._sampler.evaluation else 2)
         return True
@@ -208,7 +200,7 @@ class ReadPlan:
         else:
             records, steps, first_records = self._block_uses.new_records_before(stop)
             blocks = first_records if self._releases_blocks else NO_BLOCK
-        return ranges_of_records(self._index, self.fields, records, steps, blocks, gap=self._gap)
+        return ranges_of_records(self._index, self.fields, records, steps, blocks, self._gap)
 
 
 def ranges_of_records(
@@ -216,10 +208,9 @@ def ranges_of_records(
     fields: Sequence[str],
     records: Int64s,
     steps: Int64s,
-    blocks: Int64s | int = NO_BLOCK,
-    /,
-    *,
+    blocks: Int64s | int,
     gap: int,
+    /,
 ) -> FileRanges:
     """Return the file ranges (`FILE_RANGE`s) that contain fields of records, to prefetch them.
 

@@ -215,7 +215,7 @@ def hostile(method):
         return method(*arguments, **options)
     return call
 
-for name in ("_find", "_clear", "_set_last_steps", "_drop", "_prefetch"):
+for name in ("_find", "clear", "_set_last_steps", "_drop", "_prefetch"):
     setattr(RangeBuffer, name, hostile(getattr(RangeBuffer, name)))
 network = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
 network.compile("sgd", "mse")

@@ -318,7 +318,7 @@ def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(tmp_path: Pat
     rows.flush()
     again = open_index(index.path)
     ids, fields = np.arange(8), list(again.fields)[:1]
-    (told,) = ranges_of_records(again, fields, ids, ids, gap=LOCAL_GAP).tolist()
+    (told,) = ranges_of_records(again, fields, ids, ids, NO_BLOCK, LOCAL_GAP).tolist()
     row = again.rows(fields, np.array([5]))[0]
     assert told[2:] == (row["offset"] + row["length"], NO_BLOCK, 5)
 
