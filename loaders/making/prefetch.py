@@ -113,9 +113,11 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             try:
                 self._while_waiting()
             except BaseException:
-                if detached := self._finalize.detach():
-                    # A thread that runs C++ at interpreter exit would abort the process.
-                    _join(*detached[2], timeout=_BROKEN_TIMEOUT)  # the finalizer's arguments
+                if detached := self._finalize.detach():  # the thread was not stopped yet
+                    # A thread that runs C++ at interpreter exit would abort the process. So stop
+                    # it now: index 2 has the arguments of `_join` that the finalizer has kept.
+                    thread, stop, while_closing = detached[2]
+                    _join(thread, stop, while_closing, timeout=_BROKEN_TIMEOUT)
                 raise
         raise StopIteration
 

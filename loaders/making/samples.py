@@ -101,8 +101,8 @@ class Samples:
         The request has no padding. Columns and `ByRecord` tables have a row for each record id,
         other side tables for each sample id.
         """
-        columns = self.index.columns.items()
-        rows = {name: _rows_of(column, request.records) for name, column in columns}
+        columns = self.index.columns
+        rows = {name: _rows_of(columns[name], request.records) for name in columns}
         for name, table in self.side_tables.items():
             if isinstance(table, ByRecord):
                 rows[name] = _rows_of(table.table, request.records)
