@@ -306,7 +306,7 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
     def to_strings(value: Any) -> list[Any]:
         """Return the value of a sample as a list of strings."""
         if (items := _items_of(value)) is None:
-            raise _wrong_dtype(name, "no list", f"a list of {string_type.__name__}")
+            raise _wrong_dtype(name, type(value).__name__, f"a list of {string_type.__name__}")
         return [_to_string(name, item, string_type) for item in items]
 
     lists = _convert_each(to_strings, values)

@@ -34,7 +34,7 @@ def shuffled(
     A block of 4 MiB is read as fast as the whole shard. Up to 128 blocks are open at once. Together
     they take at most `memory` bytes.
 
-    The block and the window depend on the index and on `memory` alone. So every machine has the
+    The block and the window only depend on the index and on `memory`. So every machine has the
     same stream. The order's `repr` shows both numbers. The number of records in a block is a power
     of two. Small data have smaller blocks, so that 128 blocks can be open.
 

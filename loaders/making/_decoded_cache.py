@@ -17,7 +17,7 @@ from twinfeed.loaders.support.array_types import Int64s
 Decode = Callable[[Int64s], Sequence[Fields]]
 """A function from record ids to their decoded samples."""
 
-# A call of `get` looks through at most so many coming requests for images that are not cached yet.
+# The most coming requests that one call of `get` searches for images that are not cached yet.
 _MAX_SEARCHED = 64
 
 

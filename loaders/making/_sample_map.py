@@ -59,8 +59,8 @@ def check_values(index: Source, name: str, record: int, sample: Fields, /) -> No
     for field, value in sample.items():
         if value is None:
             raise DecodeError(
-                f"{index.describe(record)}: {name} gave None for field {field!r}: "
-                f"give an empty array or byte string where there is nothing"
+                f"{index.describe(record)}: {name} returned None for field {field!r}: "
+                f"return an empty array or byte string where there is no value"
             )
 
 
@@ -120,8 +120,8 @@ class SampleMap:
             check_values(self.index, name, record, sample)
             if sample.keys() != names:
                 raise DecodeError(
-                    f"{self.index.describe(record)}: {name} gave the fields {sorted(sample)}, for "
-                    f"another record {sorted(names)}"
+                    f"{self.index.describe(record)}: {name} returned the fields {sorted(sample)}, "
+                    f"but {sorted(names)} for another record"
                 )
         return {field: [sample[field] for sample in samples] for field in names}
 

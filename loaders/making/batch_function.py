@@ -125,7 +125,7 @@ class BatchFunction:
             if not isinstance(result, Mapping):
                 raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
             if not np.array_equal(result.get("id", ids), ids):
-                raise ValueError("it gave 'id' another value: rename it")
+                raise ValueError("it changed 'id': give the new value another name")
             return {name: _rows(name, result[name], len(ids)) for name in result if name != "id"}
 
 

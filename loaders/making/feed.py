@@ -92,13 +92,14 @@ class Feed(FeedConfig):
             draw no such record.
 
     Raises:
-        ValueError: a sampler of another number of records, and fields that some record lacks.
+        ValueError: the sampler was made for another number of records, or some records lack a
+            field.
         ValueError: a column, a side table or a field has a name that the batch, padding or the
             transform uses for something else.
-        KeyError: wrong `fields`, and a `DecodeImage` or another decode of this library whose field
-            is not among them.
-        TypeError: `fields` of another type, an `index` that is no source of records, and a column
-            of a source that is no numpy array.
+        KeyError: the index does not have one of `fields`, or `fields` does not have the field that
+            a decode of this library reads.
+        TypeError: `fields` are not names, `index` is not a source of records, or a column of a
+            source is not a numpy array.
 
     >>> from tempfile import mkdtemp
     >>> from twinfeed.loaders import pack

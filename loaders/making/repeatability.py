@@ -24,8 +24,8 @@ _RESULTS = 3
 
 _ADVICE = {
     "batch_transform": "draw from np.random.default_rng(seed), its second argument",
-    "read": "leave what is random out of the dataset, and give it as transform=",
-    "decode": "draw in transform, which is given a seed",
+    "read": "move random operations from the dataset to transform=",
+    "decode": "draw random numbers in transform, which gets a seed",
     "transform": "draw from np.random.default_rng(sample['seed']), or wrap it: Seeded(transform)",
 }
 

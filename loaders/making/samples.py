@@ -192,8 +192,8 @@ class Samples:
     def _probe_in_place_decode(self, first: Int64s, other: Int64s, sample: Fields) -> None:
         """Check that `decode.into` writes what decode has returned as `sample` for record first[0].
 
-        `decode.into` writes the fields `decode.writes` into arrays that it is given. They are full
-        of zeros, and then of ones: an element that it does not write differs once at least.
+        `decode.into` writes the fields `decode.writes` into arrays, which are first full of zeros
+        and then of ones: an element that it does not write differs at least once.
 
         Raises:
             ValueError: it writes other values, or not all elements.
@@ -211,7 +211,7 @@ class Samples:
             result = call_repeatedly("decode", decode_filled, first, other, times=3)
             if not bitwise_equal(result, sample):
                 advice = f"write every element of {list(decode.writes)}, or leave `writes` out"
-                raise ValueError(f"decode.into gave another sample than decode: {advice}")
+                raise ValueError(f"decode.into returned another sample than decode: {advice}")
 
     @property
     def last_function(self) -> str:
@@ -370,7 +370,7 @@ class Samples:
             for name in TRANSFORM_EXTRAS:
                 if name in result and result[name] is not sample[name]:
                     where = self.index.describe(record)
-                    raise DecodeError(f"{where}: transform gave {name!r} another value: rename it")
+                    raise DecodeError(f"{where}: transform changed {name!r}: rename the new value")
         return [
             {name: result[name] for name in result if name not in TRANSFORM_EXTRAS}
             for result in results

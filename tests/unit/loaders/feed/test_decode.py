@@ -234,7 +234,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (
         lambda folder: batch(pack([{"image": bytes(4)}] * 3, folder)["data"], Inverted(3), 3),
         ValueError,
-        r"into gave another sample .* of \['image'\]",
+        r"into returned another sample .* of \['image'\]",
     ),
     (
         of_batch({"x": b"1"}, decode=lambda _: {"x": {"y": 1}}),

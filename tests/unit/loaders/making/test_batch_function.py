@@ -311,7 +311,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
     "too few rows": (lambda b, s: {"x": b["x"][1:]}, DecodeError, "'x' must have a row for each"),
     "too few strings": (lambda b, s: {"w": b["word"][1:]}, DecodeError, "'w' must have a row"),
     "a dict within": (lambda b, s: {"x": {"y": b["x"]}}, DecodeError, "a batch cannot hold"),
-    "other ids": (lambda b, s: {"id": b["id"] + 1}, DecodeError, "'id' another value: rename"),
+    "other ids": (lambda b, s: {"id": b["id"] + 1}, DecodeError, "changed 'id': give"),
     "ids written to": (writing, DecodeError, "read-only"),
     **{
         name: (

@@ -710,7 +710,11 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
                 TypeError,
                 f"{name} must be .*, got <class .*DecodeImage",
             ),
-            (feed(2, **{name: none}), DecodeError, rf"record 2 .*{name} gave None for field 'x'"),
+            (
+                feed(2, **{name: none}),
+                DecodeError,
+                rf"record 2.*{name} returned None for field 'x",
+            ),
         )
     ),
     *((feed(**{n: [1]}), TypeError, rf"{n} must be a dict, got \[1\]") for n in ("side", "spec")),
@@ -755,7 +759,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         (
             feed(0, transform=lambda sample, name=name: sample | {name: 9}),
             DecodeError,
-            f"record 0 .* gave '{name}' ano",
+            f"record 0 .* changed '{name}': rename",
         )
         for name in GIVEN
     ),
@@ -782,7 +786,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (
         lambda index: next(made(Feed(index, SAMPLER, decode=DRAWS["numpy"]))),
         ValueError,
-        r"^decode returned different results.*draw in transform",
+        r"^decode returned different results.*draw random numbers in transform",
     ),
     (lambda _: Seeded(dict, also=[3]), TypeError, "hold objects with set_random_seed, got 3"),  # type: ignore[list-item]
     (lambda index: Feed(index, SAMPLER)[-1, 0], IndexError, "epoch"),
