@@ -411,8 +411,7 @@ def _as_records(name: str, values: Any) -> Array:
         return np.fromiter(values, object, len(values))
     if hasattr(values, "column_names"):  # of Hugging Face or pyarrow: `data` is a dict of datasets
         raise TypeError(
-            f"{name!r} is a whole dataset, not a field: give one dataset, as in "
-            f"DatasetSource(data[{name!r}])"
+            f"{name!r} is a dataset, not a field: give one, as in DatasetSource(data[{name!r}])"
         )
     if not _is_array_or_tensor(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
@@ -446,8 +445,8 @@ def _is_null(column: Any, inside_lists: bool = True) -> npt.NDArray[np.bool_]:
         return np.concatenate([np.zeros(0, bool), *parts])
     is_null = np.array(column.is_null())
     column = getattr(column, "storage", column)  # the plain column within an extension type
-    is_list = hasattr(column, "value_parent_indices")
-    if inside_lists and is_list and not _has_dicts(column):
+    # Only a column of lists has `value_parent_indices`.
+    if inside_lists and hasattr(column, "value_parent_indices") and not _has_dicts(column):
         list_of_item = column.value_parent_indices().to_numpy()  # the list of each item, in order
         is_null[list_of_item[_is_null(column.flatten())]] = True
     return is_null

@@ -178,14 +178,14 @@ class CheckedReader:
         except Exception as error:
             raise self._read_error(ids, fields, error) from error
         if not isinstance(found, Mapping):
-            raise self._result_error("something other than a dict", ids, fields, _type_name(found))
+            raise self._result_error("another type than dict", ids, fields, type(found).__name__)
         for name in fields:
             for_field = f"for the field {name!r}"
             if name not in found:
                 raise self._result_error(f"no values {for_field}", ids, fields, [*found])
             values = found[name]
             if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
-                raise self._result_error(f"no list {for_field}", ids, fields, _type_name(values))
+                raise self._result_error(f"no list {for_field}", ids, fields, type(values).__name__)
             if len(values) != len(ids):
                 problem = f"too many or too few values {for_field}"
                 raise self._result_error(problem, ids, fields, counted(len(values), "value"))
@@ -250,11 +250,6 @@ class CheckedReader:
             found=found,
             advice="correct read: see docs/own-records.md",
         )
-
-
-def _type_name(value: object) -> str:
-    """Return the type of a value for a message, such as "a list"."""
-    return f"a {type(value).__name__}"
 
 
 def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:

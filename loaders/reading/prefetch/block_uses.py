@@ -84,8 +84,7 @@ class BlockUses:
         """
         blocks = np.array(self.first_used_before(stop), np.int64).reshape(-1, 3)
         first, end, first_step = blocks.T
-        sizes = end - first
-        return ranges(first, end), np.repeat(first_step, sizes), np.repeat(first, sizes)
+        return ranges(first, end), np.repeat(first_step, end - first), np.repeat(first, end - first)
 
     def last_steps_before(self, stop: int, /) -> list[tuple[int, int]]:
         """Return the last step of closed blocks whose first use is before step `stop`.

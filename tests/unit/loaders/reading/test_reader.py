@@ -136,7 +136,7 @@ class Giving(Words):
 
 
 NPY = r"must be an \.npy file of numbers.*\n.*path: .*t\.npy"
-NO_LIST = r"no list for the field 'word'(.|\n)*found: a "
+NO_LIST = r"no list for the field 'word'(.|\n)*found: "
 
 REFUSED: list[tuple[Call, type[Exception], str]] = [
     (reader(max_open_files=0), ValueError, "max_open_files must be at least 1, got 0"),
@@ -236,7 +236,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
     (batch(Giving(column=[3])), TypeError, "'label' of a Giving must be a numpy array, got a list"),
     (batch(Giving(column=LABELS[:-1])), ValueError, "'label' .* a row for each of its 24 records"),
     (batch(Giving(column=np.array(3))), ValueError, r"got the shape \(\)"),
-    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"than a dict(.|\n)*found: a list"),
+    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"than dict(.|\n)*found: list"),
     (
         batch(Giving(lambda ids: {"a": []})),
         LoaderError,
