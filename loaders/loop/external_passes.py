@@ -51,11 +51,11 @@ class ExternalPasses:
     >>> from twinfeed.samplers import BatchSampler, SequentialSampler
     >>> sampler = BatchSampler(SequentialSampler(8), batch_size=4)
     >>> passes = ExternalPasses(Cursor(sampler), advice="call set_epoch")
-    >>> passes.finished(passes.start())
+    >>> passes.finish(passes.start())
     >>> passes.start()[:2]
     (1, 0)
     >>> passes.track_from(1, 1)
-    >>> passes.finished(passes.start())
+    >>> passes.finish(passes.start())
     >>> passes.advance_to(1, 2)
     >>> passes.start()[:2]
     (2, 0)

@@ -16,13 +16,13 @@ class NumpyLoader(MakingLoader[B]):
     Where a pass begins, and what the state counts: see `Loader`.
 
     Args:
-        feed: what is fed.
+        feed: the feed whose batches are made.
         prefetch: batches kept ready ahead of the step. With 0, the calling thread does all work.
             Default: 2, or 0 for a source of your own that is `in_memory`.
         threads: threads that make one batch each. If the sampler reuses decoded images, the threads
-            share one batch, and as many others decode one image each for coming batches, beside the
-            live images. Default: the processors this process may use, at most 8; no threads if
-            nothing is decoded.
+            share one batch, and as many further threads decode images of coming batches.
+            Default: the processors this process may use, at most 8; no threads if nothing is
+            decoded.
         checksums: whether the bytes of each field are compared with the index's CRC-32C.
         readahead: bytes to read before their batches need them. Default: 64 MiB while reading waits
             for a disk or a network, and 0 while all pages are in memory. 0 reads nothing ahead.

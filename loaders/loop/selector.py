@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Generator, Iterator
+from itertools import chain
 from typing import SupportsIndex
 
 import numpy as np
@@ -49,9 +50,8 @@ class Choices:
         `[array([1, 0]), array([2, 1])]`.
         """
         batches = self._schedule.batches(epoch, start, stop)
-        sources = self._sources_of_ids(np.concatenate(batches))
         batch_stops = np.cumsum([len(ids) for ids in batches])
-        return np.split(sources, batch_stops[:-1])
+        return np.split(self._sources_of_ids(np.concatenate(batches)), batch_stops[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
         """Yield the results of `source_numbers` for 1, 2, 4, … of the steps [start, stop).
@@ -154,8 +154,7 @@ class Selector(Loader[Int64s]):
         return self.choices.drawn(self.epoch, self.step)
 
     def _start_pass(self, epoch: int, start: int) -> Generator[Int64s, None, None]:
-        for chunk in self.choices.chunks(epoch, start, len(self)):
-            yield from chunk
+        yield from chain.from_iterable(self.choices.chunks(epoch, start, len(self)))
 
 
 def _source_function(

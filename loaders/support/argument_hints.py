@@ -74,8 +74,8 @@ def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that makes a function's TypeErrors for wrong arguments give advice.
 
     `hints` has the advice by name: for options of other libraries, and for required options that
-    are easily forgotten. For any other unknown option, the error has the option whose name is most
-    alike.
+    are easily forgotten. For any other unknown option, the error suggests the option with the most
+    similar name.
     """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
@@ -109,7 +109,7 @@ def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def closest_name(name: str, names: Iterable[str], /) -> str:
-    """Say which of the names is most like `name`, or list the names.
+    """Return the advice for an unknown option: the most similar of the names, or all names.
 
     >>> closest_name("batchsize", ["batch_size", "seed"]), closest_name("x", ["batch_size", "seed"])
     ('did you mean batch_size=?', 'its options are batch_size, seed')

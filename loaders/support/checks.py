@@ -27,15 +27,15 @@ def bytes_of(text: str, /) -> int:
 
 
 def names(name: str, values: Iterable[str], /) -> tuple[str, ...]:
-    """Return the user's names as a tuple of strings; `name` is that of the argument.
+    """Return the user's names as a tuple of strings; `name` is the argument, for the error.
 
     Raises:
-        TypeError: a single string, or values that are no strings.
+        TypeError: a single string, or a value that is not a string.
     """
     if isinstance(values, Iterable) and not isinstance(values, str):
-        found = tuple(values)
-        if all(isinstance(value, str) for value in found):
-            return found
+        strings = tuple(values)
+        if all(isinstance(value, str) for value in strings):
+            return strings
     raise TypeError(f"{name} must be a list of names, got {values!r}")
 
 
@@ -50,11 +50,12 @@ def as_ids(ids: Int64s | Iterable[int], name: str = "ids", /) -> Int64s:
     """Return the user's ids, an array or any iterable, as int64[n].
 
     Raises:
-        TypeError: they are no integers, or have several dimensions.
+        TypeError: they are not integers, or have several dimensions.
         IndexError: an id does not fit int64.
     """
-    listed = not isinstance(ids, np.ndarray) and isinstance(ids, Iterable)
-    array = unmasked(name, list(ids) if listed else ids)
+    if isinstance(ids, Iterable) and not isinstance(ids, np.ndarray):
+        ids = list(ids)  # a set or an iterator too
+    array = unmasked(name, ids)
     if array.size == 0:
         return np.zeros(0, np.int64)
     if array.ndim != 1 or array.dtype.kind not in "iu":

@@ -33,7 +33,7 @@ _CGROUP_LIMITS = {
 
 _MAX_READAHEAD = 1 << 17  # bytes that one call makes Linux read, for most disks
 
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # see mallopt(3)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # numbers of parameters of mallopt(3)
 
 
 def processors() -> int:
@@ -53,8 +53,8 @@ def peak_memory() -> int:
         return peak
     status = Path("/proc/self/status")
     text = status.read_text(encoding="utf-8") if status.exists() else ""
-    found = re.search(r"VmHWM:\s+(\d+) kB", text)
-    return 1024 * (int(found[1]) if found else peak)
+    match = re.search(r"VmHWM:\s+(\d+) kB", text)
+    return 1024 * (int(match[1]) if match else peak)
 
 
 def memory() -> int:
@@ -130,6 +130,7 @@ def keep_freed_memory() -> None:
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
+        # 32 and 64 MiB, the largest values that malloc's own dynamic adjustment reaches.
         mallopt(_MMAP_THRESHOLD, 1 << 25)
         mallopt(_TRIM_THRESHOLD, 1 << 26)
 
@@ -142,7 +143,7 @@ def release_freed_memory() -> None:
 
 
 def shared_memory() -> str:
-    """Return as text how much space is free in the folder through which processes share memory."""
+    """Return as text how large /dev/shm is, through which processes share memory, and how full."""
     if not SHARED_MEMORY.exists():
         return "not there"
     usage = shutil.disk_usage(SHARED_MEMORY)

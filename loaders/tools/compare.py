@@ -42,7 +42,7 @@ class Run:
     Attributes:
         first: seconds to the first batch.
         seconds: seconds of all batches after the first.
-        rate: records per second, after the first batch. None if there is no other.
+        rate: records per second, after the first batch. None if there is only one batch.
         memory: the largest resident size of the backend's process, in bytes.
         sums: for each batch, a checksum of each field by name.
         losses: what the backend's step returned for each batch, if there is a step.

@@ -99,7 +99,7 @@ def verify(
     - its own arrays;
     - the SHA-256 of each shard, where the index holds it (an index of `pack` does);
     - a checksum over the headers and checksums of each shard's records, which in a tar also covers
-      the members that are no fields;
+      the members that are not fields;
     - each field against its CRC-32C.
 
     Bad and missing records are reported, not raised.
@@ -353,8 +353,7 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
         what = "its SHA-256"
     else:
         return list(bad.values())
-    problem = f"the shard has changed: {what} is not that of the index"
-    bad[-1] = BadRecord(name, -1, problem=problem)
+    bad[-1] = BadRecord(name, -1, problem=f"the shard has changed: {what} is not that of the index")
     return list(bad.values())
 
 
