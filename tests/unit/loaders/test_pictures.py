@@ -68,7 +68,7 @@ def test_a_plain_sampler_and_a_part_of_the_records_are_drawn() -> None:
     assert "classes a batch, uniform 10.0" in drawn
     assert uniform.endswith("keeps no record")
     assert "keeps 500 records" in buffer
-    error = r"^labels must be given for 500 records, got 700: num_records="
+    error = r"^labels must be given for 500 records, got 700: pass num_records="
     with pytest.raises(ValueError, match=error):
         plot_mixing({"first": np.arange(500)}, labels=labels)
 
