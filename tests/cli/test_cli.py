@@ -37,7 +37,7 @@ def test_help_of_every_command_shows_examples(capsys: pytest.CaptureFixture[str]
         assert f"  twinfeed {command[0] if command else 'pack'}" in capsys.readouterr().out
 
 
-def test_every_option_says_what_it_does() -> None:
+def test_every_option_has_help() -> None:
     (commands,) = (each for each in _parser()._actions if isinstance(each.choices, dict))
     for name, command in commands.choices.items():
         for action in command._actions:
@@ -55,13 +55,13 @@ def test_help_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
         assert max(map(len, text.splitlines())) <= 80, command
 
 
-def test_sizes_are_read_as_people_write_them() -> None:
+def test_sizes_take_units() -> None:
     for text, size in [("7", 7), ("2k", 2000), ("3MB", 3 * 10**6), ("4g", 4 * 10**9)]:
         assert _parser().parse_args(["pack", "x", "y", "--shard-bytes", text]).shard_bytes == size
     assert _parser().parse_args(["pack", "x", "y", "--shard-bytes", "2T"]).shard_bytes == 2 * 10**12
 
 
-def test_a_plan_compares_blocks_with_a_uniform_shuffle(
+def test_plan_compares_blocks_with_uniform_shuffle(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     index = pack([{"x": bytes(1000)} for _ in range(600)], tmp_path)["data"]
@@ -74,7 +74,7 @@ def test_a_plan_compares_blocks_with_a_uniform_shuffle(
     assert "blocks of 50, 3 at once" in capsys.readouterr().out
 
 
-def test_a_plan_needs_no_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plan_needs_no_shards(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The index alone says how long shards and records are."""
     index = pack([{"x": bytes(1000)}] * 90, tmp_path / "data")["data"]
     assert main(["plan", str(index.path)]) == 0
@@ -85,7 +85,7 @@ def test_a_plan_needs_no_shards(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main(["cat", str(copied_index), "0"]) == 1  # which needs the shards
 
 
-def test_it_tells_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+def test_version_option_prints_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["--version"])
     assert capsys.readouterr().out == f"twinfeed {version('twinfeed')}\n"
@@ -134,7 +134,9 @@ def test_cat_writes_the_bytes_of_a_field(tmp_path: Path) -> None:
     assert done.stdout == b"000004" * 4
 
 
-def test_cat_tells_keys_from_numbers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_cat_distinguishes_keys_from_numbers(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     keys = ["7", "000001", "0", "7", "-1", "cat"]
     samples = [{"__key__": key, "x": b"%d" % n} for n, key in enumerate(keys)]
     index = str(pack(samples, tmp_path)["data"].path)
@@ -167,7 +169,7 @@ def test_cat_never_sends_control_characters_to_the_terminal(
     assert "begins with ff 00" in out
 
 
-def test_index_takes_its_labels_as_the_library_does(
+def test_index_takes_labels_of_every_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tars(tmp_path)
@@ -214,7 +216,7 @@ def test_bad_data_ends_with_status_1_and_one_line(
     assert "29 records, 3 shards, 1 left out" in capsys.readouterr().out
 
 
-def test_a_pipe_that_closes_early_is_no_error(tmp_path: Path) -> None:
+def test_cat_into_closed_pipe_is_no_error(tmp_path: Path) -> None:
     build_index(tars(tmp_path, shards=1, each=400), tmp_path / "x.index")
     numbers = " ".join(map(str, range(400)))
     command = f"{sys.executable} -m twinfeed cat {tmp_path}/x.index {numbers} | head -1"
@@ -238,7 +240,7 @@ def test_progress_is_shown_on_the_error_stream_unless_quiet(
     assert capsys.readouterr().err == ""
 
 
-def test_cat_shows_lists_numbers_and_what_is_missing(
+def test_cat_shows_lists_numbers_and_missing_fields(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     samples = [{"words": [b"to", b"be"], "wide": [0.5] * 40}, {"json": b'{"a": [1, 2]}'}]
@@ -256,7 +258,7 @@ def test_cat_shows_lists_numbers_and_what_is_missing(
 
 
 @pytest.mark.frameworks
-def test_compare_says_what_is_the_same_and_how_fast(
+def test_compare_reports_equality_and_speed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pack([{"word": f"w{n}", "label": n % 3} for n in range(30)], tmp_path)
@@ -273,7 +275,7 @@ def test_compare_says_what_is_the_same_and_how_fast(
     assert "--p needs labels" in capsys.readouterr().err
 
 
-def test_verify_checks_each_index_by_itself_and_the_shards_together(
+def test_verify_checks_each_index_alone_and_shards_together(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards = [str(shard) for shard in tars(tmp_path)]
@@ -294,7 +296,7 @@ def test_verify_checks_each_index_by_itself_and_the_shards_together(
     assert "--bad-list takes one index, or shards" in capsys.readouterr().err
 
 
-def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
+def test_index_excludes_rest_of_broken_shard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards = [str(shard) for shard in tfrecords(tmp_path, shards=2)]
@@ -321,7 +323,7 @@ def test_a_shard_that_breaks_off_leads_to_an_index_without_its_rest(
     assert "shards that break off: 1\n" in capsys.readouterr().out
 
 
-def test_a_list_is_followed_from_another_folder(
+def test_exclude_follows_bad_list_from_another_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The list of shards without an index names them by full paths, that of a root below it."""
@@ -342,7 +344,7 @@ def test_a_list_is_followed_from_another_folder(
     assert "not indexed (1: ['/elsewhere/a.tfrecord'])" in capsys.readouterr().err
 
 
-def test_a_shard_that_was_cut_leads_to_a_list_of_its_own(
+def test_index_excludes_records_of_cut_shard_by_bad_list(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The index says what has changed, the shards what is left."""
@@ -379,7 +381,7 @@ def test_verify_reports_changed_shard(
 
 
 @pytest.mark.parametrize("kind", ["shards", "images"])
-def test_what_lies_elsewhere_is_verified(
+def test_verify_finds_targets_in_other_folders(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kind: str
 ) -> None:
     for name in ("here", "data/a", "data/b", "images/x"):
@@ -397,7 +399,7 @@ def test_what_lies_elsewhere_is_verified(
     assert "all is well" in capsys.readouterr().out
 
 
-def test_what_could_not_be_verified_is_one_line(
+def test_folder_without_data_is_one_line_of_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -417,7 +419,7 @@ def test_what_could_not_be_verified_is_one_line(
     assert error == "twinfeed: error: /proc/bad: No such file or directory\n"
 
 
-def test_verify_goes_on_to_the_last_target_whatever_is_bad(
+def test_verify_continues_to_last_target(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shards = tars(tmp_path, shards=4)
@@ -443,7 +445,7 @@ def test_verify_goes_on_to_the_last_target_whatever_is_bad(
     assert len(out.splitlines()) == 4
 
 
-def test_info_says_what_an_index_holds_even_where_a_shard_has_changed(
+def test_info_describes_index_with_changed_shard(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (shard,) = tars(tmp_path, shards=1)
@@ -488,7 +490,7 @@ def test_info_counts_classes_without_records(
         ["--container", "tar", "--label-table", "CSV"],
     ],
 )
-def test_info_tells_options_that_build_the_same_index_again(
+def test_info_prints_options_of_index(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
 ) -> None:
     shards = [str(shard) for shard in tars(tmp_path)]
@@ -502,9 +504,7 @@ def test_info_tells_options_that_build_the_same_index_again(
     assert f"built with: {shlex.join(options)}\n" in capsys.readouterr().out
 
 
-def test_info_tells_the_root_and_that_records_were_left_out(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_info_prints_root_and_exclude(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shard = tfrecords(tmp_path, shards=1)[0].name
     listed = tmp_path / "bad.jsonl"
     listed.write_text(json.dumps({"shard": shard, "record": 3}) + "\n")
@@ -515,7 +515,7 @@ def test_info_tells_the_root_and_that_records_were_left_out(
     assert capsys.readouterr().out.endswith(line)
 
 
-def test_a_command_in_a_message_can_be_pasted(
+def test_command_in_message_can_be_pasted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     odd = tmp_path / "two words"
@@ -533,7 +533,9 @@ def test_a_command_in_a_message_can_be_pasted(
     assert capsys.readouterr().out.endswith(f"index --exclude {quoted[:-1]}/bad'\n")
 
 
-def test_info_says_what_is_no_option(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_info_reports_labels_by_function(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     shards = tars(tmp_path)
     build_index(shards, tmp_path / "x.index", label=lambda record: len(record["png"]))
     assert main(["info", str(tmp_path / "x.index")]) == 0
@@ -557,7 +559,7 @@ def test_info_counts_the_bytes_of_loose_files(
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
 @pytest.mark.parametrize("what", ["folder", "names", "numbers", "nothing", "names of a few"])
 @pytest.mark.filterwarnings("ignore:fields that some")
-def test_info_tells_options_that_build_a_packed_index_again(
+def test_info_prints_options_that_rebuild_packed_index(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], container: Any, what: str
 ) -> None:
     """The same labels and the same class names, with nothing but what info printed."""
@@ -602,7 +604,7 @@ def test_index_and_verify_take_lists_and_long_records(
     assert main([*verify, "1k"]) == 1
 
 
-def test_index_and_verify_join_what_lies_apart(
+def test_index_and_verify_join_scattered_members(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     members = [member(b"a.jpg", b"1"), member(b"b.jpg", b"2"), member(b"a.cls", b"x")]
@@ -626,9 +628,7 @@ def test_index_and_verify_join_what_lies_apart(
     assert main(["verify", out, "-q"]) == 0
 
 
-def test_a_pack_that_fails_leaves_no_folder_behind(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_failed_pack_leaves_no_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a/1.png", "b/1.png"):
         (tmp_path / "images" / name).parent.mkdir(parents=True)
         (tmp_path / "images" / name).write_bytes(b"...")
@@ -644,7 +644,7 @@ def test_a_pack_that_fails_leaves_no_folder_behind(
     assert (tmp_path / "out").exists()
 
 
-def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("1.png", "1.txt"):
         (tmp_path / "images" / "a").mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / "a" / name).write_bytes(b"...")
@@ -665,7 +665,7 @@ def test_a_warning_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
         (["verify", "images"], "\n"),
     ],
 )
-def test_an_interrupt_says_what_is_left(tmp_path: Path, command: list[str], text: str) -> None:
+def test_interrupt_reports_what_was_kept(tmp_path: Path, command: list[str], text: str) -> None:
     """The command is at work for much longer than the test, so that the interrupt finds it so."""
     images = long_images(tmp_path / "images" / "a")
     running = start(tmp_path, *command, "-q")
@@ -676,7 +676,7 @@ def test_an_interrupt_says_what_is_left(tmp_path: Path, command: list[str], text
     assert not (tmp_path / "out").exists()
 
 
-def test_an_interrupt_ends_idle_workers_without_a_word(tmp_path: Path) -> None:
+def test_interrupt_ends_idle_workers_silently(tmp_path: Path) -> None:
     (tmp_path / "images").mkdir()
     for n in range(LONG):
         (tmp_path / "images" / f"{n}.png").touch()
@@ -691,9 +691,7 @@ def test_an_interrupt_ends_idle_workers_without_a_word(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("delay", [0.0, 0.2])
-def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
-    tmp_path: Path, delay: float
-) -> None:
+def test_interrupt_ends_starting_workers_silently(tmp_path: Path, delay: float) -> None:
     """While they import; the images are long, so that none of them is through."""
     long_images(tmp_path / "images")
     command = ["index", "images", "--out", "x.index", "--jobs", "2", "-q"]
@@ -706,7 +704,7 @@ def test_an_interrupt_ends_workers_that_have_just_started_without_a_word(
     ("command", "delay"),
     mark_long([("verify", 0.0), ("index", 0.001), ("index", 0.5), ("verify", 0.08)], but_every=2),
 )
-def test_a_worker_that_is_killed_ends_the_command_with_one_line(
+def test_killed_worker_ends_command_with_one_line(
     tmp_path: Path, command: str, delay: float
 ) -> None:
     """As it starts, while it imports, and at work: each of two has long images to read."""
@@ -813,7 +811,7 @@ def interrupted(running: subprocess.Popen[bytes]) -> str:
 HOSTILE = "\x1b]0;owned\x07\x1b[2J\u202e\n"
 
 
-def test_no_command_sends_what_a_terminal_would_obey(
+def test_no_command_prints_terminal_controls(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Names of shards, fields and classes, keys, texts, and the errors that have them."""
@@ -850,9 +848,7 @@ def test_no_command_sends_what_a_terminal_would_obey(
     assert r"c\x1b]0;owned\x07\x1b[2J\u202e\nx" in printed
 
 
-def test_the_root_of_an_index_is_told_to_pack_too(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_pack_takes_root_of_index(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "far").mkdir()
     build_index(tars(tmp_path / "far"), tmp_path / "x.index", root=tmp_path / "far")
     root = ["--root", str(tmp_path / "far")]
@@ -861,7 +857,7 @@ def test_the_root_of_an_index_is_told_to_pack_too(
     assert capsys.readouterr().out.endswith("data.index: 30 records, 1 shard\n")
 
 
-def test_a_ledger_is_asked_by_the_feed_of_a_file(
+def test_who_when_and_diff_read_ledger_by_feed_of_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)

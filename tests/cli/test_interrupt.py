@@ -28,7 +28,7 @@ sys.meta_path.insert(0, Stop())
 @pytest.mark.parametrize(
     "name", ["numpy", "twinfeed.loaders.making.feed", "twinfeed.loaders.command_line._parser"]
 )
-def test_while_modules_load(tmp_path: Path, name: str) -> None:
+def test_interrupt_during_import_prints_one_line(tmp_path: Path, name: str) -> None:
     code = HEARS + AT_IMPORT.format(name=name) + START
     run = subprocess.run(
         [sys.executable, "-c", code, "--help"],
@@ -39,7 +39,7 @@ def test_while_modules_load(tmp_path: Path, name: str) -> None:
     assert (run.returncode, run.stdout, run.stderr) == (130, b"", b"twinfeed: interrupted\n")
 
 
-def test_while_semaphores_are_there() -> None:
+def test_interrupt_with_semaphores_prints_one_line() -> None:
     """multiprocessing would print lines of its own about semaphores that are left."""
     held = "import multiprocessing\nheld = multiprocessing.get_context('spawn').Queue()\n"
     code = HEARS + held + AT_IMPORT.format(name="numpy") + START
@@ -49,7 +49,7 @@ def test_while_semaphores_are_there() -> None:
     assert (run.returncode, run.stderr) == (130, b"twinfeed: interrupted\n")
 
 
-def test_after_the_work_nothing_is_said(tmp_path: Path) -> None:
+def test_interrupt_at_exit_prints_nothing(tmp_path: Path) -> None:
     index = pack([{"x": b"1"}], tmp_path)["data"]
     late = "import atexit, os; atexit.register(os.kill, os.getpid(), signal.SIGINT)\n"
     words = [sys.executable, "-c", HEARS + late + START, "info", str(index.path)]
@@ -66,7 +66,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 @pytest.mark.parametrize("delay", [0.0, pytest.param(0.3, marks=pytest.mark.long), 1.0])
-def test_while_a_backend_runs_in_its_own_process(many: str, delay: float) -> None:
+def test_interrupt_of_compare_ends_its_processes(many: str, delay: float) -> None:
     """The process imports or works, and neither prints where nor goes on."""
     words = ["compare", many, "--backends", "numpy", "numpy", "--batch-size", "1"]
     running = subprocess.Popen(

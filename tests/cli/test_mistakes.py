@@ -20,7 +20,9 @@ Capture = pytest.CaptureFixture[str]
 
 @pytest.mark.parametrize("jobs", ["1", "2"])
 @pytest.mark.parametrize("kind", ["zeros", "empty"])
-def test_a_warning_is_never_well(tmp_path: Path, capfd: Capture, kind: str, jobs: str) -> None:
+def test_shard_with_warning_is_not_reported_as_well(
+    tmp_path: Path, capfd: Capture, kind: str, jobs: str
+) -> None:
     """Alone, and among good shards; workers print by themselves, and are counted too."""
     good, bad = tars(tmp_path), tmp_path / "x.tar"
     bad.write_bytes(bytes(20_000 if kind == "zeros" else 0))
@@ -39,7 +41,7 @@ def test_a_warning_is_never_well(tmp_path: Path, capfd: Capture, kind: str, jobs
     ]
 
 
-def test_what_is_bad_and_what_warns_are_told_together(tmp_path: Path, capsys: Capture) -> None:
+def test_verify_counts_bad_records_and_warnings(tmp_path: Path, capsys: Capture) -> None:
     tars(tmp_path, shards=1)
     for name in "ab":
         (tmp_path / f"{name}.tar").touch()
@@ -49,7 +51,7 @@ def test_what_is_bad_and_what_warns_are_told_together(tmp_path: Path, capsys: Ca
     assert "10 records in 4 shards: 1 bad, 2 warnings\n" in capsys.readouterr().out
 
 
-def test_a_shard_that_is_met_again_warns_again(tmp_path: Path, capsys: Capture) -> None:
+def test_shard_verified_twice_warns_twice(tmp_path: Path, capsys: Capture) -> None:
     (shard,) = tars(tmp_path, shards=1)
     shard.write_bytes(shard.read_bytes()[:-1024])
     with pytest.warns(ShardWarning, match="two zero blocks"):
@@ -111,7 +113,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.filterwarnings("ignore:files below")
 @pytest.mark.parametrize(("words", "status", "said"), REFUSED)
-def test_what_is_wrong_is_refused_in_one_line_that_says_what_to_do(
+def test_mistake_is_refused_in_one_line_with_advice(
     world: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: Capture,
@@ -129,14 +131,14 @@ def test_what_is_wrong_is_refused_in_one_line_that_says_what_to_do(
 
 
 @pytest.mark.parametrize("words", ["a b --split train", "a b --shard-bytes x", "a b --shards x"])
-def test_what_cannot_be_read_shows_the_usage(capsys: Capture, words: str) -> None:
+def test_unparsable_options_show_usage(capsys: Capture, words: str) -> None:
     with pytest.raises(SystemExit) as stop:
         main(["pack", *words.split()])
     assert stop.value.code == 2
     assert capsys.readouterr().err.startswith("usage: twinfeed pack")
 
 
-def test_classes_of_fewer_than_k_records_are_drawn_or_left_out(
+def test_classes_of_fewer_than_k_records_are_drawn_or_dropped(
     tmp_path: Path, capsys: Capture
 ) -> None:
     labels = [n % 7 for n in range(26)] + [7]
@@ -149,16 +151,14 @@ def test_classes_of_fewer_than_k_records_are_drawn_or_left_out(
         assert "error: p must be at most the number of classes" in capsys.readouterr().err
 
 
-def test_p_takes_four_records_of_a_class_unless_k_says_more(tmp_path: Path) -> None:
+def test_p_without_k_takes_four_records_of_a_class(tmp_path: Path) -> None:
     index = pack([{"x": b"1", "label": n % 3} for n in range(60)], tmp_path)["data"]
     for words, records in ([], 8), (["--k", "7"], 14):
         options = _parser().parse_args(["compare", str(index.path), "--p", "2", *words])
         assert sampler_of(options, index).batch_size == records
 
 
-def test_the_help_of_missing_tells_named_fields_from_others(
-    tmp_path: Path, capsys: Capture
-) -> None:
+def test_help_of_missing_distinguishes_named_fields(tmp_path: Path, capsys: Capture) -> None:
     """The help says what is so: a field that nobody names may be missing."""
     with pytest.raises(SystemExit):
         main(["index", "--help"])
@@ -175,7 +175,7 @@ def test_the_help_of_missing_tells_named_fields_from_others(
 
 @pytest.mark.parametrize("name", ["nofile.tar", "cli/nofile.tar", "nofile.tfrecord", "nophotos"])
 @pytest.mark.parametrize("root", [[], ["--root", "cli"]])
-def test_a_shard_that_is_not_there_is_said_to_be_missing(
+def test_missing_shard_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, name: str, root: list[str]
 ) -> None:
     """Whether it would lie below the root or not; what is there and lies elsewhere is refused."""
@@ -189,7 +189,7 @@ def test_a_shard_that_is_not_there_is_said_to_be_missing(
     assert "shards must lie below the root" in capsys.readouterr().err
 
 
-def test_what_is_no_index_leads_to_one(tmp_path: Path, capsys: Capture) -> None:
+def test_path_without_index_suggests_command_to_build_it(tmp_path: Path, capsys: Capture) -> None:
     """The advice is followed word by word."""
     (tmp_path / "data").mkdir()
     shards = tars(tmp_path / "data")
@@ -198,7 +198,7 @@ def test_what_is_no_index_leads_to_one(tmp_path: Path, capsys: Capture) -> None:
     assert main(["index", *map(str, shards), "--out", out, "-q"]) == 0
 
 
-def test_one_shard_of_a_set_is_indexed_where_this_is_meant(tmp_path: Path, capsys: Capture) -> None:
+def test_one_shard_of_set_is_indexed_with_incomplete(tmp_path: Path, capsys: Capture) -> None:
     shard = write_tar(tmp_path / "d-00001-of-00004.tar", [("a", {"x": b"1"})])
     words = ["index", str(shard), "--out", str(tmp_path / "x.index"), "-q"]
     assert main(words) == 1
@@ -207,7 +207,7 @@ def test_one_shard_of_a_set_is_indexed_where_this_is_meant(tmp_path: Path, capsy
     assert len(open_index(tmp_path / "x.index")) == 1
 
 
-def test_a_folder_that_may_not_be_read_is_named(
+def test_unreadable_folder_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     """A glob finds nothing in it. The rights of a folder do not bind every user of a test."""
@@ -222,7 +222,7 @@ def test_a_folder_that_may_not_be_read_is_named(
 
 
 @pytest.mark.parametrize("command", ["index", "info", "plan"])
-def test_an_unknown_option_shows_the_usage_of_its_command(capsys: Capture, command: str) -> None:
+def test_unknown_option_shows_usage_of_command(capsys: Capture, command: str) -> None:
     more = ["--out", "y"] if command == "index" else []
     with pytest.raises(SystemExit) as stop:
         main([command, "x", *more, "--unheard"])
@@ -287,7 +287,7 @@ def test_messages_name_the_options_of_the_command(
     assert main(["verify", "x.index", "--root", f"{tmp_path}/my data", "-q"]) == 0
 
 
-def test_a_field_that_a_record_lacks_is_told(tmp_path: Path, capsys: Capture) -> None:
+def test_missing_field_is_reported(tmp_path: Path, capsys: Capture) -> None:
     """Its bytes are not written, and nothing of feeds is said; unless the index allows it."""
     shard = str(write_tar(tmp_path / "a.tar", [("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})]))
     refusing, filling = f"{tmp_path}/x.index", f"{tmp_path}/y.index"
@@ -312,7 +312,7 @@ def test_a_field_that_a_record_lacks_is_told(tmp_path: Path, capsys: Capture) ->
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("command", ["compare", "show"])
-def test_a_field_without_images_leads_to_one_with(
+def test_field_without_images_suggests_field_with_images(
     tmp_path: Path, capsys: Capture, command: str
 ) -> None:
     image = io.BytesIO()

@@ -111,7 +111,7 @@ FACADES = [
 
 
 @pytest.mark.parametrize("facade", FACADES)
-def test_classes_that_signatures_name_are_public(facade: str) -> None:
+def test_classes_named_in_signatures_are_public(facade: str) -> None:
     """Each is exported, a base of what is, or on the page of the reference, by its module."""
     named = {
         kind.__name__: f"{kind.__module__}.{kind.__name__}"
@@ -127,7 +127,7 @@ def test_classes_that_signatures_name_are_public(facade: str) -> None:
 
 
 @pytest.mark.parametrize("facade", FACADES)
-def test_strings_that_are_chosen_from_are_literals(facade: str) -> None:
+def test_strings_with_fixed_choices_are_literals(facade: str) -> None:
     """Names of fields and keys are free, and sentences."""
     for one, hints in signatures(facade):
         if inspect.isroutine(one):
@@ -137,7 +137,7 @@ def test_strings_that_are_chosen_from_are_literals(facade: str) -> None:
 
 
 @pytest.mark.parametrize("package", [twinfeed, twinfeed.samplers, twinfeed.loaders])
-def test_public_names_are_there(package: ModuleType) -> None:
+def test_public_names_are_importable(package: ModuleType) -> None:
     """A stub lists them, and each is imported when it is asked for."""
     assert package.__all__
     for name in package.__all__:

@@ -8,12 +8,12 @@ from lint_files import ROOT, broken
 from benchmarks.figures import PAGES, tables
 
 
-def test_the_files_keep_their_rules() -> None:
+def test_files_pass_lint_files() -> None:
     """`python tests/lint_files.py` says the same."""
     assert broken() == []
 
 
-def test_the_drawings_are_those_of_the_streams() -> None:
+def test_drawings_equal_output_of_script() -> None:
     spec = importlib.util.spec_from_file_location("drawings", ROOT / "docs" / "drawings.py")
     assert spec
     assert spec.loader

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.frameworks
         *((name, None) for name in PROGRAMS if name not in LONG),
     ],
 )
-def test_the_ids_are_those_of_numpy_loader(
+def test_host_examples_give_ids_of_numpy_loader(
     name: str, ranks: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = EXAMPLES / "hosts" / f"{name}.py"
@@ -50,7 +50,7 @@ def test_the_ids_are_those_of_numpy_loader(
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["torch", "jax"])
-def test_a_pydataset_on_another_backend(
+def test_pydataset_example_runs_on_other_backends(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -58,5 +58,5 @@ def test_a_pydataset_on_another_backend(
     assert "ids: those of NumpyLoader" in run(EXAMPLES / "hosts" / "keras_pydataset.py")
 
 
-def test_each_program_is_a_row_of_the_page() -> None:
+def test_page_of_hosts_lists_every_program() -> None:
     assert set(re.findall(r"examples/hosts/(\w+)\.py", PAGE)) == {*PROGRAMS, "same_ids"}

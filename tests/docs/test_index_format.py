@@ -40,7 +40,7 @@ def sha(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def test_every_array_has_the_bytes_that_the_page_tells(index: Index) -> None:
+def test_every_array_has_bytes_of_page(index: Index) -> None:
     told = dict(line.split(maxsplit=1) for line in blocks("text")[1].splitlines())
     files = {file.stem: file.read_bytes() for file in index.path.glob("columns-*/*.npy")}
     assert told.keys() == files.keys()
@@ -50,7 +50,7 @@ def test_every_array_has_the_bytes_that_the_page_tells(index: Index) -> None:
         assert data[header:] == bytes.fromhex(told[name]), name
 
 
-def test_the_manifest_is_the_one_of_the_page(index: Index) -> None:
+def test_manifest_equals_page(index: Index) -> None:
     (told,) = blocks("json")
     manifest = json.loads((index.path / "manifest.json").read_text())
     assert told.replace("\n", "").encode() == canonical(manifest)
@@ -60,7 +60,7 @@ def test_the_manifest_is_the_one_of_the_page(index: Index) -> None:
     assert manifest["arrays"].keys() <= set(re.findall("`([a-z0-9-]+)`", "".join(arrays)))
 
 
-def test_the_digests_are_made_as_the_page_says(index: Index) -> None:
+def test_digests_follow_page(index: Index) -> None:
     manifest = json.loads((index.path / "manifest.json").read_text())
     assert manifest.pop("checksum") == sha(canonical(manifest)) == index.digest
     assert manifest["folder"] == f"columns-{sha(canonical(manifest['arrays']))[:16]}"
@@ -77,7 +77,7 @@ def test_the_digests_are_made_as_the_page_says(index: Index) -> None:
     assert manifest["fingerprint"] == sha(canonical(facts))
 
 
-def test_the_checksum_of_the_headers_is_made_as_the_page_says(index: Index) -> None:
+def test_checksum_of_headers_follows_page(index: Index) -> None:
     shard = (index.path.parent / "a.tar").read_bytes()
     assert shard[512:514] == b"to"
     assert shard[1536:1539] == b"cat"

@@ -31,7 +31,7 @@ def third_party(names: set[str]) -> set[str]:
     return names - set(sys.stdlib_module_names) - private - {"twinfeed", "sitecustomize"}
 
 
-def test_samplers_cost_numpy_and_nothing_more() -> None:
+def test_samplers_load_only_numpy() -> None:
     assert third_party(loaded_by("twinfeed.samplers")) <= third_party(loaded_by("numpy"))
 
 
@@ -42,7 +42,7 @@ def test_twinfeed_and_its_star_load_no_framework_and_no_extra() -> None:
 
 
 @pytest.mark.frameworks
-def test_a_name_that_needs_a_framework_is_in_dir_and_loads_this_one_alone() -> None:
+def test_name_of_framework_loads_that_framework_alone() -> None:
     code = "import sys, twinfeed; twinfeed.{}; print(*sys.modules, *dir(twinfeed))"
     for name, framework in (("TorchLoader", "torch"), ("JaxLoader", "jax")):
         command = [sys.executable, "-c", code.format(name)]
@@ -60,6 +60,6 @@ def test_loaders_load_no_framework_and_no_extra() -> None:
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax", "grain"])
-def test_a_backend_does_without_the_others(backend: str) -> None:
+def test_backend_loads_no_other_framework(backend: str) -> None:
     loaded = loaded_by(f"twinfeed.loaders.{backend}", after=backend, python=PYTHON)
     assert not loaded & FRAMEWORKS - {backend}

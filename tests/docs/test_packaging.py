@@ -72,9 +72,7 @@ print(twinfeed.__file__, len(batches))
 """
 
 
-def test_a_zip_is_imported_and_no_text_is_read_in_the_encoding_of_the_place(
-    built: Path, tmp_path: Path
-) -> None:
+def test_wheel_imports_from_zip_in_any_default_encoding(built: Path, tmp_path: Path) -> None:
     (wheel,) = built.glob("*.whl")
     command = [sys.executable, "-X", "warn_default_encoding", "-W", "error", "-c", ZIPPED]
     done = subprocess.run([*command, wheel, tmp_path], capture_output=True, text=True, check=False)
@@ -124,7 +122,7 @@ def installed(built: Path, source: Path, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.mark.long
-def test_what_is_installed_is_the_same_of_a_wheel_an_sdist_and_a_folder(
+def test_wheel_sdist_and_folder_install_equal_files(
     installed: Installed,
 ) -> None:
     def files(way: str) -> dict[str, bytes]:
@@ -191,7 +189,7 @@ def test_the_installed_library_is_what_is_imported(
 
 @pytest.mark.long
 @pytest.mark.parametrize("checker", ["mypy", "basedpyright"])
-def test_a_checker_of_types_follows_an_editable_installation_that_is_strict(
+def test_type_checker_follows_strict_editable_installation(
     installed: Installed, tmp_path: Path, checker: str
 ) -> None:
     """As docs/install.md says: else it finds no twinfeed, and no mistake."""
@@ -212,7 +210,7 @@ def test_a_checker_of_types_follows_an_editable_installation_that_is_strict(
     assert '"batchsize"' in run.stdout, run.stdout + run.stderr
 
 
-def test_the_description_of_a_wheel_leads_nowhere_wrong_and_says_where_to_report(
+def test_wheel_description_has_only_absolute_links(
     built: Path,
 ) -> None:
     (wheel,) = built.glob("*.whl")
@@ -227,7 +225,7 @@ def test_the_description_of_a_wheel_leads_nowhere_wrong_and_says_where_to_report
     assert described["Description-Content-Type"] == "text/markdown"
 
 
-def test_the_build_needs_no_one_version() -> None:
+def test_build_requires_no_exact_setuptools_version() -> None:
     """A distribution builds with the setuptools that it has; the pin is in the constraints."""
     wanted = re.findall(r"setuptools([^\"\n]*)", (ROOT / "pyproject.toml").read_text())[0]
     assert re.fullmatch(r">=[\d.]+", wanted)

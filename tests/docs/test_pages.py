@@ -68,7 +68,7 @@ def test_pages_with_frameworks(pages: list[str], tmp_path: Path) -> None:
     paste(pages, tmp_path, python=PYTHON)
 
 
-def test_a_block_that_is_not_run_says_so_and_needs_what_no_extra_brings() -> None:
+def test_python_block_that_is_not_run_names_missing_package() -> None:
     brought = "".join(EXTRAS.values())
     for page in PAGES:
         for block in blocks(page):
@@ -78,7 +78,7 @@ def test_a_block_that_is_not_run_says_so_and_needs_what_no_extra_brings() -> Non
                 assert [name for name in needed.split(", ") if f"\n{name}>=" in brought] == []
 
 
-def test_a_shell_block_that_is_not_run_makes_an_environment() -> None:
+def test_shell_block_that_is_not_run_is_an_installation() -> None:
     """.ci/run runs those of the README, and the extras of the others are there."""
     for page in PAGES:
         for block in blocks(page):
@@ -88,7 +88,7 @@ def test_a_shell_block_that_is_not_run_makes_an_environment() -> None:
                 assert set(",".join(named).split(",")) <= {*EXTRAS, ""}, page
 
 
-def test_commands_on_data_of_your_own_are_commands() -> None:
+def test_console_blocks_have_valid_options() -> None:
     """The commands of a `console` block are not run, but each of their options exists."""
     for page in [*PAGES, *(ROOT / "docs" / "stories").glob("*.md")]:
         for console in re.findall(
@@ -98,7 +98,7 @@ def test_commands_on_data_of_your_own_are_commands() -> None:
                 _parser().parse_args(shlex.split(command))
 
 
-def test_all_code_is_in_blocks_that_are_seen() -> None:
+def test_code_is_in_blocks_of_known_language() -> None:
     for page in PAGES:
         text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
         assert re.findall(r"\n\n    \S.*", text) == [], page
@@ -130,13 +130,13 @@ def test_all_code_is_in_blocks_that_are_seen() -> None:
         ("tfds", "migrating"),
     ],
 )
-def test_a_word_of_the_field_is_in_a_heading(word: str, page: str) -> None:
+def test_heading_has_search_word(word: str, page: str) -> None:
     """Headings come first in what the site's search finds."""
     headings = re.findall(r"^#+ (.*)$", (ROOT / "docs" / f"{page}.md").read_text(), re.MULTILINE)
     assert any(word in heading.lower() for heading in headings)
 
 
-def test_lines_that_differ_are_told_apart() -> None:
+def test_comparison_of_outputs_ignores_timings_alone() -> None:
     assert all_alike("recall 93.9% of 732, 12.5 s", "recall 94.2% of 732, 1.0 s")
     assert not all_alike("recall 93.9% of 731, 12.5 s", "recall 94.2% of 732, 1.0 s")
     assert not all_alike("recall 53.9% of 732", "recall 94.2% of 732")

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.frameworks
 API = GOLDEN / "api.txt"
 
 
-def test_what_is_public_changes_only_on_purpose() -> None:
+def test_public_names_equal_golden_list() -> None:
     before, now = API.read_text().splitlines(), lines()
     assert breaking(before, now) == [], (
         "these break programs of users: docs/versions.md says what such a change takes; then "
@@ -25,7 +25,7 @@ def test_what_is_public_changes_only_on_purpose() -> None:
     assert added == [], f"new: name them in CHANGELOG.md; `python tests/public_api.py > {API}`"
 
 
-def test_only_what_breaks_programs_is_called_breaking() -> None:
+def test_breaking_lists_only_incompatible_changes() -> None:
     before = ["f", "f(0)", "f(x) = 1"]
     assert breaking(before, [*before, "g", "g(0) required", "f(y) = 2"]) == []
     assert breaking(before, ["f", "f(0)"]) == ["f(x) = 1"]
@@ -40,7 +40,7 @@ def test_the_reference_shows_every_name_of_twinfeed_once() -> None:
 
 
 @pytest.mark.parametrize("module", sorted(PUBLIC))
-def test_a_name_of_any_module_is_that_of_twinfeed(module: str) -> None:
+def test_names_of_modules_are_names_of_twinfeed(module: str) -> None:
     where = importlib.import_module(module)
     for name in where.__all__:
         assert getattr(twinfeed, name) is getattr(where, name), name

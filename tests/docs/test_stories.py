@@ -47,7 +47,7 @@ def run(commands: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.long
 @pytest.mark.parametrize("page", PAGES)
-def test_a_story_works_as_its_page_prints_it(page: str, tmp_path: Path) -> None:
+def test_story_prints_output_of_its_page(page: str, tmp_path: Path) -> None:
     for name in SHOWN.findall(text(page)):
         (tmp_path / name).write_text((EXAMPLES / name).read_text())
     found = RUN.findall(text(page))
@@ -58,12 +58,12 @@ def test_a_story_works_as_its_page_prints_it(page: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_begins_with_three_sentences_on_whose_problem_it_is(page: str) -> None:
+def test_story_opens_with_three_sentences(page: str) -> None:
     opening = text(page).split("\n\n")[1]
     assert len(re.findall(r"[.?](?:\s|$)", opening)) == 3, opening
 
 
-def test_every_story_is_in_the_gallery_and_every_program_in_a_story() -> None:
+def test_gallery_has_every_story_and_stories_every_program() -> None:
     gallery = (ROOT / "docs" / "gallery.md").read_text()
     assert [page for page in PAGES if f"stories/{page}" not in gallery] == []
     programs = {path.name for path in EXAMPLES.glob("*.py")}
@@ -71,14 +71,14 @@ def test_every_story_is_in_the_gallery_and_every_program_in_a_story() -> None:
 
 
 @pytest.mark.long
-def test_the_quickstart_of_the_readme(tmp_path: Path) -> None:
+def test_readme_quickstart_prints_its_output(tmp_path: Path) -> None:
     done = run(f"python {EXAMPLES / 'quickstart.py'}", tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("the same record ids and bytes in 400 batches") == 4
     assert (tmp_path / "quickstart-data" / "quickstart.png").stat().st_size > 10_000
 
 
-def test_a_story_loads_no_checkpoint_of_another_user(tmp_path: Path) -> None:
+def test_story_refuses_checkpoint_of_another_user(tmp_path: Path) -> None:
     theirs = Path("/usr")
     if os.getuid() == 0:
         theirs = tmp_path / "theirs"

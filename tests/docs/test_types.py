@@ -43,7 +43,7 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("checker", [pytest.param("mypy", marks=pytest.mark.long), "pyright"])
-def test_each_mistake_is_found_and_nothing_else(library: Path, checker: str) -> None:
+def test_type_checkers_find_each_mistake_and_nothing_else(library: Path, checker: str) -> None:
     """By an error in the line of the mistake. A checker takes all programs at once."""
     folder = library / checker
     folder.mkdir()

@@ -40,7 +40,7 @@ READ: dict[str, Callable[..., Any]] = {"tfrecord": raw, "tar": samples, "compres
 
 
 @pytest.mark.parametrize("form", SHARDS)
-def test_damage_is_named_with_its_place(tmp_path: Path, form: str) -> None:
+def test_damaged_shard_is_named_with_offset_and_record(tmp_path: Path, form: str) -> None:
     """And where bad records are left out, the others are read."""
     for number, row in enumerate(SHARDS[form]()):
         path = tmp_path / f"{number}"
@@ -80,7 +80,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("what", INDEXES)
-def test_an_index_of_wrong_values_is_refused(
+def test_index_of_wrong_values_is_refused(
     tmp_path: Path, index: Path, server: RangeServer, what: str
 ) -> None:
     """From a disk and from a URL. The checksums are right, as an attacker would have them.
@@ -98,7 +98,7 @@ def test_an_index_of_wrong_values_is_refused(
 
 
 @pytest.mark.parametrize(("entry", "old", "new"), PARTS)
-def test_a_part_that_tells_what_cannot_be_is_refused(
+def test_part_of_wrong_values_is_refused(
     tmp_path: Path, entry: str, old: bytes, new: bytes
 ) -> None:
     """Its checksums are right, as an attacker would have it."""

@@ -84,7 +84,7 @@ def told(error: DataCorruptionError, path: Path) -> DataCorruptionError:
 # A. TFRecord bytes
 
 
-def test_a03_truncated_at_every_byte(tmp_path: Path) -> None:
+def test_a03_tfrecord_truncated_at_every_byte_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a"
     shard = write_records(path, *RECORDS)
     ends = {0: 0, 19: 1, 35: 2}
@@ -101,12 +101,12 @@ def test_a03_truncated_at_every_byte(tmp_path: Path) -> None:
         assert error.found == f"{size - start} bytes"
 
 
-def test_a08_a_record_may_begin_as_a_page_does(tmp_path: Path) -> None:
+def test_a08_record_may_begin_like_html_page(tmp_path: Path) -> None:
     write_records(tmp_path / "a", HTML, LFS)
     assert records(tmp_path / "a") == [HTML, LFS]
 
 
-def test_a09_writer_that_was_not_closed(tmp_path: Path) -> None:
+def test_a09_unclosed_writer_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a"
     program = (
         "import os, sys\n"
@@ -125,7 +125,7 @@ def test_a09_writer_that_was_not_closed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("step", [7, pytest.param(1, marks=pytest.mark.long)])
-def test_b12_b13_truncated_at_every_byte(tmp_path: Path, step: int) -> None:
+def test_b12_b13_tar_truncated_at_every_byte_is_found(tmp_path: Path, step: int) -> None:
     path = tmp_path / "a.tar"
     path.write_bytes(shard := of_members())
     whole = contents(tar.scan(path))
@@ -144,7 +144,7 @@ def test_b12_b13_truncated_at_every_byte(tmp_path: Path, step: int) -> None:
         assert [each.category for each in heard] == [ShardWarning]
 
 
-def test_texts_of_one_short_line_are_not_called_text(tmp_path: Path) -> None:
+def test_short_texts_are_not_called_text(tmp_path: Path) -> None:
     for error_of in (tfrecord_error, tar_error):
         for content in (b"0001.txt", b"\xff\n" * 300, b"a\x00\n" * 300):
             (tmp_path / "a").write_bytes(content)
@@ -161,14 +161,14 @@ def test_names_and_lists_longer_than_any_are_refused() -> None:
     assert len(decode_list("bytes_list", values[2:])) == LIMITS.values
 
 
-def test_b27_the_names_of_compressed_shards_are_refused() -> None:
+def test_b27_names_of_compressed_shards_are_refused() -> None:
     for _, extensions, *_ in COMPRESSED.values():
         for extension in (*extensions, extensions[0].upper()):
             with pytest.raises(DataCorruptionError, match="cannot be read by id"):
                 shards.expand(f"a.tar.{extension}")
 
 
-def test_b13_a_tar_of_no_bytes_is_a_warning(tmp_path: Path) -> None:
+def test_b13_empty_tar_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "a.tar").write_bytes(b"")
     with pytest.warns(ShardWarning, match=r"a\.tar: the archive does not end"):
         assert verify(tmp_path / "a.tar", root=tmp_path).ok
@@ -181,7 +181,7 @@ def test_b13_missing_end_of_archive_is_a_warning(tmp_path: Path) -> None:
             assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
 
 
-def test_b14_every_flipped_bit_of_a_header_is_found_or_means_the_same(tmp_path: Path) -> None:
+def test_b14_flipped_header_bit_is_found_or_harmless(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     shard = archive(path, member(b"1.txt", b"one")).read_bytes()
     for bit in range(8 * 512):
@@ -201,7 +201,7 @@ def test_b14_signed_checksums_of_old_programs_are_accepted(tmp_path: Path) -> No
     assert contents(tar.scan(path)) == [("é", {"txt": b"one"})]
 
 
-def test_b15_gnu_long_names_are_honoured_and_offsets_are_behind_the_real_header(
+def test_b15_gnu_long_name_is_read_and_offset_follows_real_header(
     tmp_path: Path,
 ) -> None:
     name = b"n" * 150 + b".txt"
@@ -215,7 +215,7 @@ def test_b15_gnu_long_names_are_honoured_and_offsets_are_behind_the_real_header(
         assert path.read_bytes()[5 * 512 :][:3] == b"one" == record.fields["txt"].data
 
 
-def test_b16_pax_size_drives_the_jump_to_the_next_header(tmp_path: Path) -> None:
+def test_b16_pax_size_locates_next_header(tmp_path: Path) -> None:
     """A member whose ustar size is 0 hides another archive in its data (CVE-2025-62518)."""
     hidden = member(b"evil.txt", b"evil") + member(b"worse.txt", b"worse")
     size = pax({b"size": b"%d" % len(hidden)})
@@ -224,7 +224,7 @@ def test_b16_pax_size_drives_the_jump_to_the_next_header(tmp_path: Path) -> None
     assert contents(tar.scan(path)) == webdataset_samples(path)
 
 
-def test_b16_pax_header_is_for_the_member_not_for_the_gnu_header_between(tmp_path: Path) -> None:
+def test_b16_pax_header_skips_gnu_header_between(tmp_path: Path) -> None:
     """PAX, then a GNU long name, then the file (GHSA-3pv8-6f4r-ffg2)."""
     extended = pax({b"size": b"3"})
     long = member(b"././@LongLink", b"n" * 120 + b".txt\0", b"L")
@@ -232,12 +232,12 @@ def test_b16_pax_header_is_for_the_member_not_for_the_gnu_header_between(tmp_pat
     assert contents(tar.scan(path)) == [("n" * 120, {"txt": b"one"})]
 
 
-def test_b16_pax_path(tmp_path: Path) -> None:
+def test_b16_pax_path_is_key(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", pax({b"path": "é/1.txt".encode()}), member(b"x", b"one"))
     assert contents(tar.scan(path)) == [("é/1", {"txt": b"one"})]
 
 
-def test_b17_global_pax_header_holds_until_it_is_changed(tmp_path: Path) -> None:
+def test_b17_global_pax_header_applies_until_changed(tmp_path: Path) -> None:
     path = archive(
         tmp_path / "a.tar",
         pax({b"size": b"3", b"comment": b"all are three bytes long"}, b"g"),
@@ -252,14 +252,14 @@ def test_b17_global_pax_header_holds_until_it_is_changed(tmp_path: Path) -> None
     assert contents(tar.scan(path)) == [(key, {"txt": data}) for key, data in expected]
 
 
-def test_b18_sizes_in_base_256(tmp_path: Path) -> None:
+def test_b18_sizes_in_base_256_are_read(tmp_path: Path) -> None:
     three = (0x80 << 88 | 3).to_bytes(12, "big")
     path = archive(tmp_path / "a.tar", member(b"1.txt", b"one", size=three))
     assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
 
 
 @pytest.mark.parametrize("kind", [b"x", b"g", b"L", b"K"])
-def test_b19_extended_header_that_claims_gigabytes(kind: bytes, tmp_path: Path) -> None:
+def test_b19_extended_header_claiming_gigabytes_is_refused(kind: bytes, tmp_path: Path) -> None:
     """The claim is true, the file being sparse, and still nothing of the kind is read."""
     path = tmp_path / "a.tar"
     with path.open("wb") as file:
@@ -292,19 +292,19 @@ def test_b20_sparse_members_are_refused(options: list[str], tmp_path: Path) -> N
     assert "without --sparse" in str(error.advice)  # the shard is sound
 
 
-def test_b21_sizes_of_members_without_data_are_not_jumped_over(tmp_path: Path) -> None:
+def test_b21_sizes_of_members_without_data_are_ignored(tmp_path: Path) -> None:
     for kind in (b"1", b"2", b"3", b"4", b"5", b"6"):
         path = archive(tmp_path / "a.tar", block(b"thing", 5000, kind), member(b"1.txt", b"one"))
         assert contents(tar.scan(path)) == [("1", {"txt": b"one"})] == webdataset_samples(path)
 
 
-def test_b22_names_are_keys_and_lead_nowhere(tmp_path: Path) -> None:
+def test_b22_names_with_parent_folders_are_only_keys(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", member(b"../x.txt", b"1"), member(b"/abs/y.txt", b"2"))
     assert [record.key for record in tar.scan(path)] == ["../x", "/abs/y"]
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_b24_parts_that_lie_apart_are_put_together_on_request(tmp_path: Path) -> None:
+def test_b24_scattered_members_are_joined_on_request(tmp_path: Path) -> None:
     path = archive(
         tmp_path / "a.tar",
         member(b"1.jpg", b"one"),
@@ -323,17 +323,17 @@ def test_b24_parts_that_lie_apart_are_put_together_on_request(tmp_path: Path) ->
     assert [record.number for record in records] == [2, 1, 0]
 
 
-def test_b26_names_split_at_the_first_dot_of_the_base_name(tmp_path: Path) -> None:
+def test_b26_names_split_at_first_dot_of_base_name(tmp_path: Path) -> None:
     path = write_tar(tmp_path / "a.tar", {"d.v1/1.Seg.PNG": b"1", "d.v1/1": b"2", ".x": b"3"})
     assert contents(tar.scan(path)) == [("d.v1/1", {"seg.png": b"1"})] == webdataset_samples(path)
 
 
-def test_b_sample_as_long_as_allowed(tmp_path: Path) -> None:
+def test_sample_of_max_record_bytes_is_read(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", member(b"1.txt", b"x" * 600), member(b"1.cls", b"x" * 600))
     assert len(list(tar.scan(path, max_record_bytes=1200))) == 1
 
 
-def test_b28_zeros_follow_the_end_and_a_shard_of_zeros_is_warned_of(tmp_path: Path) -> None:
+def test_b28_zeros_after_end_are_read_and_shard_of_zeros_warns(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", member(b"1.txt", b"one"), end=bytes(10240))
     assert contents(tar.scan(path)) == [("1", {"txt": b"one"})]
     path.write_bytes(bytes(20 * 512))  # what tar makes of no files
@@ -389,7 +389,7 @@ def test_folders_pipes_and_devices_are_no_shards(tmp_path: Path) -> None:
             list(scan(tmp_path / "none"))
 
 
-def test_shard_that_shrinks_while_it_is_read(tmp_path: Path) -> None:
+def test_shard_that_shrinks_during_scan_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "a"
     write_records(path, *[bytes(1_000_000)] * 8)
     scan = tfrecord.scan(path, example=False)
@@ -419,7 +419,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-def test_mutated_tfrecord_shards_are_refused_at_the_first_byte_that_is_not_as_written(
+def test_mutated_tfrecord_is_refused_at_first_changed_frame(
     tmp_path: Path,
 ) -> None:
     """Whole records that are lost or repeated read on; any other change is found, and there."""
@@ -441,7 +441,7 @@ def test_mutated_tfrecord_shards_are_refused_at_the_first_byte_that_is_not_as_wr
     assert 0 < accepted < 700
 
 
-def test_a_changed_tar_header_is_refused_where_it_lies(tmp_path: Path) -> None:
+def test_changed_tar_header_is_refused_at_its_offset(tmp_path: Path) -> None:
     path = tmp_path / "a.tar"
     pieces = [member(b"%d.txt" % n, b"x" * 700) for n in range(3)]
     shard = archive(path, *pieces).read_bytes()
@@ -454,7 +454,7 @@ def test_a_changed_tar_header_is_refused_where_it_lies(tmp_path: Path) -> None:
         assert "checksum" in error.problem
 
 
-def test_a_message_that_is_cut_is_refused_wherever_the_cut_is() -> None:
+def test_example_message_cut_at_every_byte_is_refused() -> None:
     usual = encode({"image": bytes(200), "label": [1, 1 << 40], "box": [0.5, 1.5], "name": "é"})
     for size in range(1, len(usual)):
         for read in (parse_sequence, locate):

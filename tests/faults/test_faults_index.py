@@ -81,7 +81,7 @@ def index(tmp_path: Path) -> Index:
 # Part A as an index meets it.
 
 
-def test_fault_6_a_record_of_no_bytes(tmp_path: Path) -> None:
+def test_fault_6_empty_record_is_read_as_record(tmp_path: Path) -> None:
     """It is a record, and what it lacks is said."""
     shard = write_tfrecord(tmp_path / "a.tfrecord", [{}, {"x": b"1"}])
     index = build_index(shard, tmp_path / "x.index")
@@ -90,7 +90,7 @@ def test_fault_6_a_record_of_no_bytes(tmp_path: Path) -> None:
         reader.read([0])
 
 
-def test_a_bad_checksum_names_the_place_and_the_field(index: Index) -> None:
+def test_bad_checksum_names_offset_and_field(index: Index) -> None:
     shard = Path(index.root, index.shard_paths[1])
     offset = int(index.table("image")["offset"][13])
     flip(shard, offset)
@@ -107,7 +107,7 @@ def test_a_bad_checksum_names_the_place_and_the_field(index: Index) -> None:
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
-def test_every_flipped_bit_of_a_field_is_found(tmp_path: Path, container: str) -> None:
+def test_flipped_field_bit_is_found(tmp_path: Path, container: str) -> None:
     """By reading; and by verify, with the record's number."""
     shards = tfrecords(tmp_path, shards=1) if container == "tfrecord" else tars(tmp_path, shards=1)
     index = build_index(shards, tmp_path / "x.index")
@@ -126,7 +126,7 @@ def test_every_flipped_bit_of_a_field_is_found(tmp_path: Path, container: str) -
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
-def test_a_shard_cut_at_any_byte_is_never_indexed_nor_read(tmp_path: Path, container: str) -> None:
+def test_shard_cut_at_any_byte_is_not_indexed_or_read(tmp_path: Path, container: str) -> None:
     make = tfrecords if container == "tfrecord" else tars
     shards = make(tmp_path, shards=1, each=2)
     index = build_index(shards, tmp_path / "x.index")
@@ -165,7 +165,7 @@ def test_a_shard_cut_at_any_byte_is_never_indexed_nor_read(tmp_path: Path, conta
 # Part C.
 
 
-def test_fault_29_shard_changed_after_indexing(index: Index) -> None:
+def test_fault_29_shard_changed_after_indexing_is_refused(index: Index) -> None:
     shard = Path(index.root, index.shard_paths[2])
     with open(shard, "ab") as file:
         file.write(b"more")
@@ -179,7 +179,7 @@ def test_fault_29_shard_changed_after_indexing(index: Index) -> None:
         reader.read([29])
 
 
-def test_fault_29_shard_of_the_same_size_with_other_records(tmp_path: Path) -> None:
+def test_fault_29_shard_of_same_size_with_other_records_is_refused(tmp_path: Path) -> None:
     shard = write_tfrecord(tmp_path / "a.tfrecord", numbered(0, 10))
     index = build_index(shard, tmp_path / "x.index")
     size = shard.stat().st_size
@@ -197,7 +197,7 @@ def test_fault_29_shard_of_the_same_size_with_other_records(tmp_path: Path) -> N
     )
 
 
-def test_fault_29_a_loose_file_that_changed(tmp_path: Path) -> None:
+def test_fault_29_changed_loose_file_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "images" / "c" / "a.png"
     file.parent.mkdir(parents=True)
     file.write_bytes(b"12345")
@@ -213,9 +213,7 @@ def test_fault_29_a_loose_file_that_changed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
-    tmp_path: Path, workers: int
-) -> None:
+def test_fault_30_verify_reports_missing_and_changed_shards(tmp_path: Path, workers: int) -> None:
     shards = tfrecords(tmp_path, shards=4)
     index = build_index(shards, tmp_path / "x.index")
     flip(shards[3], int(index.table("image")["offset"][35]))
@@ -244,7 +242,7 @@ def test_fault_30_verify_reports_every_shard_that_is_missing_or_has_changed(
         verify(index.path)
 
 
-def test_fault_30_verify_reports_every_loose_file_that_is_missing_or_has_changed(
+def test_fault_30_verify_reports_missing_and_changed_loose_files(
     tmp_path: Path,
 ) -> None:
     folder = tmp_path / "images" / "c"
@@ -276,7 +274,7 @@ def test_fault_30_verify_reports_every_loose_file_that_is_missing_or_has_changed
     assert caught.value.offset is None, "a field is a whole file"
 
 
-def test_fault_30_loose_files_that_lie_elsewhere_are_missed_at_once(tmp_path: Path) -> None:
+def test_fault_30_loose_files_in_another_folder_are_missed_on_open(tmp_path: Path) -> None:
     """Opening names root=, as it does for shards. A single missing file is missed when read."""
     folder = tmp_path / "photos" / "c"
     folder.mkdir(parents=True)
@@ -293,7 +291,7 @@ def test_fault_30_loose_files_that_lie_elsewhere_are_missed_at_once(tmp_path: Pa
         assert reader.read([2])["image"] == [b"12345"]
 
 
-def test_fault_31_shard_deleted_while_reading(index: Index) -> None:
+def test_fault_31_shard_deleted_while_reading_is_named(index: Index) -> None:
     """Open files go on; a file to be opened is missed."""
     with Reader(index) as reader:
         reader.read([0])
@@ -308,7 +306,7 @@ def test_fault_31_shard_deleted_while_reading(index: Index) -> None:
             reader.read([0])
 
 
-def test_fault_33_index_cut_at_any_place(index: Index, tmp_path: Path) -> None:
+def test_fault_33_index_file_cut_or_missing_is_refused(index: Index, tmp_path: Path) -> None:
     """Every file of an index, cut to several lengths or gone; and bits flipped in the manifest."""
     whole = tree(index.path)
     for name, data in whole.items():
@@ -337,7 +335,7 @@ def json_or_none(path: Path) -> Any:
         return None
 
 
-def test_fault_33_small_array_with_bytes_changed_in_place_is_found_by_opening(
+def test_fault_33_changed_small_array_is_found_on_open(
     index: Index,
 ) -> None:
     for file in index.path.glob("columns-*/*.npy"):
@@ -351,7 +349,7 @@ def test_fault_33_small_array_with_bytes_changed_in_place_is_found_by_opening(
 
 
 @pytest.mark.usefixtures("mapped_arrays")
-def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_served(
+def test_fault_33_changed_large_array_is_found_before_use(
     tmp_path: Path,
 ) -> None:
     """Of the shards, a column and the keys when they are first asked for; of where the fields lie
@@ -395,7 +393,7 @@ def test_fault_33_large_array_with_bytes_changed_in_place_is_found_before_it_is_
 
 
 @pytest.mark.usefixtures("mapped_arrays")
-def test_an_array_is_checked_once(tmp_path: Path) -> None:
+def test_array_is_checked_once(tmp_path: Path) -> None:
     """Not again by the same index, nor by a process that it is sent to."""
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     labels = index.labels.tolist()
@@ -413,7 +411,7 @@ def test_an_array_is_checked_once(tmp_path: Path) -> None:
     ("column", "value"),
     [("offset", (1 << 32) - 1), ("offset", 1 << 20), ("length", -9), ("length", (1 << 31) - 1)],
 )
-def test_fault_33_a_row_that_lies_outside_its_shard(
+def test_fault_33_row_outside_its_shard_is_refused(
     tmp_path: Path, container: str, column: str, value: int
 ) -> None:
     """A bit of a large table flipped on the disk: opening checks only sizes, reading finds it."""
@@ -434,7 +432,7 @@ def test_fault_33_a_row_that_lies_outside_its_shard(
 
 
 @pytest.mark.usefixtures("mapped_arrays")
-def test_fault_33_a_damaged_length_is_no_missing_field(tmp_path: Path) -> None:
+def test_fault_33_damaged_length_is_no_missing_field(tmp_path: Path) -> None:
     """Though both are negative: it is neither filled up nor left out."""
     samples = [*numbered(0, 5), {"label": 0, "key": "none"}]
     shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
@@ -452,7 +450,7 @@ def test_fault_33_a_damaged_length_is_no_missing_field(tmp_path: Path) -> None:
         pack(again, tmp_path / "out")
 
 
-def test_a_flipped_bit_of_a_label_is_found_by_verify(tmp_path: Path) -> None:
+def test_flipped_label_bit_is_found_by_verify(tmp_path: Path) -> None:
     """A tar has no checksum of its members, and the index keeps only the label of this member."""
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls", fields=["png"])
     assert verify(index).ok
@@ -462,7 +460,7 @@ def test_a_flipped_bit_of_a_label_is_found_by_verify(tmp_path: Path) -> None:
     assert [(bad.shard, bad.record) for bad in verify(index).findings] == [(shard.name, -1)]
 
 
-def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> None:
+def test_scattered_members_are_indexed_verified_and_read(tmp_path: Path) -> None:
     archive(
         tmp_path / "a.tar",
         *(member(b"%d.jpg" % n, b"image %d" % n) for n in range(9)),
@@ -489,7 +487,7 @@ def test_parts_that_lie_apart_are_indexed_verified_and_read(tmp_path: Path) -> N
     assert len(without) == 8
 
 
-def test_fault_35_two_processes_build_the_same_index(tmp_path: Path) -> None:
+def test_fault_35_processes_building_one_index_leave_it_whole(tmp_path: Path) -> None:
     """While a third opens it again and again: it sees an index or none, never half of one."""
     tfrecords(tmp_path, shards=8, each=50)
     code = """
@@ -522,7 +520,7 @@ def test_fault_35_two_processes_build_the_same_index(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("full", ["part", "array", "manifest"])
-def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, full: str) -> None:
+def test_fault_36_disk_full_while_indexing_keeps_old_index(tmp_path: Path, full: str) -> None:
     """A limit on the size of files acts as a full disk: the old index stays as it was."""
     shards = tfrecords(tmp_path, shards=20, each=1 if full == "manifest" else 200)
     index = build_index(shards, tmp_path / "x.index", label="label")
@@ -549,7 +547,7 @@ def test_fault_36_disk_full_while_writing_an_index(tmp_path: Path, full: str) ->
     assert open_index(index.path).fingerprint == index.fingerprint
 
 
-def test_fault_36_disk_full_while_packing(tmp_path: Path) -> None:
+def test_fault_36_disk_full_while_packing_leaves_nothing(tmp_path: Path) -> None:
     code = """
         import resource, signal, sys
         from twinfeed.loaders import pack
@@ -571,7 +569,7 @@ def test_fault_36_disk_full_while_packing(tmp_path: Path) -> None:
         assert not (tmp_path / source / "out").exists()
 
 
-def test_fault_37_read_only_data(tmp_path: Path) -> None:
+def test_fault_37_read_only_data_is_indexed_to_another_folder(tmp_path: Path) -> None:
     """The message names the way out, and the way out works."""
     data = tmp_path / "data"
     data.mkdir()
@@ -638,7 +636,7 @@ def test_kills_at_random_moments_lose_nothing() -> None:
 
 
 @pytest.mark.usefixtures("kept_parts")
-def test_an_interrupted_build_keeps_the_shards_it_has_finished(
+def test_interrupted_build_keeps_finished_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = tfrecords(tmp_path, shards=5)
@@ -667,7 +665,7 @@ def test_an_interrupted_build_keeps_the_shards_it_has_finished(
 
 
 @pytest.mark.usefixtures("kept_parts")
-def test_a_part_with_any_byte_changed_or_cut_is_built_again(tmp_path: Path) -> None:
+def test_part_with_changed_or_cut_byte_is_built_again(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=1, each=2)
     (part,) = made_parts(shards, tmp_path / "parts")
     whole, known = part.read_bytes(), load_part(part)
@@ -685,7 +683,7 @@ def test_a_part_with_any_byte_changed_or_cut_is_built_again(tmp_path: Path) -> N
     assert len(merged([part], tmp_path / "x.index")) == 2
 
 
-def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) -> None:
+def test_failed_build_keeps_only_previous_index(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path)
     out = tmp_path / "x.index"
     bad: list[dict[str, Any]] = [{"label": "nope"}, {"classes": ["a"]}, {"fields": ["nope"]}]
@@ -706,7 +704,7 @@ def test_a_build_that_fails_leaves_nothing_but_what_was_there(tmp_path: Path) ->
 
 
 @pytest.mark.usefixtures("kept_parts")
-def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(tmp_path: Path) -> None:
+def test_shard_changed_since_interruption_is_indexed_anew(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=2)
     flip(shards[1], 30)
     with pytest.raises(DataCorruptionError):
@@ -719,7 +717,7 @@ def test_a_shard_that_changed_since_the_interruption_is_indexed_anew(tmp_path: P
         assert reader.read([0], ["key"]) == {"key": [b"k1"]}
 
 
-def test_fault_53_a_thousand_shards_under_ulimit_64(tmp_path: Path) -> None:
+def test_fault_53_thousand_shards_are_read_under_ulimit_64(tmp_path: Path) -> None:
     for n in range(1000):
         write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
     code = """
@@ -746,7 +744,7 @@ def test_fault_53_a_thousand_shards_under_ulimit_64(tmp_path: Path) -> None:
     assert done.stdout == "all 1000\n", done.stderr
 
 
-def test_fault_56_a_shard_that_shrinks_while_it_is_read(index: Index) -> None:
+def test_fault_56_shard_that_shrinks_while_reading_is_refused(index: Index) -> None:
     """An error, where a mapped file would kill the process."""
     with Reader(index) as reader:
         reader.read([10])
@@ -757,7 +755,7 @@ def test_fault_56_a_shard_that_shrinks_while_it_is_read(index: Index) -> None:
         reader.read([19], ["image"])
 
 
-def test_a_shard_that_is_replaced_by_a_rename_while_it_is_read(index: Index) -> None:
+def test_shard_replaced_by_rename_while_reading_is_refused(index: Index) -> None:
     """An open shard is the old file, whose bytes are right. A new reader refuses the new file."""
     shard = Path(index.root, index.shard_paths[1])
     other = write_tfrecord(shard.with_suffix(".new"), reversed(numbered(10, 20)))
@@ -779,7 +777,7 @@ def test_a_shard_that_is_replaced_by_a_rename_while_it_is_read(index: Index) -> 
 # Part G.
 
 
-def test_fault_61_pickled_parts_are_bytes_and_nothing_else(tmp_path: Path) -> None:
+def test_fault_61_pickled_fields_are_only_bytes(tmp_path: Path) -> None:
     marker = tmp_path / "executed"
 
     class Bomb:
@@ -815,7 +813,9 @@ def test_fault_62_pipe_commands_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "path", ["/etc/passwd", "../secret.tfrecord", "a/../../secret", "file:///etc/passwd", "pipe:id"]
 )
-def test_fault_65_paths_that_leave_the_root(index: Index, tmp_path: Path, path: str) -> None:
+def test_fault_65_paths_that_leave_root_are_refused(
+    index: Index, tmp_path: Path, path: str
+) -> None:
     """A manifest from elsewhere cannot make the reader open what is not below its root."""
     from support.inside import StringColumn
 

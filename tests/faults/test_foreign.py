@@ -26,9 +26,7 @@ def shard(path: Path, *records: bytes) -> Path:
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_fault_115_other_messages_are_no_examples_without_features(
-    tmp_path: Path, kind: str
-) -> None:
+def test_fault_115_other_messages_are_refused_as_examples(tmp_path: Path, kind: str) -> None:
     """Not for `index`, `verify` or `pack`; as raw bytes they are what they were."""
     records = [FOREIGN[kind](random.Random(n)) for n in range(20)]
     path = shard(tmp_path / "a.tfrecord", encode({"x": 1}), *records)
@@ -45,14 +43,14 @@ def test_fault_115_other_messages_are_no_examples_without_features(
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
-def test_fault_116_nothing_that_is_found_is_an_error_and_no_field_of_garbage(kind: str) -> None:
+def test_fault_116_decode_example_refuses_other_messages(kind: str) -> None:
     for n in range(50):
         record = FOREIGN[kind](random.Random(n))
         with pytest.raises(DataCorruptionError, match=r"Example or SequenceExample.*\n.*\n.*own"):
             DecodeExample()({"data": record})
 
 
-def test_what_holds_nothing_is_legal_beside_what_holds_something(tmp_path: Path) -> None:
+def test_empty_examples_are_read_beside_others(tmp_path: Path) -> None:
     """No bytes, an empty map, and a feature without a list, as writers write a missing value."""
     nothing = [b"", b"\x0a\x00", sub(1, sub(1, sub(1, b"x"), sub(2)))]
     path = shard(tmp_path / "a.tfrecord", encode({"x": 1}), *nothing)
@@ -66,7 +64,7 @@ def test_what_holds_nothing_is_legal_beside_what_holds_something(tmp_path: Path)
         build_index(path, tmp_path / "b.index")
 
 
-def test_names_with_control_characters_are_of_an_example_in_the_usual_layout_alone(
+def test_names_with_control_characters_need_usual_layout(
     tmp_path: Path,
 ) -> None:
     """In another layout they are parts of another message, unlike the mark that begins a text."""
@@ -79,7 +77,7 @@ def test_names_with_control_characters_are_of_an_example_in_the_usual_layout_alo
         build_index(path, tmp_path / "b.index")
 
 
-def test_a_tar_of_version_7_is_a_tar_by_its_sum(tmp_path: Path) -> None:
+def test_tar_of_version_7_is_known_by_checksum(tmp_path: Path) -> None:
     """Whatever it is called. `index`, `pack` and the error of a TFRecord know it."""
     with TarWriter(tmp_path / "a.tar") as writer:
         writer.write("1", {"txt": b"one"})
@@ -96,6 +94,6 @@ def test_a_tar_of_version_7_is_a_tar_by_its_sum(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["a.tfrecord.zst", "a.tar.Z", "a.lz", "a.lzma", "a.lz4"])
-def test_what_pack_does_not_decompress_is_not_advised_to_pack(tmp_path: Path, name: str) -> None:
+def test_pack_is_not_advised_for_formats_it_cannot_decompress(tmp_path: Path, name: str) -> None:
     with pytest.raises(DataCorruptionError, match=r"read by id(.|\n)*decompress the shard with"):
         build_index(tmp_path / name, tmp_path / "a.index")

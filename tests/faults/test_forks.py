@@ -40,7 +40,7 @@ def check(lines: list[str], *, begins: str = "True 1 0", after: tuple[int, int] 
 
 
 @pytest.mark.parametrize("loader", ["numpy", "numpy, copied", "numpy, nothing ahead"])
-def test_a_child_leaves_the_pass_of_its_parent_alone(loader: str) -> None:
+def test_forked_child_keeps_pass_of_parent(loader: str) -> None:
     check(forked(loader))
 
 
@@ -48,7 +48,7 @@ def test_a_child_leaves_the_pass_of_its_parent_alone(loader: str) -> None:
 @pytest.mark.parametrize(
     "loader", mark_long(["torch, workers", "torch", "torch, workers that stay"], but_every=2)
 )
-def test_a_child_leaves_the_workers_of_its_parent_alone(loader: str) -> None:
+def test_forked_child_keeps_workers_of_parent(loader: str) -> None:
     """Once the child's garbage collector ended the parent's workers, and the parent waited."""
     check(forked(loader))
 
@@ -60,12 +60,12 @@ def test_a_child_leaves_the_workers_of_its_parent_alone(loader: str) -> None:
         pytest.param("torch, workers, evaluation", marks=pytest.mark.frameworks),
     ],
 )
-def test_a_child_goes_on_in_mid_evaluation(loader: str) -> None:
+def test_forked_child_continues_in_mid_evaluation(loader: str) -> None:
     check(forked(loader), begins="True 0 0", after=(0, 0))
 
 
 @pytest.mark.frameworks
-def test_a_child_leaves_the_reading_for_workers_alone(tmp_path: Path) -> None:
+def test_forked_child_keeps_reading_for_workers_of_parent(tmp_path: Path) -> None:
     """The parent reads remote shards for its workers, which a child's exit must not end."""
     pack(({"word": b"%d" % number} for number in range(96)), tmp_path)
     with RangeServer(tmp_path) as server:
@@ -76,6 +76,6 @@ def test_a_child_leaves_the_reading_for_workers_alone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "loader", ["tensorflow", pytest.param("tensorflow, choose", marks=pytest.mark.long)]
 )
-def test_a_child_of_tensorflow_is_refused_a_pass(loader: str) -> None:
+def test_forked_child_is_refused_a_tensorflow_pass(loader: str) -> None:
     """TensorFlow itself would wait for threads that the child does not have."""
     check(forked(loader), begins="RuntimeError: TensorFlow does not work in a fork")

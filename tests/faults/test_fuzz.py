@@ -27,20 +27,20 @@ def own_environment() -> Iterator[None]:
     [pytest.param(one, marks=[pytest.mark.frameworks] if one == "save" else []) for one in TARGETS],
 )
 @pytest.mark.parametrize("half", [0, pytest.param(1, marks=pytest.mark.long)])
-def test_mutations_lead_to_documented_errors_alone(target: str, half: int) -> None:
+def test_mutations_raise_only_documented_errors(target: str, half: int) -> None:
     cases = [f"{target}:{number}" for number in range(half, SLOW.get(target, EACH), 2)]
     with workshop(saves=target == "save") as corpus:
         found = {case: problem for case in cases if (problem := run(corpus, case))}
     assert not found
 
 
-def test_what_once_failed_fails_no_more() -> None:
+def test_earlier_findings_stay_fixed() -> None:
     with workshop() as corpus:
         found = {case: problem for case in FOUND if (problem := run(corpus, case))}
     assert not found
 
 
-def test_the_fuzzer_would_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fuzzer_reports_undocumented_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(TARGETS, "state", lambda *_: str(0)[1])
     with workshop() as corpus:
         assert "IndexError" in (run(corpus, "state:0") or "")

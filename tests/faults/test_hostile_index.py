@@ -31,7 +31,7 @@ def made(folder: Path) -> Index:
 
 
 @pytest.mark.parametrize("cached", [True, False])
-def test_fault_78_a_manifest_that_differs_at_each_request(
+def test_fault_78_manifest_changing_at_each_request_is_refused(
     tmp_path: Path, server: RangeServer, cached: bool
 ) -> None:
     """And whose arrays are not there: a few attempts, then an error."""
@@ -55,7 +55,7 @@ def test_fault_78_a_manifest_that_differs_at_each_request(
 
 
 @pytest.mark.parametrize("values", mark_long(["[]", "{}", '"ab"', "[[1,1]]", "1.5"], but_every=3))
-def test_fault_79_a_manifest_takes_little_memory(
+def test_fault_79_huge_manifest_takes_little_memory(
     tmp_path: Path, values: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A list takes twenty times its bytes: of 45 MB of lists 900 MB, and so a manifest is short.

@@ -46,7 +46,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TWINFEED_PATIENCE", "0")
 
 
-def test_fault_96_a_body_longer_than_its_headers_say_takes_no_memory() -> None:
+def test_fault_96_body_longer_than_its_headers_takes_no_memory() -> None:
     chunk = b"100000\r\n" + bytes(1 << 20) + b"\r\n"
     with answering(RANGE + b"Transfer-Encoding: chunked\r\n\r\n", *[chunk] * 64) as url:
         store = store_of(Location.of(url))
@@ -78,14 +78,14 @@ def test_fault_96_a_body_longer_than_its_headers_say_takes_no_memory() -> None:
         b"",
     ],
 )
-def test_fault_96_headers_that_make_no_sense_are_an_error(tmp_path: Path, head: bytes) -> None:
+def test_fault_96_malformed_headers_are_an_error(tmp_path: Path, head: bytes) -> None:
     with answering(head + b"\r\n\r\n") as url:
         for place in (f"{url}/a.tar", f"{url}/*.tar"):
             with pytest.raises(LoaderError, match=url):
                 build_index([place], tmp_path / "x.index")
 
 
-def test_an_error_holds_no_command_for_a_terminal(tmp_path: Path) -> None:
+def test_errors_hold_no_terminal_controls(tmp_path: Path) -> None:
     """A traceback shows what a server, an index or a shard says."""
     with (
         answering(b"HTTP/1.1 403 \x1b[2J\x9b\r\nContent-Length: 0\r\n\r\n") as url,

@@ -393,7 +393,7 @@ REFUSED: list[tuple[Call, type[Exception], str, int]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word", "asked"), REFUSED)
-def test_a_refusal_asks_no_more_and_shows_no_secret(
+def test_refusal_sends_no_more_requests_and_shows_no_secret(
     world: World, call: Call, kind: type[Exception], word: str, asked: int
 ) -> None:
     with pytest.raises(kind, match=word) as caught:

@@ -99,7 +99,7 @@ LOADERS: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_loop_receives_the_final_schedule(name: str, tmp_path: Path) -> None:
+def test_loop_receives_final_schedule(name: str, tmp_path: Path) -> None:
     """Of two changes; and `who`, `when` and `diff` say so."""
     changes, path = {0: 2}, tmp_path / "ledger.jsonl"
     with LOADERS[name](feed(changes), ledger=path) as loader:
@@ -132,7 +132,7 @@ SHORT = [(1, 6, 2, 0), (22, 42, 1, 0), (24, 25, 4, 0)]
     ("call", "stop", "world", "workers"),
     [*SHORT, *[pytest.param(*case, marks=pytest.mark.long) for case in CASES]],
 )
-def test_a_stopped_run_goes_on_by_the_final_schedule(
+def test_stopped_run_resumes_by_final_schedule(
     call: int, stop: int, world: int, workers: int
 ) -> None:
     """Each rank is stopped after its change and resumed from a state before or after it."""
@@ -153,7 +153,7 @@ def test_a_stopped_run_goes_on_by_the_final_schedule(
             assert received[: saved + 1] + rest == drawn(changes, rank, world)
 
 
-def test_a_killed_run_goes_on_by_the_final_schedule(tmp_path: Path) -> None:
+def test_killed_run_resumes_by_final_schedule(tmp_path: Path) -> None:
     """The ledger of the run that was killed after its change, and of its resumption."""
     path, changes = tmp_path / "ledger.jsonl", {0: 2}
     child = os.fork()
@@ -187,7 +187,7 @@ def drawn_already(loader: Any) -> None:
     loader.change(pk({0: 2, 5: 4}), at=5)
 
 
-def test_functions_that_write_to_arrays_are_found_when_a_record_is_excluded() -> None:
+def test_excluding_a_record_finds_transform_that_writes_to_arrays() -> None:
     """Another record comes twice then, and samples share arrays: it is said now, not in the next
     epoch.
     """
@@ -227,7 +227,7 @@ NEVER = 1000
     ],
     ids=["random", "shards", "weighted", "mixture"],
 )
-def test_what_has_a_schedule_changes(order: Callable[[int], Sampler]) -> None:
+def test_every_schedule_may_change_at_any_step(order: Callable[[int], Sampler]) -> None:
     """From each step of an epoch and of the next, with shards that are read ahead."""
     index = pack([{"x": np.float32(n)} for n in range(RECORDS)], mkdtemp())["data"]
     for call in range(1, 12):
@@ -254,7 +254,7 @@ def test_what_has_a_schedule_changes(order: Callable[[int], Sampler]) -> None:
         (samples, lambda loader: loader.change(pk({0: 2, 50: 4}), at=50), "workers draw by them"),
     ],
 )
-def test_a_framework_that_draws_is_named_the_step(
+def test_change_that_framework_cannot_serve_is_refused(
     loader: Callable[..., Any], call: Callable[[Any], None], word: str
 ) -> None:
     """A change that it cannot serve is refused, and the batches stay those of before."""
@@ -265,7 +265,7 @@ def test_a_framework_that_draws_is_named_the_step(
         assert refusing.state_dict()["fingerprint"] == pk({0: 2}).fingerprint
 
 
-def test_seeds_of_augmentation_do_not_change() -> None:
+def test_sample_seeds_do_not_change() -> None:
     changes = {0: 2}
 
     def seed(sample: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +281,7 @@ def test_seeds_of_augmentation_do_not_change() -> None:
     assert seeds == [pk(changes).seeds(0, step).tolist() for step in range(STEPS)]
 
 
-def test_a_fit_of_keras_trains_by_the_final_schedule() -> None:
+def test_keras_fit_trains_by_final_schedule() -> None:
     received, changes = [], {0: 2}
 
     class Model(keras.Model):

@@ -141,7 +141,7 @@ def check(
 
 
 @pytest.mark.parametrize("kind", SOURCES)
-def test_a_state_goes_on_in_any_loader(folder: Path, expected: dict[str, str], kind: str) -> None:
+def test_state_resumes_in_any_loader(folder: Path, expected: dict[str, str], kind: str) -> None:
     """Two batches of each loader, from the state of the loader before."""
     fed, got = feed(folder, kind, "random"), []
     loaders = [
@@ -168,7 +168,7 @@ def test_a_state_goes_on_in_any_loader(folder: Path, expected: dict[str, str], k
         pytest.param(2, "tensorflow", marks=pytest.mark.long),
     ],
 )
-def test_keras_trains_on_the_same(
+def test_keras_trains_on_equal_batches(
     folder: Path, expected: dict[str, str], first: int, backend: str
 ) -> None:
     """Each sampler with one source, and another in each backend: a fit is slow."""

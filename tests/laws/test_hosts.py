@@ -305,7 +305,7 @@ def _in_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         if host not in EXTRA
     ],
 )
-def test_every_sampler_is_stopped_and_resumed(host: str) -> None:
+def test_every_sampler_resumes_at_one_step(host: str) -> None:
     """At one step, another for each."""
     for number, name in enumerate(cases_of(host)):
         check(host, name, 1 + number % (len(STREAMS[name]()) + 1))
@@ -313,14 +313,14 @@ def test_every_sampler_is_stopped_and_resumed(host: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", [*STREAMS][::6])  # a second each
-def test_some_samplers_are_stopped_and_resumed_in_sentence_transformers(name: str) -> None:
+def test_some_samplers_resume_in_sentence_transformers(name: str) -> None:
     pytest.importorskip("sentence_transformers", reason="of the extra `hosts`")
     check("sentence-transformers", name, 1 + len(name) % (len(STREAMS[name]()) + 1))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("host", [*BY_ORDER, *BY_STREAM])
-def test_every_sampler_is_resumed_at_every_step(host: str) -> None:
+def test_every_sampler_resumes_at_every_step(host: str) -> None:
     for name in cases_of(host):
         for stop in range(1, len(STREAMS[name]()) + 2):
             check(host, name, stop)
@@ -329,13 +329,13 @@ def test_every_sampler_is_resumed_at_every_step(host: str) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize("stop", range(1, 13))
 @pytest.mark.parametrize("host", [*SLOW, *SLOW_BY_ORDER])
-def test_slow_hosts_are_resumed_at_every_step(host: str, stop: int) -> None:
+def test_slow_hosts_resume_at_every_step(host: str, stop: int) -> None:
     check(host, "random", stop)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["fork", "forkserver", "spawn"])
-def test_workers_of_any_start_resume(how: str) -> None:
+def test_workers_of_any_start_method_resume(how: str) -> None:
     names = [*STREAMS][::4] if how == "fork" else ["random"]
     for number, name in enumerate(names):
         stop = 1 + number % (len(STREAMS[name]()) + 1)
@@ -344,7 +344,7 @@ def test_workers_of_any_start_resume(how: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["forkserver", "spawn"])
-def test_workers_of_any_start_read_by_every_id_sequence(how: str) -> None:
+def test_workers_of_any_start_method_read_id_sequences(how: str) -> None:
     """All in one DataLoader, as its workers take seconds to start. They unpickle the samplers."""
     sequences = [IdSequence(order_of(STREAMS[name]()), epochs=4) for name in ORDERS]
     dataset = ConcatDataset([Subset(Numbers(), ids) for ids in sequences])
@@ -356,7 +356,7 @@ def test_workers_of_any_start_read_by_every_id_sequence(how: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("stop", [5, 11])
-def test_workers_of_grain_resume(stop: int) -> None:
+def test_grain_workers_resume(stop: int) -> None:
     check("Grain", "random", stop, workers=2)
 
 
@@ -370,7 +370,7 @@ DEALT = [host for host in [*BY_ORDER, *BY_STREAM, "PyDataset of Keras"] if host 
 
 
 @pytest.mark.parametrize("host", DEALT)
-def test_one_rank_then_three_then_two(host: str) -> None:
+def test_hosts_resume_with_one_rank_then_three_then_two(host: str) -> None:
     """Each goes on from a state of the ranks before; a step of all ranks is a batch, as a set."""
     for make in RANKED[:1] if host in BY_ORDER else RANKED:
         start, state = 0, None
@@ -385,7 +385,7 @@ def test_one_rank_then_three_then_two(host: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("host", ["lightning", "transformers"])
-def test_trainers_on_one_rank_then_three_then_two(host: str, tmp_path: Path) -> None:
+def test_trainers_resume_with_one_rank_then_three_then_two(host: str, tmp_path: Path) -> None:
     stream = BatchSampler(RandomSampler(600, seed=0), batch_size=24)
     start = 0
     for stop, ranks in ((39, 1), (65, 3), (78, 2)):

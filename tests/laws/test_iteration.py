@@ -168,7 +168,7 @@ def test_every_law_holds(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_ids_that_are_no_record_ids_are_refused(name: str) -> None:
+def test_iterating_view_ids_is_refused(name: str) -> None:
     """A mixture of views has view ids; the padding of a batch is none of its sampler."""
     sampler = sampler_of(name)
     for call in (iter, lambda sampler: IdSequence(sampler, epochs=1)):
@@ -196,7 +196,7 @@ class Stored(Sampler):
         return (positions + epoch) % self.num_records
 
 
-def test_a_sampler_of_ones_own_iterates() -> None:
+def test_own_sampler_iterates_in_growing_chunks() -> None:
     """In chunks that grow, and a chunk that failed is drawn again."""
     sampler = Stored(40_000)
     running = iter(sampler)
@@ -211,7 +211,7 @@ def test_a_sampler_of_ones_own_iterates() -> None:
     assert position(copy.deepcopy(sampler)) == position(copy.copy(sampler)) == (1, 3)
 
 
-def test_the_latest_iterator_has_the_position() -> None:
+def test_latest_iterator_has_the_position() -> None:
     """A pass that is broken off begins its epoch again; a running pass never changes."""
     sampler = RandomSampler(10, seed=0)
     expected = epochs_of(sampler)
@@ -237,7 +237,7 @@ def test_the_latest_iterator_has_the_position() -> None:
         assert list(sampler) == expected[2]
 
 
-def test_an_iterator_whose_state_is_loaded_sets_the_epoch() -> None:
+def test_loading_state_into_iterator_sets_epoch() -> None:
     """In the middle of another pass too."""
     sampler = RandomSampler(10, seed=0)
     sampler.set_epoch(1)
@@ -254,7 +254,7 @@ def test_an_iterator_whose_state_is_loaded_sets_the_epoch() -> None:
         RandomSampler(11, seed=0).load_state_dict(state)
 
 
-def test_one_epoch_for_the_third_time_warns() -> None:
+def test_third_iteration_of_one_epoch_warns() -> None:
     """As of any stream; an epoch that is named does not."""
     sampler = RandomSampler(10, seed=0)
     with warnings.catch_warnings():
@@ -269,7 +269,7 @@ def test_one_epoch_for_the_third_time_warns() -> None:
         next(iter(sampler))
 
 
-def test_ranks_that_do_not_divide_what_is_left_are_refused_at_every_try() -> None:
+def test_ranks_that_do_not_divide_rest_are_refused_repeatedly() -> None:
     """And the loaded position stays."""
     rank, sampler = RandomSampler(10, seed=0).shard(0, 2), RandomSampler(10, seed=0)
     list(islice(sampler, 3))
@@ -280,7 +280,7 @@ def test_ranks_that_do_not_divide_what_is_left_are_refused_at_every_try() -> Non
     assert position(rank) == (0, 3)
 
 
-def test_a_rank_is_a_sampler_but_none_to_cut_or_to_deal_again() -> None:
+def test_rank_of_sampler_is_refused_as_order_of_another() -> None:
     rank = RandomSampler(10, seed=0).shard(1, 2)
     assert repr(rank) == "rank 1 of 2 of RandomSampler(10 records, seed=0)"
     assert list(IdSequence(rank, epochs=2)) == list(rank) + list(rank)
@@ -301,7 +301,7 @@ INDICES = st.integers(-len(ALL), len(ALL) - 1)
 
 
 @given(st.slices(len(ALL)), st.slices(len(ALL)), st.lists(INDICES), INDICES)
-def test_any_slice_or_index_of_a_sequence_is_that_of_a_list(
+def test_id_sequence_slices_and_indexes_like_list(
     first: slice, second: slice, indices: list[int], index: int
 ) -> None:
     ids = IdSequence(SIZED, epochs=40)
@@ -318,14 +318,14 @@ def test_any_slice_or_index_of_a_sequence_is_that_of_a_list(
     "index",
     [1.0, True, None, "1", [0.5], np.array([True]), [[1], [2, 3]], {}, 280, -281, [280]],
 )
-def test_what_is_no_index_is_refused(index: Any) -> None:
+def test_id_sequence_refuses_bad_index(index: Any) -> None:
     ids = IdSequence(SIZED, epochs=40)
     assert ids[()].shape == ids[[]].shape == (0,)
     with pytest.raises((TypeError, IndexError, ValueError), match=r"280|integers|inhomogeneous"):
         ids[index]
 
 
-def test_a_sequence_of_many_epochs_takes_no_memory() -> None:
+def test_id_sequence_of_many_epochs_takes_no_memory() -> None:
     ids = IdSequence(RandomSampler(10**12, seed=0), epochs=1_000_000)
     assert len(ids) == 10**18
     assert len(pickle.dumps(ids)) < 1000

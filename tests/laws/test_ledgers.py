@@ -130,7 +130,7 @@ ROUTES: dict[str, tuple[Callable[[Path], Ids], list[int]]] = {
 
 
 @pytest.mark.parametrize("route", ROUTES)
-def test_who_says_what_a_loop_received(route: str, tmp_path: Path) -> None:
+def test_who_reports_what_loop_received(route: str, tmp_path: Path) -> None:
     work, steps = ROUTES[route]
     received = work(tmp_path / "ledger.jsonl")
     assert len(received) == len(steps)
@@ -146,7 +146,7 @@ def test_who_says_what_a_loop_received(route: str, tmp_path: Path) -> None:
     assert diff(tmp_path / "ledger.jsonl", tmp_path / "numpy.jsonl") is None
 
 
-def test_chosen_datasets_have_a_ledger(tmp_path: Path) -> None:
+def test_choose_writes_ledger(tmp_path: Path) -> None:
     sampler = PKBatchSampler.of_classes(3, p=2, k=1, seed=0, batches_per_epoch=4)
     datasets = [tf.data.Dataset.from_tensors(number).repeat() for number in range(3)]
     with choose(sampler, datasets, ledger=tmp_path / "ledger.jsonl") as loader:

@@ -47,7 +47,7 @@ def options_of(number: int, sampler: BatchStream) -> dict[str, Any]:
     mark_long([(n, make) for n, (_, make) in enumerate(FED)], but_every=5),
     ids=[c[0] for c in FED],
 )
-def test_the_laws_hold_through_the_loader(number: int, make: Callable[[], BatchStream]) -> None:
+def test_sampler_laws_hold_through_loader(number: int, make: Callable[[], BatchStream]) -> None:
     """Resumed at the start, in the middle, before the last step, and at the end."""
     index, steps = index_of(make().num_records), len(make())
     whole = expected(index, make(), epochs=(0, 1), **OPTIONS)

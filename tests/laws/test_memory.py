@@ -129,9 +129,7 @@ def drawn(stream: BatchStream) -> list[Any]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_mapped_arrays_give_the_stream_of_the_same_arrays_in_memory(
-    name: str, tmp_path: Path
-) -> None:
+def test_mapped_arrays_give_stream_of_arrays_in_memory(name: str, tmp_path: Path) -> None:
     """Also after pickling, which takes the paths of the arrays alone."""
     arrays, make = CASES[name]
     plain, stream = make(*arrays(20_000)), make(*mapped(arrays(20_000), tmp_path))
@@ -143,7 +141,7 @@ def test_mapped_arrays_give_the_stream_of_the_same_arrays_in_memory(
 
 
 @pytest.mark.parametrize("name", ["weights", "fractions", "one view", "all views"])
-def test_a_table_of_some_sums_finds_what_a_table_of_all_finds(
+def test_sparse_prefix_sums_draw_like_full_table(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With zeros among the counts, and a last run that is shorter."""
@@ -155,7 +153,7 @@ def test_a_table_of_some_sums_finds_what_a_table_of_all_finds(
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_a_process_holds_does_not_grow_with_mapped_arrays(name: str, tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_mapped_arrays(name: str, tmp_path: Path) -> None:
     """While a sampler over six million entries is made, hashed, pickled and drawn from."""
     arrays, make = CASES[name]
     given = mapped(arrays(6_000_000), tmp_path)
@@ -219,7 +217,7 @@ MANY: dict[str, Callable[[], BatchStream]] = {
 
 
 @pytest.mark.parametrize("make", [*MANY.values(), *(make for _, make in sampler_cases.CASES)])
-def test_a_state_is_below_four_kilobytes(make: Callable[[], BatchStream]) -> None:
+def test_state_is_below_four_kilobytes(make: Callable[[], BatchStream]) -> None:
     """Of every sampler, however many orders, changes, shards or records it has."""
     stream = make()
     assert len(json.dumps(stream.state_dict())) < 4096
@@ -227,7 +225,7 @@ def test_a_state_is_below_four_kilobytes(make: Callable[[], BatchStream]) -> Non
     other.load_state_dict(stream.state_dict())
 
 
-def test_a_state_of_other_orders_is_refused_where_they_are_many() -> None:
+def test_state_of_other_orders_is_refused_among_many() -> None:
     """One seed of five thousand differs."""
     orders: list[Sampler] = [RandomSampler(9, seed=n) for n in range(5000)]
     state = mixture(orders).state_dict()

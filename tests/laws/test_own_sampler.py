@@ -56,7 +56,7 @@ class Bare(Own):
         (lambda at: [None] * len(at), "object in place of integers", 0),
     ],
 )
-def test_wrong_ids_are_named_before_a_source_is_asked(
+def test_wrong_ids_are_named_before_reading(
     drawn: Callable[[Any], Any], wrong: str, step: int
 ) -> None:
     """Never another row of the source; inside other samplers too."""
@@ -73,14 +73,14 @@ def test_wrong_ids_are_named_before_a_source_is_asked(
             BatchSampler(outer, batch_size=25).batches(0, 0, 1)
 
 
-def test_integers_of_any_kind_are_ids() -> None:
+def test_own_sampler_may_draw_integers_of_any_dtype() -> None:
     for drawn in (list, lambda at: at.astype(np.int32), lambda at: at.astype(np.uint8)):
         batches = [ids.tolist() for ids in BatchSampler(Own(drawn, 6), batch_size=4)]
         assert batches == [[0, 1, 2, 3], [4, 5]]
         assert all(ids.dtype == np.int64 for ids in BatchSampler(Own(drawn, 6), batch_size=4))
 
 
-def test_states_hold_the_values_of_parameters() -> None:
+def test_state_holds_values_of_parameters() -> None:
     """Whatever JSON can hold, at once or as a digest; an equal new sampler takes the state."""
 
     def made(**changed: Any) -> BatchSampler:
@@ -115,9 +115,7 @@ def test_states_hold_the_values_of_parameters() -> None:
         (Bare(), "Bare.parameters must be a dict"),
     ],
 )
-def test_parameters_without_a_value_are_refused_when_a_sampler_is_made(
-    own: Sampler, words: str
-) -> None:
+def test_parameters_without_state_value_are_refused(own: Sampler, words: str) -> None:
     for make in (
         lambda: BatchSampler(own, batch_size=2),
         lambda: ViewSampler(own, [1] * RECORDS, per_epoch="one", seed=0),

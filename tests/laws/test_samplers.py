@@ -64,7 +64,7 @@ def stream_is_the_golden_one(name: str, sampler: BatchStream) -> None:
     assert digest(sampler) == recorded["digest"]
 
 
-def test_every_case_has_a_golden_vector_and_none_is_left_over() -> None:
+def test_golden_vectors_and_cases_match() -> None:
     """A case without a recorded stream, or a record without its case, is a mistake."""
     assert sorted(RECORDED) == sorted(NAMES)
 
@@ -108,18 +108,18 @@ def _vector_features() -> str:
 
 
 @pytest.mark.parametrize("hash_seed", ["0", "12345"])
-def test_fresh_processes_with_other_hash_seeds_agree(hash_seed: str) -> None:
+def test_processes_with_other_hash_seeds_draw_same_streams(hash_seed: str) -> None:
     """Law 1: PYTHONHASHSEED is not an input."""
     assert _child({"PYTHONHASHSEED": hash_seed}) == {n: g["digest"] for n, g in RECORDED.items()}
 
 
-def test_a_process_without_vector_features_agrees() -> None:
+def test_process_without_vector_features_draws_same_streams() -> None:
     """Law 1: the streams do not depend on the CPU's vector unit."""
     child = _child({"NPY_DISABLE_CPU_FEATURES": _vector_features()})
     assert child == {n: g["digest"] for n, g in RECORDED.items()}
 
 
-def test_a_spawned_process_agrees_on_the_sampler_it_is_sent() -> None:
+def test_spawned_process_draws_same_streams() -> None:
     """Law 1: samplers travel to spawned workers."""
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         found = pool.map(digest, [factory() for _, factory in CASES])

@@ -141,7 +141,7 @@ def drawn(stream: BatchStream, stop: int = STEPS) -> list[list[int]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_what_changes_later_changes_no_step_before_it(name: str) -> None:
+def test_change_keeps_all_earlier_steps(name: str) -> None:
     """The ids of a run that is changed are those of the final schedule, from step 0 on."""
     make, changes = CASES[name]
     final = make(changes)
@@ -161,7 +161,7 @@ def test_what_changes_later_changes_no_step_before_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_any_draw_of_any_ranks_is_that_of_the_steps(name: str) -> None:
+def test_batches_across_changes_equal_single_steps_and_ranks(name: str) -> None:
     """Steps across changes at once, one by one, over ranks and resumed at each."""
     make, changes = CASES[name]
     stream = make(changes)
@@ -192,7 +192,7 @@ def samplers() -> dict[str, Sampler]:
 
 
 @pytest.mark.parametrize("name", samplers())
-def test_a_sampler_that_changes_needs_steps(name: str) -> None:
+def test_sampler_with_schedule_is_refused_without_steps(name: str) -> None:
     """A position says nothing of the training step: no id is drawn without one."""
     sampler = samplers()[name]
     for call in (
@@ -215,7 +215,7 @@ def counts(batches: list[list[int]], lengths: list[int]) -> np.ndarray:
     return np.bincount(np.searchsorted(bounds, ids, side="right"), minlength=len(lengths))
 
 
-def test_a_mixture_is_fair_between_changes_and_its_samplers_go_on() -> None:
+def test_mixture_is_exact_between_changes_and_its_samplers_continue() -> None:
     """Counts are the sums of exact counts, and each sampler gives its records lap after lap."""
     weights = {0: [3, 1, 0], 7: [1, 1, 2], 20: [0, 1, 0], 31: [5, 2, 1]}
     stream = BatchSampler(mixture(weights, num_samples=4000), batch_size=8)
@@ -231,7 +231,7 @@ def test_a_mixture_is_fair_between_changes_and_its_samplers_go_on() -> None:
             assert sorted(own[first : first + high - low]) == list(range(low, high))
 
 
-def test_a_sampler_that_joins_a_mixture_keeps_ids_and_states() -> None:
+def test_sampler_joining_mixture_keeps_ids_and_states() -> None:
     """Whoever did not know of it drew the same, and saved states that load."""
     before = BatchSampler(mixture({0: [3, 1], 5: [1, 1]}, LENGTHS[:2]), batch_size=4)
     joined = {0: [3, 1, 0], 5: [1, 1, 0], 20: [1, 1, 2]}
@@ -245,7 +245,7 @@ def test_a_sampler_that_joins_a_mixture_keeps_ids_and_states() -> None:
         after.position_of(before.state_at(1, 10))
 
 
-def test_a_mixture_of_many_changes_stays_small() -> None:
+def test_mixture_of_many_changes_stays_small() -> None:
     """A state does not grow with the changes; a table is made for the weights in use alone."""
     changes = {step: [step % 7 + 1, 1000, 1] for step in range(0, 5000, 5)}
     stream = BatchSampler(mixture(changes, num_samples=4000), batch_size=4)
@@ -256,7 +256,7 @@ def test_a_mixture_of_many_changes_stays_small() -> None:
     assert len(tables) <= 4
 
 
-def test_records_come_by_the_weights_of_their_step() -> None:
+def test_records_are_drawn_by_weights_of_their_step() -> None:
     """Frequencies between the changes, and weight 0 from a step on is never again."""
     weights = {0: [1, 1, 0, 2], 100: [1, 0, 3, 0]}
     stream = BatchSampler(WeightedSampler(weights, seed=0, num_samples=4000), batch_size=40)
@@ -295,7 +295,7 @@ def test_excluded_records_are_replaced_and_nothing_else_changes(
         assert len(set(replacements)) == len(replacements) > 5
 
 
-def test_replacements_are_of_all_records_that_are_left() -> None:
+def test_replacements_come_from_all_remaining_records() -> None:
     """Each record that is left comes in the place of one excluded record, epoch after epoch."""
     stream = BatchSampler(shuffle({0: [7]}, 20), batch_size=4)
     plain = BatchSampler(shuffle(None, 20), batch_size=4)
@@ -308,7 +308,7 @@ def test_replacements_are_of_all_records_that_are_left() -> None:
     assert found == set(range(20)) - {7}
 
 
-def test_an_evaluation_excludes_nothing() -> None:
+def test_evaluation_with_exclude_is_refused() -> None:
     """Every record once is every record."""
 
     class Evaluation(BatchSampler):
@@ -321,7 +321,7 @@ def test_an_evaluation_excludes_nothing() -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"order_within": "stored"}, {"k": 3}, {"p": 9}])
-def test_a_class_goes_on_without_its_excluded_records(options: dict[str, Any]) -> None:
+def test_class_continues_without_excluded_records(options: dict[str, Any]) -> None:
     """They are out from its next traversal on; the others come equally often; no class changes."""
     exclude = {5: [0, 9, 18], 11: [27, 1, 5], 12: range(2, 50, 9), 90: [90]}
     changed, plain = exclude_from_classes(exclude, **options), exclude_from_classes(None, **options)
@@ -343,7 +343,7 @@ def test_a_class_goes_on_without_its_excluded_records(options: dict[str, Any]) -
         assert max(others) - min(others) <= 2  # of the steps before 200, too
 
 
-def test_a_group_of_classes_is_no_choice_among_records() -> None:
+def test_excluding_records_needs_records_in_choose() -> None:
     """A pipeline of each class gives any of its records: it needs to know that some are out."""
     assert exclude_from_classes({3: [1]}).traits.needs_records == "exclude="
     assert exclude_from_classes(None).traits.needs_records is None

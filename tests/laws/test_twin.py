@@ -103,7 +103,7 @@ def words(sample: dict[str, Any]) -> dict[str, Any]:
     return {"text": f"nº {number}", "words": ["Wort", "où"][: number % 3] * 2}
 
 
-def test_texts_are_str_where_a_backend_has_them(packed: dict[str, Index]) -> None:
+def test_texts_are_str_where_backend_has_them(packed: dict[str, Index]) -> None:
     """Lists of texts too; in an empty rank batch as well. TensorFlow has bytes alone."""
     index = packed["tar"]
     sampler = ExactOnceBatchSampler(60, batch_size=59).shard(0, 2)
@@ -162,7 +162,7 @@ def shown(value: Any) -> list[Any]:
 
 @pytest.mark.parametrize("options", [{}, {"transform": captioned}, {"batch_transform": read_twice}])
 @pytest.mark.parametrize("views", [1, 3])
-def test_side_tables_of_texts_by_sample_and_by_record(views: int, options: dict[str, Any]) -> None:
+def test_side_tables_of_texts_are_equal_in_all_loaders(views: int, options: dict[str, Any]) -> None:
     """Captions of each record, and one author; with padding, and in an empty rank batch."""
     captions = CAPTIONS[: 20 * views]
     side = {"caption": captions, "author": ByRecord(AUTHORS), "row": ByRecord(np.arange(20) * 2)}
@@ -188,7 +188,7 @@ def test_side_tables_of_texts_by_sample_and_by_record(views: int, options: dict[
                 assert shown(batch["both"]) == [*map(str.__add__, texts, authors)]
 
 
-def test_workers_make_no_difference(packed: dict[str, Index]) -> None:
+def test_workers_change_no_batch(packed: dict[str, Index]) -> None:
     index = packed["tar"]
     feed = Feed(index, samplers(index)["P x K"], decode=both, transform=brighter)
     assert list(carried(TorchLoader(feed, num_workers=2))) == list(plain(feed))
@@ -223,9 +223,7 @@ def test_seeded_transform_gives_same_values_in_all_loaders(packed: dict[str, Ind
 
 
 @pytest.mark.parametrize("make", [NumpyLoader, TorchLoader])
-def test_nothing_runs_beside_a_transform_that_sets_global_states(
-    packed: dict[str, Index], make: Any
-) -> None:
+def test_transform_that_sets_global_states_runs_alone(packed: dict[str, Index], make: Any) -> None:
     """Else the loop would draw from states that are the transform's."""
     called_by = []
 
@@ -242,7 +240,7 @@ def test_nothing_runs_beside_a_transform_that_sets_global_states(
     assert called_by == [threading.main_thread()] * 16
 
 
-def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> None:
+def test_both_containers_hold_bytes_of_files(packed: dict[str, Index]) -> None:
     for index in packed.values():
         with Reader(index) as reader:
             stored = set(reader.read(np.arange(60), ["image"])["image"])
@@ -259,7 +257,7 @@ def test_both_containers_hold_the_files_own_bytes(packed: dict[str, Index]) -> N
         *(pytest.param(*case, marks=pytest.mark.long) for case in ((False, {}), (True, OWN))),
     ],
 )
-def test_source_without_index_gives_the_batches_of_an_index(
+def test_source_without_index_gives_batches_of_index(
     tmp_path: Path, rows: bool, options: dict[str, Any]
 ) -> None:
     samples = [{"word": word, "label": int(n)} for word, n in zip(WORDS, LABELS, strict=True)]

@@ -45,7 +45,7 @@ NEED_A_FILE = {"what it is", "workers"}
         if how != "-c" or name not in NEED_A_FILE
     ],
 )
-def test_a_program_in_a_fork_is_as_in_an_interpreter(tmp_path: Path, name: str, how: str) -> None:
+def test_forked_program_behaves_like_fresh_interpreter(tmp_path: Path, name: str, how: str) -> None:
     (tmp_path / "mine.py").write_text(PROGRAMS[name])
     words = {"script": ["mine.py"], "-c": ["-c", PROGRAMS[name]], "-m": ["-m", "mine"]}[how]
     ended = [

@@ -63,7 +63,7 @@ def batches(index: Index, options: grain.ReadOptions = FEW, **rest: Any) -> grai
 
 
 @pytest.mark.parametrize(("threads", "buffer"), [(0, 0), (1, 2), (4, 8), (16, 500)])
-def test_the_index_is_the_global_step(
+def test_dataset_index_is_global_step(
     index: Index, expected: list, threads: int, buffer: int
 ) -> None:
     options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=buffer)
@@ -83,7 +83,7 @@ def states(iterator: Iterator[Any]) -> Iterator[dict[str, Any]]:
         yield json.loads(json.dumps(iterator.get_state()))
 
 
-def test_a_state_of_every_step_is_continued(index: Index, expected: list) -> None:
+def test_iterator_state_resumes_at_every_step(index: Index, expected: list) -> None:
     for step, state in enumerate(states(iter(batches(index)))):
         resumed = iter(batches(index))
         resumed.set_state(state)
@@ -101,7 +101,7 @@ def test_workers_give_the_same_batches_and_resume(index: Index, expected: list) 
         iterator.close()
 
 
-def test_ranks_and_their_states_are_those_of_the_whole(index: Index) -> None:
+def test_ranks_give_global_batches_and_states_load_at_any_rank(index: Index) -> None:
     whole = Feed(index, ExactOnceBatchSampler(41, batch_size=8))
     ids = []
     for world in (1, 3):
@@ -155,9 +155,7 @@ def dataloader(index: Index, **rest: Any) -> Any:
     return iter(grain.DataLoader(data_source=dataset, sampler=order, worker_count=0))
 
 
-def test_a_dataloader_of_grain_resumes_over_another_dataset_of_the_stream(
-    index: Index, expected: list
-) -> None:
+def test_grain_dataloader_resumes_over_equal_dataset(index: Index, expected: list) -> None:
     """It compares the reprs of datasets, which name the stream."""
     first, resumed = dataloader(index), dataloader(index)
     for _ in range(8):
@@ -172,7 +170,7 @@ def test_a_dataloader_of_grain_resumes_over_another_dataset_of_the_stream(
     "backend",
     ["jax", *(pytest.param(name, marks=pytest.mark.long) for name in ("torch", "tensorflow"))],
 )
-def test_keras_trains_on_the_same_batches(index: Index, backend: str) -> None:
+def test_keras_on_grain_dataset_trains_on_equal_batches(index: Index, backend: str) -> None:
     done = subprocess.run(
         [PYTHON, PROGRAMS / "grain_keras.py", index.path],
         env=os.environ | QUIET | {"KERAS_BACKEND": backend},

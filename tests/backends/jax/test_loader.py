@@ -33,7 +33,9 @@ def shuffled(**options) -> BatchSampler:
 
 
 @pytest.mark.parametrize(("devices", "processes"), mark_long([(4, 2), (8, 1), (1, 2)], but_every=3))
-def test_shards_are_rows_of_the_plain_batches(index: Index, devices: int, processes: int) -> None:
+def test_sharded_arrays_hold_rows_of_global_batch(
+    index: Index, devices: int, processes: int
+) -> None:
     port, flag = free_port(), f"--xla_force_host_platform_device_count={devices}"
     ranks = [[str(processes), str(rank), port] for rank in range(processes)]
     ranks = ranks if processes > 1 else [[]]
@@ -52,12 +54,12 @@ def test_shards_are_rows_of_the_plain_batches(index: Index, devices: int, proces
         assert "all rows are equal" in printed, errors
 
 
-def test_one_device_takes_batches_of_any_size(index: Index) -> None:
+def test_one_device_takes_smaller_last_batch(index: Index) -> None:
     feed = Feed(index, ExactOnceBatchSampler(40, batch_size=16))
     assert [len(batch["x"]) for batch in JaxLoader(feed)] == [16, 16, 8]
 
 
-def test_a_state_of_another_loader_is_continued(index: Index) -> None:
+def test_loader_resumes_from_state_of_another_loader(index: Index) -> None:
     feed = Feed(index, shuffled())
     first, rest = JaxLoader(feed), NumpyLoader(feed)
     for _ in zip(range(3), first, strict=False):
@@ -68,7 +70,7 @@ def test_a_state_of_another_loader_is_continued(index: Index) -> None:
     assert [[*b["id"]] for b in again] == [[*b["id"]] for b in rest]
 
 
-def test_a_batch_keeps_its_memory(index: Index) -> None:
+def test_batches_kept_for_an_epoch_keep_their_values(index: Index) -> None:
     """JAX may keep the memory that numpy has: all batches of an epoch, looked at in the end."""
     feed = Feed(index, shuffled())
     kept = list(JaxLoader(feed))
@@ -77,7 +79,7 @@ def test_a_batch_keeps_its_memory(index: Index) -> None:
 
 
 @pytest.mark.parametrize("value", [1 << 40, -(1 << 31) - 1])
-def test_integers_that_32_bits_cannot_hold_are_refused(tmp_path: Path, value: int) -> None:
+def test_integers_beyond_32_bits_are_refused(tmp_path: Path, value: int) -> None:
     big = pack([{"n": np.int64(value)}], tmp_path)["data"]
     loader = JaxLoader(Feed(big, ExactOnceBatchSampler(1, batch_size=1)))
     with pytest.raises(LoaderError, match=f"'n' holds {value}"):

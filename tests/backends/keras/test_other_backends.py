@@ -36,7 +36,7 @@ def epochs(*numbers: int) -> list[list[int]]:
     return [ids.tolist() for epoch in numbers for ids in random().batches(epoch, 0, 5)]
 
 
-def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) -> None:
+def test_keras_on_torch_fits_each_epoch_once_evaluates_and_resumes(tmp_path: Path) -> None:
     """Of a built model and of a model that fit builds from a batch, with workers or not."""
     done = subprocess.run(
         [PYTHON, str(PROGRAMS / "keras_on_torch.py"), str(tmp_path)],
@@ -51,7 +51,7 @@ def test_fit_trains_each_epoch_once_evaluates_whole_and_resumes(tmp_path: Path) 
     assert list(said.values()) == [[3, 0], [3, 0]]
 
 
-def test_a_pass_that_is_given_up_costs_nothing(index: Index) -> None:
+def test_abandoned_dataloader_pass_keeps_position(index: Index) -> None:
     one = loader(index, random())
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
     assert isinstance(dataloader, torch.utils.data.DataLoader)
@@ -62,7 +62,7 @@ def test_a_pass_that_is_given_up_costs_nothing(index: Index) -> None:
     assert (one.epoch, one.step) == (2, 0)
 
 
-def test_only_the_last_batch_of_a_pass_moves_on(index: Index) -> None:
+def test_position_advances_only_at_last_batch_of_pass(index: Index) -> None:
     """Not the batch before, of which the loop may never ask for the next."""
     one = loader(index, random())
     for epoch in range(2):
@@ -74,7 +74,7 @@ def test_only_the_last_batch_of_a_pass_moves_on(index: Index) -> None:
         assert (one.epoch, one.step) == (epoch + 1, 0)
 
 
-def test_a_pass_begins_where_the_loader_stands(index: Index) -> None:
+def test_dataloader_starts_at_position_of_loader(index: Index) -> None:
     one = loader(index, random())
     received = [batch["id"].tolist() for batch in islice(one, 3)]
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
@@ -83,7 +83,7 @@ def test_a_pass_begins_where_the_loader_stands(index: Index) -> None:
     assert list(dataloader) == epochs(7)
 
 
-def test_while_something_counts_passes_begin_where_it_says(index: Index) -> None:
+def test_tracked_pass_starts_at_tracked_position(index: Index) -> None:
     one = loader(index, random())
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
     one.external_passes.track_from(1, 2)
@@ -96,7 +96,7 @@ def test_while_something_counts_passes_begin_where_it_says(index: Index) -> None
     assert list(dataloader) == epochs(2)[1:]
 
 
-def test_passes_over_an_evaluation_are_whole(index: Index) -> None:
+def test_evaluation_dataloader_gives_every_record_in_each_pass(index: Index) -> None:
     one = loader(index, ExactOnceBatchSampler(RECORDS, batch_size=7))
     dataloader = one.dataloader(lambda batch: batch["id"].tolist())
     next(iter(dataloader))
@@ -104,7 +104,7 @@ def test_passes_over_an_evaluation_are_whole(index: Index) -> None:
         assert [number for ids in dataloader for number in ids] == list(range(RECORDS))
 
 
-def test_the_third_pass_over_one_epoch_warns(index: Index) -> None:
+def test_third_pass_over_one_epoch_warns(index: Index) -> None:
     dataloader = loader(index, random()).dataloader()
     next(iter(dataloader)), next(iter(dataloader))
     with pytest.warns(UserWarning, match="begin epoch 0 for the third time"):
@@ -112,7 +112,7 @@ def test_the_third_pass_over_one_epoch_warns(index: Index) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
-def test_two_passes_at_once_are_refused(index: Index) -> None:
+def test_second_pass_ends_first_pass_with_error(index: Index) -> None:
     one = loader(index, random())
     for other in (lambda: next(iter(one)), lambda: one.set_epoch(0), one.close):
         lent = iter(one.dataloader())
@@ -122,7 +122,7 @@ def test_two_passes_at_once_are_refused(index: Index) -> None:
             next(lent)
 
 
-def test_the_next_pass_may_begin_at_the_last_batch(index: Index) -> None:
+def test_next_pass_may_start_at_last_batch(index: Index) -> None:
     """The pass before has nothing left to give, and ends as any other."""
     dataloader = loader(index, random()).dataloader(lambda batch: batch["id"].tolist())
     lent = iter(dataloader)
@@ -133,7 +133,7 @@ def test_the_next_pass_may_begin_at_the_last_batch(index: Index) -> None:
     assert list(other) == epochs(1)[1:]
 
 
-def test_what_a_trainer_makes_of_the_dataloader_is_refused(index: Index) -> None:
+def test_dataloader_prepared_by_accelerate_is_refused(index: Index) -> None:
     """Accelerate's reads one batch ahead of the loop, which the loader would count."""
     one = loader(index, random())
     for made in (
@@ -154,7 +154,7 @@ BACKENDS = {
 
 @pytest.mark.long
 @pytest.mark.parametrize("backend", ["torch", "tensorflow", "jax"])
-def test_a_killed_fit_ends_with_every_bit_as_a_whole_one(backend: str, tmp_path: Path) -> None:
+def test_killed_and_resumed_fit_equals_uninterrupted_fit(backend: str, tmp_path: Path) -> None:
     """Killed in the first epoch or in the second, whatever framework the loader is for.
 
     The whole ones evaluate too, and try batches that are refused.

@@ -239,12 +239,12 @@ def test_resume_callback_refuses_bad_arguments_and_writes_nothing(
     check_refused(world, call, kind, word)
 
 
-def test_what_changes_nothing_is_taken(tmp_path: Path) -> None:
+def test_fit_options_that_change_nothing_are_taken(tmp_path: Path) -> None:
     assert len(fit(tmp_path, shuffle=False, steps_per_epoch=None).epoch) == 1
 
 
 @pytest.mark.parametrize("make", [pytest.param(NumpyLoader, marks=pytest.mark.long), TorchLoader])
-def test_other_loaders_train_the_same(tmp_path: Path, make: Any) -> None:
+def test_other_loaders_train_to_equal_weights(tmp_path: Path, make: Any) -> None:
     """With weights of classes, a validation, and a model that is built in its first step."""
     once = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=16), decode=numbers)
 
@@ -281,7 +281,7 @@ def test_images_that_are_not_decoded_are_refused(tmp_path: Path) -> None:
     )
 
 
-def test_labels_beyond_the_outputs_that_nothing_trains_on_are_taken(
+def test_labels_beyond_outputs_are_taken_if_not_trained_on(
     tmp_path: Path,
 ) -> None:
     one = made()
@@ -304,7 +304,7 @@ def test_labels_beyond_the_outputs_that_nothing_trains_on_are_taken(
         (["cat", "dog", "owl", "yak"], "class 3 is None in the training and 'yak' in .* "),
     ],
 )
-def test_other_class_numbers_in_the_validation_are_told(
+def test_validation_with_other_class_numbers_warns(
     tmp_path: Path, names: list[str], says: str
 ) -> None:
     def of(name: str, classes: list[str]) -> TensorFlowLoader:
@@ -324,12 +324,12 @@ def test_other_class_numbers_in_the_validation_are_told(
         assert re.match(f"{says}.*--classes {tmp_path}/train/data.index", said[0])
 
 
-def test_a_dataset_of_the_loader_is_taken(tmp_path: Path) -> None:
+def test_fit_takes_dataset_of_loader(tmp_path: Path) -> None:
     one = made()
     ResumeCallback(one, tmp_path).fit(model(), one.dataset.map(pairs), verbose=0)
 
 
-def test_a_field_that_batches_lack_is_told_from_those_they_have(tmp_path: Path) -> None:
+def test_missing_field_error_lists_fields_of_batch(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as raised:
         ResumeCallback(made(), tmp_path).fit(model(), lambda batch: (batch["y"], batch["label"]))
     assert raised.value.__notes__[-1] == "the fields of a batch are id, label, x"
@@ -339,7 +339,7 @@ def test_a_field_that_batches_lack_is_told_from_those_they_have(tmp_path: Path) 
 
 
 @pytest.mark.filterwarnings("error:a resumed")
-def test_callbacks_may_be_one_or_none_or_hold_the_callback_itself(tmp_path: Path) -> None:
+def test_fit_takes_one_callback_none_or_list_with_resume_callback(tmp_path: Path) -> None:
     resume = ResumeCallback(made(), tmp_path)
     best = keras.callbacks.EarlyStopping("loss", patience=9)
     given: Any
@@ -349,14 +349,14 @@ def test_callbacks_may_be_one_or_none_or_hold_the_callback_itself(tmp_path: Path
     assert (resume.loader.epoch, resume.loader.step) == (4, 0)
 
 
-def test_random_layers_that_the_saved_model_lacks_are_told_once(tmp_path: Path) -> None:
+def test_random_layers_missing_from_save_warn_once(tmp_path: Path) -> None:
     fit(tmp_path)
     with pytest.warns(UserWarning, match="random layers, .* not restored") as told:
         fit(tmp_path, model("adam", keras.layers.Dropout(0.1)), epochs=2)
     assert sum("random layers" in str(one.message) for one in told) == 1
 
 
-def test_a_run_that_goes_on_does_not_say_that_it_has_stopped(
+def test_continued_run_does_not_report_early_stopping(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """EarlyStopping has ended it, and is patient now."""
@@ -371,7 +371,7 @@ def test_a_run_that_goes_on_does_not_say_that_it_has_stopped(
     assert "early stopping" not in run(patience=9)
 
 
-def test_a_broken_record_in_the_validation_is_named(tmp_path: Path) -> None:
+def test_decode_error_in_validation_names_cause(tmp_path: Path) -> None:
     def breaks(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["word"] == word(40):
             raise RuntimeError("cannot be read")
@@ -383,7 +383,7 @@ def test_a_broken_record_in_the_validation_is_named(tmp_path: Path) -> None:
         fit(tmp_path, validation_data=validation)
 
 
-def test_a_pass_after_a_fit_that_failed_moves_the_position_itself(tmp_path: Path) -> None:
+def test_pass_after_interrupted_fit_advances_position(tmp_path: Path) -> None:
     ours = made()
     resume = ResumeCallback(ours, tmp_path)
     with pytest.warns(UserWarning, match="Interrupt"), pytest.raises(KeyboardInterrupt):
@@ -414,7 +414,7 @@ class Numbers(keras.callbacks.Callback):
 
 
 @pytest.mark.filterwarnings("ignore:a resumed run cannot restore")
-def test_callbacks_hear_the_numbers_of_the_batches_of_the_whole_epoch(tmp_path: Path) -> None:
+def test_callbacks_get_batch_numbers_of_whole_epoch(tmp_path: Path) -> None:
     cut = ResumeCallback(made(), tmp_path, save_freq=2)
     with pytest.raises(KeyboardInterrupt):
         cut.fit(model(), pairs, epochs=1, callbacks=[Interrupt(after=4)], verbose=0)

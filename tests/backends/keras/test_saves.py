@@ -62,7 +62,7 @@ class Spoil(keras.callbacks.Callback):
             kernel.assign(kernel * np.nan)
 
 
-def test_a_process_killed_in_a_write_leaves_the_save_before(tmp_path: Path) -> None:
+def test_process_killed_while_saving_keeps_previous_save(tmp_path: Path) -> None:
     """The second write of weights is ended by SIGKILL, when a part of its file is on the disk."""
     child = PROGRAMS / "keras_child.py"
     with subprocess.Popen([sys.executable, str(child), str(tmp_path)]) as process:
@@ -95,9 +95,7 @@ def size(path: Path) -> int:
         return 0
 
 
-def test_a_save_is_on_the_disk_before_it_has_its_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_save_is_synced_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the machine loses power, too: weights and state are synced, and then renamed."""
     done: list[str] = []
     sync, rename = os.fsync, Path.rename
@@ -126,7 +124,7 @@ def test_a_save_is_on_the_disk_before_it_has_its_name(
     assert folder == tmp_path.name
 
 
-def test_what_a_killed_process_left_is_removed_and_two_saves_stay(tmp_path: Path) -> None:
+def test_leftovers_of_killed_process_are_removed_and_two_saves_kept(tmp_path: Path) -> None:
     left = tmp_path / ".000001-epoch0-step3-0123456789abcdef"
     left.mkdir()
     mark_deletable(left)
@@ -137,7 +135,7 @@ def test_what_a_killed_process_left_is_removed_and_two_saves_stay(tmp_path: Path
     assert names == ["000006-epoch1-step4", "000007-epoch1-step6"]
 
 
-def test_no_position_is_saved_twice(tmp_path: Path) -> None:
+def test_position_is_saved_once(tmp_path: Path) -> None:
     """`save_freq` divides the epoch, so that its end is due twice; the end of `fit` saves again.
 
     The save of an epoch's end has what the end of the epoch brings.
@@ -153,7 +151,7 @@ def test_no_position_is_saved_twice(tmp_path: Path) -> None:
         assert state["callbacks"]["History"]["attributes"]["epoch"] == [0, 1]
 
 
-def test_what_is_no_save_stays(tmp_path: Path) -> None:
+def test_files_that_are_no_saves_are_kept(tmp_path: Path) -> None:
     """Folders, files and links of others, whatever their names."""
     (tmp_path / ".my-epoch-wise-step-notes").mkdir()
     (tmp_path / ".my-epoch-wise-step-notes/thesis.txt").write_text("mine")
@@ -171,7 +169,7 @@ def test_what_is_no_save_stays(tmp_path: Path) -> None:
     assert one.epoch == 1
 
 
-def test_a_damaged_save_is_one_error_and_moves_nothing(tmp_path: Path) -> None:
+def test_damaged_save_raises_one_error_and_keeps_position(tmp_path: Path) -> None:
     """The error names the save, and takes little memory. The save before is restored without it."""
     one, network = made(), model("adam", keras.layers.Dropout(0.5))
     ResumeCallback(made(), tmp_path).fit(network, pairs, verbose=0)
@@ -196,7 +194,7 @@ def test_a_damaged_save_is_one_error_and_moves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:a resumed run cannot restore:UserWarning")
-def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
+def test_k_schedule_changed_after_save_resumes(tmp_path: Path) -> None:
     """A schedule that differs only after the position is of the same stream."""
 
     def classes(k: Any) -> TensorFlowLoader:
@@ -218,7 +216,7 @@ def test_k_decided_while_training_goes_on_from_a_save(tmp_path: Path) -> None:
     assert len(next(iter(one))["id"]) == 6
 
 
-def test_nothing_is_saved_after_a_loss_that_is_no_number(tmp_path: Path) -> None:
+def test_nothing_is_saved_after_nan_loss(tmp_path: Path) -> None:
     """The epoch's loss is still a number at the step that spoils the weights."""
     with pytest.warns(RuntimeWarning, match="not finite at epoch 0, step 4.*000001-epoch0-step2"):
         train(tmp_path, model(), Spoil(4), save_freq=2)
@@ -237,7 +235,7 @@ def test_nothing_is_saved_while_the_loss_is_infinite(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_fresh_run_saves_beside_a_save_that_was_not_restored(tmp_path: Path) -> None:
+def test_restarted_run_keeps_save_that_was_not_restored(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path, model(), Interrupt(5), save_freq=3)
     with pytest.raises(KeyboardInterrupt):
@@ -251,9 +249,7 @@ def test_a_fresh_run_saves_beside_a_save_that_was_not_restored(tmp_path: Path) -
     assert one.step == 2
 
 
-def test_the_door_begins_anew_where_it_is_said(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_fit_with_restart_starts_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Beside an ended run, and then goes on from its own saves. Progress is shown as by `fit`."""
     ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=0)
     assert capsys.readouterr().out == ""
@@ -275,7 +271,7 @@ class OwnStopping(keras.callbacks.EarlyStopping):
     """One of Keras's, with something added that nobody knows."""
 
 
-def test_callbacks_that_cannot_be_asked_are_named_once(tmp_path: Path) -> None:
+def test_callbacks_without_state_are_named_in_one_warning(tmp_path: Path) -> None:
     logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
     resume = ResumeCallback(made(), tmp_path / "saves")
     others = [keras.callbacks.TerminateOnNaN(), logger, Own(), OwnStopping("loss")]
@@ -299,7 +295,7 @@ class Leave(keras.callbacks.Callback):
     set_state = print
 
 
-def test_a_run_that_somebody_stopped_goes_on(tmp_path: Path) -> None:
+def test_run_stopped_by_callback_resumes_at_next_batch(tmp_path: Path) -> None:
     """It goes on with the next batch, as though the epoch had not been ended early."""
     whole, parts = model(), model()
     expected = ResumeCallback(made(), tmp_path / "whole").fit(whole, pairs, epochs=2, verbose=0)
@@ -313,7 +309,7 @@ def test_a_run_that_somebody_stopped_goes_on(tmp_path: Path) -> None:
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_the_door_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fit_prints_where_it_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=2, callbacks=[Leave()])
     assert "resuming" not in capsys.readouterr().out
     ResumeCallback(made(), tmp_path).fit(model(), pairs, verbose=2)
@@ -322,7 +318,7 @@ def test_the_door_says_where_it_goes_on(tmp_path: Path, capsys: pytest.CaptureFi
     assert capsys.readouterr().out == f"{tmp_path}: already trained 1 of 1 epochs\n"
 
 
-def test_more_epochs_go_on_from_the_training_and_not_from_its_end(tmp_path: Path) -> None:
+def test_more_epochs_resume_from_weights_before_averaging(tmp_path: Path) -> None:
     """At the end of `fit`, Keras puts the moving averages in the place of the weights."""
 
     def create() -> keras.Model:
@@ -338,7 +334,7 @@ def test_more_epochs_go_on_from_the_training_and_not_from_its_end(tmp_path: Path
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_an_end_without_the_save_before_is_gone_on_from(tmp_path: Path) -> None:
+def test_end_save_alone_resumes(tmp_path: Path) -> None:
     """Somebody has deleted the save of the last epoch. What callbacks knew is in both."""
     ResumeCallback(made(), tmp_path).fit(model(), pairs, epochs=1, verbose=0)
     shutil.rmtree(tmp_path / "000001-epoch1-step0")
@@ -347,7 +343,7 @@ def test_an_end_without_the_save_before_is_gone_on_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_raised_patience_resumes_a_run_that_was_stopped(tmp_path: Path) -> None:
+def test_raised_patience_resumes_early_stopped_run(tmp_path: Path) -> None:
     for patience, trained in ((1, 2), (1, 2), (2, 3)):
         stopping = keras.callbacks.EarlyStopping("loss", patience=patience, min_delta=9)
         one = made()
@@ -357,7 +353,7 @@ def test_a_raised_patience_resumes_a_run_that_was_stopped(tmp_path: Path) -> Non
         assert (one.epoch, one.step) == (trained, 0)
 
 
-def test_a_model_that_fit_would_build_is_built_before_it_is_restored(tmp_path: Path) -> None:
+def test_unbuilt_model_is_built_before_restore(tmp_path: Path) -> None:
     def create() -> keras.Model:
         keras.utils.set_random_seed(1)
         network = keras.Sequential([keras.layers.Dense(CLASSES)])
@@ -382,7 +378,7 @@ def test_a_model_that_fit_would_build_is_built_before_it_is_restored(tmp_path: P
         np.testing.assert_array_equal(mine, theirs)
 
 
-def test_the_door_takes_inputs_targets_and_weights(tmp_path: Path) -> None:
+def test_fit_takes_inputs_targets_and_sample_weights(tmp_path: Path) -> None:
     def weighted(batch: dict[str, Any]) -> tuple[tf.Tensor, ...]:
         return *pairs(batch), tf.cast(batch["id"] % 2, tf.float32)
 
@@ -398,7 +394,7 @@ def test_the_door_takes_inputs_targets_and_weights(tmp_path: Path) -> None:
         assert (mine != without).any()
 
 
-def test_a_dataset_made_by_hand_is_trained_as_it_is(tmp_path: Path) -> None:
+def test_fit_trains_on_own_dataset_unchanged(tmp_path: Path) -> None:
     one, network, same = made(), model(), model()
     ResumeCallback(one, tmp_path / "hand").fit(network, one.dataset.map(pairs), verbose=0)
     ResumeCallback(made(), tmp_path / "door").fit(same, pairs, verbose=0)

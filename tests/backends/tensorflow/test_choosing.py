@@ -80,7 +80,7 @@ SAMPLERS: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("name", mark_long(SAMPLERS, but_every=2, first=1))
-def test_every_batch_is_as_drawn(name: str) -> None:
+def test_every_batch_follows_sampler(name: str) -> None:
     """Of the size of its step, in order; and the length is asserted."""
     sampler = SAMPLERS[name]()
     sources = datasets(3 if isinstance(sampler, BatchSampler) else CLASSES)
@@ -92,14 +92,14 @@ def test_every_batch_is_as_drawn(name: str) -> None:
         assert lists(loader) == expected(sampler, epoch=epoch)
 
 
-def test_the_batch_grows_at_step_1000() -> None:
+def test_batch_grows_at_scheduled_step() -> None:
     sampler = of_classes(k={0: 2, 1000: 3}, batches_per_epoch=1005)
     found = lists(choose(sampler, datasets()))
     assert found == expected(sampler)
     assert [len(batch) for batch in found[997:1003]] == [6, 6, 6, 9, 9, 9]
 
 
-def test_the_empty_batch_of_a_rank_has_its_dtype_and_shape() -> None:
+def test_empty_rank_batch_keeps_dtype_and_shape() -> None:
     """All ranks together give what one process gives: the sets in the order of the global batch."""
     whole = BatchSampler(mixture(45), batch_size=11)
     numbers = [ids.tolist() for ids in Selector(whole, 3)]
@@ -133,7 +133,7 @@ def test_elements_of_any_structure_are_stacked() -> None:
 
 @pytest.mark.parametrize("k", [2, (1, 3)])
 @pytest.mark.parametrize("size", [1, 4])
-def test_a_dataset_that_ends_is_an_error_that_names_it(k: Any, size: int) -> None:
+def test_ended_dataset_is_named_in_error(k: Any, size: int) -> None:
     """Wherever in a batch. The batches before come, and the next pass begins after them."""
     sampler = of_classes(k=k, batches_per_epoch=40)
     sources = datasets(size=100)
@@ -149,7 +149,7 @@ def test_a_dataset_that_ends_is_an_error_that_names_it(k: Any, size: int) -> Non
     assert (loader.epoch, loader.step) == (0, short)
 
 
-def test_an_ended_dataset_is_named_in_other_loops_too() -> None:
+def test_ended_dataset_is_named_in_other_loops() -> None:
     loader = choose(of_classes(batches_per_epoch=40), datasets(size=4), replay=True)
     with original_errors(), pytest.raises(tf.errors.OpError, match="has ended in step"):
         list(loader.dataset)
@@ -160,7 +160,7 @@ def test_an_ended_dataset_is_named_in_other_loops_too() -> None:
         next(iter(loader))
 
 
-def test_an_error_of_a_dataset_comes_after_the_batches_before() -> None:
+def test_error_of_dataset_comes_after_earlier_batches() -> None:
     limit = tf.constant(4005, tf.int64)
 
     def check(number: tf.Tensor) -> tf.Tensor:
@@ -181,7 +181,7 @@ def test_an_error_of_a_dataset_comes_after_the_batches_before() -> None:
     "name",
     [pytest.param("k at a step", marks=pytest.mark.long), "k in a range", "an empty rank batch"],
 )
-def test_a_resumed_pass_with_replay_is_exact(name: str) -> None:
+def test_replay_resumes_exactly(name: str) -> None:
     """In two epochs: each dataset skips what was drawn before, in all epochs."""
     sampler = SAMPLERS[name]()
     sources = datasets(3 if isinstance(sampler, BatchSampler) else CLASSES)
@@ -193,7 +193,7 @@ def test_a_resumed_pass_with_replay_is_exact(name: str) -> None:
             assert lists(loader) == expected(sampler, epoch=epoch, start=step, replay=True)
 
 
-def test_replay_is_exact_for_a_shuffle_that_stays() -> None:
+def test_replay_is_exact_with_fixed_shuffle() -> None:
     sampler = of_classes(batches_per_epoch=10)
     sources = [dataset.take(20) for dataset in datasets()]
     shuffled = [one.shuffle(9, seed=1, reshuffle_each_iteration=False).repeat() for one in sources]
@@ -204,7 +204,7 @@ def test_replay_is_exact_for_a_shuffle_that_stays() -> None:
     assert whole != expected(sampler)
 
 
-def test_without_replay_the_choice_alone_resumes() -> None:
+def test_resume_without_replay_restores_choice_alone() -> None:
     sampler = of_classes(k={0: 2, 4: 3}, batches_per_epoch=8)
     loader = choose(sampler, datasets())
     loader.load_state_dict(sampler.state_at(1, 3))
@@ -216,7 +216,7 @@ def test_without_replay_the_choice_alone_resumes() -> None:
         assert [n // 1000 for n in one] == [n // 1000 for n in other]
 
 
-def test_a_broken_pass_goes_on_after_the_batches_received() -> None:
+def test_pass_after_break_continues_after_received_batches() -> None:
     sampler, whole = of_classes(batches_per_epoch=9), []
     loader = choose(sampler, datasets(), replay=True)
     for stop in (2, 1, 4, 9):
@@ -225,7 +225,7 @@ def test_a_broken_pass_goes_on_after_the_batches_received() -> None:
     assert lists(whole) == expected(sampler, replay=True)
 
 
-def test_the_dataset_moves_the_position_as_a_loaders_does() -> None:
+def test_dataset_advances_position_like_loader() -> None:
     sampler = of_classes()
     loader = choose(sampler, datasets())
     next(iter(loader.dataset))  # a look
@@ -249,7 +249,7 @@ LABELLED: dict[str, tuple[BatchStream, int]] = {
 
 
 @pytest.mark.parametrize("case", mark_long(LABELLED, but_every=2, first=1))
-def test_labels_are_the_classes_of_the_elements(case: str) -> None:
+def test_labels_are_class_numbers_of_elements(case: str) -> None:
     """Of an epoch, and of a pass that is resumed in the middle of the next, with `replay`."""
     sampler, number = LABELLED[case]
     named = [dataset.map(lambda one: {"one": one}) for dataset in datasets(number)]
@@ -278,7 +278,7 @@ def test_fit_trains_on_elements_and_their_labels(tmp_path: Path) -> None:
     assert (loader.epoch, loader.step) == (2, 0)
 
 
-def test_a_copy_shares_the_datasets_and_no_position() -> None:
+def test_copy_shares_datasets_and_has_own_position() -> None:
     for one in (choose(of_classes(), datasets()), Selector(of_classes(), CLASSES)):
         batches = iter(one)
         next(batches)
@@ -288,7 +288,7 @@ def test_a_copy_shares_the_datasets_and_no_position() -> None:
         assert (one.epoch, one.step, other.epoch, other.step) == (0, 1, 1, 0)
 
 
-def test_it_is_the_place_in_a_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_restores_position(tmp_path: Path) -> None:
     loader = choose(of_classes(), datasets(), replay=True)
     batches = iter(loader)
     next(batches)
@@ -340,7 +340,7 @@ def test_fit_resumes_to_the_same_weights(tmp_path: Path) -> None:
         np.testing.assert_array_equal(one, other)
 
 
-def test_a_validation_within_fit_moves_nothing(tmp_path: Path) -> None:
+def test_validation_in_fit_keeps_position(tmp_path: Path) -> None:
     loader = choose(of_classes(), datasets())
     data, resume = loader.dataset.map(pairs), ResumeCallback(loader, tmp_path)
     resume.fit(network(), pairs, validation_data=data, epochs=2, verbose=0)
@@ -357,12 +357,12 @@ def test_several_replicas_share_each_batch() -> None:
     assert [np.concatenate(part).tolist() for part in parts] == expected(sampler)
 
 
-def test_a_device_gets_the_batches() -> None:
+def test_batches_lie_on_given_device() -> None:
     batch = next(iter(choose(of_classes(), datasets(), device="/CPU:1")))
     assert "CPU:1" in batch.device
 
 
-def test_the_selector_is_a_dataset_too() -> None:
+def test_selector_dataset_drives_choose_from_datasets() -> None:
     """Its numbers drive `choose_from_datasets` by hand, and its passes are those of a loader."""
     sampler = of_classes(k={0: 2, 2: 3}, batches_per_epoch=5)
     selector = Selector(sampler, CLASSES)
@@ -382,7 +382,7 @@ def generated(number: int) -> Iterator[int]:
     yield from range(1000 * number, 1000 * number + 20)
 
 
-def test_datasets_may_be_of_any_kind() -> None:
+def test_choose_takes_datasets_of_any_kind() -> None:
     """A generator, a shuffle, an interleave, a prefetch; the file of a class on the disk."""
     sampler = of_classes(p=4, batches_per_epoch=20)
     sources = datasets()
@@ -399,7 +399,7 @@ def test_datasets_may_be_of_any_kind() -> None:
         assert sorted(mine) == list(range(1000 * number, 1000 * number + 20))
 
 
-def test_more_files_than_may_be_open_are_counted(tmp_path: Path) -> None:
+def test_too_many_open_files_are_refused_with_their_number(tmp_path: Path) -> None:
     for number in range(90):
         with tf.io.TFRecordWriter(str(tmp_path / str(number))) as writer:
             writer.write(b"word")
@@ -411,7 +411,7 @@ def test_more_files_than_may_be_open_are_counted(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("k", [pytest.param(2, marks=pytest.mark.long), (1, 3)])
-def test_a_batch_of_two_static_shapes_names_the_datasets(k: Any) -> None:
+def test_batch_of_two_static_shapes_is_refused_naming_datasets(k: Any) -> None:
     """Batches of one dataset each are made, whatever the shapes of the others."""
     shapes = [(2,), (None,), (3,), (2, 1)]
 

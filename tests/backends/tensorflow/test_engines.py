@@ -47,7 +47,7 @@ Transform = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 @pytest.mark.parametrize("made", [decode, pytest.param(None, marks=pytest.mark.long)])
-def test_a_snapshot_keeps_an_epoch(made: Transform | None, tmp_path: Path) -> None:
+def test_snapshot_repeats_its_epoch(made: Transform | None, tmp_path: Path) -> None:
     """The next iterator, and another loader, take its batches from the disk."""
     for _ in range(2):
         one = loader(packed(61), STORED, decode=made)
@@ -57,7 +57,7 @@ def test_a_snapshot_keeps_an_epoch(made: Transform | None, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("name", mark_long([name for name, _ in FED], but_every=6))
-def test_it_gives_what_a_plain_loop_gives(name: str) -> None:
+def test_dataset_equals_plain_loop(name: str) -> None:
     make = dict(FED)[name]
     index = packed(make().num_records)
     options = {"decode": decode} if name.startswith(("reuse", "views", "exact")) else {}
@@ -91,7 +91,7 @@ def batches_of_calls(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         ({"decode": lambda sample: {"x": len(sample["word"])}}, []),
     ],
 )
-def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
+def test_several_batches_without_decode_are_read_in_one_call(
     options: Any, sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """First 1, so that the first batch is quick; and none ahead of a loader without prefetch."""
@@ -113,7 +113,7 @@ def test_a_call_gives_several_batches_where_nothing_is_done_to_them(
         ({"image": np.zeros((61, 1 << 21), np.uint8)}, []),
     ],
 )
-def test_a_call_gives_several_batches_of_numbers_in_memory(
+def test_several_batches_of_numbers_are_read_in_one_call(
     fields: dict[str, Any], sizes: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not where records have strings, whose size is not known, or are large."""
@@ -141,7 +141,7 @@ def test_a_call_gives_several_batches_of_numbers_in_memory(
         ("pk-random-k", None),
     ],
 )
-def test_shapes_are_static_where_they_can_be(name: str, size: int | None) -> None:
+def test_shapes_are_static_where_batch_size_is_fixed(name: str, size: int | None) -> None:
     sampler = dict(FED)[name]()
     dataset = loader(packed(sampler.num_records), sampler, decode=decode).dataset
     spec = {field: tuple(one.shape) for field, one in dataset.element_spec.items()}
@@ -149,7 +149,7 @@ def test_shapes_are_static_where_they_can_be(name: str, size: int | None) -> Non
     assert spec == {"id": (size,), "label": (size,), "first": (size, 5), "word": (size,)}
 
 
-def test_gather_over_tar() -> None:
+def test_tar_shards_equal_plain_loop() -> None:
     index = packed(60, "tar")
 
     def sampler() -> BatchStream:
@@ -161,7 +161,7 @@ def test_gather_over_tar() -> None:
 
 
 @pytest.mark.parametrize("made", [decode, None])
-def test_a_rank_with_an_empty_batch_keeps_every_field(made: Any) -> None:
+def test_empty_rank_batch_keeps_every_field(made: Any) -> None:
     index = packed(61)
     options = {"decode": made, "side": {"row": np.arange(122).reshape(61, 2)}}
 
@@ -179,7 +179,7 @@ def test_a_rank_with_an_empty_batch_keeps_every_field(made: Any) -> None:
 
 
 @pytest.mark.parametrize("collate", ["pad", "ragged"])
-def test_it_collates(collate: Any, tmp_path: Path) -> None:
+def test_collated_batches_equal_plain_loop(collate: Any, tmp_path: Path) -> None:
     samples = [{"sizes": np.arange(n % 4), "word": b"%d" % n, "x": n / 2} for n in range(20)]
     index = pack(samples, tmp_path, shards=2)["data"]
     spec = {"sizes": FieldSpec((0,), np.dtype(np.int64)), "word": FieldSpec((), None)}
@@ -193,7 +193,7 @@ def test_it_collates(collate: Any, tmp_path: Path) -> None:
     assert [noted(batch) for batch in dataset] == want
 
 
-def test_files_of_raw_records(tmp_path: Path) -> None:
+def test_raw_records_equal_plain_loop(tmp_path: Path) -> None:
     path = tmp_path / "raw.tfrecord"
     with TFRecordWriter(path) as writer:
         for number in range(10):
@@ -205,7 +205,7 @@ def test_files_of_raw_records(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decode", [None, lambda sample: {"n": len(sample["word"])}])
-def test_a_field_that_a_record_lacks_has_its_value(tmp_path: Path, decode: Any) -> None:
+def test_missing_field_gets_fill_value(tmp_path: Path, decode: Any) -> None:
     """And without a value both name the record."""
     with TFRecordWriter(tmp_path / "a.tfrecord") as writer:
         for number in range(9):
@@ -221,7 +221,7 @@ def test_a_field_that_a_record_lacks_has_its_value(tmp_path: Path, decode: Any) 
         list(TensorFlowLoader(late))
 
 
-def test_a_device_is_known_in_a_cluster_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_device_is_found_in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Under MultiWorkerMirroredStrategy TensorFlow names the process too."""
     seen = [
         tf.config.LogicalDevice(f"/job:worker/replica:0/task:1/device:{kind}:0", kind)
@@ -251,7 +251,7 @@ def chosen(feed: Feed, **options: Any) -> Any:
         for number, name in enumerate(GROUPED)
     ],
 )
-def test_choose_over_source_datasets_gives_what_a_plain_loop_gives(number: int, name: str) -> None:
+def test_choose_over_source_datasets_equals_plain_loop(number: int, name: str) -> None:
     """Of both containers in turn, of the whole and of a rank, of two epochs, and resumed."""
     sampler = dict(FED)[name]()
     index = packed(sampler.num_records, ("tfrecord", "tar")[number % 2])
@@ -264,7 +264,7 @@ def test_choose_over_source_datasets_gives_what_a_plain_loop_gives(number: int, 
     assert [noted(batch) for batch in loader] == want[len(sampler) + len(sampler) // 2 :]
 
 
-def test_all_ranks_over_source_datasets_give_the_whole() -> None:
+def test_ranks_over_source_datasets_give_global_batches() -> None:
     index = packed(120, "tar")
     segments = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=8, sections=2)
     for sampler in (
@@ -277,7 +277,7 @@ def test_all_ranks_over_source_datasets_give_the_whole() -> None:
             assert both.numpy().tolist() == whole["word"].numpy().tolist()
 
 
-def test_the_dataset_of_a_segment_reads_one_block_after_the_other() -> None:
+def test_dataset_of_segment_reads_block_after_block() -> None:
     index = packed(120)
     order = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=4)
     datasets = source_datasets(Feed(index, BatchSampler(order, batch_size=6)))
@@ -290,7 +290,7 @@ def test_the_dataset_of_a_segment_reads_one_block_after_the_other() -> None:
 
 
 @pytest.mark.parametrize("coverage", [pytest.param(None, marks=pytest.mark.long), "once"])
-def test_the_dataset_of_a_class_has_its_records_alone(coverage: Any) -> None:
+def test_dataset_of_class_has_records_of_class_alone(coverage: Any) -> None:
     index = packed(61)
     whole = PKBatchSampler(index.labels, p=4, k=2, seed=1, coverage=coverage)
     for sampler in (whole, whole.shard(1, 2)):
@@ -301,7 +301,7 @@ def test_the_dataset_of_a_class_has_its_records_alone(coverage: Any) -> None:
         assert all(sample["n"] == sample["id"] for each in samples for sample in each)
 
 
-def test_source_datasets_serve_two_loaders_at_once() -> None:
+def test_source_datasets_serve_two_loaders() -> None:
     index = packed(61)
     feed = Feed(index, PKBatchSampler(index.labels, p=4, k=2, seed=1))
     datasets = source_datasets(feed)
@@ -311,7 +311,7 @@ def test_source_datasets_serve_two_loaders_at_once() -> None:
 
 
 @pytest.mark.parametrize("prefetch", [pytest.param(0, marks=pytest.mark.long), 2])
-def test_the_batches_before_a_bad_record_come_first(prefetch: int) -> None:
+def test_batches_before_bad_record_come_first(prefetch: int) -> None:
     """Also where the record was read together with others of its segment."""
     index = packed(120)
     order = ShardShuffleSampler(index.shard_lengths, seed=1, block=8, window=4)
@@ -331,7 +331,7 @@ def test_the_batches_before_a_bad_record_come_first(prefetch: int) -> None:
     assert raised.value.__notes__ == ["in the batch of epoch 0, step 7"]
 
 
-def test_an_error_in_the_last_batch_outlives_the_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_last_batch_is_raised_after_calls_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """All calls of the pass have ended before the loop gets to the batch that cannot be read."""
     index, sampler = packed(60), BatchSampler(SequentialSampler(60), batch_size=4)
     ended = Event()

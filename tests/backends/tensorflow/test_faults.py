@@ -61,7 +61,7 @@ def errors() -> list[DataCorruptionError]:
     return [one for one in gc.get_objects() if isinstance(one, DataCorruptionError)]
 
 
-def test_a_loop_that_ends_before_the_damage_leaves_no_error_behind(damaged: Index) -> None:
+def test_loop_ended_before_damage_keeps_no_error(damaged: Index) -> None:
     """Batches are read several at once, so that what has failed may lie far ahead of the loop."""
     before = errors()
     one = loader(damaged, once(), prefetch=8)
@@ -75,7 +75,7 @@ def test_a_loop_that_ends_before_the_damage_leaves_no_error_behind(damaged: Inde
 
 @both_ways
 @pytest.mark.parametrize("prefetch", [0, pytest.param(2, marks=pytest.mark.long), 8])
-def test_the_batches_before_an_error_come_first(damaged: Index, prefetch: int) -> None:
+def test_batches_before_error_come_first(damaged: Index, prefetch: int) -> None:
     one = loader(damaged, once(), prefetch=prefetch)
     batches = iter(one)
     assert [len(batch["id"]) for batch in islice(batches, 5)] == [8] * 5
@@ -87,7 +87,7 @@ def test_the_batches_before_an_error_come_first(damaged: Index, prefetch: int) -
 
 
 @both_ways
-def test_an_error_that_nobody_asks_for_keeps_no_loader_alive(damaged: Index) -> None:
+def test_unread_error_keeps_no_loader_alive(damaged: Index) -> None:
     one = loader(damaged, once())
     with pytest.raises(tf.errors.OpError):
         list(one.dataset)
@@ -98,7 +98,7 @@ def test_an_error_that_nobody_asks_for_keeps_no_loader_alive(damaged: Index) -> 
 
 
 @both_ways
-def test_damaged_bytes_under_fit(damaged: Index) -> None:
+def test_damaged_bytes_in_fit_raise_corruption_error(damaged: Index) -> None:
     import keras
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -125,7 +125,7 @@ def damage(index: Index, record: int) -> None:
         shard.write(b"\0\0")
 
 
-def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
+def test_missing_or_cut_shard_is_named(tmp_path: Path) -> None:
     index = copied(tmp_path / "copy")
     shard = Path(index.root) / index.location(40)[0]
     one = loader(index, once())
@@ -143,7 +143,7 @@ def test_a_shard_that_is_gone_or_cut_is_named(tmp_path: Path) -> None:
 
 
 @both_ways
-def test_a_failing_decode_is_the_callers_error_with_the_record() -> None:
+def test_decode_error_names_record() -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["word"] == word(40):
             raise StopIteration("as a bare next() would")
@@ -166,7 +166,7 @@ class Wordless(BaseException):
     """An error whose text is empty."""
 
 
-def test_an_error_without_words_is_not_taken_for_another() -> None:
+def test_error_without_message_is_not_taken_for_another() -> None:
     """The empty text is in every message."""
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -184,7 +184,7 @@ def test_an_error_without_words_is_not_taken_for_another() -> None:
         list(failed.dataset)
 
 
-def test_an_error_of_another_loader_is_not_taken_for_ones_own() -> None:
+def test_error_of_another_loader_is_not_translated() -> None:
     """Not even where both have the same words."""
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -234,7 +234,7 @@ next(live[0])
 
 
 @pytest.mark.long
-def test_live_iterators_at_exit() -> None:
+def test_live_iterators_at_exit_end_silently() -> None:
     """In an interpreter of its own: a fork keeps its modules at exit."""
     done = subprocess.run(
         [sys.executable, "-c", LIVE],
@@ -262,7 +262,7 @@ def replace_words(index: Index, new: Path) -> None:
 
 
 @both_ways
-def test_a_shard_that_is_replaced_in_mid_pass(tmp_path: Path) -> None:
+def test_shard_replaced_in_mid_pass_is_refused(tmp_path: Path) -> None:
     """By a rename, with as many bytes: what is open is read on, and the new file is refused."""
     index = copied(tmp_path / "here")
     again = loader(index, once(), prefetch=0)

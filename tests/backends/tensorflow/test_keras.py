@@ -68,7 +68,7 @@ def fit(network: keras.Model, dataset: Any, epochs: int, **options: Any) -> Any:
 @pytest.mark.parametrize(
     ("warm", "records"), [(False, RECORDS), pytest.param(True, 9, marks=pytest.mark.long)]
 )
-def test_each_epoch_of_fit_is_the_next(warm: bool, records: int) -> None:
+def test_fit_trains_on_consecutive_epochs(warm: bool, records: int) -> None:
     one = made(sampler(records))
     dataset, seen = recording(one.dataset)
     options = tf.data.Options()
@@ -82,7 +82,7 @@ def test_each_epoch_of_fit_is_the_next(warm: bool, records: int) -> None:
     assert one.epoch == 3
 
 
-def test_fit_from_a_device_prefetch() -> None:
+def test_fit_over_device_prefetch_trains_on_consecutive_epochs() -> None:
     dataset, seen = recording(made().dataset)
     fit(model(), prefetch_to_device(dataset, device="/CPU:1"), 2)
     assert seen == ids_of(sampler(), 0, 1)
@@ -142,7 +142,7 @@ def train(
 @pytest.mark.parametrize(
     "after", [pytest.param(2, marks=pytest.mark.long), 11]
 )  # resumed at (0, 0) and (1, 3)
-def test_a_resumed_fit_ends_as_an_uninterrupted_one(tmp_path: Path, after: int) -> None:
+def test_resumed_fit_equals_uninterrupted_fit(tmp_path: Path, after: int) -> None:
     whole = train(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "cut", Interrupt(after))
@@ -159,7 +159,7 @@ def test_a_resumed_fit_ends_as_an_uninterrupted_one(tmp_path: Path, after: int) 
 
 
 @saves_weights
-def test_several_steps_at_once_are_counted(tmp_path: Path) -> None:
+def test_steps_per_execution_are_counted(tmp_path: Path) -> None:
     """Keras counts on to the end of the last execution."""
     one, at_once = made(), 5
     assert len(one) % at_once
@@ -180,7 +180,7 @@ class StopEarly(keras.callbacks.Callback):
 
 @saves_weights
 @pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_who_stops_a_resumed_fit_is_heard(tmp_path: Path, first: bool) -> None:
+def test_callback_may_stop_resumed_fit(tmp_path: Path, first: bool) -> None:
     one, network = made(), model()
     one.load_state_dict({**one.state_dict(), "step": 5})
     callbacks = [ResumeCallback(one, tmp_path, order="unchecked"), StopEarly()]
@@ -189,7 +189,7 @@ def test_who_stops_a_resumed_fit_is_heard(tmp_path: Path, first: bool) -> None:
 
 
 @saves_weights
-def test_two_epochs_of_an_evaluation_are_refused_with_the_cause(tmp_path: Path) -> None:
+def test_two_epochs_over_evaluation_are_refused(tmp_path: Path) -> None:
     one = made(ExactOnceBatchSampler(RECORDS, batch_size=8))
     resume = ResumeCallback(one, tmp_path, order="unchecked")
     with pytest.raises(ValueError, match="ExactOnceBatchSampler never leaves its epoch"):
@@ -205,7 +205,7 @@ class Killed(keras.callbacks.Callback):
 
 
 @saves_weights
-def test_after_a_killed_fit_passes_go_on_with_what_was_not_trained_on(tmp_path: Path) -> None:
+def test_pass_after_killed_fit_starts_at_first_untrained_batch(tmp_path: Path) -> None:
     one = made()
     callbacks = [ResumeCallback(one, tmp_path, order="unchecked"), Killed()]
     with pytest.raises(KeyboardInterrupt):
@@ -222,7 +222,9 @@ def strategy() -> tf.distribute.Strategy:
 
 
 @saves_weights
-def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy) -> None:
+def test_fit_over_two_replicas_resumes_in_mid_epoch(
+    tmp_path: Path, strategy: tf.distribute.Strategy
+) -> None:
     """All its steps are run, resumed or not, and each replica gets its slice."""
     one = made()
     with strategy.scope():
@@ -245,7 +247,7 @@ def test_fit_over_two_replicas(tmp_path: Path, strategy: tf.distribute.Strategy)
 @pytest.mark.parametrize(
     ("records", "ahead"), [pytest.param(9, 0, marks=pytest.mark.long), (17, 20)]
 )
-def test_no_epoch_is_skipped_where_all_of_it_is_drawn_ahead(
+def test_epochs_drawn_ahead_completely_are_not_skipped(
     tmp_path: Path, strategy: tf.distribute.Strategy, records: int, ahead: int
 ) -> None:
     """Under a strategy `fit` looks at a batch first; the callback knows what was trained on."""

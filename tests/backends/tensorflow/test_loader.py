@@ -47,7 +47,7 @@ def ids(batches: Any) -> list[list[int]]:
     return [batch["id"].numpy().tolist() for batch in batches]
 
 
-def test_a_loader_goes_on_with_what_the_loop_has_not_received() -> None:
+def test_pass_after_break_continues_after_received_batches() -> None:
     one, got = loader(packed(RECORDS), sampler(), prefetch=8), []
     for stop in (3, 7, 8, 16):
         for batch in one:
@@ -58,7 +58,7 @@ def test_a_loader_goes_on_with_what_the_loop_has_not_received() -> None:
     assert got == ids_of(sampler(), 0, 1)
 
 
-def test_a_pass_that_was_given_up_moves_nothing() -> None:
+def test_late_batch_of_abandoned_pass_keeps_position() -> None:
     """A thread that runs ahead may deliver its last batch after the loop was left."""
     one = loader(packed(RECORDS), sampler())
     passes = one.external_passes
@@ -73,7 +73,7 @@ def test_a_pass_that_was_given_up_moves_nothing() -> None:
 
 
 @pytest.mark.parametrize("how", [pytest.param("map", marks=pytest.mark.long), "take", "device"])
-def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
+def test_tracked_dataset_counts_received_batches(how: str) -> None:
     one, got = loader(packed(RECORDS), sampler()), []
     dataset = one.dataset.map(lambda batch: {"id": batch["id"]})
     if how == "device":
@@ -89,7 +89,7 @@ def test_what_is_made_of_a_dataset_is_counted(how: str) -> None:
     assert got == ids_of(sampler(), 0, 1)
 
 
-def test_a_counted_dataset_may_repeat() -> None:
+def test_tracked_dataset_may_repeat() -> None:
     one = loader(packed(RECORDS), sampler())
     repeated = prefetch_to_device(one.dataset.repeat(2), device="/CPU:1", prefetch=8)
     got = []
@@ -100,7 +100,7 @@ def test_a_counted_dataset_may_repeat() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
-def test_there_is_one_pass_at_a_time() -> None:
+def test_new_pass_ends_running_pass_with_error() -> None:
     one = loader(packed(RECORDS), sampler())
     for ends in (
         lambda: next(iter(one)),
@@ -124,7 +124,7 @@ def test_there_is_one_pass_at_a_time() -> None:
 
 
 @pytest.mark.parametrize("step", [1, 7])
-def test_a_dataset_says_the_length_of_an_epoch_also_for_the_rest_of_one(step: int) -> None:
+def test_dataset_length_is_epoch_length_after_resume(step: int) -> None:
     one = loader(packed(RECORDS), sampler(), prefetch=4)
     dataset = one.dataset
     one.load_state_dict({**one.state_dict(), "epoch": 2, "step": step})
@@ -135,7 +135,7 @@ def test_a_dataset_says_the_length_of_an_epoch_also_for_the_rest_of_one(step: in
     assert ids(dataset) == ids_of(sampler(), 3)
 
 
-def test_a_peek_at_a_dataset_costs_nothing() -> None:
+def test_take_from_dataset_keeps_position() -> None:
     one = loader(packed(RECORDS), sampler(), prefetch=100)
     assert len(list(one.dataset.take(7))) == 7
     assert (one.epoch, one.step) == (0, 0)
@@ -145,7 +145,7 @@ def test_a_peek_at_a_dataset_costs_nothing() -> None:
     assert ids(one.dataset) == ids_of(sampler(), 5)
 
 
-def test_the_last_batch_moves_on_and_nobody_need_ask_for_more() -> None:
+def test_position_advances_to_next_epoch_at_last_batch() -> None:
     one = loader(packed(RECORDS), sampler())
     for epoch in range(3):
         batches = iter(one.dataset)
@@ -154,7 +154,7 @@ def test_the_last_batch_moves_on_and_nobody_need_ask_for_more() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:set_epoch starts epoch 0 again")
-def test_an_epoch_begun_a_third_time_warns() -> None:
+def test_epoch_started_for_third_time_warns() -> None:
     one = loader(packed(RECORDS), sampler())
     for _ in range(2):
         next(iter(one.dataset))
@@ -174,7 +174,7 @@ def test_an_epoch_begun_a_third_time_warns() -> None:
 
 
 @pytest.mark.parametrize("how", ["loader", "track", "dataset"])
-def test_an_evaluation_is_whole_in_each_pass(how: str) -> None:
+def test_evaluation_gives_every_record_in_each_pass(how: str) -> None:
     one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
 
     def batches() -> Any:
@@ -190,7 +190,7 @@ def test_an_evaluation_is_whole_in_each_pass(how: str) -> None:
     assert ids(batches()) == whole
 
 
-def test_a_state_goes_on_in_another_framework() -> None:
+def test_numpy_loader_resumes_from_state_of_tensorflow_loader() -> None:
     one = loader(packed(RECORDS), sampler())
     states = [one.state_dict()]
     for _ in one:
@@ -254,7 +254,7 @@ def test_loop_resumed_from_checkpoint_equals_uninterrupted_loop(tmp_path: Path, 
     assert np.array_equal(weights, resumed)
 
 
-def test_a_loop_counts_what_it_received_after_a_device_prefetch(tmp_path: Path) -> None:
+def test_tracked_device_prefetch_counts_received_batches(tmp_path: Path) -> None:
     def wrap(dataset: tf.data.Dataset) -> tf.data.Dataset:
         return prefetch_to_device(dataset, device="/CPU:1", prefetch=4)
 
@@ -263,7 +263,7 @@ def test_a_loop_counts_what_it_received_after_a_device_prefetch(tmp_path: Path) 
     assert first + rest == ids_of(sampler(), 0, 1)
 
 
-def test_an_iterator_is_no_place_for_a_checkpoint(tmp_path: Path) -> None:
+def test_checkpoint_of_dataset_iterator_is_refused(tmp_path: Path) -> None:
     one = loader(packed(RECORDS), sampler())
     iterator = iter(one.dataset)
     next(iterator)
@@ -271,7 +271,7 @@ def test_an_iterator_is_no_place_for_a_checkpoint(tmp_path: Path) -> None:
         tf.train.Checkpoint(iterator=iterator).save(str(tmp_path / "checkpoint"))
 
 
-def test_a_cached_evaluation_is_whole_in_each_pass() -> None:
+def test_cached_evaluation_gives_every_record_in_each_pass() -> None:
     """A cached training would have one epoch for ever: it is refused where somebody counts."""
     one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
     cached = one.dataset.cache()
@@ -279,7 +279,7 @@ def test_a_cached_evaluation_is_whole_in_each_pass() -> None:
         assert ids(cached) == ids_of(one.feed.sampler, 0)
 
 
-def test_a_loader_puts_its_batches_on_the_device() -> None:
+def test_batches_lie_on_given_device() -> None:
     feed = Feed(packed(RECORDS), sampler())
     on_device = TensorFlowLoader(feed, device="/CPU:1")
     batches = list(on_device)
@@ -320,7 +320,7 @@ def test_a_reuse_sampler_decodes_each_image_once() -> None:
     assert len(set(seen)) == RECORDS
 
 
-def test_two_passes_over_a_reuse_feed_have_a_cache_each() -> None:
+def test_two_passes_over_reuse_feed_have_own_caches() -> None:
     seen: list[bytes] = []
     one = reused(seen)
     for _ in zip(one.dataset, one.dataset, strict=True):
@@ -341,7 +341,7 @@ def batchers_after_a_pass(before: int) -> int:
     return len(batchers())
 
 
-def test_what_a_pass_owns_goes_with_the_pass() -> None:
+def test_batcher_of_pass_is_freed_with_pass() -> None:
     one = loader(packed(RECORDS), sampler(), decode=numbers)
     dataset = one.dataset
     before = len(batchers())
@@ -376,7 +376,7 @@ def test_what_a_pass_owns_goes_with_the_pass() -> None:
         assert started_threads() == [], how
 
 
-def test_a_loader_and_its_feed_go_when_nothing_uses_them() -> None:
+def test_unused_loader_and_feed_are_freed() -> None:
     known = []
     for how in ("loader", "dataset", "break", "track", "take"):
         one = loader(packed(RECORDS), sampler(), decode=numbers)
@@ -394,7 +394,7 @@ def test_a_loader_and_its_feed_go_when_nothing_uses_them() -> None:
     assert [ref() for ref in known] == [None] * len(known)
 
 
-def test_a_dataset_keeps_its_loader() -> None:
+def test_dataset_keeps_its_loader_alive() -> None:
     dataset = loader(packed(RECORDS), sampler()).dataset.map(lambda batch: batch["id"]).prefetch(1)
     gc.collect()
     assert [batch.numpy().tolist() for batch in dataset] == ids_of(sampler(), 0)
@@ -403,7 +403,7 @@ def test_a_dataset_keeps_its_loader() -> None:
     assert ids(batches) == ids_of(sampler(), 0)
 
 
-def test_decoding_in_tensorflow_operations() -> None:
+def test_dataset_may_be_decoded_by_tensorflow_operations() -> None:
     index = packed(RECORDS)
     stream = PKBatchSampler(index.labels, p=4, k={0: 1, 3: 2}, batches_per_epoch=5, seed=0)
     signature = tf.TensorSpec([5], tf.uint8)
@@ -423,7 +423,7 @@ def test_decoding_in_tensorflow_operations() -> None:
     assert {len(batch["x"]) for batch in loader(index, none).dataset.map(decode)} == {0, 1}
 
 
-def test_a_transform_that_sets_global_states_runs_alone() -> None:
+def test_transform_that_sets_global_states_runs_alone() -> None:
     running: list[int] = []
     together: list[int] = []
 
@@ -449,7 +449,7 @@ def context(pipeline: int, pipelines: int, replicas: int) -> tf.distribute.Input
     return tf.distribute.InputContext(pipelines, pipeline, replicas)
 
 
-def test_replicas_of_a_pipeline_get_their_ranks_in_turn() -> None:
+def test_replicas_of_input_pipeline_get_rank_slices_in_order() -> None:
     one = loader(packed(RECORDS), ExactOnceBatchSampler(RECORDS, batch_size=8))
     whole = ids_of(one.feed.sampler, 0)
     parts = [one.dataset_for(context(pipeline, 2, 4)) for pipeline in range(2)]
@@ -460,7 +460,7 @@ def test_replicas_of_a_pipeline_get_their_ranks_in_turn() -> None:
         assert list(chain(*first[here], *second[here])) == want
 
 
-def test_a_distributed_loop_is_counted() -> None:
+def test_tracked_distributed_dataset_advances_position() -> None:
     strategy = tf.distribute.MirroredStrategy(["/CPU:0", "/CPU:1"])
     one = loader(packed(RECORDS), sampler())
     distributed = strategy.distribute_datasets_from_function(one.dataset_for)
@@ -476,7 +476,7 @@ def test_a_distributed_loop_is_counted() -> None:
     assert got == ids_of(sampler(), 0, 1)
 
 
-def test_nothing_is_warned_of_in_an_ordinary_training() -> None:
+def test_ordinary_training_warns_of_nothing() -> None:
     one = loader(packed(RECORDS), sampler())
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -486,7 +486,7 @@ def test_nothing_is_warned_of_in_an_ordinary_training() -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another allocator")
-def test_batches_take_memory_that_others_have_left() -> None:
+def test_batches_reuse_freed_memory() -> None:
     """TensorFlow has glibc return freed memory wherever a dataset is made of a generator."""
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -503,7 +503,7 @@ def test_batches_take_memory_that_others_have_left() -> None:
     assert min(faults) < 350  # of 390 pages a batch; other threads of this process have theirs
 
 
-def test_the_report_knows_what_the_graph_calls() -> None:
+def test_report_counts_batches_of_loader_and_dataset() -> None:
     one = loader(packed(RECORDS), sampler())
     list(one)
     report = one.report()

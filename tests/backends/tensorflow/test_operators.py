@@ -103,7 +103,7 @@ REFUSED: dict[str, Made] = {
 
 
 @pytest.mark.parametrize("name", mark_long(REFUSED, but_every=5))
-def test_an_operator_that_loses_the_position_is_refused_by_name(name: str) -> None:
+def test_operators_that_lose_position_are_refused_by_name(name: str) -> None:
     """Before anything is read, with map and prefetch before and after it."""
     one = made()
     dataset = REFUSED[name](one.dataset.map(same)).prefetch(1)
@@ -127,7 +127,7 @@ KEPT: dict[str, Made] = {
 
 
 @pytest.mark.parametrize("name", mark_long(KEPT, but_every=3, first=2))
-def test_an_operator_that_keeps_the_batches_keeps_the_position(name: str) -> None:
+def test_operators_that_keep_batches_keep_position(name: str) -> None:
     one, got = made(), []
     dataset = KEPT[name](one.dataset).map(same)
     for batch in one.track(dataset):
@@ -148,7 +148,7 @@ UNKNOWN: dict[str, Callable[[TensorFlowLoader], Any]] = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_a_pipeline_that_is_not_of_the_loader_is_refused(name: str) -> None:
+def test_pipeline_of_other_datasets_is_refused(name: str) -> None:
     one = made()
     with pytest.raises(
         ValueError, match=r"not made of this loader's dataset only.*order='unchecked'"
@@ -157,7 +157,7 @@ def test_a_pipeline_that_is_not_of_the_loader_is_refused(name: str) -> None:
     assert (one.epoch, one.step) == (0, 0)
 
 
-def test_the_user_may_answer_for_the_order() -> None:
+def test_track_takes_any_operator_with_order_unchecked() -> None:
     one = made()
     zipped = tf.data.Dataset.zip(one.dataset, tf.data.Dataset.range(8)).map(lambda b, _: b)
     assert ids(one.track(zipped, order="unchecked")) == ids_of(sampler(), 0)
@@ -166,7 +166,7 @@ def test_the_user_may_answer_for_the_order() -> None:
     assert ids(again) == ids_of(sampler(), 1)
 
 
-def test_a_numpy_iterator_is_counted() -> None:
+def test_tracked_numpy_iterator_advances_position() -> None:
     """It was made before the counting, and begins in it."""
     one = made()
     assert ids(one.track(one.dataset.map(same), order="unchecked")) == ids_of(sampler(), 0)
@@ -175,7 +175,7 @@ def test_a_numpy_iterator_is_counted() -> None:
     assert (one.epoch, one.step) == (2, 0)
 
 
-def test_a_dataset_stays_one_of_tensorflow(tmp_path: Path) -> None:
+def test_dataset_behaves_as_tensorflow_dataset(tmp_path: Path) -> None:
     """For `tf.function`, iterators, NumPy, copies on disk, and whoever asks for its class."""
     one = made()
     plain, dataset = tf.data.Dataset.range(8).map(lambda n: n), one.dataset.map(same)
@@ -216,7 +216,7 @@ def test_a_dataset_stays_one_of_tensorflow(tmp_path: Path) -> None:
     assert (one.epoch, one.step) == (6, 0)
 
 
-def test_while_nobody_counts_every_operator_is_allowed() -> None:
+def test_untracked_dataset_takes_any_operator() -> None:
     one = made()
     list(one)
     zipped = tf.data.Dataset.zip(one.dataset.unbatch(), tf.data.Dataset.range(RECORDS + 1))
@@ -227,7 +227,7 @@ def test_while_nobody_counts_every_operator_is_allowed() -> None:
 
 
 @pytest.mark.parametrize("first", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_a_zip_draws_one_batch_too_many_of_the_longer_loader(first: bool) -> None:
+def test_zip_draws_one_extra_batch_of_longer_loader(first: bool) -> None:
     """As the page says. Here it is the last batch of an epoch, which nobody receives."""
     shorter = BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8, batches_per_epoch=7)
     one, other = made(), loader(packed(RECORDS), shorter, decode=numbers)
@@ -237,7 +237,7 @@ def test_a_zip_draws_one_batch_too_many_of_the_longer_loader(first: bool) -> Non
 
 
 @pytest.mark.parametrize("decode", [None, pytest.param(numbers, marks=pytest.mark.long)])
-def test_the_last_batch_moves_on_in_a_graph_of_tf1(decode: Any) -> None:
+def test_tf1_graph_advances_epoch_at_last_batch(decode: Any) -> None:
     """In such a graph, `==` compares tensors as objects."""
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         one = loader(packed(RECORDS), once(), decode=decode)
@@ -291,7 +291,7 @@ def flat(*epochs: int) -> list[int]:
 
 @pytest.mark.parametrize("warm", [False, pytest.param(True, marks=pytest.mark.long)])
 @saves_weights
-def test_a_validation_on_the_same_dataset_costs_no_epoch(tmp_path: Path, warm: bool) -> None:
+def test_validation_on_training_dataset_skips_no_epoch(tmp_path: Path, warm: bool) -> None:
     one = made()
     options = tf.data.Options()
     options.experimental_warm_start = warm
@@ -302,7 +302,7 @@ def test_a_validation_on_the_same_dataset_costs_no_epoch(tmp_path: Path, warm: b
 
 
 @saves_weights
-def test_a_fit_of_ones_own_answers_for_the_order(tmp_path: Path) -> None:
+def test_plain_keras_fit_runs_with_order_unchecked(tmp_path: Path) -> None:
     """The callback does not see its dataset, which here is one of many looks."""
     one, model = made(), Trained()
     dataset = one.dataset.map(with_ids)
@@ -313,7 +313,7 @@ def test_a_fit_of_ones_own_answers_for_the_order(tmp_path: Path) -> None:
     assert (one.epoch, one.step) == (2, 0)
 
 
-def test_a_loaded_evaluation_is_a_remainder_once_and_then_whole() -> None:
+def test_resumed_evaluation_predicts_remainder_then_every_record() -> None:
     stream = ExactOnceBatchSampler(RECORDS, batch_size=8)
     one = loader(packed(RECORDS), stream, decode=numbers)
     one.load_state_dict({**one.state_dict(), "step": 3})
@@ -326,7 +326,7 @@ def test_a_loaded_evaluation_is_a_remainder_once_and_then_whole() -> None:
 
 
 @saves_weights
-def test_the_user_may_answer_for_the_order_in_fit(tmp_path: Path) -> None:
+def test_fit_takes_any_operator_with_order_unchecked(tmp_path: Path) -> None:
     one = made()
     zipped = tf.data.Dataset.zip(one.dataset, tf.data.Dataset.range(8))
     dataset = zipped.map(lambda b, _: with_ids(b))
@@ -358,7 +358,7 @@ class Shows(Stateless):
 
 
 @saves_weights
-def test_a_callback_may_look_at_batches(tmp_path: Path) -> None:
+def test_callback_reading_batches_keeps_training_order(tmp_path: Path) -> None:
     one = made()
     resume = ResumeCallback(one, tmp_path, save_freq=3)
     dataset = one.dataset.map(with_ids)
@@ -407,7 +407,7 @@ def test_fit_position_never_exceeds_delivered_batches(tmp_path: Path, at_once: i
 
 
 @saves_weights
-def test_the_door_raises_what_was_raised(tmp_path: Path) -> None:
+def test_fit_raises_decode_error_of_record(tmp_path: Path) -> None:
 
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         if sample["word"] == word(40):

@@ -65,7 +65,7 @@ def without_collector() -> Iterator[None]:
 @pytest.mark.parametrize(
     "more", mark_long([{"decode": lambda sample: {"size": len(sample["x"])}}, {}], but_every=2)
 )
-def test_batches_are_those_of_local_shards(
+def test_remote_batches_equal_local_batches(
     tmp_path: Path, server: RangeServer, more: dict[str, Any]
 ) -> None:
     sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=8)
@@ -80,7 +80,7 @@ def test_batches_are_those_of_local_shards(
     assert server.asked["GET"]
 
 
-def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer) -> None:
+def test_remote_error_names_url_and_next_pass_continues(server: RangeServer) -> None:
     feed = feed_of(server)
     received: list[list[int]] = []
     with tensorflow_feeds.loader(feed.index, feed.sampler) as loader:
@@ -98,7 +98,7 @@ def test_a_failure_names_the_url_and_the_loader_goes_on(server: RangeServer) -> 
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(server: RangeServer) -> None:
+def test_loop_ended_early_frees_iterator_without_collector(server: RangeServer) -> None:
     def stop(loader: Any) -> None:
         for _ in loader:
             break
@@ -130,7 +130,7 @@ def test_a_loop_that_ends_early_leaves_no_iterator_to_the_collector(server: Rang
 
 
 @pytest.mark.usefixtures("without_collector")
-def test_a_loader_goes_on_after_a_failed_fit(server: RangeServer) -> None:
+def test_loader_works_after_failed_fit(server: RangeServer) -> None:
     """At once, and the collector is not needed: while the error is kept, and when it is gone."""
     feed = feed_of(server)
     network = keras.Sequential([keras.Input([1]), keras.layers.Dense(1)])
@@ -265,7 +265,7 @@ PLAIN_FIT = HOSTILE_FIT.replace(
         pytest.param(PLAIN_FIT, id="plain", marks=pytest.mark.long),
     ],
 )
-def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
+def test_garbage_collection_after_failed_pass_does_not_block_next(
     tmp_path: Path, server: RangeServer, script: str
 ) -> None:
     """The collector runs while its thread has locks that TensorFlow's threads wait for."""
@@ -282,7 +282,7 @@ def test_the_collector_cannot_stop_a_pass_after_a_failed_one(
     assert done.stdout.split("\n") == ["failed", "went on"] * 2 + [""]
 
 
-def test_a_request_thread_starts_without_the_lock(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_request_thread_starts_without_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """The collector may run while a thread starts, and a destructor may wait for who submits."""
     pool, start, held = RequestPool(), threading.Thread.start, []
 

@@ -29,7 +29,7 @@ def test_distribute(tmp_path: Path, workers: int) -> None:
     assert len({result["accuracy"] for result in results}) == 1
 
 
-def test_a_cluster_trains_each_record_once_or_is_refused(tmp_path: Path) -> None:
+def test_cluster_trains_on_each_record_once_or_is_refused(tmp_path: Path) -> None:
     """Two real processes, and `experimental_distribute_dataset`, as `fit` calls it."""
     run(PROGRAMS / "tensorflow_cluster.py", "--out", str(tmp_path))
     one, other = (json.loads((tmp_path / f"worker-{n}.json").read_text()) for n in range(2))

@@ -65,7 +65,7 @@ def epochs(*numbers: int) -> list[list[int]]:
 
 
 @WORKERS
-def test_an_evaluation_meets_every_record_after_a_look_and_a_sanity_check(workers: int) -> None:
+def test_evaluation_gives_every_record_after_peeks(workers: int) -> None:
     """Whoever peeked, and however often: each pass is whole."""
     dataloader = loader(evaluation(), workers)
     next(iter(dataloader))
@@ -87,14 +87,14 @@ def test_an_evaluation_meets_every_record_after_a_look_and_a_sanity_check(worker
         BatchSampler(ReuseSampler(6, reuse=2, live=4, seed=0), batch_size=4),
     ],
 )
-def test_ids_that_are_no_record_ids_reach_no_dataset(sampler: BatchStream) -> None:
+def test_sampler_of_view_ids_is_refused_in_dataloader(sampler: BatchStream) -> None:
     for one in (sampler, sampler.shard(0, 2)):
         with pytest.raises(TypeError, match=r"not record ids.*\n.*RequestSampler\(feed\)"):
             next(iter(loader(one, 0)))
 
 
 @WORKERS
-def test_a_look_takes_nothing_from_the_training(workers: int) -> None:
+def test_peek_skips_no_batch_of_training(workers: int) -> None:
     """The first pass after it is the whole first epoch, the second one the next."""
     dataloader = loader(random(), workers)
     next(iter(dataloader))
@@ -102,7 +102,7 @@ def test_a_look_takes_nothing_from_the_training(workers: int) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_loops_that_take_exactly_len_batches_get_every_epoch(workers: int) -> None:
+def test_loops_of_exactly_len_batches_get_every_epoch(workers: int) -> None:
     """They never draw a batch after the last."""
     dataloader = loader(random(), workers)
     got = lists(islice(dataloader, len(dataloader)))
@@ -111,7 +111,7 @@ def test_loops_that_take_exactly_len_batches_get_every_epoch(workers: int) -> No
 
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
-def test_the_epoch_may_be_named_after_the_iterator_was_made(workers: int) -> None:
+def test_set_epoch_after_iter_changes_next_pass(workers: int) -> None:
     """Workers draw as the iterator is made: this changes the next pass, not the running pass."""
     sampler = random()
     dataloader = loader(sampler, workers)
@@ -123,7 +123,7 @@ def test_the_epoch_may_be_named_after_the_iterator_was_made(workers: int) -> Non
     assert lists(dataloader) + lists(dataloader) == epochs(4, 5)
 
 
-def test_workers_draw_an_epoch_of_few_steps_before_its_first_batch_is_received() -> None:
+def test_workers_draw_whole_short_epoch_before_first_batch() -> None:
     """What no sampler can know: then the epoch must be named before each pass."""
     sampler = BatchSampler(RandomSampler(6, seed=0), batch_size=2)
     dataloader = loader(sampler, workers=2)
@@ -143,7 +143,7 @@ def test_workers_draw_an_epoch_of_few_steps_before_its_first_batch_is_received()
         *(pytest.param(saved, 2, marks=pytest.mark.long) for saved in (1, 5, 11, 13)),
     ],
 )
-def test_a_stateful_dataloader_resumes_the_sampler_it_is_given(saved: int, workers: int) -> None:
+def test_stateful_dataloader_resumes_batch_sampler(saved: int, workers: int) -> None:
     """In an epoch, and at its end, where torchdata begins a pass that it throws away."""
 
     def stateful() -> Any:
@@ -167,7 +167,7 @@ def test_a_stateful_dataloader_resumes_the_sampler_it_is_given(saved: int, worke
 
 @pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.filterwarnings("ignore")  # Lightning's, of workers
-def test_lightning_validates_on_every_record_after_its_sanity_check(
+def test_lightning_validates_on_every_record_after_sanity_check(
     tmp_path: Path, workers: int
 ) -> None:
     """761 records in plain DataLoaders, training and validation."""
@@ -182,7 +182,7 @@ def test_lightning_validates_on_every_record_after_its_sanity_check(
     assert validated == [list(range(128)), list(range(761)), list(range(761))]
 
 
-def test_accelerate_shares_out_full_batches_and_nothing_else() -> None:
+def test_accelerate_splits_full_batches_and_refuses_uneven_samplers() -> None:
     """It would skip the batches of one rank, and repeat or lose records of an uneven epoch."""
     given: Any = {"num_processes": 2, "process_index": 1, "put_on_device": False}
     full = PKBatchSampler(np.arange(761) % 9, p=4, k=2, seed=0)

@@ -49,9 +49,7 @@ WAYS = [
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("own_stream", [False, True])
-def test_a_slow_step_reads_its_own_batch(
-    index: Index, way: dict[str, Any], own_stream: bool
-) -> None:
+def test_slow_step_reads_its_own_batch(index: Index, way: dict[str, Any], own_stream: bool) -> None:
     """Batches are dropped at once, so that their memory is wanted while the step still reads it."""
     wrong = torch.zeros((), device="cuda", dtype=torch.int64)
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
@@ -65,7 +63,7 @@ def test_a_slow_step_reads_its_own_batch(
     assert wrong.item() == 0
 
 
-def test_tensors_go_to_the_device_and_strings_stay(index: Index) -> None:
+def test_tensors_are_copied_to_device_and_strings_stay(index: Index) -> None:
     batch = next(
         iter(TorchLoader(Feed(index, BatchSampler(SequentialSampler(len(index)), batch_size=8))))
     )
@@ -77,7 +75,7 @@ def counted(sample: dict[str, Any]) -> dict[str, Any]:
     return {"numbers": np.arange(len(sample["word"]) % 5, dtype=np.float32)}
 
 
-def test_jagged_tensors_go_to_the_device(index: Index) -> None:
+def test_jagged_tensors_are_copied_to_device(index: Index) -> None:
     sampler = BatchSampler(SequentialSampler(len(index)), batch_size=8)
     batch = next(iter(TorchLoader(Feed(index, sampler, decode=counted, collate="ragged"))))
     assert batch["numbers"].device.type == "cuda"
@@ -85,7 +83,7 @@ def test_jagged_tensors_go_to_the_device(index: Index) -> None:
     assert rows == [list(range(number % 5)) for number in range(8)]
 
 
-def test_a_step_waits_for_a_copy_that_is_late() -> None:
+def test_step_waits_for_late_copy() -> None:
     copier = CudaCopier(torch.device("cuda"))
     prepared = copier.prepare({"x": torch.ones(SIZE)})
     with torch.cuda.stream(copier.stream):
@@ -101,7 +99,7 @@ def test_a_step_waits_for_a_copy_that_is_late() -> None:
     assert got.sum().item() == SIZE
 
 
-def test_memory_goes_to_no_later_copy_while_a_step_reads_it() -> None:
+def test_memory_in_use_by_step_is_not_reused_by_later_copy() -> None:
     copier = CudaCopier(torch.device("cuda"))
     sources = [copier.prepare({"x": torch.full((SIZE,), float(number))}) for number in range(8)]
     torch.ones(SIZE, device="cuda").sum()
@@ -115,7 +113,7 @@ def test_memory_goes_to_no_later_copy_while_a_step_reads_it() -> None:
     assert [one.item() / SIZE for one in sums] == list(range(8))
 
 
-def test_a_source_that_is_dropped_is_copied_whole() -> None:
+def test_dropped_source_tensor_is_copied_completely() -> None:
     copier = CudaCopier(torch.device("cuda"))
     with torch.cuda.stream(copier.stream):
         torch.cuda._sleep(TICKS)
@@ -128,7 +126,7 @@ def test_a_source_that_is_dropped_is_copied_whole() -> None:
     assert [one.sum().item() / SIZE for one in got] == list(range(8))
 
 
-def test_a_batch_that_is_collated_into_pinned_memory_and_dropped_is_copied_whole() -> None:
+def test_dropped_pinned_batch_is_copied_completely() -> None:
     copier = CudaCopier(torch.device("cuda"))
     with torch.cuda.stream(copier.stream):
         torch.cuda._sleep(TICKS)
@@ -153,13 +151,13 @@ def test_batches_are_collated_into_pinned_memory(index: Index, how: Any) -> None
     assert row.is_pinned()
 
 
-def test_all_passes_copy_on_one_stream() -> None:
+def test_passes_share_one_copy_stream() -> None:
     first, second = CudaCopier(torch.device("cuda")), CudaCopier(torch.device("cuda:0"))
     assert first.device == second.device
     assert first.stream == second.stream
 
 
-def test_resume_on_the_device(tmp_path: Path) -> None:
+def test_loader_on_device_resumes_at_saved_step(tmp_path: Path) -> None:
     words = pack_words(tmp_path)
     sampler = BatchSampler(SequentialSampler(RECORDS), batch_size=5)
     first = TorchLoader(Feed(words, sampler), prefetch=4)

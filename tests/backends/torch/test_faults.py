@@ -48,7 +48,7 @@ def run(scenario: str, *before: str, warn: str = "error") -> subprocess.Complete
         pytest.param("left", "ended with exit code 0", "num_workers=0", marks=pytest.mark.long),
     ],
 )
-def test_a_worker_that_dies_is_an_error(scenario: str, how: str, advice: str) -> None:
+def test_worker_death_is_an_error_with_advice(scenario: str, how: str, advice: str) -> None:
     done = run(scenario)
     assert done.returncode == 0, done.stderr
     said = rf"^\d worker 0 of 2 \(process \d+\) {how}\n  what to do: .*{advice}"
@@ -64,12 +64,12 @@ def test_full_shared_memory_is_an_error(scenario: str) -> None:
     assert len(re.findall(rf"{said}.*\n  what to do: .*/dev/shm.*--shm-size", done.stdout)) == 2
 
 
-def test_a_worker_killed_in_the_midst_of_a_message() -> None:
+def test_worker_killed_while_sending_is_named() -> None:
     done = run("killed while sending")
     assert "was killed by SIGKILL" in done.stdout, done.stderr
 
 
-def test_a_worker_that_ends_before_its_tensors_come() -> None:
+def test_worker_ended_before_its_tensors_arrive_is_named() -> None:
     """torch does not say that the worker died, where the system says it a moment later."""
     done = run("ends before its tensors come", warn="default")
     # Under load torch may say first that the worker has ended. So may the loop, which looks at the
@@ -79,13 +79,13 @@ def test_a_worker_that_ends_before_its_tensors_come() -> None:
     assert re.match(said, done.stdout), done.stderr
 
 
-def test_a_worker_killed_while_the_loop_computes() -> None:
+def test_worker_killed_during_training_step_is_named() -> None:
     """Once torch's handler of the signal raised torch's error in the body of the loop."""
     done = run("killed in the body", warn="default")
     assert re.match(r"WorkerDiedError worker \d of 2 .* was killed by SIGKILL", done.stdout)
 
 
-def test_a_long_name_of_the_temporary_folder(
+def test_workers_run_with_long_temporary_folder_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A socket's path may have 107 bytes. Once a worker could not send its batch, in silence."""
@@ -96,7 +96,7 @@ def test_a_long_name_of_the_temporary_folder(
     assert (done.returncode, done.stdout) == (0, "6\n6\n"), done.stderr
 
 
-def test_a_script_without_a_guard_is_told_to_guard_its_start(tmp_path: Path) -> None:
+def test_spawning_script_without_main_guard_is_advised_to_add_it(tmp_path: Path) -> None:
     """A spawned worker imports the script, which starts a worker of its own, and ends."""
     script = tmp_path / "script.py"
     script.write_text("import torch_faults\ntorch_faults.spawned()\n")
@@ -114,14 +114,14 @@ def test_a_script_without_a_guard_is_told_to_guard_its_start(tmp_path: Path) -> 
     assert "num_workers=0" not in said
 
 
-def test_many_fields_do_with_few_descriptors_or_are_refused_with_the_number() -> None:
+def test_many_fields_fit_descriptor_limit_or_are_refused() -> None:
     assert run("many small fields").stdout == f"{24 * 8 * 59}\n"
     assert "each of the 260 large tensors of a batch by a descriptor, about 2" in (
         run("many large fields").stdout
     )
 
 
-def test_fault_113_processes_end_with_a_main_process_that_is_killed() -> None:
+def test_fault_113_workers_end_with_killed_main_process() -> None:
     """However they were started. All have its stdout, which so ends with the last of them."""
     command = [sys.executable, SCRIPT, "waiting"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
@@ -136,13 +136,13 @@ def test_fault_113_processes_end_with_a_main_process_that_is_killed() -> None:
         process.communicate()
 
 
-def test_a_system_without_semaphores_is_named() -> None:
+def test_missing_semaphores_are_named() -> None:
     said = r"workers need semaphores in /dev/shm: .+\n  what to do: .*num_workers=0"
     assert re.match(said, run("no semaphores").stdout)
 
 
 @pytest.mark.parametrize("what", [pytest.param("threads", marks=pytest.mark.long), "workers"])
-def test_ctrl_c(what: str) -> None:
+def test_ctrl_c_ends_loop_and_workers(what: str) -> None:
     """As a terminal sends it: to the process and all its workers."""
     command = [sys.executable, SCRIPT, f"interrupted {what}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True,
@@ -166,7 +166,7 @@ def test_live_iterator_at_exit_ends_silently(what: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "leaving\n", "")
 
 
-def test_an_exception_in_the_training_step() -> None:
+def test_exception_in_training_step_is_raised_unchanged() -> None:
     done = run("failed")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.count("failed in 'the training step'") == 4

@@ -47,7 +47,7 @@ def received(batches: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataloader_gives_one_epoch_after_the_other(workers: int) -> None:
+def test_dataloader_gives_consecutive_epochs(workers: int) -> None:
     loader = DataLoader(Numbers(), batch_size=10, sampler=sampler(), num_workers=workers)
     assert [received(loader) for _ in range(3)] == [order(epoch) for epoch in range(3)]
 
@@ -59,7 +59,7 @@ def test_a_dataloader_gives_one_epoch_after_the_other(workers: int) -> None:
         *mark_long([(2, 57), (2, 0), (2, 1), (2, 101)], but_every=4),
     ],
 )
-def test_a_stateful_dataloader_resumes_after_the_batches_that_came(workers: int, stop: int) -> None:
+def test_stateful_dataloader_resumes_after_received_batches(workers: int, stop: int) -> None:
     """Its workers have drawn ahead; sampler and iterator are both loaded."""
 
     def loader() -> StatefulDataLoader[int]:
@@ -78,7 +78,7 @@ def test_a_stateful_dataloader_resumes_after_the_batches_that_came(workers: int,
     assert len(seen + rest) % RECORDS == 0
 
 
-def test_ranks_of_dataloaders_have_the_batch_as_a_set() -> None:
+def test_rank_dataloaders_share_global_batch_as_a_set() -> None:
     """Step s of W ranks holds the positions from sWb to (s + 1)Wb."""
     ranks = [sampler().shard(rank, 3, uneven="drop") for rank in range(3)]
     loaders = [DataLoader(Numbers(), batch_size=8, sampler=rank) for rank in ranks]
@@ -87,14 +87,14 @@ def test_ranks_of_dataloaders_have_the_batch_as_a_set() -> None:
         assert set(received(batches)) == set(order(0)[: RECORDS - 1][24 * step : 24 * (step + 1)])
 
 
-def test_a_subset_has_all_epochs() -> None:
+def test_subset_of_id_sequence_has_all_epochs() -> None:
     ids = IdSequence(sampler(), epochs=2)
     for workers in (0, 2):
         loader = DataLoader(Subset(Numbers(), ids[990:]), batch_size=16, num_workers=workers)
         assert received(loader) == [*order(0), *order(1)][990:]
 
 
-def test_an_evaluation_may_be_looked_at_again_and_again(recwarn: Any) -> None:
+def test_sequential_sampler_may_be_peeked_without_warning(recwarn: Any) -> None:
     """An order that is the same in every epoch needs no epoch to be named."""
     loader = DataLoader(Numbers(), batch_size=10, sampler=SequentialSampler(Numbers()))
     for _ in range(4):
@@ -102,7 +102,7 @@ def test_an_evaluation_may_be_looked_at_again_and_again(recwarn: Any) -> None:
     assert not recwarn.list
 
 
-def test_a_dataset_of_hugging_face_selects_the_ids_of_epochs() -> None:
+def test_hugging_face_dataset_selects_ids_of_sequence() -> None:
     import datasets
 
     data = datasets.Dataset.from_dict({"number": list(range(RECORDS))})

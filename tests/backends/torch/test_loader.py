@@ -63,7 +63,7 @@ WAYS = [
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_every_way_gives_the_stream(index: Index, way: dict[str, Any]) -> None:
+def test_batches_equal_stream_for_all_options(index: Index, way: dict[str, Any]) -> None:
     with TorchLoader(Feed(index, random(), **OPTIONS), **way) as loader:
         batches = [batch for _ in range(2) for batch in received(loader)]
     assert batches == expected(index, random(), epochs=(0, 1), **OPTIONS)
@@ -87,7 +87,7 @@ def often(sample: dict[str, Any]) -> dict[str, Any]:
     return {"numbers": np.full(length + 1, length)}
 
 
-def test_all_parts_of_a_batch_are_on_the_device(index: Index) -> None:
+def test_ragged_tensors_lie_completely_on_device(index: Index) -> None:
     """On a device without values, which needs no GPU."""
     feed = Feed(index, random(), decode=often, collate="ragged")
     batch = next(iter(TorchLoader(feed, device="meta")))
@@ -96,7 +96,7 @@ def test_all_parts_of_a_batch_are_on_the_device(index: Index) -> None:
 
 
 @pytest.mark.parametrize("how", ["pad", "ragged"])
-def test_lists_of_different_lengths(index: Index, how: Any) -> None:
+def test_lists_are_padded_or_ragged(index: Index, how: Any) -> None:
     loader = TorchLoader(Feed(index, random(), decode=counted, collate=how))
     assert received(loader) == expected(index, random(), decode=counted, collate=how)
     batch = next(iter(loader))
@@ -111,7 +111,7 @@ def counted_often(sample: dict[str, Any]) -> dict[str, Any]:
     return {f"numbers{n}": np.zeros(len(sample["word"]) % 5, np.int8) for n in range(50)}
 
 
-def test_ragged_fields_have_lengths_of_their_own(index: Index) -> None:
+def test_ragged_fields_made_in_threads_have_own_lengths(index: Index) -> None:
     """Made in threads that take turns often, torch takes the lengths of two for the same."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-6)
@@ -147,7 +147,7 @@ def test_ragged_fields_in_inference_mode(index: Index, options: dict[str, Any]) 
     assert rows == [[number] * (number + 1) for number in range(RECORDS)]
 
 
-def test_requests_without_batches_of_torch(index: Index) -> None:
+def test_request_sampler_serves_dataloader_without_batching(index: Index) -> None:
     """torch's own idiom where the dataset makes the batches."""
     sampler = BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=5)
     feed = Feed(index, sampler)
@@ -161,7 +161,7 @@ def test_requests_without_batches_of_torch(index: Index) -> None:
 
 
 @pytest.mark.parametrize("how", ["stack", "ragged"])
-def test_a_rank_without_records_gets_empty_tensors(index: Index, how: Any) -> None:
+def test_rank_without_records_gets_empty_tensors(index: Index, how: Any) -> None:
     ranks = [ExactOnceBatchSampler(RECORDS, batch_size=23).shard(rank, 2) for rank in range(2)]
     sampler = next(rank for rank in ranks if len(rank.batch(0, 1)) == 0)
     full, empty = TorchLoader(Feed(index, sampler, **OPTIONS, collate=how))
@@ -227,7 +227,7 @@ def test_after_a_break_the_next_pass_goes_on(index: Index) -> None:
 ENDED = "ended before its last batch, by another pass.*give each loop a loader"
 
 
-def test_a_new_pass_takes_over_from_a_live_one(index: Index) -> None:
+def test_new_pass_continues_and_ends_running_pass(index: Index) -> None:
     loader = TorchLoader(Feed(index, random()))
     first = iter(loader)
     ids = next(first)["id"].tolist()
@@ -248,7 +248,7 @@ meant = pytest.mark.filterwarnings(
 @meant
 @pytest.mark.parametrize("way", WAYS, ids=str)
 @pytest.mark.parametrize("how", ["peek", "set_epoch", "load_state_dict"])
-def test_a_loop_whose_pass_was_ended_says_so(index: Index, way: dict[str, Any], how: str) -> None:
+def test_ended_pass_raises_in_its_loop(index: Index, way: dict[str, Any], how: str) -> None:
     """It would look like the end of the epoch, with records missing."""
     with TorchLoader(Feed(index, random(), **OPTIONS), **way) as loader:
         state = loader.state_dict()
@@ -266,7 +266,7 @@ def test_a_loop_whose_pass_was_ended_says_so(index: Index, way: dict[str, Any], 
         assert received(loader) == expected(index, random(), **OPTIONS)
 
 
-def test_the_next_epoch_may_be_set_at_the_last_batch(index: Index) -> None:
+def test_set_epoch_at_last_batch_is_taken(index: Index) -> None:
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     for step, _ in enumerate(loader):
         if step == 4:
@@ -275,7 +275,7 @@ def test_the_next_epoch_may_be_set_at_the_last_batch(index: Index) -> None:
 
 
 @meant
-def test_set_epoch_starts_an_epoch_again_but_keeps_a_restored_step(index: Index) -> None:
+def test_set_epoch_restarts_epoch_but_keeps_restored_step(index: Index) -> None:
     whole = expected(index, random(), **OPTIONS)
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     list(take(loader, 2))
@@ -295,7 +295,7 @@ def test_set_epoch_starts_an_epoch_again_but_keeps_a_restored_step(index: Index)
     assert received(loader) == expected(index, random(), epochs=(7,), **OPTIONS)
 
 
-def test_a_loader_neither_reads_nor_moves_the_samplers_own_place(index: Index) -> None:
+def test_loader_and_sampler_positions_are_independent(index: Index) -> None:
     sampler = random()
     next(iter(sampler))
     sampler.set_epoch(4)
@@ -306,7 +306,7 @@ def test_a_loader_neither_reads_nor_moves_the_samplers_own_place(index: Index) -
     assert received(loader) == expected(index, random(), epochs=(1,), **OPTIONS)
 
 
-def test_two_loaders_may_carry_one_feed(index: Index) -> None:
+def test_two_loaders_share_one_feed(index: Index) -> None:
     feed = Feed(index, random(), **OPTIONS)
     pairs = zip(TorchLoader(feed), TorchLoader(feed), strict=True)
     both = [(noted(one), noted(other)) for one, other in pairs]
@@ -314,7 +314,7 @@ def test_two_loaders_may_carry_one_feed(index: Index) -> None:
     assert both == list(zip(whole, whole, strict=True))
 
 
-def test_loops_that_take_exactly_the_length_get_every_epoch(index: Index) -> None:
+def test_loops_of_exactly_len_batches_get_every_epoch(index: Index) -> None:
     """They never draw the extra batch that would show that an epoch is over."""
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     got = []
@@ -331,7 +331,7 @@ def evaluation() -> BatchStream:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_an_evaluation_is_whole_after_a_look_at_it(index: Index, way: dict[str, Any]) -> None:
+def test_evaluation_gives_every_record_after_peek(index: Index, way: dict[str, Any]) -> None:
     loader = TorchLoader(Feed(index, evaluation(), **OPTIONS), **way)
     whole = expected(index, evaluation(), **OPTIONS)
     for _ in range(2):
@@ -346,7 +346,7 @@ def test_an_evaluation_is_whole_after_a_look_at_it(index: Index, way: dict[str, 
         assert (loader.epoch, loader.step) == (0, 0)
 
 
-def test_an_evaluation_goes_on_once_after_a_state_was_loaded(index: Index) -> None:
+def test_resumed_evaluation_gives_remainder_once(index: Index) -> None:
     whole = expected(index, evaluation(), **OPTIONS)
     loader = TorchLoader(Feed(index, evaluation(), **OPTIONS))
     running = iter(loader)
@@ -376,7 +376,7 @@ def test_nothing_is_read_before_the_first_next(index: Index) -> None:
 
 
 @meant
-def test_after_a_state_was_loaded_the_last_epoch_named_counts(index: Index) -> None:
+def test_last_set_epoch_after_load_counts(index: Index) -> None:
     """Lightning names epoch 0 first, and then the epoch that it resumes."""
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     loader.set_epoch(1)
@@ -405,7 +405,7 @@ def loader_of(index: Index) -> TorchLoader:
     return TorchLoader(Feed(index, BatchSampler(RandomSampler(len(index), seed=0), batch_size=2)))
 
 
-def test_a_state_moves_between_containers_of_the_same_records(tmp_path: Path) -> None:
+def test_state_loads_for_other_container_of_equal_records(tmp_path: Path) -> None:
     words = [bytes([65 + n]) * n for n in range(1, 9)]
     indexes = [packed(tmp_path / kind, words, container=kind) for kind in ("tfrecord", "tar")]
     first, second = map(loader_of, indexes)
@@ -420,9 +420,7 @@ def test_a_state_moves_between_containers_of_the_same_records(tmp_path: Path) ->
     [lambda n: n, lambda n: n / 2, lambda n: np.arange(3) + n, lambda n: np.arange(n % 3 + 1), str],
     ids=["integer", "float", "numbers", "lists", "text"],
 )
-def test_a_state_moves_where_containers_hold_a_field_in_their_own_ways(
-    tmp_path: Path, value: Any
-) -> None:
+def test_state_loads_where_containers_store_numbers_differently(tmp_path: Path, value: Any) -> None:
     """A tar has numbers as text; only digests of the same kind are compared."""
     samples = [{"word": b"x%d" % n, "x": value(n), "label": n % 4} for n in range(8)]
     first, second = (
@@ -438,21 +436,23 @@ def test_a_state_moves_where_containers_hold_a_field_in_their_own_ways(
         other.load_state_dict(first.state_dict())
 
 
-def test_a_state_of_other_records_is_refused_by_name(tmp_path: Path) -> None:
+def test_state_of_other_records_is_refused_by_name(tmp_path: Path) -> None:
     words = [bytes([65 + n]) * n for n in range(1, 9)]
     state = loader_of(packed(tmp_path / "one", words)).state_dict()
     with pytest.raises(StateMismatchError, match="state was saved with other records: 'word'"):
         loader_of(packed(tmp_path / "other", [*words[:-1], b"else"])).load_state_dict(state)
 
 
-def test_a_state_that_knows_no_records_warns(tmp_path: Path) -> None:
+def test_state_without_record_digests_warns(tmp_path: Path) -> None:
     loader = loader_of(packed(tmp_path, [b"a", b"b", b"c"]))
     bare = loader.feed.sampler.state_dict()
     with pytest.warns(UserWarning, match="only the number of records was compared"):
         loader.load_state_dict(bare)
 
 
-def test_a_state_costs_no_digest_of_the_data(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_state_dict_computes_no_digest_of_data(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The sampler's data are digested once, not for each state."""
     weighted = BatchSampler(WeightedSampler(np.ones(RECORDS), seed=0), batch_size=4)
     loader = TorchLoader(Feed(index, weighted))
@@ -494,7 +494,7 @@ def _joined(slices: list[dict[str, Any]], name: str) -> Any:
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_a_reused_record_is_decoded_once(index: Index, threads: int) -> None:
+def test_reused_record_is_decoded_once(index: Index, threads: int) -> None:
     """Once an epoch, but for those live at both its ends."""
     calls = []
 
@@ -517,9 +517,7 @@ def test_a_reused_record_is_decoded_once(index: Index, threads: int) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=str)
-def test_an_exception_in_decode_names_the_record_and_ends_the_pass(
-    index: Index, way: dict[str, Any]
-) -> None:
+def test_decode_error_names_record_and_ends_pass(index: Index, way: dict[str, Any]) -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         if len(sample["word"]) == 11:
             raise RuntimeError("eleven")
@@ -546,14 +544,14 @@ def test_close_ends_the_pass_and_another_may_follow(index: Index) -> None:
     assert received(loader) == expected(index, random(), **OPTIONS)[1:]
 
 
-def test_a_break_leaves_no_thread(index: Index) -> None:
+def test_break_leaves_no_thread(index: Index) -> None:
     for _ in TorchLoader(Feed(index, random(), **OPTIONS)):
         break
     gc.collect()
     assert started_threads() == []
 
 
-def test_it_pickles(index: Index) -> None:
+def test_loader_pickles_with_its_position(index: Index) -> None:
     """Trainers that start their processes anew send the loader along."""
     loader = TorchLoader(Feed(index, random(), **OPTIONS))
     list(take(loader, 2))
@@ -561,7 +559,7 @@ def test_it_pickles(index: Index) -> None:
     assert received(copy) == received(loader)
 
 
-def test_a_record_is_decoded_once_for_a_batch_and_transformed_for_each_view(
+def test_record_is_decoded_once_and_transformed_for_each_view(
     index: Index,
 ) -> None:
     """Captions are joined by sample id; the image of two of them is one decoding."""
@@ -593,7 +591,7 @@ def test_a_record_is_decoded_once_for_a_batch_and_transformed_for_each_view(
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}])
-def test_the_report_knows_threads_and_workers(index: Index, options: dict[str, Any]) -> None:
+def test_report_measures_threads_and_workers(index: Index, options: dict[str, Any]) -> None:
     with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:
         steps = len(list(loader))
         report = loader.report()
@@ -601,7 +599,7 @@ def test_the_report_knows_threads_and_workers(index: Index, options: dict[str, A
         assert min(report.reading, report.collating, report.waiting) > 0
 
 
-def test_requests_begin_at_the_first_batch_whatever_the_sampler_has_drawn(index: Index) -> None:
+def test_request_sampler_starts_at_first_batch_of_iterated_sampler(index: Index) -> None:
     stream = BatchSampler(RandomSampler(len(index), seed=3), batch_size=5)
     feed = Feed(index, stream)
     first = next(iter(RequestSampler(feed))).ids.tolist()
@@ -620,7 +618,7 @@ CHECKED: dict[str, Callable[..., Any]] = {
 
 
 @pytest.mark.parametrize("name", CHECKED)
-def test_damage_is_found_unless_checksums_are_turned_off(tmp_path: Path, name: str) -> None:
+def test_damage_is_found_unless_checksums_are_off(tmp_path: Path, name: str) -> None:
     index = pack([{"word": b"%d" % number} for number in range(8)], tmp_path)["data"]
     row = index.table("word")[5]
     with (tmp_path / index.location(5)[0]).open("r+b") as shard:

@@ -11,7 +11,7 @@ from twinfeed.loaders.torch import _processes
 from twinfeed.samplers.processes import num_processes
 
 
-def test_the_ranks_of_a_process_group_count_without_a_launcher(
+def test_world_size_is_read_from_process_group(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)

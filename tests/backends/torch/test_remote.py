@@ -31,7 +31,7 @@ from twinfeed.samplers import BatchSampler, RandomSampler, ShardShuffleSampler
 
 
 @pytest.mark.parametrize(("method", "cached"), [("fork", False), ("fork", True), ("spawn", False)])
-def test_workers_read_remotely(
+def test_workers_read_remote_shards(
     tmp_path: Path, server: RangeServer, method: Any, cached: bool
 ) -> None:
     """The parent has read before it forks. A cache is filled by one process, once an epoch."""
@@ -60,7 +60,7 @@ def test_workers_read_remotely(
 
 
 @pytest.mark.parametrize("cached", [False, True])
-def test_a_dataset_in_a_dataloader_of_ones_own_warns_of_a_request_a_record(
+def test_own_dataloader_over_remote_dataset_warns_of_many_requests(
     tmp_path: Path, server: RangeServer, cached: bool
 ) -> None:
     draw = np.random.default_rng(0)
@@ -91,7 +91,7 @@ def test_a_dataset_in_a_dataloader_of_ones_own_warns_of_a_request_a_record(
         pytest.param("spawn", "random", marks=pytest.mark.long),
     ],
 )
-def test_workers_cost_no_request_and_no_byte(
+def test_workers_cost_no_more_requests_or_bytes(
     tmp_path: Path, server: RangeServer, method: Any, kind: str
 ) -> None:
     """Each byte is asked for once, whichever workers need it, in as few requests as without."""
@@ -118,7 +118,7 @@ def test_workers_cost_no_request_and_no_byte(
 
 
 @pytest.mark.parametrize("fault", ["changed", "corrupted", "refused", "gone"])
-def test_workers_tell_what_is_wrong_and_go_on_after_it(
+def test_workers_report_remote_fault_and_continue(
     tmp_path: Path, server: RangeServer, fault: str
 ) -> None:
     draw = np.random.default_rng(0)

@@ -73,7 +73,9 @@ def test_every_batch_sampler_gives_its_ids_or_is_refused(make: Callable[[], Batc
 
 @pytest.mark.parametrize(("workers", "how"), [*STARTS, *SLOW])
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_workers_of_any_start_give_the_same(wrapped: bool, workers: int, how: str | None) -> None:
+def test_workers_of_any_start_method_give_equal_batches(
+    wrapped: bool, workers: int, how: str | None
+) -> None:
     options: dict[str, Any] = {"num_workers": workers, "multiprocessing_context": how}
     wrap: Any = TorchSampler if wrapped else lambda sampler: sampler
     order, p_by_k = RandomSampler(Numbers(), seed=3), PKBatchSampler(LABELS, p=3, k=2, seed=3)
@@ -115,7 +117,7 @@ def test_stateful_dataloaders_resume_at_every_step(
         assert rest + received(later) == whole[stop : stop + len(rest) + 6]
 
 
-def test_a_state_is_of_the_sampler_and_of_every_number_of_ranks() -> None:
+def test_state_of_rank_loads_at_any_world_size() -> None:
     order = RandomSampler(96, seed=3)
     ranks = [TorchSampler(order.shard(rank, 2)) for rank in range(2)]
     ids = [iter(rank) for rank in ranks]
@@ -131,7 +133,7 @@ def test_a_state_is_of_the_sampler_and_of_every_number_of_ranks() -> None:
         TorchSampler(RandomSampler(96, seed=4)).load_state_dict(state)
 
 
-def test_accelerate_adds_up_lists_and_replaces_no_order() -> None:
+def test_accelerate_splits_batches_and_keeps_sampler() -> None:
     """Two ranks get whole batches in turn; a torch RandomSampler would get another seed."""
     sampler = PKBatchSampler(LABELS, p=3, k=2, seed=3, batches_per_epoch=8)
     parts = [
@@ -150,7 +152,7 @@ def test_accelerate_adds_up_lists_and_replaces_no_order() -> None:
         assert received(part) == whole[rank::2]
 
 
-def test_it_is_a_sampler_of_torch_and_none_of_those_that_trainers_replace() -> None:
+def test_torch_sampler_is_no_class_that_trainers_replace() -> None:
     sampler = TorchSampler(RandomSampler(8, seed=0))
     assert isinstance(sampler, torch.utils.data.Sampler)
     replaced = torch.utils.data.RandomSampler, torch.utils.data.SequentialSampler

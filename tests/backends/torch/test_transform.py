@@ -33,7 +33,7 @@ def through_torch(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": torch.from_numpy(sample["x"]).add_(sample["record"] == 5)}
 
 
-def test_a_transform_that_writes_by_way_of_torch_is_found(index: Index) -> None:
+def test_transform_writing_through_torch_tensor_is_found(index: Index) -> None:
     sampler = BatchSampler(ReuseSampler(6, reuse=3, live=4, seed=0), batch_size=2)
     feed = Feed(index, sampler, decode=array, transform=through_torch)
     with pytest.raises(DecodeError, match=r"(?s)record 5 .*wrote to .* 'x'.*torch.tensor\(array\)"):
@@ -44,7 +44,7 @@ def noisy(sample: dict[str, Any]) -> dict[str, Any]:
     return {"x": float(torch.rand(()))}
 
 
-def test_a_transform_that_draws_from_torchs_global_state_is_refused_or_seeded(index: Index) -> None:
+def test_transform_drawing_from_torch_state_is_refused_or_seeded(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(6, seed=0), batch_size=2)
     before = torch.get_rng_state()
     with pytest.raises(ValueError, match=r"transform returned different results.*Seeded"):

@@ -92,7 +92,7 @@ PAIRWISE: list[Any] = [
 
 
 @pytest.mark.parametrize("options", PAIRWISE, ids=str)
-def test_a_plain_dataloader_gives_the_stream(index: Index, options: dict[str, Any]) -> None:
+def test_plain_dataloader_gives_stream(index: Index, options: dict[str, Any]) -> None:
     loader = plain(index, random(), **options)
     assert len(loader) == 5
     got = [batch for _ in range(2) for batch in received(loader)]
@@ -100,7 +100,7 @@ def test_a_plain_dataloader_gives_the_stream(index: Index, options: dict[str, An
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_loop_that_takes_exactly_len_batches_gets_every_epoch(index: Index, workers: int) -> None:
+def test_loops_of_exactly_len_batches_get_every_epoch(index: Index, workers: int) -> None:
     """It never asks for the batch after the last one, which once began epoch 0 for ever."""
     loader = plain(index, random(), num_workers=workers)
     got = [noted(batch) for batch in islice(loader, len(loader))]
@@ -109,7 +109,7 @@ def test_a_loop_that_takes_exactly_len_batches_gets_every_epoch(index: Index, wo
     assert got == expected(index, random(), epochs=(0, 1, 2), **OPTIONS)
 
 
-def test_the_loader_under_spawn(index: Index) -> None:
+def test_spawned_worker_gives_stream(index: Index) -> None:
     options = {"num_workers": 1, "multiprocessing_context": "spawn"}
     with TorchLoader(Feed(index, random(), **OPTIONS), **options) as loader:
         assert received(loader) == expected(index, random(), **OPTIONS)
@@ -128,7 +128,7 @@ def test_an_open_connection_is_refused_to_workers_that_are_spawned(tmp_path: Pat
     source.connection.close()
 
 
-def test_threads_within_workers_and_what_is_told_before_them(index: Index) -> None:
+def test_threads_and_readahead_in_worker_give_stream(index: Index) -> None:
     feed = Feed(index, random(), **OPTIONS)
     with TorchLoader(feed, num_workers=1, threads=2, readahead=1000) as loader:
         assert received(loader) == expected(index, random(), **OPTIONS)
@@ -138,7 +138,7 @@ def threaded(sample: dict[str, Any]) -> dict[str, Any]:
     return {**noisy(sample), "thread": threading.get_native_id()}
 
 
-def test_a_fork_after_threads(index: Index) -> None:
+def test_worker_forked_after_threads_has_own_threads(index: Index) -> None:
     """The dataset has had threads and files in this process when it is forked. The worker keeps
     threads of its own.
     """
@@ -159,7 +159,7 @@ def test_a_fork_after_threads(index: Index) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*pin_memory")  # torch's own, from some version on
-def test_a_pinned_dataloader_works_without_a_device_too(index: Index) -> None:
+def test_pin_memory_works_without_device(index: Index) -> None:
     loader = plain(index, random(), pin_memory=True)
     if torch.cuda.is_available():
         assert all(batch["id"].is_pinned() for batch in loader)
@@ -174,7 +174,7 @@ def test_a_pinned_dataloader_works_without_a_device_too(index: Index) -> None:
     ("workers", "steps"),
     [(0, (1, 4, 5, 6)), (2, (4, 5)), pytest.param(2, (1, 6), marks=pytest.mark.long)],
 )
-def test_a_stateful_dataloader_resumes_at_any_step(
+def test_stateful_dataloader_resumes_at_any_step(
     index: Index, workers: int, steps: tuple[int, ...]
 ) -> None:
     def loader() -> Any:
@@ -200,7 +200,7 @@ def test_a_stateful_dataloader_resumes_at_any_step(
         assert got == (whole[step:5] if step < 5 else whole[5:])
 
 
-def test_a_pass_over_requests_that_was_broken_off_starts_again(index: Index) -> None:
+def test_pass_over_requests_after_break_restarts_epoch(index: Index) -> None:
     loader = plain(index, random())
     whole = expected(index, random(), epochs=(0, 1), **OPTIONS)
     assert list(take(loader, 2)) == whole[:2]
@@ -209,7 +209,7 @@ def test_a_pass_over_requests_that_was_broken_off_starts_again(index: Index) -> 
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_an_evaluation_over_requests_is_whole_after_a_look(index: Index, workers: int) -> None:
+def test_evaluation_over_requests_gives_every_record_after_peek(index: Index, workers: int) -> None:
     sampler = ExactOnceBatchSampler(RECORDS, batch_size=5)
     loader = plain(index, sampler, num_workers=workers)
     whole = expected(index, sampler, **OPTIONS)
@@ -218,7 +218,7 @@ def test_an_evaluation_over_requests_is_whole_after_a_look(index: Index, workers
         assert received(loader) == whole
 
 
-def test_workers_move_on_over_a_short_epoch_unless_the_epoch_is_set(index: Index) -> None:
+def test_set_epoch_keeps_short_epoch_from_being_skipped_by_workers(index: Index) -> None:
     """Torch draws `prefetch_factor * num_workers` batches when an iterator is made."""
     loader = plain(index, random(), num_workers=2, prefetch_factor=3)
     epochs = []
@@ -233,7 +233,7 @@ def test_workers_move_on_over_a_short_epoch_unless_the_epoch_is_set(index: Index
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_record_dataset_is_a_dataset_like_any_other(index: Index, workers: int) -> None:
+def test_record_dataset_works_with_shuffle_of_dataloader(index: Index, workers: int) -> None:
     dataset = RecordDataset(Feed(index, random(), decode=lengths))
     assert len(dataset) == RECORDS
     assert dataset[7] == {"id": 7, "label": 3, "length": 7}
@@ -246,12 +246,12 @@ def test_a_record_dataset_is_a_dataset_like_any_other(index: Index, workers: int
     assert sorted(ids) == list(range(RECORDS))
 
 
-def test_a_record_dataset_ends(index: Index) -> None:
+def test_record_dataset_iteration_ends(index: Index) -> None:
     dataset = RecordDataset(Feed(index, random()))
     assert [sample["id"] for sample in dataset] == list(range(RECORDS))
 
 
-def test_seeds_of_plain_samples_are_torchs_random_numbers(index: Index) -> None:
+def test_seeds_of_record_dataset_samples_come_from_torch(index: Index) -> None:
     """A warning says so once: the ids of `batch_sampler=feed.sampler` are those of the stream."""
     feed = Feed(index, random(), **OPTIONS)
     dataset = RecordDataset(feed)
@@ -267,7 +267,7 @@ def test_seeds_of_plain_samples_are_torchs_random_numbers(index: Index) -> None:
     assert [dataset[4]["noisy"].tolist() for _ in range(2)] == first
 
 
-def test_a_state_of_a_torch_loader_is_one_of_its_requests(index: Index) -> None:
+def test_request_sampler_resumes_from_state_of_torch_loader(index: Index) -> None:
     """The rest of the epoch, exactly, in a DataLoader of one's own."""
     feed = Feed(index, random(), **OPTIONS)
     with TorchLoader(feed, device="cpu", num_workers=2) as loader:
@@ -301,9 +301,7 @@ def test_a_state_of_a_torch_loader_is_one_of_its_requests(index: Index) -> None:
     ],
     ids=lambda sampler: type(sampler).__name__,
 )
-def test_records_that_the_feeds_sampler_leaves_out_come_with_a_warning(
-    index: Index, sampler: BatchStream
-) -> None:
+def test_records_left_out_by_sampler_warn(index: Index, sampler: BatchStream) -> None:
     """`shuffle=True` of a DataLoader would give a training the records of its validation."""
     dataset = RecordDataset(Feed(index, sampler))
     assert [dataset[number]["id"] for number in range(12)] == list(range(12))
@@ -313,13 +311,13 @@ def test_records_that_the_feeds_sampler_leaves_out_come_with_a_warning(
 
 
 @pytest.mark.parametrize("number", [0, 5, 23])
-def test_a_record_between_those_of_the_sampler_is_left_out_too(index: Index, number: int) -> None:
+def test_record_between_those_of_sampler_counts_as_left_out(index: Index, number: int) -> None:
     some = ExactOnceBatchSampler(RECORDS, batch_size=2, records=[3, 9])
     with pytest.warns(UserWarning, match="leaves records out"):
         RecordDataset(Feed(index, some))[number]
 
 
-def test_plain_samples_have_the_rows_of_a_side_table(index: Index) -> None:
+def test_record_dataset_samples_have_side_table_rows(index: Index) -> None:
     texts = [f"text {n}" for n in range(RECORDS)]
     side = {"weight": np.arange(RECORDS) / 2, "text": texts}
     sample = RecordDataset(Feed(index, random(), side=side))[5]
@@ -345,7 +343,7 @@ class Squares(Dataset[int]):
     [random(), PKBatchSampler(np.arange(RECORDS) % 4, p=2, k=3, seed=0).shard(1, 2)],
     ids=["random", "P x K, rank 1 of 2"],
 )
-def test_samplers_alone_drive_a_plain_dataloader(sampler: Any, workers: int) -> None:
+def test_batch_sampler_drives_dataloader_of_own_dataset(sampler: Any, workers: int) -> None:
     loader: DataLoader[Any] = DataLoader(Squares(), batch_sampler=sampler, num_workers=workers)
     sampler.set_epoch(3)
     got = [batch.tolist() for batch in loader]
@@ -362,7 +360,7 @@ def fail(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_an_error_comes_home_as_it_is_and_the_workers_end(index: Index, persistent: bool) -> None:
+def test_worker_error_is_raised_unchanged_and_workers_end(index: Index, persistent: bool) -> None:
     """torch gives an error's whole traceback as its message, and waits 5 s for each worker."""
     before = set(multiprocessing.active_children())
     options = {"num_workers": 2, "persistent_workers": persistent}
@@ -391,7 +389,7 @@ def first_dies(sample: dict[str, Any]) -> np.int64:
     return lengths(sample)
 
 
-def test_when_a_worker_has_died_the_others_have_ended(index: Index) -> None:
+def test_worker_death_ends_other_workers(index: Index) -> None:
     before = set(multiprocessing.active_children())
     loader = TorchLoader(Feed(index, random(), decode=first_dies), num_workers=2)
     with pytest.raises(WorkerDiedError, match="worker 0 of 2"):
@@ -404,7 +402,7 @@ def in_main_thread(_: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("workers", [0, 1])
-def test_global_states_are_set_in_the_main_thread_alone(index: Index, workers: int) -> None:
+def test_seeded_transform_runs_in_main_thread(index: Index, workers: int) -> None:
     feed = Feed(index, random(), transform=Seeded(in_main_thread))
     with TorchLoader(feed, num_workers=workers, threads=3) as loader:
         assert all(batch["here"].all() for batch in loader)
@@ -417,7 +415,7 @@ class StubbornError(Exception):
         super().__init__(first)
 
 
-def test_an_error_that_does_not_pickle_comes_home(
+def test_worker_error_that_cannot_be_pickled_is_raised(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stubborn(self: Reader, *_: Any, **__: Any) -> None:
@@ -445,7 +443,7 @@ class KilledOnce:
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_a_pass_after_a_death_has_new_workers(
+def test_pass_after_worker_death_has_new_workers(
     index: Index, tmp_path: Path, persistent: bool
 ) -> None:
     (tmp_path / "flag").touch()
@@ -460,7 +458,7 @@ def test_a_pass_after_a_death_has_new_workers(
     assert got == expected(index, random(), decode=lengths)
 
 
-def test_a_reuse_cache_is_refused_in_a_worker(index: Index) -> None:
+def test_reuse_cache_is_refused_in_worker(index: Index) -> None:
     def sampler() -> BatchStream:
         return BatchSampler(ReuseSampler(RECORDS, reuse=3, live=8, seed=2), batch_size=4)
 
@@ -469,7 +467,7 @@ def test_a_reuse_cache_is_refused_in_a_worker(index: Index) -> None:
     assert received(plain(index, sampler())) == expected(index, sampler(), **OPTIONS)
 
 
-def test_workers_end_with_the_loader(index: Index) -> None:
+def test_workers_end_with_loader(index: Index) -> None:
     before = set(multiprocessing.active_children())
     with TorchLoader(Feed(index, random()), num_workers=2, persistent_workers=True) as loader:
         list(take(loader, 2))
@@ -478,7 +476,7 @@ def test_workers_end_with_the_loader(index: Index) -> None:
     assert not any(worker.is_alive() for worker in workers)
 
 
-def test_fault_113_workers_end_with_the_last_name_of_a_loader(index: Index) -> None:
+def test_fault_113_workers_end_with_last_reference_to_loader(index: Index) -> None:
     """Once a cycle kept them until a garbage collection, which took five seconds for each."""
     before = set(multiprocessing.active_children())
     loader = TorchLoader(Feed(index, random()), num_workers=2, persistent_workers=True)
@@ -489,7 +487,7 @@ def test_fault_113_workers_end_with_the_last_name_of_a_loader(index: Index) -> N
 
 
 @pytest.mark.parametrize("persistent", [False, True])
-def test_close_ends_the_workers_of_an_iterator_that_is_held(index: Index, persistent: bool) -> None:
+def test_close_ends_workers_of_live_iterator(index: Index, persistent: bool) -> None:
     before = set(multiprocessing.active_children())
     loader = TorchLoader(Feed(index, random()), num_workers=2, persistent_workers=persistent)
     held = iter(loader)
@@ -499,7 +497,7 @@ def test_close_ends_the_workers_of_an_iterator_that_is_held(index: Index, persis
     assert set(multiprocessing.active_children()) <= before
 
 
-def test_the_report_knows_when_each_batch_of_the_workers_was_ready(index: Index) -> None:
+def test_report_measures_how_long_worker_batches_were_ready(index: Index) -> None:
     """Four of five wait for a loop that takes long over each step."""
     with TorchLoader(Feed(index, random()), num_workers=1) as loader:
         for step, _ in enumerate(loader):

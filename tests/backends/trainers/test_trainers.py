@@ -69,7 +69,7 @@ def test_lightning_fit_gets_all_epochs_and_whole_validations(
 
 
 @pytest.mark.parametrize("limit", [2, 3])
-def test_lightning_sets_the_epoch_where_it_cuts_epochs_short(
+def test_lightning_sets_epoch_with_limit_train_batches(
     index: Index, tmp_path: Path, limit: int
 ) -> None:
     from support.lightning_module import Notes, trainer
@@ -121,7 +121,7 @@ def test_lightning_resumes_a_stateful_dataloader(
 
 
 @pytest.mark.parametrize(("make", "workers"), [(whole, 2), (plain, 0), (plain, 2)])
-def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
+def test_lightning_resumes_from_checkpoint_at_epoch_end(
     index: Index, tmp_path: Path, make: Any, workers: int
 ) -> None:
     """Workers of a plain DataLoader draw before Lightning names the epoch: we name it first."""
@@ -140,7 +140,7 @@ def test_lightning_resumes_a_checkpoint_of_an_epochs_end(
 
 
 @pytest.mark.parametrize("rank", [None, 0])
-def test_lightning_does_not_rebuild_our_samplers_in_silence(index: Index, rank: int | None) -> None:
+def test_lightning_replacing_sampler_is_an_error(index: Index, rank: int | None) -> None:
     """It would put its own distributed sampler in; that is an error, not another stream."""
     from lightning.pytorch.utilities.data import _update_dataloader
 
@@ -152,7 +152,7 @@ def test_lightning_does_not_rebuild_our_samplers_in_silence(index: Index, rank: 
         _update_dataloader(DataLoader(range(RECORDS), batch_sampler=sampler), other)
 
 
-def test_accelerate_leaves_a_loader_alone(index: Index) -> None:
+def test_accelerate_returns_loader_unchanged(index: Index) -> None:
     loader = whole(index, random())
     assert Accelerator(cpu=True).prepare(loader) is loader
 
@@ -171,7 +171,7 @@ def even() -> BatchStream:
     return BatchSampler(RandomSampler(RECORDS, seed=5), batch_size=4)
 
 
-def test_accelerate_shares_out_full_batches(index: Index) -> None:
+def test_accelerate_splits_full_batches(index: Index) -> None:
     """To every process the same number of them, each as it is."""
     prepared = prepare_data_loader(plain(index, even().shard(0, 1)), **SHARED)
     for epoch in range(2):
@@ -186,9 +186,7 @@ def test_accelerate_shares_out_full_batches(index: Index) -> None:
         (evaluation(), r"lose or repeat records.*sampler\.shard\(rank, world_size\)"),
     ],
 )
-def test_accelerate_is_refused_what_it_cannot_share_out(
-    index: Index, sampler: BatchStream, words: str
-) -> None:
+def test_accelerate_refuses_uneven_batches(index: Index, sampler: BatchStream, words: str) -> None:
     """One rank's batches, batches of several sizes, and evaluations."""
     with pytest.raises(TypeError, match=words):
         prepare_data_loader(plain(index, sampler), **SHARED)
@@ -196,7 +194,7 @@ def test_accelerate_is_refused_what_it_cannot_share_out(
 
 @pytest.mark.parametrize("shared", [{}, SHARED])
 @pytest.mark.parametrize("step", [0, 2])
-def test_accelerate_skips_batches_in_the_epoch_that_it_is_told(
+def test_accelerate_skips_batches_in_set_epoch(
     index: Index, shared: dict[str, Any], step: int
 ) -> None:
     """Of a plain DataLoader: named before the batches are skipped, and before each epoch."""
@@ -210,7 +208,7 @@ def test_accelerate_skips_batches_in_the_epoch_that_it_is_told(
     assert got == want[0][step:] + want[1]
 
 
-def test_accelerate_goes_on_after_a_state_where_it_is_told_the_epoch(index: Index) -> None:
+def test_accelerate_resumes_where_iteration_is_set(index: Index) -> None:
     """It would begin its own first epoch, 0, and names that to the sampler."""
     requests = RequestSampler(Feed(index, even(), **OPTIONS))
     requests.set_epoch(2)
@@ -241,9 +239,7 @@ def test_accelerate_resumes_on_two_ranks(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("custom_checkpoint*")) == []  # which Accelerate would unpickle
 
 
-def test_lightning_that_names_another_epoch_than_the_state_is_told(
-    index: Index, tmp_path: Path
-) -> None:
+def test_lightning_setting_another_epoch_than_state_warns(index: Index, tmp_path: Path) -> None:
     """What is saved after `max_steps` ended a fit in mid-epoch says that the epoch is over."""
     from support.lightning_module import Notes, trainer
 
@@ -268,7 +264,7 @@ def said_by(folder: Path, module: Any, loaders: Any, **options: Any) -> list[str
     return [str(one.message) for one in caught if "set_epoch" in str(one.message)]
 
 
-def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path) -> None:
+def test_lightning_restarting_earlier_epoch_warns(index: Index, tmp_path: Path) -> None:
     """The shorter loader of a CombinedLoader has gone on to epochs that are named only later."""
     from lightning.pytorch.utilities import CombinedLoader
     from support.lightning_module import Notes
@@ -285,7 +281,7 @@ def test_lightning_that_takes_a_loader_back_is_told(index: Index, tmp_path: Path
     assert "set_epoch starts epoch 1 again" in said
 
 
-def test_lightning_that_leaves_batches_out_is_told(index: Index, tmp_path: Path) -> None:
+def test_lightning_skipping_batches_warns(index: Index, tmp_path: Path) -> None:
     """It overfits on the first batches of each epoch, which are others in each epoch."""
     from support.lightning_module import Notes
 
@@ -295,7 +291,7 @@ def test_lightning_that_leaves_batches_out_is_told(index: Index, tmp_path: Path)
 
 
 @pytest.mark.parametrize("make", [random, evaluation])
-def test_trainers_find_where_to_set_the_epoch(index: Index, make: Any) -> None:
+def test_loader_has_set_epoch_where_trainers_look(index: Index, make: Any) -> None:
     """Some look for the sampler of a loader, some for that of its batch sampler."""
     one = whole(index, make())
     one.sampler.set_epoch(3)
@@ -304,7 +300,7 @@ def test_trainers_find_where_to_set_the_epoch(index: Index, make: Any) -> None:
     assert one.epoch == 5
 
 
-def test_lightning_overfits_beside_an_evaluation(index: Index, tmp_path: Path) -> None:
+def test_lightning_overfits_beside_evaluation_without_warning(index: Index, tmp_path: Path) -> None:
     """It would put torch's own sequential sampler into a loader of another order."""
     from support.lightning_module import Notes, trainer
 
@@ -318,7 +314,7 @@ def test_lightning_overfits_beside_an_evaluation(index: Index, tmp_path: Path) -
     assert not any("val dataloader shuffling" in str(one.message) for one in caught)
 
 
-def test_a_second_training_on_one_loader_is_told(index: Index, tmp_path: Path) -> None:
+def test_second_training_on_one_loader_warns(index: Index, tmp_path: Path) -> None:
     from support.lightning_module import Notes
 
     loader = whole(index, random())
@@ -327,7 +323,7 @@ def test_a_second_training_on_one_loader_is_told(index: Index, tmp_path: Path) -
     assert "set_epoch starts epoch 0 again" in said
 
 
-def test_what_is_meant_to_begin_again_is_not_warned_of(index: Index, tmp_path: Path) -> None:
+def test_intended_restart_of_epoch_does_not_warn(index: Index, tmp_path: Path) -> None:
     """A loaded state, an evaluation, and epochs in their order, whatever ends them."""
     one, other = whole(index, random()), whole(index, evaluation())
     with warnings.catch_warnings():
@@ -348,7 +344,7 @@ def test_what_is_meant_to_begin_again_is_not_warned_of(index: Index, tmp_path: P
         next(iter(one))
 
 
-def test_a_loader_in_somebodys_workers_is_refused(index: Index) -> None:
+def test_loader_inside_dataloader_workers_is_refused(index: Index) -> None:
     """Each worker would give all batches, and the loader here would not move.
 
     What failed is garbage, and torch waits five seconds for each worker that the collector finds.
@@ -369,7 +365,7 @@ def test_a_loader_in_somebodys_workers_is_refused(index: Index) -> None:
         serving._shutdown_workers()
 
 
-def test_processes_of_accelerate_are_refused_what_they_cannot_share_out(tmp_path: Path) -> None:
+def test_accelerate_processes_refuse_uneven_batches(tmp_path: Path) -> None:
     """Nine batches of two processes: eight would arrive. What they can share, they may. An
     evaluation whose last batches differ is gathered with padding, or by `Results`.
     """

@@ -44,7 +44,7 @@ def loader(index: Index, sampler: BatchStream, **options: Any) -> TorchLoader:
 @pytest.mark.parametrize(
     ("saved", "accumulated", "workers"), [pytest.param(7, 1, 2, marks=pytest.mark.long), (3, 2, 0)]
 )
-def test_it_resumes_at_any_step(
+def test_transformers_resumes_at_any_step(
     index: Index, tmp_path: Path, saved: int, accumulated: int, workers: int
 ) -> None:
     """In mid-epoch, and at the end of an epoch whose steps take two batches."""
@@ -74,7 +74,7 @@ def test_it_resumes_at_any_step(
     assert len(resumed.noted) >= 6
 
 
-def test_its_own_skipping_is_refused_over_a_loader(index: Index, tmp_path: Path) -> None:
+def test_transformers_skipping_batches_of_loader_is_refused(index: Index, tmp_path: Path) -> None:
     """A loaded state and skipped batches would count twice."""
     from support.transformers_trainer import Trainer, arguments
 
@@ -85,7 +85,7 @@ def test_its_own_skipping_is_refused_over_a_loader(index: Index, tmp_path: Path)
 
 
 @pytest.mark.parametrize("saved", [5, 7])
-def test_it_skips_the_batches_of_a_plain_dataloader_itself(
+def test_transformers_skips_batches_of_plain_dataloader(
     index: Index, tmp_path: Path, saved: int
 ) -> None:
     """The other route: no state is loaded, and the trainer sets the epoch of the sampler."""
@@ -109,7 +109,7 @@ def test_it_skips_the_batches_of_a_plain_dataloader_itself(
 
 @pytest.mark.parametrize("some", [None, range(3, 17)])
 @pytest.mark.parametrize("last_batch", ["smaller", "pad"])
-def test_it_counts_the_records_of_an_evaluation(
+def test_transformers_counts_records_of_evaluation(
     index: Index, tmp_path: Path, some: Any, last_batch: Any
 ) -> None:
     """Its speed is of these, and not of batches of the size that a training has."""
@@ -124,7 +124,7 @@ def test_it_counts_the_records_of_an_evaluation(
     assert len(evaluation.dataset) == records
 
 
-def test_it_evaluates_on_every_record(index: Index, tmp_path: Path) -> None:
+def test_transformers_evaluates_on_every_record(index: Index, tmp_path: Path) -> None:
     """Its `eval_loss` is a mean of the batches' means; what `compute_metrics` is given is whole."""
     from support.transformers_trainer import Trainer, arguments
 

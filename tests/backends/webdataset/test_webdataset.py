@@ -87,7 +87,7 @@ def streamed(feed: Feed, epochs: int = 1) -> list[list[int]]:
 
 @pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")  # by webdataset
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_a_sample_is_webdatasets_own() -> None:
+def test_samples_equal_samples_of_webdataset() -> None:
     index = index_of(RECORDS)
     shards = sorted(str(path) for path in Path(index.root).glob("*.tar"))
     assert len(shards) > 1
@@ -121,7 +121,7 @@ def test_every_sampler_gives_its_stream_or_is_refused(make: Callable[[], BatchSt
 @pytest.mark.filterwarnings("ignore:.*unclosed file:ResourceWarning")  # by webdataset
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("name", ["{}", "class {}"])
-def test_the_member_of_the_label_is_there(tmp_path: Path, name: str) -> None:
+def test_label_member_is_in_sample(tmp_path: Path, name: str) -> None:
     rows = [(f"{n:03}", {"txt": b"", "cls": name.format(n % 3).encode()}) for n in range(12)]
     path = write_tar(tmp_path / "a.tar", rows)
     index = build_index(str(path), tmp_path / "a.index", label="cls")
@@ -131,7 +131,7 @@ def test_the_member_of_the_label_is_there(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("workers", "how"), [*WORKERS, *SLOW])
-def test_ranks_and_workers_deal_batches_of_the_stream(workers: int, how: str | None) -> None:
+def test_ranks_and_workers_give_batches_of_stream(workers: int, how: str | None) -> None:
     feed, started_anew = feed_of(), how in ("forkserver", "spawn")
     for ranks in (3,) if started_anew else (1, 3, 2):
         for rank in range(1 if started_anew else ranks):
@@ -173,7 +173,7 @@ def test_saved_and_resumed_at_every_step(workers: int, how: str | None) -> None:
         assert source.global_step == stop + 1
 
 
-def test_an_evaluation_is_whole_and_a_plain_data_loader_will_do() -> None:
+def test_evaluation_gives_every_record_in_plain_data_loader() -> None:
     feed = feed_of(ExactOnceBatchSampler(RECORDS, batch_size=10))
     source = samples(feed)
     pipeline = wds.DataPipeline(source, wds.to_tuple("txt"), wds.map(first))
@@ -184,7 +184,7 @@ def test_an_evaluation_is_whole_and_a_plain_data_loader_will_do() -> None:
         assert source.epoch == source.step == 0
 
 
-def test_decode_and_transform_of_the_feed_have_their_seeds() -> None:
+def test_feed_transform_gets_seeds_of_stream() -> None:
     feed = feed_of(transform=lambda sample: {"seen": float(sample["seed"] >> 40)})
     source = samples(feed)
     loader = wds.WebLoader(source_pipeline(source), batch_size=None, num_workers=2)
@@ -196,7 +196,7 @@ def source_pipeline(source: SampleLoader) -> wds.DataPipeline:
     return wds.DataPipeline(source, wds.map(lambda sample: sample["seen"]), cut(12))
 
 
-def test_copies_and_pickles_go_on_where_the_loop_was() -> None:
+def test_copies_and_pickles_continue_at_position() -> None:
     source = samples(feed_of())
     next(source.track(web_loader(source)))
     for other in (copy.copy(source), pickle.loads(pickle.dumps(source))):
@@ -214,7 +214,7 @@ def chosen(**options: Any) -> SampleLoader:
     return choose_samples(sampler, classes(), **options)
 
 
-def test_a_sampler_chooses_from_a_pipeline_of_each_class() -> None:
+def test_sampler_chooses_from_pipeline_of_each_class() -> None:
     source = chosen()
     sampler, iterators = source._sampler, [iter(pipeline) for pipeline in classes()]
     expected = [
@@ -226,7 +226,7 @@ def test_a_sampler_chooses_from_a_pipeline_of_each_class() -> None:
     assert [[int(row["txt"]) for row in batch] for batch in chosen()] == expected
 
 
-def test_with_replay_a_chosen_run_is_exact_from_every_step() -> None:
+def test_choose_samples_with_replay_resumes_at_every_step() -> None:
     whole = run(chosen(replay=True), epochs=2)
     assert whole[9] != whole[0]
     for stop in range(1, 18):
@@ -235,7 +235,7 @@ def test_with_replay_a_chosen_run_is_exact_from_every_step() -> None:
         assert run(source, epochs=2 - stop // 9) == whole[stop:]
 
 
-def test_a_mixture_chooses_by_weight_and_over_ranks_too() -> None:
+def test_mixture_chooses_by_weight_over_ranks() -> None:
     orders = [RandomSampler(40, seed=0), RandomSampler(40, seed=1)]
     mixture = MixtureSampler(orders, weights=[3, 1], num_samples=40, seed=4)
     sampler = BatchSampler(mixture, batch_size=8)
@@ -362,7 +362,7 @@ def test_states_of_other_streams_and_records_are_refused() -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_damaged_shard_is_an_error_that_names_the_record(tmp_path: Path, workers: int) -> None:
+def test_damaged_shard_error_names_record(tmp_path: Path, workers: int) -> None:
     rows = [{"txt": b"%d" % n} for n in range(24)]
     index = pack(rows, tmp_path, container="tar")["data"]
     (path,) = tmp_path.glob("*.tar")
@@ -375,7 +375,7 @@ def test_a_damaged_shard_is_an_error_that_names_the_record(tmp_path: Path, worke
     assert "record 7" in str(error)
 
 
-def test_a_pass_that_is_broken_off_goes_on_after_what_was_received() -> None:
+def test_pass_after_break_continues_after_received_batches() -> None:
     source, whole = samples(feed_of()), streamed(feed_of())
     loader = web_loader(source, 2, "fork")
     assert [list(batch) for batch in islice(source.track(loader), 4)] == whole[:4]
