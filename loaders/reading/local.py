@@ -25,8 +25,8 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
     Fetch,
     FileRanges,
-    LastUses,
     ReadPlan,
+    Release,
     Rows,
 )
 from twinfeed.loaders.support.checksum import crc32c_of_each
@@ -135,13 +135,13 @@ class LocalFiles:
         path = self.paths.resolve(relative_path(self.index, self.index.files, file))
         return Handle(open_unchanged(path, length))
 
-    def apply(self, plan: ReadPlan, event: Fetch | LastUses, /) -> None:
+    def apply(self, plan: ReadPlan, event: Fetch | Release, /) -> None:
         """Advise the kernel (`posix_fadvise`) to read the file ranges of a `Fetch` ahead.
 
         At the first event, if the plan has `check_page_cache`, look whether a few of the ranges are
         in the page cache already. If all of them are, disable the plan: the data are in memory.
         """
-        if isinstance(event, LastUses):
+        if isinstance(event, Release):
             return  # nothing to release: the kernel evicts pages by itself
         if plan.check_page_cache:
             interval = max(1, len(event.ranges) // _CHECKED_RANGES)

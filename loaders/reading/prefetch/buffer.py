@@ -19,7 +19,7 @@ from twinfeed.loaders.reading.prefetch.eviction import CURRENT_STEP
 from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_BLOCK,
     Fetch,
-    LastUses,
+    Release,
     Rows,
     merge_rows,
 )
@@ -110,7 +110,7 @@ class RangeBuffer:
     """The prefetched ranges of a `ReadPlan`, each kept until the last step that uses it is over.
 
     Where a stream reads blocks of records, a range belongs to a block. While a block is open, its
-    last step is not known: it is `NO_STEP` until the event `LastUses` says it. Thread-safe.
+    last step is not known: it is `NO_STEP` until the event `Release` says it. Thread-safe.
 
     Args:
         read: reads a range of a file.
@@ -150,14 +150,14 @@ class RangeBuffer:
             else:  # nobody will say when the previous plan's open blocks are closed
                 self._set_last_steps([(block, previous_end) for block in self._by_block])
 
-    def apply(self, event: Fetch | LastUses, /) -> None:
+    def apply(self, event: Fetch | Release, /) -> None:
         """Apply an event of the plan.
 
-        `Fetch`: request its ranges. `LastUses`: store for closed blocks the last step that uses
+        `Fetch`: request its ranges. `Release`: store for closed blocks the last step that uses
         their ranges, after which `release_before` drops them.
         """
         with self._lock:
-            if isinstance(event, LastUses):
+            if isinstance(event, Release):
                 self._set_last_steps(event.last_steps)
             else:
                 for file, start, stop, block, step in event.ranges.tolist():

@@ -53,10 +53,10 @@ class Fetch(NamedTuple):
     ranges: FileRanges
 
 
-class LastUses(NamedTuple):
-    """The event: these blocks are closed. Each is (its first record, the last step that uses it).
+class Release(NamedTuple):
+    """The event: release the ranges of these blocks, each after the last step that uses it.
 
-    The ranges of such a block are released after its last step.
+    A block is (its first record, its last step).
     """
 
     last_steps: Sequence[tuple[int, int]]
@@ -152,7 +152,7 @@ class ReadPlan:
             self._steps_in_progress.discard(step)
             return min([*self._steps_in_progress, self._last_started + 1])
 
-    def next_events(self, step: int, /) -> Iterator[Fetch | LastUses]:
+    def next_events(self, step: int, /) -> Iterator[Fetch | Release]:
         """Yield the events that the caller applies while the batch of `step` is read.
 
         Batches are fetched ahead until `limit` bytes are fetched that were not read yet; the batch
@@ -168,7 +168,7 @@ class ReadPlan:
                 epoch_end = (self.next_step // self._epoch_steps + 1) * self._epoch_steps
                 yield from self._fetch_until(min(self.next_step + self._steps_per_fetch, epoch_end))
 
-    def _fetch_until(self, stop: int) -> Iterator[Fetch | LastUses]:
+    def _fetch_until(self, stop: int) -> Iterator[Fetch | Release]:
         """Yield a fetch of the ranges of steps [self.next_step, stop), which are of one epoch.
 
         For remote blocks, the last uses that are known by now follow. The number of steps of the
@@ -177,7 +177,7 @@ class ReadPlan:
         ranges = self._ranges_to_fetch(stop)
         yield Fetch(ranges)
         if self._block_uses is not None and self._releases_blocks:
-            yield LastUses(self._block_uses.last_steps_before(stop))
+            yield Release(self._block_uses.last_steps_before(stop))
         fetched_bytes = int((ranges["stop"] - ranges["start"]).sum())
         self._fetched.append((stop - 1, fetched_bytes))
         self._unread_bytes += fetched_bytes

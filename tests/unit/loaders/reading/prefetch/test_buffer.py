@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from twinfeed.loaders.reading.prefetch.buffer import BufferedRange, RangeBuffer
-from twinfeed.loaders.reading.prefetch.read_plan import FILE_RANGE, NO_BLOCK, Fetch, LastUses
+from twinfeed.loaders.reading.prefetch.read_plan import FILE_RANGE, NO_BLOCK, Fetch, Release
 
 SIZE = 10  # bytes of a range
 
@@ -54,7 +54,7 @@ def test_a_range_is_buffered_until_its_last_step_is_over(buffer: RangeBuffer) ->
 def test_the_ranges_of_a_block_are_buffered_until_the_block_is_closed(buffer: RangeBuffer) -> None:
     fetch(buffer, 0, 1, step=3, block=7)
     buffer.release_before(100)
-    buffer.apply(LastUses([(7, 110), (8, 9)]))
+    buffer.apply(Release([(7, 110), (8, 9)]))
     buffer.release_before(110)
     needed(buffer, 0)
     buffer.release_before(111)

@@ -33,8 +33,8 @@ from twinfeed.loaders.reading.prefetch.read_plan import (
     MAX_RANGE_BYTES,
     NO_BLOCK,
     Fetch,
-    LastUses,
     ReadPlan,
+    Release,
     merge_rows,
     ranges_of_records,
 )
@@ -79,7 +79,7 @@ class Noting:
             self._apply(event)
         self.plan.step_finished(step)
 
-    def _apply(self, event: Fetch | LastUses) -> None:
+    def _apply(self, event: Fetch | Release) -> None:
         assert isinstance(event, Fetch), "of local shards nothing is released"
         if self.plan.check_page_cache:
             self.probes += 1
