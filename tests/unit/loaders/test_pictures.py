@@ -34,7 +34,7 @@ def below(figure: Figure) -> list[str]:
     return [axes.get_xlabel() for axes in figure.axes if axes.get_xlabel()]
 
 
-def test_a_buffer_leaves_a_wedge_and_the_shuffle_does_not() -> None:
+def test_plot_mixing_shows_buffer_wedge_but_none_for_shuffle() -> None:
     order = ShardShuffleSampler([500, 500], block=10, window=25, seed=0)
     streams = {
         "stored": BatchSampler(SequentialSampler(1000), batch_size=20),
@@ -58,7 +58,7 @@ def test_a_buffer_leaves_a_wedge_and_the_shuffle_does_not() -> None:
     assert [axes.get_title() for axes in figure.axes[:4]] == [*streams, "shuffle(50), simulated"]
 
 
-def test_a_plain_sampler_and_a_part_of_the_records_are_drawn() -> None:
+def test_plot_mixing_takes_plain_sampler_and_partial_stream() -> None:
     """A buffer of 500 over 700 records, of which a run has seen 500, beside a sampler."""
     part = simulate_shuffle_buffer(700, buffer_size=500, seed=0)[:500]
     streams = {"part": part, "uniform": RandomSampler(700, seed=0)}
@@ -73,7 +73,7 @@ def test_a_plain_sampler_and_a_part_of_the_records_are_drawn() -> None:
         plot_mixing({"first": np.arange(500)}, labels=labels)
 
 
-def test_reading_is_told_from_the_stream() -> None:
+def test_plot_mixing_describes_reads_and_kept_records() -> None:
     uniform = BatchSampler(RandomSampler(10_000, seed=0), batch_size=20)
     blocks = ShardShuffleSampler([10_000], block=50, window=10, seed=0)
     told = below(plot_mixing({"u": uniform, "b": BatchSampler(blocks, batch_size=20)}))
@@ -94,7 +94,7 @@ def test_reading_is_told_from_the_stream() -> None:
 
 
 @pytest.mark.parametrize("kind", ["png", "svg"])
-def test_figures_are_written(kind: str, tmp_path: pytest.TempPathFactory) -> None:
+def test_plot_mixing_figure_is_saved(kind: str, tmp_path: pytest.TempPathFactory) -> None:
     path = f"{tmp_path}/mixing.{kind}"
     sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
     plot_mixing({"uniform": sampler}).savefig(path)
@@ -102,7 +102,7 @@ def test_figures_are_written(kind: str, tmp_path: pytest.TempPathFactory) -> Non
         assert file.read(5) in (b"\x89PNG\r", b"<?xml")
 
 
-def test_a_sheet_has_a_row_for_each_class(tmp_path: pytest.TempPathFactory) -> None:
+def test_show_batch_has_a_row_for_each_class(tmp_path: pytest.TempPathFactory) -> None:
     samples = [
         {"pixels": bytes(range(12)), "label": LABELS[n * 10], "text": f"caption {n}".encode()}
         for n in range(100)
@@ -125,7 +125,7 @@ def test_a_sheet_has_a_row_for_each_class(tmp_path: pytest.TempPathFactory) -> N
 
 
 @pytest.mark.parametrize("lines", [1, 6, 30])
-def test_captions_lie_below_the_images_which_keep_their_aspect(tmp_path: Path, lines: int) -> None:
+def test_show_batch_captions_lie_below_images(tmp_path: Path, lines: int) -> None:
     texts = {f"text {n:02d}": f"a long caption of {'many ' * 30}words" for n in range(lines)}
     index = pack([{"x": b"1", **texts} for _ in range(6)], tmp_path)["data"]
 
@@ -146,7 +146,7 @@ def test_captions_lie_below_the_images_which_keep_their_aspect(tmp_path: Path, l
         assert not any(box.overlaps(other) for other in boxes[place + 1 :])
 
 
-def test_images_that_are_padded_are_shown_without_the_padding(tmp_path: Path) -> None:
+def test_show_batch_removes_padding_of_images(tmp_path: Path) -> None:
     index = pack([{"x": bytes([n])} for n in (3, 7)], tmp_path)["data"]
 
     def decode(sample: Any) -> dict[str, Any]:
@@ -163,7 +163,7 @@ def test_images_that_are_padded_are_shown_without_the_padding(tmp_path: Path) ->
     assert [axes.images[0].get_size() for axes in figure.axes] == [(5, 6)] * 2
 
 
-def test_show_finds_the_field_of_foreign_shards(
+def test_show_batch_finds_the_image_field_of_foreign_shards(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Names as TFDS writes them, a list of strings, and a text that one record lacks."""
@@ -192,7 +192,7 @@ def test_show_finds_the_field_of_foreign_shards(
     assert "image/objects.values: the same" in capsys.readouterr().out
 
 
-def test_show_asks_for_a_field_where_none_or_two_hold_images(
+def test_show_batch_asks_for_a_field_unless_one_holds_images(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = io.BytesIO()
@@ -216,7 +216,7 @@ def test_show_asks_for_a_field_where_none_or_two_hold_images(
     assert "no field 'c': this index has the fields ['a', 'b']" in capsys.readouterr().err
 
 
-def test_what_cannot_be_drawn_is_refused(tmp_path: pytest.TempPathFactory) -> None:
+def test_pictures_refuse_bad_arguments(tmp_path: pytest.TempPathFactory) -> None:
     index = pack([{"x": b"1"}], f"{tmp_path}/data")["data"]
     feed = Feed(index, ExactOnceBatchSampler(1, batch_size=1))
     with pytest.raises(ValueError, match="no field of id, x has images"):
@@ -247,22 +247,20 @@ def test_commands_draw_an_index(
     assert "p must be at most the number of classes" in capsys.readouterr().err
 
 
-def test_the_name_of_a_picture_is_that_of_its_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_picture_path_is_used_as_given(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     index = pack([{"x": b"1"}] * 20, tmp_path)["data"].path
     assert main(["mixing", str(index), "--out", str(tmp_path / "picture")]) == 0
     (written,) = tmp_path.glob("picture*")
     assert capsys.readouterr().out == f"{written}\n"
 
 
-def test_a_figure_shows_itself_in_a_notebook() -> None:
+def test_figure_shows_itself_in_a_notebook() -> None:
     """Jupyter asks an object that pyplot has not made for `_repr_png_`."""
     sampler = BatchSampler(RandomSampler(100, seed=0), batch_size=10)
     assert plot_mixing({"uniform": sampler})._repr_png_().startswith(b"\x89PNG\r")  # type: ignore[attr-defined]
 
 
-def test_a_diagnosis_draws_its_stream() -> None:
+def test_diagnosis_plots_its_stream() -> None:
     axes = Figure().subplots()
     diagnose([4, 3, -1, 0], batch_size=2).plot(axes)
     assert axes.collections[0].get_offsets().tolist() == [[0, 4], [1, 3], [2, 0]]

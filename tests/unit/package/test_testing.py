@@ -106,19 +106,19 @@ class Narrow(Fair):
         (Narrow, r"records must give int64\[4\], got int32"),
     ],
 )
-def test_a_sampler_that_breaks_a_law_is_told_which(broken: type, words: str) -> None:
+def test_check_sampler_names_the_law_that_is_broken(broken: type, words: str) -> None:
     check_sampler(Fair(12, seed=0))
     with pytest.raises(AssertionError, match=words):
         check_sampler(broken(12, seed=0))
 
 
-def test_a_sampler_that_keeps_more_than_it_declares_is_named() -> None:
+def test_check_sampler_names_undeclared_traits() -> None:
     check_sampler(ReuseSampler(12, reuse=3, live=4, seed=0))
     with pytest.raises(AssertionError, match="more than max_cached=4 records"):
         check_sampler(Keeps())
 
 
-def test_a_batch_sampler_is_checked_as_it_is() -> None:
+def test_check_sampler_accepts_a_batch_sampler() -> None:
     check_sampler(BatchSampler(Fair(12, seed=0), batch_size=5, last_batch="pad"))
     with pytest.raises(AssertionError, match="a record repeats"):
         check_sampler(BatchSampler(Repeats(12, seed=0), batch_size=2))
@@ -186,13 +186,13 @@ class Stale(Words):
         (Chatty, r"describe\(0\) must be one line"),
     ],
 )
-def test_a_source_that_breaks_a_law_is_told_which(broken: type, words: str) -> None:
+def test_check_source_names_the_law_that_is_broken(broken: type, words: str) -> None:
     check_source(Words())
     with pytest.raises(AssertionError, match=words):
         check_source(broken())
 
 
-def test_a_source_that_is_unsafe_for_threads_is_named() -> None:
+def test_check_source_names_a_source_unsafe_for_threads() -> None:
     """A reader that puts what it is asked for into itself gives another thread's records."""
     barrier = threading.Barrier(2)
 

@@ -59,13 +59,13 @@ def test_ranks_get_equal_counts_and_nearly_equal_costs() -> None:
     assert (loads.max(1) / loads.mean(1)).mean() < 1.1
 
 
-def test_a_budget_that_is_too_small_is_refused_with_the_number() -> None:
+def test_budget_that_is_too_small_is_refused_with_the_number() -> None:
     with pytest.raises(ValueError, match="at least 56"):
         BucketBatchSampler([3, 7], budget=55, multiple=8, seed=0)
 
 
 @pytest.mark.parametrize("costs", [[0, 1], [-1], [[1]], [0.5], ["a"]])
-def test_what_are_no_costs_is_refused(costs: list) -> None:
+def test_invalid_costs_are_refused(costs: list) -> None:
     with pytest.raises((ValueError, TypeError), match="costs"):
         BucketBatchSampler(costs, budget=10, seed=0)
 

@@ -34,7 +34,7 @@ def saved(order: ClassOrder, folder: Path) -> ClassOrder:
     ],
     ids=["plain", "drop", "once", "records", "super"],
 )
-def test_a_class_order_gives_the_stream_and_the_states_of_its_labels(
+def test_class_order_gives_same_stream_and_states_as_labels(
     labels: Any, options: dict[str, Any], tmp_path: Path
 ) -> None:
     """Whether it was just made, or mapped from files, or sent to another process."""
@@ -52,7 +52,7 @@ def test_a_class_order_gives_the_stream_and_the_states_of_its_labels(
             ]
 
 
-def test_mapped_arrays_are_pickled_as_a_reference(tmp_path: Path) -> None:
+def test_memory_mapped_arrays_pickle_as_a_reference(tmp_path: Path) -> None:
     """A sampler of 300,000 records travels as three paths, and maps the files there."""
     order = saved(ClassOrder(np.arange(300_000) // 100), tmp_path)
     sampler = PKBatchSampler(order, p=4, k=2, seed=0)
@@ -66,7 +66,7 @@ def test_mapped_arrays_are_pickled_as_a_reference(tmp_path: Path) -> None:
     assert np.array_equal(again.records, order.records)
 
 
-def test_a_part_of_a_mapped_array_is_pickled_with_its_own_values(tmp_path: Path) -> None:
+def test_slice_of_memory_mapped_array_pickles_its_values(tmp_path: Path) -> None:
     """numpy gives it the file and the offset of the whole."""
     np.save(tmp_path / "all.npy", np.array([9, 9, 1, 0, 2]))
     part = np.load(tmp_path / "all.npy", mmap_mode="r")[2:]
@@ -76,7 +76,7 @@ def test_a_part_of_a_mapped_array_is_pickled_with_its_own_values(tmp_path: Path)
     assert pickle.loads(pickle.dumps(order)).records.tolist() == [1, 0, 2]
 
 
-def test_a_class_order_is_read_only_and_leaves_the_arrays_given_as_they_are() -> None:
+def test_class_order_is_read_only_and_keeps_its_input_writable() -> None:
     """Samplers share it."""
     records, starts, sizes = np.array([1, 0]), np.array([0]), np.array([2])
     order = ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest="two")

@@ -73,7 +73,7 @@ def test_a_cursor_goes_through_epochs() -> None:
     assert cursor.start_pass(from_start=True) == (2, 0)
 
 
-def test_a_cursor_of_an_evaluation_has_no_place_to_stand() -> None:
+def test_evaluation_cursor_starts_every_pass_at_step_0() -> None:
     """Each pass is whole and of the same epoch, except the first pass after a state."""
     cursor = Cursor(evaluation())
     for _ in range(3):
@@ -90,7 +90,7 @@ def test_a_cursor_of_an_evaluation_has_no_place_to_stand() -> None:
     assert cursor.start_pass() == (0, 0)
 
 
-def test_naming_the_loaded_epoch_keeps_the_loaded_step_until_the_first_batch() -> None:
+def test_set_epoch_to_loaded_epoch_keeps_the_loaded_step() -> None:
     """Trainers name the epoch after they load a state; Lightning names epoch 0 before."""
     cursor = loaded(training(), 1, 3)
     cursor.set_epoch(0)
@@ -105,7 +105,7 @@ def test_naming_the_loaded_epoch_keeps_the_loaded_step_until_the_first_batch() -
     assert where(cursor) == (1, 0)
 
 
-def test_seeking_is_an_end_of_what_was_loaded() -> None:
+def test_seek_discards_the_loaded_position() -> None:
     """The end of an epoch is the beginning of the next epoch."""
     cursor = loaded(training(), 1, 3)
     cursor.seek(2, 5)
@@ -131,7 +131,7 @@ def test_a_cursor_saves_and_loads() -> None:
     assert where(other) == (0, 1)
 
 
-def test_an_evaluation_without_a_batch_stays_in_its_epoch() -> None:
+def test_evaluation_without_batches_stays_in_its_epoch() -> None:
     stream = ExactOnceBatchSampler(0, batch_size=2)
     cursor = Cursor(stream)
     for _ in range(3):
@@ -144,7 +144,7 @@ def test_an_evaluation_without_a_batch_stays_in_its_epoch() -> None:
 # Bare iteration
 
 
-def test_a_pass_is_an_epoch_and_its_last_batch_moves_on() -> None:
+def test_last_batch_of_a_pass_moves_to_the_next_epoch() -> None:
     """Loops that take exactly len() batches, and ask for no other, get every epoch."""
     stream = training()
     for epoch in range(3):
@@ -155,7 +155,7 @@ def test_a_pass_is_an_epoch_and_its_last_batch_moves_on() -> None:
     assert where(stream) == (4, 0)
 
 
-def test_a_pass_that_was_broken_off_begins_again() -> None:
+def test_interrupted_pass_begins_again() -> None:
     """A look at the first batch takes nothing away; the state in between counts what was drawn."""
     stream = training()
     assert begins(stream) == (0, 0)
@@ -164,7 +164,7 @@ def test_a_pass_that_was_broken_off_begins_again() -> None:
     assert where(stream) == (1, 0)
 
 
-def test_an_evaluation_is_whole_in_every_pass() -> None:
+def test_evaluation_is_whole_in_every_pass() -> None:
     """A look, a sanity check of two batches and two validations: all the records, in epoch 0."""
     stream = ExactOnceBatchSampler(761, batch_size=64)
     next(iter(stream))
@@ -188,7 +188,7 @@ def test_ranks_of_an_evaluation_agree_on_the_epoch() -> None:
     assert sorted(met) == list(range(761))
 
 
-def test_nothing_is_drawn_or_looked_up_before_the_first_next() -> None:
+def test_iterator_draws_nothing_before_its_first_next() -> None:
     """Lightning makes the iterator, and names the epoch then."""
     stream = training()
     early = iter(stream)
@@ -202,7 +202,7 @@ def test_nothing_is_drawn_or_looked_up_before_the_first_next() -> None:
 
 
 @pytest.mark.parametrize("make", [training, evaluation])
-def test_only_the_first_pass_after_a_state_is_a_remainder(make: Any) -> None:
+def test_only_the_first_pass_after_a_state_is_partial(make: Any) -> None:
     """The pass after that is whole, whether the remainder was finished or not."""
     stream = make()
     stream.load_state_dict(stream.state_at(2, 3))
@@ -218,7 +218,7 @@ def test_only_the_first_pass_after_a_state_is_a_remainder(make: Any) -> None:
     ("named", "following"),
     [((7,), (7, 0)), ((2, 7), (7, 0)), ((4, 7), (7, 0)), ((0, 2), None), ((2,), None)],
 )
-def test_naming_an_epoch_within_a_pass_leaves_the_pass_as_it_is(
+def test_set_epoch_during_a_pass_does_not_change_the_pass(
     make: Any, named: tuple[int, ...], following: tuple[int, int] | None
 ) -> None:
     """It says where the next pass begins; the running pass's own epoch changes nothing."""
@@ -236,7 +236,7 @@ def test_naming_an_epoch_within_a_pass_leaves_the_pass_as_it_is(
     assert begins(stream) == following
 
 
-def test_a_pass_that_is_overtaken_goes_on_and_moves_nothing() -> None:
+def test_older_pass_continues_without_moving_the_cursor() -> None:
     """The later pass alone moves the cursor, and the end of the earlier pass leaves it."""
     stream = training()
     early = stream.passes()
@@ -251,7 +251,7 @@ def test_a_pass_that_is_overtaken_goes_on_and_moves_nothing() -> None:
     assert begins(stream) == (4, 1)
 
 
-def test_a_state_within_a_pass_counts_what_was_drawn() -> None:
+def test_state_within_a_pass_counts_drawn_batches() -> None:
     """It is restored to the batch that comes next."""
     stream = training()
     for _, step, _ in stream.passes():
@@ -260,7 +260,7 @@ def test_a_state_within_a_pass_counts_what_was_drawn() -> None:
         assert begins(fresh) == divmod(step + 1, 5)
 
 
-def test_copies_and_pickles_stand_where_the_stream_does_and_move_alone() -> None:
+def test_copies_and_pickles_keep_position_and_move_independently() -> None:
     """The running pass stays with the stream that it was begun on."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 2))
@@ -275,14 +275,14 @@ def test_copies_and_pickles_stand_where_the_stream_does_and_move_alone() -> None
     assert where(stream) == (2, 0)
 
 
-def test_a_copy_resumes_as_the_stream_would() -> None:
+def test_copy_of_loaded_stream_resumes_at_its_state() -> None:
     """A state that no pass has begun at yet is copied too."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 2))
     assert begins(stream.shard(1, 2)) == begins(copy.copy(stream)) == begins(stream) == (1, 2)
 
 
-def test_a_stream_is_freed_without_the_garbage_collector() -> None:
+def test_stream_is_freed_without_the_garbage_collector() -> None:
     """Its tables may be large: no cycle keeps them."""
     stream = training()
     list(stream)
@@ -304,7 +304,7 @@ def looks(stream: BatchStream, times: int) -> None:
         begins(stream)
 
 
-def test_a_third_beginning_of_an_epoch_warns_with_the_words_that_mend_it() -> None:
+def test_third_start_of_an_epoch_warns_with_advice() -> None:
     """Keras and sanity checks begin twice, which is no mistake."""
     stream = training()
     looks(stream, 2)
@@ -315,7 +315,7 @@ def test_a_third_beginning_of_an_epoch_warns_with_the_words_that_mend_it() -> No
         looks(stream, 3)
 
 
-def test_what_is_meant_to_begin_again_does_not_warn() -> None:
+def test_intended_restarts_do_not_warn() -> None:
     """Epochs that were finished, named or loaded, and evaluations."""
     stream, once = training(), evaluation()
     with warnings.catch_warnings():
@@ -335,7 +335,7 @@ def test_what_is_meant_to_begin_again_does_not_warn() -> None:
 
 
 @pytest.mark.parametrize("batch", [(1 << 15) - 1, 1 << 15, (1 << 15) + 1, 1 << 16])
-def test_batches_larger_than_a_chunk_are_iterated(batch: int) -> None:
+def test_batches_larger_than_a_chunk_are_whole(batch: int) -> None:
     """Batches come whole, whatever is drawn at once."""
     stream = BatchSampler(SequentialSampler(3 * batch), batch_size=batch)
     assert [len(ids) for ids in islice(stream, 5)] == [batch] * 3
@@ -351,7 +351,7 @@ def test_batches_larger_than_a_chunk_are_iterated(batch: int) -> None:
         ),
     ],
 )
-def test_data_are_hashed_once_for_a_stream_its_ranks_and_copies(
+def test_data_are_hashed_once_for_stream_ranks_and_copies(
     make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """States are taken at every step."""
@@ -364,7 +364,7 @@ def test_data_are_hashed_once_for_a_stream_its_ranks_and_copies(
         assert where(one) == (0, 0)
 
 
-def test_changing_a_fingerprint_does_not_change_the_streams() -> None:
+def test_changing_a_fingerprint_dict_does_not_change_the_stream() -> None:
     """Callers get a dict of their own."""
     stream = training()
     stream.fingerprint.clear()
@@ -375,7 +375,7 @@ def test_changing_a_fingerprint_does_not_change_the_streams() -> None:
 # What trainers read
 
 
-def test_the_batch_size_is_that_of_the_rank() -> None:
+def test_batch_size_is_that_of_the_rank() -> None:
     """The largest that it gets."""
     stream = BatchSampler(SequentialSampler(20), batch_size=7)
     for world in (1, 2, 3, 7, 8):
@@ -385,7 +385,7 @@ def test_the_batch_size_is_that_of_the_rank() -> None:
             assert one.batch_size == max(sizes)
 
 
-def test_a_smaller_last_batch_is_dropped_when_said_so() -> None:
+def test_drop_last_is_true_where_a_smaller_batch_is_dropped() -> None:
     """Trainers that divide batches among processes read this attribute, under torch's name."""
     mixture = MixtureSampler([SequentialSampler(3)], weights=[1], num_samples=7, seed=0)
     for last_batch, length in (("smaller", 3), ("pad", 3), ("drop", 2)):
@@ -430,7 +430,7 @@ def test_any_order_is_padded_with_minus_one(world: int) -> None:
     assert stream.fixed_size == 4
 
 
-def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:
+def test_skipping_the_rest_of_a_loaded_epoch_warns() -> None:
     """A trainer may name two epochs before the first batch; what counts is where that batch is."""
     given_up = loaded(training(), 1, 3)
     given_up.set_epoch(2)
@@ -450,7 +450,7 @@ def test_the_rest_of_a_loaded_epoch_is_not_given_up_in_silence() -> None:
     assert where(kept) == (1, 4)
 
 
-def test_a_bare_stream_says_once_that_the_rest_of_a_loaded_epoch_is_given_up() -> None:
+def test_stream_warns_once_when_rest_of_loaded_epoch_is_skipped() -> None:
     """Its running pass and its position both move on, and both agree."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 3))

@@ -48,7 +48,7 @@ def test_a_buffer_of_100_has_the_published_numbers() -> None:
 
 @settings(max_examples=50)
 @given(n=st.integers(0, 200), buffer=st.integers(1, 250), seed=st.integers(0, 2**63))
-def test_a_simulated_buffer_lets_nothing_out_early(n: int, buffer: int, seed: int) -> None:
+def test_simulated_buffer_releases_no_record_early(n: int, buffer: int, seed: int) -> None:
     """A permutation in which no record leaves more than buffer - 1 places early."""
     ids = simulate_shuffle_buffer(n, buffer_size=buffer, seed=seed)
     assert np.array_equal(np.sort(ids), np.arange(n))
@@ -77,7 +77,7 @@ def test_uniform_shuffles_have_no_flags_and_ratios_near_one() -> None:
     ("n", "size", "block"),
     mark_long([(60, 30, 1), (60, 30, 2), (40, 1, 7), (90, 9, 4)], but_every=2),
 )
-def test_what_a_uniform_shuffle_gives_is_what_shuffles_give(n: int, size: int, block: int) -> None:
+def test_expected_values_equal_the_mean_of_uniform_shuffles(n: int, size: int, block: int) -> None:
     """Mean distinct blocks, in a batch and in the first tenth, and mean displacement."""
     shuffles = [
         diagnose(BatchSampler(RandomSampler(n, seed=seed), batch_size=size), block=block)
@@ -110,7 +110,7 @@ def test_a_uniform_shuffle_of_few_records_has_no_flags(n: int) -> None:
     assert len(flagged) < 2
 
 
-def test_lanes_are_better_than_a_buffer_of_as_many_records() -> None:
+def test_shard_shuffle_mixes_better_than_buffer_of_equal_size() -> None:
     """Sorted records: 32 blocks of 50 against a buffer of 1,600, and the table that says so."""
     labels = np.arange(20_000) // 200
     order = ShardShuffleSampler([2000] * 10, seed=0, block=50, window=32)
@@ -123,9 +123,7 @@ def test_lanes_are_better_than_a_buffer_of_as_many_records() -> None:
 
 @settings(max_examples=80)
 @given(groups=st.lists(st.integers(0, 6), min_size=1, max_size=40), data=st.data())
-def test_the_worst_stretch_is_found_wherever_it_lies(
-    groups: list[int], data: st.DataObject
-) -> None:
+def test_worst_window_is_found_at_any_position(groups: list[int], data: st.DataObject) -> None:
     """Of as many samples as a batch has, anywhere: the fewest classes, and the first such place."""
     size = data.draw(st.integers(1, len(groups)))
     found = diagnose(np.arange(len(groups)), batch_size=size, labels=groups).worst["classes"]
@@ -133,7 +131,7 @@ def test_the_worst_stretch_is_found_wherever_it_lies(
     assert (found.distinct.value, found.position) == (in_a_row.min(), in_a_row.argmin())
 
 
-def test_a_tail_is_a_flag() -> None:
+def test_tail_of_one_class_is_flagged() -> None:
     """A shuffle that ends in a single class: batches are good on average, and the end is named."""
     labels = np.arange(20_000) // 200
     order = RandomSampler(19_900, seed=0).ids(0, np.arange(19_900))
@@ -161,7 +159,7 @@ def test_stored_order_padding_reuse_and_repeats_are_counted() -> None:
     assert diagnose(order, batch_size=9, epoch=2) == diagnose(batches, epoch=2)
 
 
-def test_class_batches_show_their_classes_and_what_does_not_come() -> None:
+def test_class_batches_count_classes_and_flag_missing_records() -> None:
     """P classes in every batch; records that do not come are a flag."""
     labels = np.arange(60) // 6
     sampler = PKBatchSampler(labels, p=4, k=2, seed=0, batches_per_epoch=3)

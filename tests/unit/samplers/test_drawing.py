@@ -60,7 +60,7 @@ ORDERS: dict[str, Callable[[], Sampler]] = {
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_a_rank_draws_its_own_slice_alone(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_draws_only_its_own_slice(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """At a thousand ranks, a batch of 64,000: 64 positions are asked for."""
     order = ORDERS[name]()
     rank = BatchSampler(order, batch_size=64_000).shard(7, 1000)
@@ -71,7 +71,7 @@ def test_a_rank_draws_its_own_slice_alone(name: str, monkeypatch: pytest.MonkeyP
     assert drawn == [64, 64, 64, 128]
 
 
-def test_a_rank_visits_the_parts_of_its_slice_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_visits_only_the_parts_of_its_slice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where ranks divide the sections, and where a slice lies in three."""
     order = ShardShuffleSampler([10**4] * 20, seed=0, block=100, window=64, sections=32)
     stream = BatchSampler(order, batch_size=320)
@@ -86,7 +86,7 @@ def test_a_rank_visits_the_parts_of_its_slice_alone(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.parametrize("coverage", [None, "once"])
-def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_draws_only_its_own_classes(coverage: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred classes a batch over a hundred ranks; more only between two traversals."""
     labels = np.arange(40_000) // 10
     stream = PKBatchSampler(labels, p=100, k=2, seed=0, coverage=coverage)
@@ -107,7 +107,7 @@ def test_a_rank_draws_its_own_classes_alone(coverage: Any, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("n", "m"), [(7, 3), (40, 13), (41, 13), (5, 4), (3, 7)])
-def test_columns_of_a_subset_are_those_of_the_whole_subset(n: int, m: int) -> None:
+def test_columns_of_a_subset_equal_the_whole_subset(n: int, m: int) -> None:
     """Any columns, also between two traversals."""
     subsets, rows = FairSubsets(np.array([n, n + 1]), m, 5), np.arange(60)
     population = rows % 2
@@ -117,7 +117,7 @@ def test_columns_of_a_subset_are_those_of_the_whole_subset(n: int, m: int) -> No
             assert np.array_equal(subsets.subsets(population, rows, low, high), whole[:, low:high])
 
 
-def test_a_mixture_of_many_orders_draws_them_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_mixture_of_many_orders_draws_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A call for each order and batch would be a call for nearly each sample."""
     orders = [RandomSampler(10_000, seed=seed) for seed in range(1000)]
     mixture = MixtureSampler(orders, weights=[1] * 1000, num_samples=10**6, seed=0)
@@ -153,7 +153,7 @@ def sorted_at_once(sampler: WeightedSampler, weights: np.ndarray, epoch: int) ->
 
 @pytest.mark.parametrize("samples", [1, 3000, 4999])
 @pytest.mark.parametrize("piece", [64, 1000, 1 << 15])
-def test_draws_without_replacement_in_pieces_are_those_of_one_sort(
+def test_chunked_draws_without_replacement_equal_one_sort(
     samples: int, piece: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In any order, and while the next epoch is prepared."""

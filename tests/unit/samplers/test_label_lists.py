@@ -27,7 +27,9 @@ def classes_of(block: np.ndarray, lists: list) -> set:
     k=st.integers(1, 3),
     seed=st.integers(0, 9),
 )
-def test_p_classes_with_k_records_of_their_own(lists: list, p: int, k: int, seed: int) -> None:
+def test_batches_have_p_classes_with_k_distinct_records(
+    lists: list, p: int, k: int, seed: int
+) -> None:
     try:
         sampler = PKBatchSampler(lists, p=p, k=k, seed=seed, small="drop", batches_per_epoch=20)
         batches = sampler.batches(0, 0, 20)
@@ -46,7 +48,7 @@ def apart(blocks: list[set]) -> bool:
     )
 
 
-def test_classes_are_fair_at_every_step_and_batches_without_a_clash_do_not_change() -> None:
+def test_classes_are_fair_and_batches_without_a_clash_unchanged() -> None:
     """Beside P×K over pairs of record and label, which does not know that records are shared."""
     sampler = PKBatchSampler(LISTS, p=6, k=3, seed=1, batches_per_epoch=200)
     labels = [(record, name) for record, names in enumerate(LISTS) for name in names]
@@ -85,7 +87,7 @@ def test_classes_of_one_super_class_share_records() -> None:
 EVEN = np.arange(0, 400, 2)
 
 
-def test_lists_may_be_given_end_to_end() -> None:
+def test_concatenated_lists_give_the_same_batches() -> None:
     offsets = np.cumsum([0, *map(len, LISTS)])
     labels = np.array([name for names in LISTS for name in names])
     lists, arrays = (
@@ -97,7 +99,7 @@ def test_lists_may_be_given_end_to_end() -> None:
     assert not any((ids % 2).any() for ids in lists)
 
 
-def test_a_class_takes_a_record_of_another_that_finds_one_itself() -> None:
+def test_class_takes_a_record_of_a_class_that_has_another() -> None:
     """Only this helps where a class has no free record: a small case, every seed."""
     lists = ["ab", "bc", "ca"]
     for seed in range(20):
@@ -107,7 +109,7 @@ def test_a_class_takes_a_record_of_another_that_finds_one_itself() -> None:
             assert sorted(ids.tolist()) == [0, 1, 2]
 
 
-def test_a_batch_is_found_however_many_classes_pass_a_record_on() -> None:
+def test_batch_is_found_along_a_chain_of_all_classes() -> None:
     """Each record is of two classes, in one ring of all: a batch has each record."""
     ring = [[n, (n + 1) % 300] for n in range(300)]
     sampler = PKBatchSampler(ring, p=300, k=1, seed=0)
@@ -115,7 +117,7 @@ def test_a_batch_is_found_however_many_classes_pass_a_record_on() -> None:
 
 
 @given(data=st.data(), k=st.integers(1, 5), at_once=st.sampled_from([1, 4, 1 << 22]))
-def test_two_classes_that_share_too_much_are_always_found(data, k: int, at_once: int) -> None:
+def test_two_classes_that_share_too_much_are_refused(data, k: int, at_once: int) -> None:
     """Beside sets of all pairs of classes, also if records are looked through in parts."""
     records = st.sets(st.integers(0, 12), min_size=k, max_size=2 * k + 1)
     classes = data.draw(st.lists(records, min_size=2, max_size=6))
@@ -129,7 +131,7 @@ def test_two_classes_that_share_too_much_are_always_found(data, k: int, at_once:
         PKBatchSampler(lists, p=2, k=k, seed=0)
 
 
-def test_rare_labels_take_memory_as_labels_not_as_pairs_of_them() -> None:
+def test_memory_grows_with_labels_not_with_pairs_of_classes() -> None:
     """60,000 labels, and 1.8 million pairs of classes that have a record in common."""
     flat = np.random.default_rng(0).permutation(np.repeat(np.arange(10_000), 6))
     lists = [np.unique(row) for row in flat.reshape(1_000, 60)]
@@ -158,12 +160,12 @@ def test_rare_labels_take_memory_as_labels_not_as_pairs_of_them() -> None:
         ((np.array([0, 3]), np.array([1, 2])), {"p": 1, "k": 1}, "offsets"),
     ],
 )
-def test_what_does_not_fit_is_refused(lists, options: dict, words: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(lists, options: dict, words: str) -> None:
     with pytest.raises((ValueError, TypeError), match=words):
         PKBatchSampler(lists, seed=0, **options)
 
 
-def test_classes_that_share_too_much_in_threes_are_named_where_they_meet() -> None:
+def test_three_classes_that_share_too_much_are_named_when_drawn() -> None:
     lists = [["a", "b", "c"]] * 5 + [["d"]] * 4
     sampler = PKBatchSampler(lists, p=3, k=2, seed=0, batches_per_epoch=30)
     with pytest.raises(ValueError, match="has fewer than 2 records that no other class") as raised:

@@ -53,7 +53,7 @@ def order(request: pytest.FixtureRequest) -> Sampler:
     return ORDERS[str(request.param)]
 
 
-def test_orders_take_positions_of_any_shape_and_integer_kind(order: Sampler) -> None:
+def test_orders_take_positions_of_any_shape_and_integer_type(order: Sampler) -> None:
     """Lists, single positions and narrow integers give what an int64 array gives."""
     expected = order.ids(200, np.arange(6))
     assert expected.dtype == np.int64
@@ -65,7 +65,7 @@ def test_orders_take_positions_of_any_shape_and_integer_kind(order: Sampler) -> 
     assert order.ids(200, []).tolist() == []
 
 
-def test_orders_refuse_what_is_no_position(order: Sampler) -> None:
+def test_orders_refuse_invalid_positions(order: Sampler) -> None:
     """No position wraps around, and none is rounded."""
     for outside in (-1, len(order)):
         words = rf"positions must be in \[0, {len(order)}\), got {outside}"
@@ -144,7 +144,7 @@ def test_the_portable_logarithm_is_one(x: float) -> None:
     assert log(np.array([x]))[0] == pytest.approx(math.log(x), rel=4e-15, abs=4e-16)
 
 
-def test_a_subset_gives_its_records_in_the_inner_order() -> None:
+def test_subset_gives_its_records_in_the_inner_order() -> None:
     """Its ids, each once, in an order of places."""
     ids = np.array([9, 2, 40, 7, 5])
     inner = RandomSampler(5, seed=6)
@@ -153,7 +153,7 @@ def test_a_subset_gives_its_records_in_the_inner_order() -> None:
     assert order.num_records == 41
 
 
-def test_a_subset_passes_batches_on_to_an_inner_order_with_sections() -> None:
+def test_subset_divides_batches_by_sections_of_the_inner_order() -> None:
     """The shard-aware shuffle inside a subset divides batches as it would alone."""
     inner = ShardShuffleSampler([30, 34], seed=0, block=4, window=4, sections=2)
     inner_stream = BatchSampler(inner, batch_size=8)
@@ -162,7 +162,9 @@ def test_a_subset_passes_batches_on_to_an_inner_order_with_sections() -> None:
 
 
 @given(n=st.integers(0, 3000), more=st.integers(0, 500), fraction=st.floats(0, 1))
-def test_a_split_stays_as_data_grows(n: int, more: int, fraction: float) -> None:
+def test_split_keeps_records_on_their_side_as_data_grows(
+    n: int, more: int, fraction: float
+) -> None:
     """Both sides are sorted and disjoint, and records keep their side."""
     train, validation = split(n, fraction=fraction, seed=4)
     assert np.array_equal(np.sort(np.concatenate([train, validation])), np.arange(n))
@@ -247,7 +249,7 @@ def test_no_group_straddles_a_split(groups: list[int], more: list[int]) -> None:
     assert np.array_equal(grown[grown < len(groups)], validation)
 
 
-def test_a_group_for_each_record_is_no_group() -> None:
+def test_groups_of_one_record_equal_no_groups() -> None:
     plain = split(100, fraction=0.3, seed=5)
     grouped = split(100, fraction=0.3, seed=5, groups=np.arange(100))
     assert [side.tolist() for side in grouped] == [side.tolist() for side in plain]
@@ -298,7 +300,7 @@ def test_splits_have_golden_vectors() -> None:
     assert held.tolist() == [1, 4, 7, 10, 13, 16, 19, 22]
 
 
-def test_one_view_an_epoch_shows_each_in_turn() -> None:
+def test_one_view_per_epoch_shows_each_in_turn() -> None:
     """After V epochs a record of V views has shown all of its views."""
     counts = [1, 2, 3, 4]
     stream = BatchSampler(
@@ -316,7 +318,7 @@ def test_one_view_an_epoch_shows_each_in_turn() -> None:
         assert (laps == np.arange(count)).all()
 
 
-def test_all_views_an_epoch_are_all_pairs() -> None:
+def test_all_views_per_epoch_are_all_pairs() -> None:
     """Every (record, view) pair once; records without views never come."""
     order = ViewSampler(RandomSampler(6, seed=0), [2, 0, 3, 1], per_epoch="all", seed=1)
     ids = order.ids(0, np.arange(6))
@@ -330,7 +332,7 @@ def test_all_views_an_epoch_are_all_pairs() -> None:
     data=st.data(),
     batch=st.integers(1, 7),
 )
-def test_a_mixture_is_exact_and_every_stream_runs_its_own_epochs(
+def test_mixture_is_exact_and_orders_run_their_own_epochs(
     lengths: list[int], data: st.DataObject, batch: int
 ) -> None:
     """Each period of sum(weights) samples is in proportion; each stream is its order's own laps."""
@@ -399,7 +401,7 @@ def test_no_batch_of_a_mixture_has_a_record_twice(
         assert all(len(np.unique(stream.records(b))) == len(b) for b in batches)
 
 
-def test_a_mixture_is_that_of_its_reduced_weights_and_travels_small() -> None:
+def test_mixture_reduces_weights_and_pickles_small() -> None:
     """A common divisor makes no period longer; the table of a period is not pickled."""
     orders = [RandomSampler(7, seed=0), RandomSampler(9, seed=1)]
 
@@ -415,7 +417,7 @@ def test_a_mixture_is_that_of_its_reduced_weights_and_travels_small() -> None:
     assert len(pickle.dumps(large)) < 3000
 
 
-def test_a_mixture_of_views_knows_records_and_views() -> None:
+def test_mixture_of_views_gives_records_and_views() -> None:
     """Ids, records and views are those of the joined index."""
     views = ViewSampler(SequentialSampler(2), [2, 3], per_epoch="one", seed=0)
     mixture = MixtureSampler([SequentialSampler(3), views], weights=[1, 1], num_samples=20, seed=0)
@@ -435,7 +437,7 @@ def spans(order: Sampler, records: list[int]) -> list[tuple[int, int]]:
     return list(zip(*(part.tolist() for part in order.spans(np.array(records))), strict=True))
 
 
-def test_blocks_are_the_spans_of_a_shuffle_and_of_what_is_made_of_it() -> None:
+def test_blocks_of_composed_samplers_cover_their_records() -> None:
     """A subset's are records, views' are records, a mixture's those of the joined index."""
     assert spans(BLOCKS, [0, 3, 4, 6, 9]) == [(0, 4), (0, 4), (4, 6), (6, 10), (6, 10)]
     some = SubsetSampler([1, 2, 3, 5, 6, 20, 40, 60, 80, 100], of=101, order=BLOCKS)
@@ -478,7 +480,7 @@ def test_an_epoch_of_a_chosen_length_needs_a_batch() -> None:
             BatchSampler(SequentialSampler(4), batch_size=2, batches_per_epoch=wrong)  # type: ignore[arg-type]
 
 
-def test_views_repeat_a_record_in_a_batch_where_they_can() -> None:
+def test_views_declare_repeats_where_a_batch_may_repeat_a_record() -> None:
     """Loaders share what is read for a record that comes twice: `repeats` must say so."""
     for per_epoch, counts in (("one", [3, 2]), ("all", [3, 2]), ("all", [1, 1])):
         places = sum(counts) if per_epoch == "all" else 2

@@ -77,7 +77,7 @@ def test_fairness_over_many_epochs_and_unequal_classes() -> None:
     _check_batches(sampler, LABELS, [4] * 2000, [2] * 2000)
 
 
-def test_draws_equal_two_walks_of_the_slow_definition() -> None:
+def test_draws_equal_the_slow_definition() -> None:
     """Classes by fair groups of P, records by fair groups of K numbered by the class's draws."""
     sampler = PKBatchSampler(LABELS, p=4, k=2, seed=5)
     keys = sampler._source.keys
@@ -119,7 +119,7 @@ def test_schedules_count_training_steps_across_epochs() -> None:
 
 
 @pytest.mark.parametrize("small", ["raise", "repeat", "drop"])
-def test_a_state_is_of_a_schedule_up_to_its_position(small: str) -> None:
+def test_state_covers_the_schedule_up_to_its_position(small: str) -> None:
     """What K and P become later refuses no state."""
 
     def made(p: Any, k: Any) -> PKBatchSampler:
@@ -136,7 +136,7 @@ def test_a_state_is_of_a_schedule_up_to_its_position(small: str) -> None:
     assert np.array_equal(later.batches(1, 0, 2), plain.batches(1, 0, 2))
 
 
-def test_a_state_of_many_changes_is_small_and_of_those_before_it() -> None:
+def test_state_of_many_changes_is_small_and_covers_those_before_it() -> None:
     """Changes so far are a hash, which a longer schedule has too, and another one has not."""
 
     def made(ks: dict[int, int]) -> PKBatchSampler:
@@ -158,7 +158,7 @@ def test_the_same_value_given_twice_is_no_change() -> None:
     assert np.array_equal(one.batch(0, 15), two.batch(0, 15))
 
 
-def test_random_k_draws_every_size_and_stays_whole() -> None:
+def test_random_k_draws_every_size_in_whole_classes() -> None:
     """K is drawn for each batch, keyed; a class's records stay distinct while it has K."""
     sampler = PKBatchSampler(LABELS, p=3, k=(2, 5), seed=1, batches_per_epoch=400, min_class_size=5)
     batches = sampler.batches(0, 0, 400)
@@ -183,7 +183,7 @@ def test_random_k_draws_every_size_and_stays_whole() -> None:
         FIRST_NAMES[LABELS].astype(object),
     ],
 )
-def test_how_labels_are_written_does_not_matter(labels: ArrayLike) -> None:
+def test_labels_of_any_type_and_numbering_give_same_batches(labels: ArrayLike) -> None:
     """Law 1: int or str, dense or sparse, in any order: classes are who shares a label."""
     expected = PKBatchSampler(LABELS, p=4, k=2, seed=5).batches(0, 0, 14)
     found = PKBatchSampler(labels, p=4, k=2, seed=5).batches(0, 0, 14)
@@ -199,7 +199,7 @@ def test_how_labels_are_written_does_not_matter(labels: ArrayLike) -> None:
         {"order_within": "stored"},
     ],
 )
-def test_some_records_are_drawn_from_as_if_there_were_no_others(options: dict[str, Any]) -> None:
+def test_records_option_equals_sampler_over_those_records(options: dict[str, Any]) -> None:
     labels = np.random.default_rng(0).integers(0, 12, 300)
     chosen = np.random.default_rng(1).permutation(300)[:120]
     given: dict[str, Any] = {"p": 4, "k": 2, "seed": 7, **options}
@@ -226,7 +226,7 @@ def test_some_records_are_drawn_from_as_if_there_were_no_others(options: dict[st
         ([], "p must be at most the number of classes in the data, 0 of those kept"),
     ],
 )
-def test_records_to_draw_from_are_checked(records: list[int], told: str) -> None:
+def test_records_option_is_checked(records: list[int], told: str) -> None:
     labels = np.arange(300) % 12
     with pytest.raises(ValueError, match=told):
         PKBatchSampler(labels, p=4, k=2, seed=7, records=np.array(records, np.int64))
@@ -259,7 +259,7 @@ ALTERNATING = dict(enumerate([1, 2] * 40))  # its text is compared as a whole
         ({"k": (2, 2)}, {"k": (2, 3), "min_class_size": 5}, (10, 8)),
     ],
 )
-def test_with_small_drop_a_state_is_of_the_classes_that_are_kept(
+def test_state_with_small_drop_covers_the_kept_classes(
     saved: dict[str, Any], later: dict[str, Any], counts: tuple[int, int] | None
 ) -> None:
     """Equal sets of classes give equal batches, whatever made them; other sets are named."""
@@ -293,7 +293,7 @@ def test_small_classes_are_repeated_or_left_out(small: str, classes: int) -> Non
         assert max(counts.values()) - min(counts.values()) <= 1
 
 
-def test_super_classes_keep_to_themselves_and_take_turns() -> None:
+def test_super_classes_fill_whole_batches_in_turn() -> None:
     """One super-class a batch, in proportion to classes in every window, fair within each."""
     sampler = PKBatchSampler(LABELS, p=3, k=2, seed=5, super_labels=SUPER, batches_per_epoch=50)
     parents = []
@@ -311,7 +311,7 @@ def test_super_classes_keep_to_themselves_and_take_turns() -> None:
     assert all(window == {"even": 3, "odd": 2} for window in windows)
 
 
-def test_something_else_than_labels_is_named() -> None:
+def test_argument_that_is_no_labels_is_refused() -> None:
     with pytest.raises(TypeError, match=r"one for each record, such as .*, got dict"):
         PKBatchSampler({"labels": [1, 2]}, p=1, k=1, seed=0)  # type: ignore[arg-type]
 
@@ -332,7 +332,7 @@ def test_classes_are_those_of_any_labels_that_are_strings_or_integers() -> None:
     assert np.array_equal(counted.batch(0, 0), plain.batch(0, 0))
 
 
-def test_fingerprints_tell_labels_apart_that_join_to_the_same() -> None:
+def test_fingerprints_differ_for_labels_with_equal_concatenation() -> None:
     """No separator hides where one name ends and the next begins."""
     prints = {
         PKBatchSampler(names, p=1, k=1, seed=0).fingerprint["labels"]
@@ -343,7 +343,7 @@ def test_fingerprints_tell_labels_apart_that_join_to_the_same() -> None:
 
 @pytest.mark.parametrize("classes", [1, 5, 6, 10])
 @pytest.mark.parametrize("p", [1, 2, 3, 4, 5])
-def test_epochs_of_all_classes_meet_them_as_the_docstring_says(classes: int, p: int) -> None:
+def test_epochs_of_all_classes_contain_every_class(classes: int, p: int) -> None:
     """In the first epoch, in every epoch if P divides the classes, else in two in a row."""
     if p > classes:
         return
@@ -357,14 +357,14 @@ def test_epochs_of_all_classes_meet_them_as_the_docstring_says(classes: int, p: 
     assert {len(first | second) for first, second in pairwise(met)} == {classes}
 
 
-def test_default_epochs_have_as_many_batches_as_the_records_fill() -> None:
+def test_default_epochs_have_as_many_batches_as_records_fill() -> None:
     """N // (P * K) over the classes that are kept, and at least 1."""
     assert len(PKBatchSampler(LABELS, p=4, k=2, seed=0)) == 116 // 8
     assert len(PKBatchSampler(LABELS, p=4, k=6, seed=0, small="drop")) == 106 // 24
     assert len(PKBatchSampler(LABELS, p=10, k=40, seed=0, small="repeat")) == 1
 
 
-def test_ten_thousand_classes_are_numpy_arrays_alone() -> None:
+def test_ten_thousand_classes_are_only_numpy_arrays() -> None:
     """A sampler has no Python object for each record or class: its pickle is its arrays."""
     labels = np.random.default_rng(0).integers(0, 10_000, 200_000)
     sampler = PKBatchSampler(labels, p=8, k=4, seed=0, small="repeat")
@@ -399,7 +399,7 @@ def test_coverage_epochs_keep_their_promise(
             assert len(batches) == max(-(-sum(needed) // p), *needed)
 
 
-def test_the_fullest_first_rule_is_the_best_there_is() -> None:
+def test_fullest_first_rule_makes_the_most_batches() -> None:
     """The brute force behind the brute force: no choice of classes makes more batches."""
 
     @cache
@@ -421,7 +421,7 @@ def test_the_fullest_first_rule_is_the_best_there_is() -> None:
             assert slow.most_batches(chunks, p) == best(chunks, p)
 
 
-def test_what_once_leaves_out_rotates_over_epochs() -> None:
+def test_records_left_out_by_once_rotate_over_epochs() -> None:
     """Records left out as remainders are others in every epoch: all come in turn."""
     labels = np.repeat(np.arange(6), 11)
     sampler = PKBatchSampler(labels, p=3, k=4, seed=0, coverage="once")
@@ -444,7 +444,7 @@ def test_chunks_left_out_rotate_over_classes() -> None:
     assert lost.tolist() == [4] * 7
 
 
-def test_stored_order_walks_each_class_in_a_circle() -> None:
+def test_stored_order_cycles_through_each_class() -> None:
     """The classes are those of the random walk; the n-th draw of a class goes on where it was."""
     options = {"p": 4, "k": 3, "small": "repeat", "batches_per_epoch": 9, "seed": 1}
     stored = PKBatchSampler(LABELS, order_within="stored", **options)
@@ -465,7 +465,7 @@ def test_stored_order_is_refused_with_coverage() -> None:
 
 
 @pytest.mark.parametrize("coverage", ["once", "all"])
-def test_each_rank_of_a_covering_epoch_meets_most_classes(coverage: str) -> None:
+def test_each_rank_of_a_covering_epoch_has_most_classes(coverage: str) -> None:
     """300 classes in proportion over 8 ranks: no rank gets only a few classes, in any epoch."""
     labels = np.repeat(np.arange(300), np.random.default_rng(0).integers(4, 200, 300))
     sampler = PKBatchSampler(labels, p=8, k=4, seed=0, coverage=coverage)

@@ -527,7 +527,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_bad_arguments_are_refused_in_words(
+def test_samplers_refuse_bad_arguments(
     call: Callable[[], object], kind: type[Exception], word: str
 ) -> None:
     """The rule, the caller's own argument name, and what was given."""
@@ -550,7 +550,7 @@ def test_bad_arguments_are_refused_in_words(
         DatasetSource([{"x": 1}] * 7),
     ],
 )
-def test_what_torch_takes_for_a_data_source_stands_for_its_length(data: Any) -> None:
+def test_data_source_of_torch_is_used_for_its_length(data: Any) -> None:
     """Only the length is kept."""
     for make in (
         lambda n: RandomSampler(n, seed=1),
@@ -566,7 +566,7 @@ def test_what_torch_takes_for_a_data_source_stands_for_its_length(data: Any) -> 
         assert [side.tolist() for side in sides] == [side.tolist() for side in expected]
 
 
-def test_labels_are_those_of_an_index_or_a_source(tmp_path: Path) -> None:
+def test_labels_may_be_an_index_or_a_source(tmp_path: Path) -> None:
     samples = [{"x": bytes([number]), "label": number % 3} for number in range(9)]
     index = pack(samples, tmp_path)["data"]
     expected = PKBatchSampler(index.labels, p=2, k=2, seed=0)
@@ -576,7 +576,7 @@ def test_labels_are_those_of_an_index_or_a_source(tmp_path: Path) -> None:
         assert [ids.tolist() for ids in sampler] == [ids.tolist() for ids in copy(expected)]
 
 
-def test_a_state_of_other_parameters_names_every_field_with_both_values() -> None:
+def test_state_of_other_parameters_names_each_field_and_both_values() -> None:
     """A diff, not an assertion."""
     state = PKBatchSampler(LABELS, p=2, k=1, seed=0).state_dict()
     with pytest.raises(StateMismatchError) as caught:
@@ -589,7 +589,7 @@ def test_a_state_of_other_parameters_names_every_field_with_both_values() -> Non
     assert "  p: the state has 2, this sampler has 3" in lines
 
 
-def test_a_state_of_another_sampler_is_refused_with_what_it_lacks() -> None:
+def test_state_of_another_sampler_names_missing_fields() -> None:
     """Fields that only one of the two has are named too."""
     state = ExactOnceBatchSampler(8, batch_size=2).state_dict()
     with pytest.raises(StateMismatchError) as caught:
@@ -599,7 +599,7 @@ def test_a_state_of_another_sampler_is_refused_with_what_it_lacks() -> None:
     assert "order.n: the state has 8, this sampler has 'nothing'" in str(caught.value)
 
 
-def test_a_state_of_other_inner_orders_is_refused_with_the_path_of_each_field() -> None:
+def test_state_of_other_inner_orders_names_the_path_of_each_field() -> None:
     """An inner order's parameters do not hide those of the order around it, at any depth."""
 
     def subset(ids: list[int]) -> SubsetSampler:
@@ -661,7 +661,7 @@ def test_a_state_of_another_stream_version_is_refused(
         sampler().load_state_dict(before)
 
 
-def test_a_state_that_is_not_one_is_refused() -> None:
+def test_malformed_state_is_refused() -> None:
     """Missing fields are named."""
     with pytest.raises(StateMismatchError, match="the state lacks fingerprint, step"):
         ExactOnceBatchSampler(8, batch_size=2).load_state_dict({"version": 1, "epoch": 0})
@@ -690,7 +690,7 @@ def test_epochs_advance_by_themselves_when_nobody_sets_them() -> None:
     assert np.concatenate(list(sampler)).tolist() == passes[1]
 
 
-def test_an_error_in_a_schedule_says_at_which_step() -> None:
+def test_error_in_a_schedule_names_the_step() -> None:
     order = SequentialSampler(3)
     with pytest.raises(ValueError, match="one for each sampler") as caught:
         MixtureSampler([order], weights={0: [1], 7: [1, 1]}, num_samples=3, seed=0)

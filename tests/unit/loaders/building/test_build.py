@@ -70,7 +70,7 @@ def test_every_record_of_a_tar_set_reads_as_it_was_written(tmp_path: Path) -> No
     assert list(index.fields) == ["json", "png"]
 
 
-def test_a_folder_of_images_is_indexed_as_it_is(tmp_path: Path) -> None:
+def test_image_folder_is_indexed_in_place(tmp_path: Path) -> None:
     for name in ("dog/1.png", "cat/1.png", "cat/2.jpg"):
         (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "images" / name).write_bytes(name.encode())
@@ -84,7 +84,7 @@ def test_a_folder_of_images_is_indexed_as_it_is(tmp_path: Path) -> None:
     assert verify(index).ok
 
 
-def test_a_link_to_a_folder_of_images_is_followed_where_the_user_named_it(tmp_path: Path) -> None:
+def test_symlinked_image_folder_is_followed_within_its_root(tmp_path: Path) -> None:
     scratch, home = tmp_path / "scratch", tmp_path / "home"
     (scratch / "photos" / "cat").mkdir(parents=True)
     (scratch / "photos" / "cat" / "1.png").write_bytes(b"...")
@@ -105,7 +105,7 @@ def test_a_link_to_a_folder_of_images_is_followed_where_the_user_named_it(tmp_pa
     assert verify(scratch / "x.index").ok  # beside the photos, no root is needed
 
 
-def test_links_to_shards_are_followed_where_the_index_lies_beside_the_shards(
+def test_symlinked_shards_are_followed_beside_the_index(
     tmp_path: Path,
 ) -> None:
     scratch, home = tmp_path / "scratch", tmp_path / "home"
@@ -123,7 +123,7 @@ def test_links_to_shards_are_followed_where_the_index_lies_beside_the_shards(
     assert verify(home / "x.index", root=scratch).ok
 
 
-def test_pairs_of_loose_files_share_a_record(tmp_path: Path) -> None:
+def test_loose_files_of_one_key_share_a_record(tmp_path: Path) -> None:
     (tmp_path / "a.jpg").write_bytes(b"image")
     (tmp_path / "a.xml").write_bytes(b"<xml/>")
     entries = [Entry("a", {"image": "a.jpg", "annotation": "a.xml"})]
@@ -132,7 +132,7 @@ def test_pairs_of_loose_files_share_a_record(tmp_path: Path) -> None:
         assert reader.read([0]) == {"annotation": [b"<xml/>"], "image": [b"image"]}
 
 
-def test_folders_without_images_are_warned_of(tmp_path: Path) -> None:
+def test_empty_class_folders_warn(tmp_path: Path) -> None:
     for name in ("cat", "dog", ".hidden"):
         (tmp_path / "images" / name).mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.jpg").write_bytes(b"...")
@@ -140,7 +140,7 @@ def test_folders_without_images_are_warned_of(tmp_path: Path) -> None:
         build_index(tmp_path / "images", tmp_path / "x.index")
 
 
-def test_the_container_is_told_by_the_name_of_the_file_not_of_its_folder(tmp_path: Path) -> None:
+def test_container_follows_file_name_not_folder_name(tmp_path: Path) -> None:
     (tmp_path / "my.tfrecords").mkdir()
     (shard,) = tars(tmp_path / "my.tfrecords", shards=1)
     plain = shard.rename(shard.with_suffix(""))
@@ -156,7 +156,7 @@ def test_raw_records_have_one_field(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-def test_sequence_examples_are_refused_and_indexed_as_raw_bytes(tmp_path: Path) -> None:
+def test_sequence_examples_are_refused_unless_raw(tmp_path: Path) -> None:
     import tensorflow as tf
 
     frame = tf.train.Feature(bytes_list=tf.train.BytesList(value=[b"..."]))
@@ -175,7 +175,7 @@ def test_sequence_examples_are_refused_and_indexed_as_raw_bytes(tmp_path: Path) 
         assert reader.read([1])["data"] == [message.SerializeToString()]
 
 
-def test_a_field_goes_by_one_name_over_several_extensions(tmp_path: Path) -> None:
+def test_field_may_join_several_extensions(tmp_path: Path) -> None:
     samples = [("a", {"jpg": b"1"}), ("b", {"png": b"2"}), ("c", {"jpeg": b"3", "png": b"4"})]
     write_tar(tmp_path / "a.tar", samples)
     fields = {"image": "jpg;jpeg;png"}
@@ -184,7 +184,7 @@ def test_a_field_goes_by_one_name_over_several_extensions(tmp_path: Path) -> Non
         assert reader.read([0, 1, 2]) == {"image": [b"1", b"2", b"3"]}
 
 
-def test_features_of_one_and_of_several_values_mix(tmp_path: Path) -> None:
+def test_single_value_features_join_a_list_field(tmp_path: Path) -> None:
     """Within a shard, and between shards."""
     one, two = {"caption": [b"a"]}, {"caption": [b"b", b"c"]}
     write_tfrecord(tmp_path / "0.tfrecord", [one, two])
@@ -195,7 +195,7 @@ def test_features_of_one_and_of_several_values_mix(tmp_path: Path) -> None:
         assert reader.read([2, 1, 0])["caption"] == [[b"a"], [b"b", b"c"], [b"a"]]
 
 
-def test_small_numeric_features_are_columns_and_ragged_ones_are_fields(tmp_path: Path) -> None:
+def test_small_numeric_features_become_columns_and_ragged_ones_fields(tmp_path: Path) -> None:
     samples = [
         {"box": [0.0, 1.0, float(n), 2.0], "id": n, "tokens": np.arange(n), "wide": [0.5] * 40}
         for n in range(4)
@@ -224,7 +224,7 @@ def test_small_numeric_features_are_columns_and_ragged_ones_are_fields(tmp_path:
         (lambda sample: [np.int64(0), 1][sample["__number__"] % 2], (), [0, 1] * 5),
     ],
 )
-def test_labels_come_from_anywhere(
+def test_label_sources_give_classes_and_numbers(
     tmp_path: Path, label: Any, classes: tuple[str, ...], numbers: list[int]
 ) -> None:
     index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index", label=label)
@@ -232,7 +232,7 @@ def test_labels_come_from_anywhere(
     assert index.labels.tolist() == numbers
 
 
-def test_a_record_that_a_label_table_lacks_is_left_out_or_background(
+def test_record_missing_from_label_table_is_skipped_or_background(
     tmp_path: Path,
 ) -> None:
     """Over two shards, the second of which the table knows nothing of."""
@@ -251,7 +251,7 @@ def test_a_record_that_a_label_table_lacks_is_left_out_or_background(
     assert index.columns["label"].tolist() == [2, 1, 2, 0, 1, 2, 2, 2, 2, 2]
 
 
-def test_loose_files_that_a_label_table_lacks_are_left_out(tmp_path: Path) -> None:
+def test_loose_files_missing_from_label_table_are_skipped(tmp_path: Path) -> None:
     for n in range(4):
         (tmp_path / f"{n}.png").write_bytes(b"image %d" % n)
     entries = [Entry(str(n), {"image": f"{n}.png"}) for n in range(4)]
@@ -263,7 +263,7 @@ def test_loose_files_that_a_label_table_lacks_are_left_out(tmp_path: Path) -> No
     assert verify(index).ok
 
 
-def test_labels_come_from_the_folders_in_tar_keys(tmp_path: Path) -> None:
+def test_labels_come_from_folders_in_tar_keys(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("dog/1", {"jpg": b"1"}), ("cat/1", {"jpg": b"2"})])
     index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromFolder())
     assert index.classes == ("cat", "dog")
@@ -282,7 +282,7 @@ FILES = {
 
 
 @pytest.mark.parametrize("names", FILES)
-def test_labels_come_from_the_names_of_class_files(tmp_path: Path, names: tuple[str, ...]) -> None:
+def test_labels_come_from_file_names(tmp_path: Path, names: tuple[str, ...]) -> None:
     """Of tar and TFRecord shards and of loose files: all integers, or all names."""
     pattern, classes, labels = FILES[names]
     for name in names:
@@ -310,14 +310,14 @@ def test_labels_come_from_the_names_of_class_files(tmp_path: Path, names: tuple[
 
 
 @pytest.mark.parametrize("pattern", [r"\d+", r"(\d)(\d)", "(", "", None, b"(a)", re.compile("(a)")])
-def test_a_pattern_of_class_files_has_one_group(pattern: Any) -> None:
+def test_from_file_pattern_must_have_one_group(pattern: Any) -> None:
     with pytest.raises(
         ValueError, match=r"^pattern must be a (regular expression: |str with one g)"
     ):
         FromFile(pattern)
 
 
-def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: Path) -> None:
+def test_label_function_returning_none_gives_background_or_skip(tmp_path: Path) -> None:
     samples = [("a", {"xml": b"<name>dog</name>"}), ("b", {"xml": b""})]
     write_tar(tmp_path / "a.tar", samples)
 
@@ -330,7 +330,7 @@ def test_a_function_may_find_no_label_and_a_background_class_takes_it(tmp_path: 
     assert build_index(tmp_path / "a.tar", path, label=named, missing="skip").keys([0]) == ["a"]
 
 
-def test_the_number_of_classes_is_of_names_or_one_more_than_the_largest_label(
+def test_num_classes_counts_names_or_is_largest_label_plus_one(
     tmp_path: Path,
 ) -> None:
     path = tmp_path / "x.index"
@@ -342,7 +342,7 @@ def test_the_number_of_classes_is_of_names_or_one_more_than_the_largest_label(
     assert index.num_classes == 3
 
 
-def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
+def test_labels_are_positions_in_given_classes(tmp_path: Path) -> None:
     write_tfrecord(tmp_path / "0.tfrecord", [{"name": "dog"}, {"name": "cat"}])
     path = tmp_path / "x.index"
     shard = tmp_path / "0.tfrecord"
@@ -351,13 +351,13 @@ def test_names_are_numbered_by_their_place_in_classes(tmp_path: Path) -> None:
     assert index.labels.tolist() == [0, 2]
 
 
-def test_names_that_look_like_padded_numbers_stay_names(tmp_path: Path) -> None:
+def test_zero_padded_class_names_stay_names(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("a", {"cls": b"0002"}), ("b", {"cls": b"0010"})])
     index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
     assert index.classes == ("0002", "0010")
 
 
-def test_records_without_a_field_are_left_out_or_empty(tmp_path: Path) -> None:
+def test_records_without_a_field_are_skipped_or_empty(tmp_path: Path) -> None:
     samples = [("a", {"jpg": b"1", "txt": b"x"}), ("b", {"jpg": b"2"})]
     shard = write_tar(tmp_path / "a.tar", samples)
     path = tmp_path / "x.index"
@@ -370,14 +370,14 @@ def test_records_without_a_field_are_left_out_or_empty(tmp_path: Path) -> None:
         assert reader.read([1, 0]) == {"jpg": [b"2", b"1"], "txt": [b"", b"x"]}
 
 
-def test_a_field_that_a_whole_shard_lacks_may_be_empty(tmp_path: Path) -> None:
+def test_field_missing_from_whole_shard_may_be_empty(tmp_path: Path) -> None:
     samples = [("a", {"jpg": b"1"}), ("b", {"jpg": b"2", "txt": b"x"})]
     shards = [write_tar(tmp_path / "a.tar", samples), write_tar(tmp_path / "b.tar", samples[:1])]
     fields = ["jpg", "txt"]
     assert len(build_index(shards, tmp_path / "x.index", fields=fields, missing="empty")) == 3
 
 
-def test_a_loose_file_that_is_gone_is_named(tmp_path: Path) -> None:
+def test_verify_names_missing_loose_file(tmp_path: Path) -> None:
     (tmp_path / "x").mkdir()
     for number in range(3):
         (tmp_path / "x" / f"{number}.png").write_bytes(b"...")
@@ -394,7 +394,7 @@ def test_keys_come_from_a_feature(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["threads", "spawned processes"])
-def test_an_executor_builds_the_same_bytes(tmp_path: Path, kind: str) -> None:
+def test_build_with_executor_writes_same_bytes(tmp_path: Path, kind: str) -> None:
     shards = tfrecords(tmp_path)
     build_index(shards, tmp_path / "a.index", label="label")
     pool = (
@@ -407,7 +407,7 @@ def test_an_executor_builds_the_same_bytes(tmp_path: Path, kind: str) -> None:
     assert tree(tmp_path / "a.index") == tree(tmp_path / "b.index")
 
 
-def test_the_error_of_one_shard_is_told_while_others_are_still_scanned(
+def test_shard_error_is_raised_while_other_shards_are_scanned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What another worker writes may get its final name while the build removes what it made."""
@@ -431,7 +431,7 @@ def test_the_error_of_one_shard_is_told_while_others_are_still_scanned(
         build_index(shards, tmp_path / "x.index", label=label, executor=executor)
 
 
-def test_an_index_is_the_same_bytes_in_another_folder_at_another_time(tmp_path: Path) -> None:
+def test_index_bytes_do_not_depend_on_folder_or_time(tmp_path: Path) -> None:
     for place in ("one", "two"):
         (tmp_path / place).mkdir()
         build_index(tars(tmp_path / place), tmp_path / place / "x.index", label="cls")
@@ -439,7 +439,7 @@ def test_an_index_is_the_same_bytes_in_another_folder_at_another_time(tmp_path: 
 
 
 @pytest.mark.usefixtures("kept_parts")
-def test_what_a_function_gave_is_not_used_again(tmp_path: Path) -> None:
+def test_kept_parts_are_not_reused_for_a_label_function(tmp_path: Path) -> None:
     """Its code is the same, and what it uses is not."""
     shards = tars(tmp_path, shards=2)
     now = {"label": 1}
@@ -457,7 +457,7 @@ def test_what_a_function_gave_is_not_used_again(tmp_path: Path) -> None:
     assert index.columns["label"].tolist() == [2] * 20
 
 
-def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
+def test_bad_records_are_listed_and_excluded(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=2)
     clean = build_index(shards, tmp_path / "clean.index")
     where = int(clean.table("image")["offset"][13])
@@ -482,7 +482,7 @@ def test_bad_records_are_found_listed_and_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize("place", [0, 4, 9])
 @pytest.mark.parametrize("how", ["header", "cut"])
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
-def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
+def test_rest_of_broken_shard_is_listed_and_excluded(
     tmp_path: Path, container: str, how: str, place: int
 ) -> None:
     """Listed by verify, of the shards or of their index; all is well with the index of the rest."""
@@ -515,7 +515,7 @@ def test_the_rest_of_a_shard_that_breaks_off_is_left_out(
         assert [(bad.record, bad.rest) for bad in verify(index).findings] == [(0, True)]
 
 
-def test_a_bad_loose_file_is_left_out(tmp_path: Path) -> None:
+def test_bad_loose_file_is_excluded(tmp_path: Path) -> None:
     folder = tmp_path / "images" / "c"
     folder.mkdir(parents=True)
     for n in range(5):
@@ -528,7 +528,7 @@ def test_a_bad_loose_file_is_left_out(tmp_path: Path) -> None:
     assert verify(index).ok
 
 
-def test_an_index_tells_how_it_was_built(tmp_path: Path) -> None:
+def test_index_options_record_how_it_was_built(tmp_path: Path) -> None:
     reading: ReadingOptions = {"key": "key", "lists": ["image"], "missing": "skip"}
     built = build_index(
         tfrecords(tmp_path), tmp_path / "x.index", label="label", fields=["image"], **reading
@@ -546,7 +546,7 @@ def test_an_index_tells_how_it_was_built(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:fields that some")
-def test_the_same_content_has_the_same_digests_in_every_container(tmp_path: Path) -> None:
+def test_digests_are_equal_in_every_container_for_equal_content(tmp_path: Path) -> None:
     """And another class, of that name alone, where a record, its place or a value differs."""
 
     def digests(container: str, samples: list[dict[str, Any]]) -> dict[str, str]:
@@ -569,7 +569,7 @@ def test_the_same_content_has_the_same_digests_in_every_container(tmp_path: Path
     assert digests("tar", samples[:6])["label"] != one["label"]
 
 
-def test_zeros_of_another_type_are_another_content(tmp_path: Path) -> None:
+def test_digest_tells_integer_zero_from_float_zero(tmp_path: Path) -> None:
     """Their bytes are the same."""
     found = [pack([{"x": zero}] * 3, tmp_path / f"{zero}")["data"].digests for zero in (0, 0.0)]
     assert found[0]["x"] != found[1]["x"]
@@ -584,7 +584,7 @@ def test_lists_of_numbers_have_no_digest(tmp_path: Path) -> None:
     assert set(index.digests) == {"y", "z"}
 
 
-def test_the_places_of_names_are_found_once_for_all_shards(
+def test_class_numbers_are_looked_up_once_for_all_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dictionary of all names for each shard took 20 seconds at 100,000 classes."""
@@ -604,7 +604,7 @@ def test_the_places_of_names_are_found_once_for_all_shards(
     assert len(found) == 1
 
 
-def test_a_shard_without_records_is_warned_of(tmp_path: Path) -> None:
+def test_empty_shard_warns(tmp_path: Path) -> None:
     shards = tfrecords(tmp_path, shards=2)
     shards[0].write_bytes(b"")
     with pytest.warns(ShardWarning, match="1 of 2 shards have no records"):
@@ -615,13 +615,13 @@ def test_a_shard_without_records_is_warned_of(tmp_path: Path) -> None:
         assert reader.read([0])["key"] == [b"k10"]
 
 
-def test_nothing_is_warned_of_in_sound_data(tmp_path: Path) -> None:
+def test_sound_data_do_not_warn(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         build_index(tars(tmp_path), tmp_path / "x.index")
 
 
-def test_one_of_a_list_of_labels_is_chosen_by_a_function(tmp_path: Path) -> None:
+def test_advice_for_list_of_labels_works_as_printed(tmp_path: Path) -> None:
     """The advice is followed word by word."""
     shard = write_tfrecord(tmp_path / "0.tfrecord", [{"labels": [n % 3, 7]} for n in range(6)])
     with pytest.raises(DataCorruptionError, match="gives a value that is not a label") as caught:
@@ -632,7 +632,7 @@ def test_one_of_a_list_of_labels_is_chosen_by_a_function(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("text", ["{", "{ant}", "[1]", '"ant"'])
-def test_a_name_that_looks_like_json_stays_a_name(tmp_path: Path, text: str) -> None:
+def test_class_name_that_looks_like_json_stays_a_name(tmp_path: Path, text: str) -> None:
     shard = write_tar(tmp_path / "a.tar", [("a", {"cls": text.encode()})])
     assert build_index(shard, tmp_path / "x.index", label="cls").classes == (text,)
 
@@ -660,7 +660,7 @@ def cls_tar(path: Path, *texts: str | None) -> Path:
     ],
 )
 @pytest.mark.parametrize("way", ["member", "two shards", "table", "function"])
-def test_the_background_is_of_the_labels_kind(
+def test_background_takes_the_kind_of_the_labels(
     tmp_path: Path, texts: list[Any], background: Any, labels: Any, classes: Any, way: str
 ) -> None:
     shards = [cls_tar(tmp_path / "a.tar", *texts)]
@@ -685,14 +685,14 @@ def test_the_background_is_of_the_labels_kind(
     assert index.classes == classes
 
 
-def test_a_background_from_the_command_line_is_a_number_among_numbers(tmp_path: Path) -> None:
+def test_background_text_is_a_number_among_integer_labels(tmp_path: Path) -> None:
     shard = cls_tar(tmp_path / "a.tar", "3", None, "5")
     index = build_index(shard, tmp_path / "x.index", label=FromJson("cls"), background="-1")
     assert index.columns["label"].tolist() == [3, -1, 5]
 
 
 @pytest.mark.parametrize("label", ["cls", FromTable({"a": 1}), FromFolder(), len])
-def test_a_field_called_label_is_neither_lost_nor_mistaken(tmp_path: Path, label: Any) -> None:
+def test_field_named_label_is_kept_apart_from_labels(tmp_path: Path, label: Any) -> None:
     parts = {"cls": b"1", "label": b"a long text", "png": b"..."}
     shard, path = write_tar(tmp_path / "a.tar", [("a", parts)]), tmp_path / "x.index"
     if isinstance(label, FromFolder):
@@ -708,7 +708,7 @@ def test_a_field_called_label_is_neither_lost_nor_mistaken(tmp_path: Path, label
     assert index.columns["label"].tolist() == [1]
 
 
-def test_a_table_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
+def test_label_table_may_be_a_spreadsheet_export(tmp_path: Path) -> None:
     """With a byte order mark, names in capitals, and more columns, if they are named."""
     file = tmp_path / "t.csv"
     file.write_text("\ufeffLabel,Notes, Key\r\ncat,fat,a\r\n", encoding="utf-8")
@@ -717,13 +717,13 @@ def test_a_table_may_come_from_a_spreadsheet(tmp_path: Path) -> None:
     assert FromTable(file).labels == {"a": "cat"}
 
 
-def test_a_field_of_more_than_an_index_holds_may_be_named(tmp_path: Path) -> None:
+def test_named_field_is_indexed_where_there_are_too_many_fields(tmp_path: Path) -> None:
     samples = [("a", {f"v{n}.txt": b"" for n in range(257)})]
     write_tar(tmp_path / "a.tar", samples)
     assert build_index(tmp_path / "a.tar", tmp_path / "x.index", fields=["v3.txt"])
 
 
-def test_an_index_within_the_images_is_no_image(tmp_path: Path) -> None:
+def test_index_inside_image_folder_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
     (tmp_path / "cat" / "1.png").write_bytes(b"...")
     index = build_index(tmp_path, tmp_path / "x.index")
@@ -734,7 +734,7 @@ def test_an_index_within_the_images_is_no_image(tmp_path: Path) -> None:
     assert again.fingerprint == index.fingerprint
 
 
-def test_an_index_takes_a_folder_with_nothing_but_its_own(tmp_path: Path) -> None:
+def test_index_folder_may_hold_own_leftovers_and_notes(tmp_path: Path) -> None:
     shards = tars(tmp_path)
     for name in ("parts", ".hidden", "columns-0123456789abcdef"):
         out = tmp_path / f"{name}.index"
@@ -747,7 +747,7 @@ def test_an_index_takes_a_folder_with_nothing_but_its_own(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["parts", "columns-2024", "columns-0123456789abcdef"])
-def test_a_build_takes_and_deletes_no_folder_of_anybody_else(tmp_path: Path, name: str) -> None:
+def test_build_keeps_folders_of_others(tmp_path: Path, name: str) -> None:
     """A folder of the same name that was there before is somebody's work."""
     shards = tars(tmp_path)
     mine = tmp_path / "project" / name / "thesis.txt"
@@ -1080,7 +1080,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_makes_no_index_is_refused_in_words(
+def test_build_index_refuses_bad_arguments(
     world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
     check_refused(world, call, kind, word)

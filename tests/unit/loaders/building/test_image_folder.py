@@ -19,7 +19,7 @@ def tree(root: Path, *names: str) -> Path:
     return root
 
 
-def test_folder_is_listed_in_code_point_order_with_the_class_of_each_file(tmp_path: Path) -> None:
+def test_folder_is_listed_in_code_point_order_with_classes(tmp_path: Path) -> None:
     tree(tmp_path, "b/2.png", "b/10.JPG", "a/deep/1.jpg", "top.jpg", "é/1.jpg")
     tree(tmp_path, ".hidden/1.jpg", "a/.hidden.jpg")
     assert [(entry.paths["image"], entry.label) for entry in list_images(tmp_path)] == [
@@ -31,12 +31,12 @@ def test_folder_is_listed_in_code_point_order_with_the_class_of_each_file(tmp_pa
     ]
 
 
-def test_folder_keys_keep_the_extension_only_where_it_tells_files_apart(tmp_path: Path) -> None:
+def test_folder_keys_keep_extension_only_where_names_collide(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.jpg", "a/1.png", "a/2.jpg")
     assert [entry.key for entry in list_images(tmp_path)] == ["a/1.jpg", "a/1.png", "a/2"]
 
 
-def test_folder_counts_the_files_that_are_no_images(tmp_path: Path) -> None:
+def test_folder_counts_files_that_are_not_images(tmp_path: Path) -> None:
     tree(tmp_path, "a/1.jpg", "a/2.txt", "b/1.db", "b/3.TXT", "b/README", ".hidden.txt")
     text = rf"files below {tmp_path} are not images .* \(4, first: a/2.txt, b/1.db, .*README\)"
     with pytest.warns(ShardWarning, match=text) as heard:

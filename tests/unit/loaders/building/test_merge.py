@@ -72,7 +72,7 @@ def synthetic(folder: Path, records: int, offset: int = 1000, length: int = 100)
     return file
 
 
-def test_merging_takes_the_same_memory_for_many_records_as_for_few(
+def test_merge_memory_does_not_grow_with_records(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("SORTED_AT_ONCE", "READ_ITEMS"):
@@ -94,7 +94,7 @@ def test_merging_takes_the_same_memory_for_many_records_as_for_few(
     assert index.keys([199_999]) == ["kkkkkkkk"]
 
 
-def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
+def test_scan_memory_does_not_grow_with_shard_length(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(_scan_shard, "BLOCK_FIELDS", 1000)
@@ -120,7 +120,7 @@ def test_scanning_takes_the_same_memory_for_a_long_shard_as_for_a_short_one(
         (2**50, 2**40, ("<i8", "<i8")),
     ],
 )
-def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
+def test_table_columns_use_eight_bytes_only_where_needed(
     tmp_path: Path, offset: int, length: int, types: tuple[str, str]
 ) -> None:
     index = merged([synthetic(tmp_path, 1000, offset, length)], tmp_path / "x.index")
@@ -130,7 +130,7 @@ def test_a_table_has_eight_bytes_only_where_a_number_needs_them(
     assert row == (offset, length, 0, 0)
 
 
-def test_keys_of_more_than_four_gigabytes_have_wide_ends() -> None:
+def test_integer_type_is_eight_bytes_from_four_gigabytes() -> None:
     from twinfeed.loaders.index.arrays import integer_type
 
     assert [integer_type(size) for size in (0, 2**32 - 1, 2**32)] == ["<u4", "<u4", "<i8"]
@@ -144,7 +144,7 @@ labels = st.one_of(
 
 
 @given(labels=labels, at_once=st.sampled_from([1, 3, 7, 1000]))
-def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
+def test_class_order_written_in_chunks_equals_class_order_in_memory(
     tmp_path_factory: pytest.TempPathFactory, labels: list[int], at_once: int
 ) -> None:
     values = np.array(labels, np.int64)
@@ -166,7 +166,7 @@ def test_a_class_order_that_is_written_in_pieces_is_the_one_made_at_once(
     }
 
 
-def test_loose_files_of_several_parts_are_read_as_indexed(
+def test_loose_files_split_into_parts_read_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sources, "FILES_PER_PART", 3)
@@ -186,7 +186,7 @@ def test_loose_files_of_several_parts_are_read_as_indexed(
     assert index.table("a")[3].tolist() == (0, -1, 0)
 
 
-def test_what_a_killed_build_was_writing_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_build_removes_only_marked_leftovers_of_killed_build(tmp_path: Path) -> None:
     """Where a mark of the library's own lies, and only the files that the mark names."""
     path = tmp_path / "x.index"
     left, mixed, others = (path / f".columns-{digit * 16}" for digit in "012")
@@ -238,7 +238,7 @@ def test_build_killed_at_any_change_leaves_old_or_new_index(
     assert seen == ({4} if before is None else {2, 4})
 
 
-def test_a_folder_that_only_looks_like_that_of_old_arrays_stays(tmp_path: Path) -> None:
+def test_build_keeps_user_files_in_and_beside_old_arrays(tmp_path: Path) -> None:
     """The user's folder beside the manifest, and the user's file in the folder of old arrays."""
     (tmp_path / "shards").mkdir()
     shards = tars(tmp_path / "shards", shards=2)
@@ -261,7 +261,7 @@ def test_a_folder_that_only_looks_like_that_of_old_arrays_stays(tmp_path: Path) 
         build_index(shards, tmp_path / "y.index", root=tmp_path / "shards")
 
 
-def test_an_index_that_another_process_finishes_meanwhile_is_no_other_file(
+def test_index_finished_by_another_process_is_accepted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Between the two looks at a folder: its manifest was taken for a file of somebody else."""

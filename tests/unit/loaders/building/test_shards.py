@@ -49,7 +49,7 @@ def test_glob_braces_and_lists_keep_their_order(tmp_path: Path) -> None:
     assert names == ["b-0.tar", "b-1.tar", "a-1.tar", "[x].tar"]
 
 
-def test_one_path_is_a_list_of_one(tmp_path: Path) -> None:
+def test_single_path_expands_to_a_list_of_one(tmp_path: Path) -> None:
     (tmp_path / "{a,b}.tar").touch()
     assert expand(tmp_path / "{a,b}.tar") == [str(tmp_path / "{a,b}.tar")]
     fsspec.filesystem("memory").pipe_file("/names/a[1]?.tar", b"")
@@ -58,11 +58,11 @@ def test_one_path_is_a_list_of_one(tmp_path: Path) -> None:
     assert expand("memory://names/a[1]*.tar") == ["memory://names/a1x.tar"]
 
 
-def test_complete_sets_pass_and_each_set_counts_alone() -> None:
+def test_check_complete_counts_each_set_by_itself() -> None:
     check_complete([f"train-{n:05d}-of-00003.tar" for n in (2, 0, 1)])
     check_complete(["a-00000-of-00001.tar", "a-00000-of-00001.idx", "plain.tar"])
 
 
-def test_completeness_can_be_waived(tmp_path: Path) -> None:
+def test_expand_with_complete_false_accepts_missing_shards(tmp_path: Path) -> None:
     (tmp_path / "a-00001-of-00002.tar").touch()
     assert len(expand(tmp_path / "*.tar", complete=False)) == 1

@@ -120,7 +120,9 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "word"), REFUSED)
-def test_what_no_batch_can_hold_is_refused(call: Callable[[], object], word: str) -> None:
+def test_collate_refuses_values_that_no_batch_can_hold(
+    call: Callable[[], object], word: str
+) -> None:
     with pytest.raises(MisfitError, match=word):
         call()
 
@@ -146,9 +148,7 @@ UNFIT: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("first", "later", "found"), UNFIT)
 @pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
-def test_a_value_that_would_lose_by_a_cast_is_refused(
-    first: Any, later: Any, found: str, how: Mode
-) -> None:
+def test_lossy_cast_is_refused(first: Any, later: Any, found: str, how: Mode) -> None:
     with pytest.raises(MisfitError, match=f"field 'x' holds {found}.* is expected") as caught:
         collate({"x": [first, None, later]}, spec_of({"x": first}), how=how)
     assert caught.value.position == 2
@@ -168,7 +168,7 @@ FIT: list[tuple[Any, Any]] = [
 
 
 @pytest.mark.parametrize(("first", "later"), FIT)
-def test_a_value_that_loses_nothing_takes_the_dtype_of_the_first(first: Any, later: Any) -> None:
+def test_lossless_cast_takes_dtype_of_first_value(first: Any, later: Any) -> None:
     spec = spec_of({"x": first})
     batch = collate({"x": [first, later]}, spec)["x"]
     assert batch.dtype == np.asarray(first).dtype.newbyteorder("=") == spec["x"].dtype
@@ -176,7 +176,7 @@ def test_a_value_that_loses_nothing_takes_the_dtype_of_the_first(first: Any, lat
     np.testing.assert_array_equal(batch[1], np.asarray(later, batch.dtype))
 
 
-def test_an_empty_list_has_no_dtype() -> None:
+def test_empty_list_has_no_dtype() -> None:
     spec = {"x": FieldSpec((1,), np.dtype(np.int64))}
     batch = collate({"x": [[], [3]]}, spec, how="pad")
     assert batch["x"].tolist() == [[0], [3]]
@@ -208,7 +208,7 @@ def test_a_list_of_texts_holds_texts(wrong: Any) -> None:
     assert caught.value.position == 1
 
 
-def test_large_arrays_begin_where_tensorflow_takes_them_uncopied() -> None:
+def test_batch_arrays_are_aligned_to_64_bytes() -> None:
     """At multiples of 64, wherever numpy's own memory begins."""
     values = [np.ones((7, n + 1)) for n in range(5)]
     spec = {"x": FieldSpec((7, None), np.dtype(np.float64))}
@@ -226,7 +226,7 @@ def test_large_arrays_begin_where_tensorflow_takes_them_uncopied() -> None:
 
 
 @pytest.mark.parametrize("how", ["stack", "pad", "ragged"])
-def test_values_are_written_where_the_caller_says(how: Mode) -> None:
+def test_collate_writes_into_memory_of_empty(how: Mode) -> None:
     """At the beginning of that memory: torch knows pinned memory by its first address."""
     made = []
 

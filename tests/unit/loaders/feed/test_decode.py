@@ -66,7 +66,7 @@ def test_lossless_images_come_back(kind: str) -> None:
 
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("source", [PIXELS, PIXELS[..., 0]], ids=["colour", "grey"])
-def test_jpeg_is_what_pillow_decodes_within_a_step(mode: str, source: np.ndarray) -> None:
+def test_jpeg_equals_pillow_within_one_step(mode: str, source: np.ndarray) -> None:
     smooth = np.asarray(Image.fromarray(source).resize((64, 48)))
     data = encoded(smooth, "jpeg", quality=95)
     array = DecodeImage(mode=mode)({"image": data})["image"]
@@ -91,7 +91,7 @@ def test_other_fields_stay() -> None:
     assert sample["name"] == b"cat"
 
 
-def test_decoded_images_are_writable_and_ones_own() -> None:
+def test_decoded_images_do_not_share_memory() -> None:
     for kind in ("png", "jpeg"):
         decode = DecodeImage(size=(4, 4))
         first = decode({"image": encoded(PIXELS, kind)})["image"].copy()
@@ -110,7 +110,7 @@ def left(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
 
 
 @pytest.mark.parametrize("size", [None, (3, 3)])
-def test_a_huge_image_leaves_no_memory_behind(
+def test_memory_of_huge_image_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, left: deque[np.ndarray], size: Any
 ) -> None:
     """What is kept is for the images that come often."""
@@ -121,7 +121,7 @@ def test_a_huge_image_leaves_no_memory_behind(
         assert [len(memory) for memory in left] == kept
 
 
-def test_memory_serves_the_next_image_when_nobody_looks_at_it(left: deque[np.ndarray]) -> None:
+def test_memory_is_reused_once_no_view_of_it_is_alive(left: deque[np.ndarray]) -> None:
     def image(pixels: np.ndarray) -> np.ndarray:
         return DecodeImage()({"image": encoded(pixels, "jpeg")})["image"]
 
@@ -145,7 +145,7 @@ def test_memory_serves_the_next_image_when_nobody_looks_at_it(left: deque[np.nda
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
-def test_the_limit_of_pixels_is_met_exactly(kind: str) -> None:
+def test_image_of_exactly_max_pixels_is_decoded(kind: str) -> None:
     data = {"image": encoded(PIXELS, kind)}
     assert DecodeImage(max_pixels=77)(data)["image"].shape == PIXELS.shape
 
@@ -246,20 +246,20 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
 
 @pytest.mark.filterwarnings("ignore::PIL.Image.DecompressionBombWarning")
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_fault_64_what_cannot_be_decoded_is_refused_in_words(
+def test_fault_64_decode_error_says_what_is_wrong(
     tmp_path: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word):
         call(tmp_path)
 
 
-def test_pillows_limit_against_bombs_holds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pillow_decompression_bomb_limit_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 30)
     with pytest.raises(Image.DecompressionBombError):
         DecodeImage()({"image": PNG})
 
 
-def test_images_of_other_heights_are_ragged(tmp_path: Path) -> None:
+def test_images_of_different_heights_are_ragged(tmp_path: Path) -> None:
     index = pack([{"image": one} for one in (JPEG, encoded(PIXELS[:5], "jpeg"))], tmp_path)["data"]
     assert batch(index, DecodeImage(), 2, collate="ragged")["image"].lengths.tolist() == [11, 5]
 
@@ -295,7 +295,7 @@ thread.join()
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux tells what is resident")
 @pytest.mark.parametrize("kind", [pytest.param("jpeg", marks=pytest.mark.long), "png"])
-def test_fault_64_the_memory_of_a_huge_image_is_given_back(kind: str) -> None:
+def test_fault_64_memory_of_huge_image_is_returned(kind: str) -> None:
     """Also on a thread, for which the allocator would keep freed memory."""
     command = [sys.executable, "-c", f"KIND = {kind!r}\n{STAYS}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -308,7 +308,9 @@ def test_fault_64_the_memory_of_a_huge_image_is_given_back(kind: str) -> None:
 @pytest.mark.parametrize("mode", ["RGB", "L"])
 @pytest.mark.parametrize("size", [None, (11, 7), (5, 9)])
 @pytest.mark.parametrize("kinds", [("jpeg",), ("png",), ("jpeg", "png")])
-def test_decoding_in_place_is_decoding(tmp_path: Path, mode: str, size: Any, kinds: Any) -> None:
+def test_in_place_decoding_equals_plain_decoding(
+    tmp_path: Path, mode: str, size: Any, kinds: Any
+) -> None:
     images = [np.roll(PIXELS, number, 0) for number in range(6)]
     data = [encoded(image, kinds[n % len(kinds)]) for n, image in enumerate(images)]
     index = pack([{"image": one} for one in data], tmp_path)["data"]
@@ -322,7 +324,7 @@ def test_decoding_in_place_is_decoding(tmp_path: Path, mode: str, size: Any, kin
     np.testing.assert_array_equal(straight["image"], np.stack(one_by_one))
 
 
-def test_decoding_in_place_makes_no_copy(tmp_path: Path) -> None:
+def test_in_place_decoding_makes_no_copy(tmp_path: Path) -> None:
     index = pack([{"image": encoded(PIXELS, "jpeg")}] * 4, tmp_path)["data"]
     slots = []
 
@@ -355,7 +357,7 @@ class Inverted:
         return {"image": slots["image"]}
 
 
-def test_a_decode_of_ones_own_writes_into_the_batch(tmp_path: Path) -> None:
+def test_custom_decode_may_write_into_the_batch(tmp_path: Path) -> None:
     index = pack([{"image": bytes([n] * 4)} for n in range(3)], tmp_path)["data"]
     decode = Inverted()
     image = batch(index, decode, 3)["image"]
@@ -364,7 +366,7 @@ def test_a_decode_of_ones_own_writes_into_the_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("decode", [DecodeImage(), DecodeImage().__call__])
-def test_a_batch_is_made_where_the_caller_says(tmp_path: Path, decode: Any) -> None:
+def test_batch_is_written_into_memory_of_empty(tmp_path: Path, decode: Any) -> None:
     """By decoding in place, and by collating."""
     index = pack([{"image": encoded(PIXELS, "jpeg")}] * 2, tmp_path)["data"]
     sampler = ExactOnceBatchSampler(2, batch_size=2)
@@ -401,7 +403,7 @@ def test_an_image_is_cast_to_the_dtype_that_spec_names(tmp_path: Path, kind: str
     )
 
 
-def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
+def test_repeated_record_and_padding_are_copied(tmp_path: Path) -> None:
     data = [encoded(np.roll(PIXELS, n, 0), "png") for n in range(3)]
     index = pack([{"image": one} for one in data], tmp_path)["data"]
     sampler = ExactOnceBatchSampler(3, batch_size=4, last_batch="pad")
@@ -419,7 +421,7 @@ def test_a_record_twice_and_padding_are_copied(tmp_path: Path) -> None:
 # Examples
 
 
-def test_an_example_becomes_its_features() -> None:
+def test_raw_example_is_decoded_into_its_features() -> None:
     data = encode({"a": 1, "b": [1, 2], "c": [0.5], "d": [b"x", b"y"], "e": b"z"})
     sample = DecodeExample("data")({"data": data, "kept": 3})
     assert {name: np.asarray(value).tolist() for name, value in sample.items()} == {
@@ -435,7 +437,7 @@ def test_an_example_becomes_its_features() -> None:
 # Webdataset
 
 
-def test_a_tar_of_webdataset_goes_through(tmp_path: Path) -> None:
+def test_webdataset_tar_is_decoded_into_batches(tmp_path: Path) -> None:
     with TarWriter(tmp_path / "a.tar") as tar:
         for number in range(3):
             meta = json.dumps({"box": [number, 1]}).encode()
@@ -453,7 +455,7 @@ def test_a_tar_of_webdataset_goes_through(tmp_path: Path) -> None:
     assert got["box"].tolist() == [[0, 1], [1, 1], [2, 1]]
 
 
-def test_crop_keeps_the_aspect_and_cuts_both_sides() -> None:
+def test_crop_keeps_aspect_and_cuts_both_sides() -> None:
     """Where no pixel needs another size, the result is the middle of the image."""
     pixels = np.random.default_rng(0).integers(0, 256, (6, 12, 3), np.uint8)
     for array in (pixels, pixels.transpose(1, 0, 2)):
@@ -479,7 +481,7 @@ def test_pad_keeps_the_whole_image_and_puts_zeros_on_both_sides() -> None:
     fit=st.sampled_from(["stretch", "crop", "pad"]),
     mode=st.sampled_from(["RGB", "L"]),
 )
-def test_every_fit_gives_the_size(
+def test_every_fit_returns_the_requested_size(
     height: int, width: int, size: tuple[int, int], fit: Any, mode: Any
 ) -> None:
     """Nothing is black where the image is white, but for padding."""
@@ -503,7 +505,7 @@ def test_every_fit_gives_the_size(
         ((96, 128), "stretch", 1, 2, 0x4F322DF9),
     ],
 )
-def test_a_gap_decodes_a_part_of_the_pixels(
+def test_reducing_gap_decodes_at_reduced_size(
     size: tuple[int, int], fit: Any, gap: float | None, part: int, checksum: int
 ) -> None:
     """The pixels are golden, and nearly those of the whole image."""
@@ -523,7 +525,7 @@ def test_a_gap_decodes_a_part_of_the_pixels(
     fit=st.sampled_from(["stretch", "crop", "pad"]),
     gap=st.floats(1, 4),
 )
-def test_a_gap_leaves_enough_pixels(
+def test_reducing_gap_chooses_largest_sufficient_reduction(
     height: int, width: int, size: tuple[int, int], fit: Any, gap: float
 ) -> None:
     """No part is smaller than `gap` times its resized size, and no larger part would do."""
@@ -538,7 +540,7 @@ def test_a_gap_leaves_enough_pixels(
     assert decode({"image": jpeg})["image"].shape == (*size, 3)
 
 
-def test_a_jpeg_of_the_batch_fits_as_a_single_one_does(tmp_path: Path) -> None:
+def test_padded_jpeg_in_batch_equals_single_decode(tmp_path: Path) -> None:
     """What is decoded into the batch's own rows is what a single call gives."""
     arrays = [
         np.random.default_rng(n).integers(0, 256, (8, 4 + 4 * n, 3), np.uint8) for n in (0, 1, 2)
@@ -553,7 +555,7 @@ def test_a_jpeg_of_the_batch_fits_as_a_single_one_does(tmp_path: Path) -> None:
 
 
 @pytest.mark.frameworks
-def test_a_sequence_example_is_decoded_as_tensorflow_does(tmp_path: Path) -> None:
+def test_sequence_example_equals_tensorflow(tmp_path: Path) -> None:
     """Its context as an Example, and its lists step by step."""
     import tensorflow as tf
 

@@ -76,7 +76,7 @@ GREY_16 = {
 
 
 @pytest.mark.parametrize("data", GREY_16.values(), ids=GREY_16)
-def test_grey_of_16_bits_is_its_upper_byte_or_as_it_is(data: bytes) -> None:
+def test_16_bit_grey_becomes_upper_byte_or_stays_native(data: bytes) -> None:
     assert decoded(data, mode="L").tolist() == UPPER
     assert decoded(data)[..., 2].tolist() == UPPER
     native = decoded(data, mode="L", dtype="native")
@@ -88,7 +88,7 @@ def test_grey_of_16_bits_is_its_upper_byte_or_as_it_is(data: bytes) -> None:
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("colour", [0, 2, 4, 6], ids=["L", "RGB", "LA", "RGBA"])
-def test_png_of_16_bits_equals_tensorflow(colour: int) -> None:
+def test_16_bit_png_equals_tensorflow(colour: int) -> None:
     tf = pytest.importorskip("tensorflow")
     channels = {0: 1, 2: 3, 4: 2, 6: 4}[colour]
     data = png(np.resize(WIDE, (4, 3, channels)), colour)
@@ -96,7 +96,7 @@ def test_png_of_16_bits_equals_tensorflow(colour: int) -> None:
     assert decoded(data).tolist() == theirs.tolist()
 
 
-def test_channels_of_16_bits_are_upper_bytes_and_no_native_pixels() -> None:
+def test_16_bit_channels_become_upper_bytes_and_refuse_native() -> None:
     pixels = np.resize(WIDE, (2, 3, 3))
     ppm = b"P6 3 2 65535\n" + pixels.astype(">u2").tobytes()
     for data in (png(pixels, 2), ppm):
@@ -106,7 +106,7 @@ def test_channels_of_16_bits_are_upper_bytes_and_no_native_pixels() -> None:
             decoded(data, dtype="native")
 
 
-def test_pixels_of_32_bits_are_refused_or_native() -> None:
+def test_32_bit_pixels_are_refused_unless_native() -> None:
     signed_16 = SIGNED.clip(-5, 5).astype(np.int16)
     for data, pixels in (
         (saved(Image.fromarray(SIGNED), "tiff"), SIGNED),
@@ -121,12 +121,12 @@ def test_pixels_of_32_bits_are_refused_or_native() -> None:
         np.testing.assert_array_equal(native, pixels)
 
 
-def test_12_bits_are_shifted_by_4() -> None:
+def test_12_bit_pixels_are_shifted_by_4() -> None:
     assert decoded(BITS_12, mode="L").tolist() == [[0x12, 0x45]]
     assert decoded(BITS_12, mode="L", dtype="native").tolist() == [[0x123, 0x456]]
 
 
-def test_big_endian_pixels_are_resized_as_others() -> None:
+def test_big_endian_pixels_are_resized_like_little_endian() -> None:
     small, big = (GREY_16[name] for name in ("TIFF", "big-endian TIFF"))
     for fit in ("stretch", "crop", "pad"):
         both = (decoded(data, size=(3, 2), fit=fit, dtype="native") for data in (small, big))
@@ -164,7 +164,7 @@ EIGHT_BITS = {"1", "L", "P", "RGB", "RGBA", "CMYK", "YCbCr", "LA", "PA"}
 
 
 @pytest.mark.parametrize(("kind", "data"), every_kind().items(), ids=lambda kind: str(kind)[:20])
-def test_each_mode_of_pillow_has_a_value_or_is_refused(kind: tuple[str, str], data: bytes) -> None:
+def test_each_pillow_mode_is_decoded_or_refused(kind: tuple[str, str], data: bytes) -> None:
     mode = kind[1]
     if mode in EIGHT_BITS:
         for wanted in ("RGB", "L"):
@@ -184,7 +184,7 @@ def test_each_mode_of_pillow_has_a_value_or_is_refused(kind: tuple[str, str], da
             decoded(data, mode="L")
 
 
-def test_wide_pixels_are_resized_as_they_are() -> None:
+def test_wide_pixels_are_resized_without_conversion() -> None:
     for fit in ("stretch", "crop", "pad"):
         for pixels in (WIDE, SIGNED, FLOATS):
             data = saved(Image.fromarray(pixels), "tiff")
@@ -199,7 +199,7 @@ def test_wide_pixels_are_resized_as_they_are() -> None:
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "webp", "tiff"])
 @pytest.mark.parametrize("orientation", range(10))
-def test_an_orientation_is_applied_when_asked_for(kind: str, orientation: int) -> None:
+def test_exif_orientation_is_applied_on_request(kind: str, orientation: int) -> None:
     exif = Image.Exif()
     exif[274] = orientation
     options = {"lossless": True} if kind == "webp" else {}
@@ -218,7 +218,7 @@ def test_an_orientation_is_applied_when_asked_for(kind: str, orientation: int) -
         assert plain.shape == PHOTO.shape
 
 
-def test_a_turned_image_of_16_bits_and_a_scaled_jpeg() -> None:
+def test_exif_orientation_applies_to_16_bits_and_reduced_jpeg() -> None:
     exif = Image.Exif()
     exif[274] = 6
     data = saved(Image.fromarray(WIDE), "png", exif=exif)
@@ -233,7 +233,7 @@ def test_a_turned_image_of_16_bits_and_a_scaled_jpeg() -> None:
 # Transparency
 
 
-def test_a_background_is_composed_below_transparent_pixels() -> None:
+def test_background_is_composed_below_transparent_pixels() -> None:
     colours = np.array([[[10, 20, 30, 0], [10, 20, 30, 255], [200, 100, 0, 128]]], np.uint8)
     image = Image.fromarray(colours)
     white = decoded(saved(image, "png"), background=(255, 255, 255))
@@ -254,7 +254,7 @@ def test_a_background_is_composed_below_transparent_pixels() -> None:
     assert decoded(opaque, background=(1, 2, 3)).tolist() == decoded(opaque).tolist()
 
 
-def test_a_transparent_grey_of_16_bits_has_no_background() -> None:
+def test_transparent_16_bit_grey_refuses_background() -> None:
     data = saved(Image.fromarray(WIDE), "png", transparency=256)
     assert decoded(data, mode="L").tolist() == UPPER
     grey = png(np.array([[0x3F]]), 0, key=(3,), depth=4)
@@ -266,7 +266,7 @@ def test_a_transparent_grey_of_16_bits_has_no_background() -> None:
 # Damaged JPEGs
 
 
-def test_stray_bytes_in_a_jpeg_are_decoded_when_asked_for() -> None:
+def test_stray_bytes_in_jpeg_are_decoded_on_request() -> None:
     good = saved(Image.fromarray(PHOTO), "jpeg")
     at = good.index(b"\xff\xdb")
     stray = good[:at] + bytes(3) + good[at:]
@@ -294,6 +294,8 @@ def test_stray_bytes_in_a_jpeg_are_decoded_when_asked_for() -> None:
         ({"strict": "no"}, TypeError, "strict must be"),
     ],
 )
-def test_arguments_that_are_refused(options: Any, error: type[Exception], word: str) -> None:
+def test_decode_image_refuses_bad_arguments(
+    options: Any, error: type[Exception], word: str
+) -> None:
     with pytest.raises(error, match=word):
         DecodeImage(**options)

@@ -33,7 +33,7 @@ def index(tmp_path: Path) -> Index:
     return build_index(write_tar(tmp_path / "a.tar", samples), tmp_path / "a.index", label="cls")
 
 
-def test_each_way_out_trains(index: Index) -> None:
+def test_each_advice_for_missing_fields_lets_a_loop_run(index: Index) -> None:
     for batch in NumpyLoader(Feed(index, WHOLE, fields=["jpg"])):
         assert "txt" not in batch
     assert Feed(index, WHOLE, fields=["jpg"], missing={"txt": b""}).missing == {}
@@ -44,7 +44,7 @@ def test_each_way_out_trains(index: Index) -> None:
     assert len(Feed(index, some, missing="late")[0, 0]["txt"]) == 4
 
 
-def test_late_names_the_record_and_an_argument_of_the_feed(index: Index) -> None:
+def test_missing_late_raises_with_record_and_argument(index: Index) -> None:
     feed = Feed(index, WHOLE, missing="late")
     batches = iter(NumpyLoader(feed, prefetch=0))
     next(batches)
@@ -53,7 +53,7 @@ def test_late_names_the_record_and_an_argument_of_the_feed(index: Index) -> None
     assert "give Feed or Reader.read a value for it, missing={'txt': …}" in str(caught.value)
 
 
-def test_the_values_of_lists_and_repeated_records(tmp_path: Path) -> None:
+def test_missing_value_fills_lists_and_repeated_records(tmp_path: Path) -> None:
     """A record that comes twice in a batch has the value twice; present records keep theirs."""
     rows: list[dict[str, Any]] = [
         {"x": np.arange(n % 3 + 1, dtype=np.float32), "n": np.arange(n % 2 + 1)} for n in range(6)
@@ -76,7 +76,7 @@ def test_the_values_of_lists_and_repeated_records(tmp_path: Path) -> None:
             Feed(index, feed.sampler, missing={"x": [9], "n": value})
 
 
-def test_an_index_of_empty_fields_is_taken(tmp_path: Path) -> None:
+def test_feed_accepts_index_built_with_missing_empty(tmp_path: Path) -> None:
     samples = [("a", {"txt": b"..."}), ("b", {"jpg": b"..."})]
     index = build_index(
         write_tar(tmp_path / "a.tar", samples),
@@ -114,13 +114,13 @@ REFUSED: list[tuple[Callable[[Index], object], type[Exception], str]] = [
 ]
 
 
-def test_a_feed_that_does_not_fit_its_index_is_refused(index: Index) -> None:
+def test_feed_refuses_missing_that_does_not_fit_its_index(index: Index) -> None:
     for call, kind, word in REFUSED:
         with pytest.raises(kind, match=word):
             call(index)
 
 
-def test_lists_of_byte_strings_are_refused_when_the_feed_is_made(tmp_path: Path) -> None:
+def test_feed_refuses_lists_of_byte_strings(tmp_path: Path) -> None:
     shard = write_tfrecord(tmp_path / "a.tfrecord", [{"words": [b"a", b"b"]}, {"words": [b"c"]}])
     index, sampler = (
         build_index(shard, tmp_path / "a.index"),

@@ -95,7 +95,7 @@ def indexed(path: Path, options: dict[str, Any]) -> dict[str, bytes] | str:
 
 @settings(max_examples=60)
 @given(messages=messages(), damage=st.none() | st.tuples(st.integers(0), st.integers(1, 255)))
-def test_a_chunk_gives_the_records_and_errors_of_the_parser(
+def test_chunk_gives_same_records_and_errors_as_parser(
     messages: list[bytes],
     damage: tuple[int, int] | None,
     tmp_path_factory: pytest.TempPathFactory,
@@ -116,7 +116,7 @@ WHOLE = encode({"a": bytes(20)})
 CUT = WHOLE[:1] + bytes([WHOLE[1] - 3]) + WHOLE[2:-3]
 
 
-def test_a_feature_that_ends_after_its_record_is_an_error(tmp_path: Path) -> None:
+def test_feature_that_ends_after_its_record_is_an_error(tmp_path: Path) -> None:
     write_records(tmp_path / "a", CUT, CUT)
     first, second = scanned(tmp_path / "a")
     assert "ends 3 bytes after its message" in first
@@ -124,9 +124,7 @@ def test_a_feature_that_ends_after_its_record_is_an_error(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("changed", [slice(1, 2), slice(0, 3)])
-def test_every_byte_of_an_example_matters_to_a_chunk_as_to_the_parser(
-    changed: slice, tmp_path: Path
-) -> None:
+def test_chunk_equals_parser_for_any_changed_byte(changed: slice, tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     values = {"b": b"xy", "bb": 300, "c": np.arange(3) << 40, "f": [0.5, 2.5], "xy": b""}
     message = encode(values)
@@ -156,7 +154,7 @@ OPTIONS: list[dict[str, Any]] = [
 
 @settings(max_examples=30)
 @given(messages=messages(), options=st.sampled_from(OPTIONS))
-def test_a_chunk_gives_the_index_of_the_parser(
+def test_chunk_gives_same_index_as_parser(
     messages: list[bytes], options: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     path = tmp_path_factory.mktemp("a") / "a.tfrecord"
@@ -206,7 +204,7 @@ SHARDS: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("shard", SHARDS)
-def test_records_that_need_a_look_give_the_index_of_the_parser(shard: str, tmp_path: Path) -> None:
+def test_unusual_records_give_same_index_as_parser(shard: str, tmp_path: Path) -> None:
     samples, options, words = SHARDS[shard]
     write_records(tmp_path / "a.tfrecord", *map(encode, samples))
     with one_by_one():

@@ -75,7 +75,7 @@ def check(path: Path, **options: Any) -> None:
         assert repr(scanned(path, **options)) == repr(found)
 
 
-def test_samples_of_the_same_fields_are_a_chunk_but_for_the_last(tmp_path: Path) -> None:
+def test_samples_of_same_fields_form_a_chunk_except_the_last(tmp_path: Path) -> None:
     path = archive(tmp_path / "a.tar", *plain_members())
     options: dict[str, Any] = {"max_record_bytes": 1 << 20, "join": False, "on_bad": print}
     chunk, last = tar.scan_chunks(path, **options)
@@ -86,7 +86,7 @@ def test_samples_of_the_same_fields_are_a_chunk_but_for_the_last(tmp_path: Path)
     check(path, join=True)
 
 
-def test_a_global_header_and_names_of_metadata_are_noticed(tmp_path: Path) -> None:
+def test_global_headers_and_metadata_names_end_a_chunk(tmp_path: Path) -> None:
     path, plain = tmp_path / "a.tar", plain_members(extensions=["jpg"])
     glob = pax({b"path": b"d/8.jpg"}, b"g") + member(b"a.jpg", b"a")
     with pytest.MonkeyPatch.context() as patch:
@@ -108,7 +108,7 @@ KEYS = ["d/%d", "__m__/%d", "d/é%d", "d/" + "n" * 92 + "%d", "d/" + "n" * 93 + 
     chunk_bytes=st.sampled_from([2048, 10_000, 1 << 22]),
     cut=st.none() | st.integers(0, 30_000),
 )
-def test_odd_members_are_read_as_one_by_one(
+def test_odd_members_equal_scan_member_by_member(
     numbers: list[int],
     key: str,
     extensions: tuple[str, ...],
@@ -128,7 +128,7 @@ def test_odd_members_are_read_as_one_by_one(
         check(path)
 
 
-def test_every_byte_of_a_header_is_read_as_one_by_one(tmp_path: Path) -> None:
+def test_any_changed_header_byte_equals_scan_member_by_member(tmp_path: Path) -> None:
     pieces = plain_members()
     whole = pieces[4]
     for position in range(512):
@@ -149,7 +149,9 @@ def index_files(path: Path, options: dict[str, Any]) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("options", [{}, {"label": "cls"}, {"fields": {"x": "png;jpg"}}])
-def test_the_index_is_the_same_as_one_by_one(options: dict[str, Any], tmp_path: Path) -> None:
+def test_chunks_give_same_index_as_member_by_member(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
     path = archive(tmp_path / "a.tar", *plain_members())
     whole = index_files(path, options)
     with one_by_one():

@@ -96,7 +96,7 @@ def test_equals_tensorflow_on_generated_messages(
     assert through_parts(data) == expected
 
 
-def test_values_have_the_types_they_say() -> None:
+def test_parsed_values_have_their_numpy_types() -> None:
     values, _ = parse_sequence(
         encode({"i": [1, -1], "f": [0.1], "b": b"x", "t": "é", "flag": [True, False]})
     )
@@ -220,7 +220,7 @@ def mutated(rng: random.Random, data: bytes) -> bytes:
     return bytes(out)
 
 
-def test_accepts_of_broken_messages_what_tensorflow_accepts() -> None:
+def test_broken_messages_are_accepted_where_tensorflow_accepts() -> None:
     """Mutated messages are read as TensorFlow reads them, or refused where it refuses them."""
     agreed = 0
     for seed in range(3000):
@@ -245,7 +245,7 @@ def test_accepts_of_broken_messages_what_tensorflow_accepts() -> None:
     assert agreed > 150
 
 
-def test_the_flat_walk_equals_the_walk_by_definition() -> None:
+def test_canonical_spans_equal_any_layout_spans() -> None:
     taken = 0
     for seed in range(2000):
         rng = random.Random(seed)
@@ -270,7 +270,7 @@ def entry(name: bytes, kind: int, payload: bytes) -> bytes:
     return length_delimited(0x0A, length_delimited(0x0A, length_delimited(0x0A, name) + value))
 
 
-def test_the_last_of_two_features_counts_and_the_first_must_be_sound_too() -> None:
+def test_last_of_two_equal_features_wins_and_both_are_checked() -> None:
     one, two, broken = (entry(b"x", 0x1A, payload) for payload in (b"\x01", b"\x02", b"\xff"))
     merged = length_delimited(0x0A, one[2:] + two[2:])
     assert tensorflow_values(merged) == through_parts(merged) == {"x": [2]}
@@ -283,7 +283,7 @@ def test_the_last_of_two_features_counts_and_the_first_must_be_sound_too() -> No
 
 
 @given(values=st.lists(st.integers(0, 2**64 - 1), max_size=300))
-def test_varints_at_once_equal_varints_one_by_one(values: list[int]) -> None:
+def test_vectorized_varints_equal_scalar_varints(values: list[int]) -> None:
     data = b"".join(map(varint, values))
     assert read_varints(data).tolist() == values
 
@@ -296,14 +296,14 @@ def test_varints_end_inside_their_message(read: Callable[..., object]) -> None:
             read(data, 0, end)
 
 
-def test_varints_are_decoded_over_chunk_boundaries() -> None:
+def test_varints_are_decoded_across_chunk_boundaries() -> None:
     mixed = [(n * 7919) % (1 << (n % 64 + 1)) for n in range(30_000)]
     for values in (mixed, [1] + [300] * 40_000):  # a chunk ends within a value
         assert read_varints(b"".join(map(varint, values))).tolist() == values
 
 
 @pytest.mark.parametrize("size", [11, 40, 70_000])
-def test_varint_without_an_end_is_refused(size: int) -> None:
+def test_unterminated_varint_is_refused(size: int) -> None:
     with pytest.raises(WireError):
         read_varint(b"\xff" * size, 0, size)
     with pytest.raises(WireError):
@@ -341,7 +341,7 @@ packed_integers = st.lists(st.integers(0, 2**64 - 1), max_size=40).map(
     layout=st.sampled_from(LAYOUTS),
     flip=st.none() | st.tuples(st.integers(0, 3), st.integers(0, 9), st.integers(1, 255)),
 )
-def test_lists_at_once_equal_lists_one_by_one(
+def test_lists_decoded_together_equal_lists_decoded_alone(
     kind: str,
     lists: list[bytes],
     same: bool,
@@ -366,7 +366,7 @@ def test_lists_at_once_equal_lists_one_by_one(
     assert outcome(lambda items: list(decode_lists(kind, items))) == one_by_one
 
 
-def test_numbers_at_once_are_rows_of_one_writable_array() -> None:
+def test_equal_length_lists_become_rows_of_one_writable_array() -> None:
     for kind, values in (("float_list", np.float32([[0, 2], [1, 2]])), ("int64_list", [[7, -1]])):
         encoded = [encode({"x": np.array(row)}) for row in values]
         lists = [part.data for data in encoded for part in locate(data).values()]
@@ -380,7 +380,7 @@ def test_numbers_at_once_are_rows_of_one_writable_array() -> None:
     ]
 
 
-def test_packed_numbers_that_are_not_whole_are_found_by_locate() -> None:
+def test_locate_refuses_truncated_packed_numbers() -> None:
     for kind, payload in ((0x12, b"abc"), (0x1A, b"\x01\xff"), (0x1A, b"\xff" * 11 + b"\x01")):
         for read in (locate, parse_sequence):
             with pytest.raises(DataCorruptionError):
@@ -388,7 +388,7 @@ def test_packed_numbers_that_are_not_whole_are_found_by_locate() -> None:
 
 
 @given(values=examples)
-def test_encoded_features_are_what_tensorflow_reads(
+def test_tensorflow_reads_encoded_features(
     values: dict[str, tuple[str, list[Any]]],
 ) -> None:
     typed = {"bytes_list": object, "int64_list": np.int64, "float_list": np.float32}
@@ -411,7 +411,7 @@ REFUSED: list[tuple[Any, type[Exception], str]] = [
 ]
 
 
-def test_values_that_make_no_feature_are_refused_by_name() -> None:
+def test_encode_refuses_values_that_are_no_feature() -> None:
     for value, kind, word in REFUSED:
         with pytest.raises(kind, match=f"'x' {word}"):
             encode({"x": value})
@@ -420,7 +420,7 @@ def test_values_that_make_no_feature_are_refused_by_name() -> None:
 
 
 @pytest.mark.parametrize("read", [locate, context])
-def test_fault_79_features_are_limited_in_number(read: Callable[[bytes], Any]) -> None:
+def test_fault_79_number_of_features_is_limited(read: Callable[[bytes], Any]) -> None:
     """Each takes forty times its bytes, in the usual layout and in any other."""
     features = {f"{n}": n for n in range(LIMITS.features + 1)}
     unusual = b"\x78\x00"  # an unknown field, which is passed over

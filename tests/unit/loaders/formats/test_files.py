@@ -31,14 +31,14 @@ def test_scan_reads_what_the_entries_name(tmp_path: Path) -> None:
     assert record.header == b"1.jpg\x005\n1.xml\x005\n"
 
 
-def test_scan_of_names_that_are_not_utf8(tmp_path: Path) -> None:
+def test_scan_reads_names_that_are_not_utf8(tmp_path: Path) -> None:
     name = os.fsdecode(b"\xff.jpg")
     (tmp_path / name).write_bytes(b"abc")
     [record] = scan(tmp_path, [Entry("1", {"image": name})])
     assert record.header.startswith(b"\xff.jpg\0")
 
 
-def test_scan_refuses_paths_that_leave_the_root(tmp_path: Path) -> None:
+def test_scan_refuses_paths_outside_root(tmp_path: Path) -> None:
     root = tree(tmp_path / "root", "1.jpg")
     tree(tmp_path, "secret")
     (root / "link").symlink_to("../secret")
@@ -50,7 +50,7 @@ def test_scan_refuses_paths_that_leave_the_root(tmp_path: Path) -> None:
     assert next(scan(root, [Entry("x", {"image": "inner"})])).fields["image"].data == b"1.jpg"
 
 
-def test_scan_hands_too_long_records_over(tmp_path: Path) -> None:
+def test_scan_passes_too_long_records_to_on_bad(tmp_path: Path) -> None:
     tree(tmp_path, "1.jpg", "long-name.jpg")
     bad: list[DataCorruptionError] = []
     entries = [Entry(name, {"image": f"{name}.jpg"}) for name in ("1", "long-name")]
@@ -63,6 +63,6 @@ def test_scan_hands_too_long_records_over(tmp_path: Path) -> None:
         list(scan(tmp_path, entries, max_record_bytes=6))
 
 
-def test_scan_of_a_missing_file_is_file_not_found(tmp_path: Path) -> None:
+def test_scan_of_missing_file_raises_file_not_found(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         list(scan(tmp_path, [Entry("1", {"image": "none.jpg"})]))

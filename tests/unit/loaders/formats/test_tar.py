@@ -45,7 +45,7 @@ def test_names_split_as_in_webdataset(name: str) -> None:
     assert split_name(name) == (None if key is None else (key, extension.lower()))
 
 
-def test_name_without_extension_dotfile_upper_case_and_several_dots() -> None:
+def test_unusual_member_names_are_split_or_skipped() -> None:
     assert split_name("README") is None
     assert split_name(".hidden") is None
     assert split_name("a/b.JPG") == ("a/b", "jpg")
@@ -100,7 +100,7 @@ def test_equals_webdataset_on_archives_of_the_tar_program(form: str, tmp_path: P
 
 
 @pytest.mark.parametrize("form", ["oldgnu", "gnu", "posix"])
-def test_names_beyond_100_and_255_bytes(form: str, tmp_path: Path) -> None:
+def test_names_longer_than_100_and_255_bytes_are_read(form: str, tmp_path: Path) -> None:
     deep = tmp_path / "data" / ("d" * 120) / ("é" * 60)
     deep.mkdir(parents=True)
     name = "n" * 200 + ".txt"
@@ -151,7 +151,7 @@ def test_webdataset_and_the_tar_program_read_what_is_written(
     assert listed.stderr == b""
 
 
-def test_written_bytes_are_the_same_each_time_and_have_no_owner(tmp_path: Path) -> None:
+def test_written_bytes_are_reproducible_without_owner(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with TarWriter(tmp_path / name) as writer:
             writer.write("k" * 150, {"txt": b"1", "cls": b"2"})
@@ -172,7 +172,7 @@ def test_writer_refuses_keys_that_would_not_be_read_back(key: str, tmp_path: Pat
     assert (tmp_path / "a.tar").read_bytes() == END
 
 
-def test_writer_leaves_no_end_behind_an_exception(tmp_path: Path) -> None:
+def test_writer_writes_no_end_block_after_an_exception(tmp_path: Path) -> None:
     def interrupted() -> None:
         with TarWriter(tmp_path / "a.tar") as writer:
             writer.write("1", {"txt": b"one"})
@@ -197,7 +197,7 @@ def test_extents_cover_headers_and_data(tmp_path: Path) -> None:
     assert [one.number, two.number] == [0, 1]
 
 
-def test_members_that_are_no_fields_are_passed_over(tmp_path: Path) -> None:
+def test_members_that_are_no_fields_are_skipped(tmp_path: Path) -> None:
     path = archive(
         tmp_path / "a.tar",
         member(b"folder/", b"", b"5"),
@@ -213,7 +213,7 @@ def test_members_that_are_no_fields_are_passed_over(tmp_path: Path) -> None:
     assert contents(scan(path)) == [("1", {"txt": b"one"})] == webdataset_samples(path)
 
 
-def test_members_passed_over_may_be_of_any_size(tmp_path: Path) -> None:
+def test_skipped_members_may_have_any_size(tmp_path: Path) -> None:
     """A member of 9 GiB, a hole on disk, lies between two parts; its size is in base 256."""
     size = 9 << 30
     head = block(b"README", (0x80 << 88 | size).to_bytes(12, "big"))
@@ -226,7 +226,7 @@ def test_members_passed_over_may_be_of_any_size(tmp_path: Path) -> None:
     assert record.fields["cls"].offset > size
 
 
-def test_global_pax_headers_hold_for_all_that_follow(tmp_path: Path) -> None:
+def test_global_pax_headers_apply_to_all_later_members(tmp_path: Path) -> None:
     comment = pax({b"comment": b"0" * 40}, b"g")
     path = archive(tmp_path / "a.tar", comment, member(b"1.txt", b"one"), member(b"2.txt", b"two"))
     assert contents(scan(path)) == webdataset_samples(path)
@@ -236,7 +236,7 @@ def test_global_pax_headers_hold_for_all_that_follow(tmp_path: Path) -> None:
     assert list(scan(only)) == []
 
 
-def test_sound_archives_warn_of_nothing(tmp_path: Path) -> None:
+def test_sound_archives_do_not_warn(tmp_path: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         write_tar(tmp_path / "a.tar", {"1.txt": b"one"})
@@ -250,7 +250,7 @@ def test_sound_archives_warn_of_nothing(tmp_path: Path) -> None:
     keys=st.lists(st.sampled_from(["a", "b", "bb", "c", "cc", "d"]), max_size=12),
     broken=st.booleans(),
 )
-def test_a_key_that_comes_again_is_found(
+def test_repeated_key_is_reported_with_first_offset(
     keys: list[str], broken: bool, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     tail = block(b"z.txt", 9000) if broken else END

@@ -38,7 +38,7 @@ def test_reads_what_tensorflow_writes(
 
 @settings(max_examples=30)
 @given(records=records_of_any_size)
-def test_writes_the_very_bytes_tensorflow_writes(
+def test_writes_same_bytes_as_tensorflow(
     records: list[bytes], tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("tf")
@@ -50,7 +50,7 @@ def test_writes_the_very_bytes_tensorflow_writes(
     assert tensorflow_records(folder / "ours") == records
 
 
-def test_records_tile_the_shard_and_parts_lie_where_they_say(tmp_path: Path) -> None:
+def test_records_cover_the_shard_and_offsets_are_right(tmp_path: Path) -> None:
     path = tmp_path / "a.tfrecord"
     shard = write_records(path, b"one", b"", b"three" * 1000)
     found = raw(path)
@@ -65,13 +65,13 @@ def test_records_tile_the_shard_and_parts_lie_where_they_say(tmp_path: Path) -> 
     assert [record.number for record in found] == [0, 1, 2]
 
 
-def test_records_longer_than_the_buffer(tmp_path: Path) -> None:
+def test_records_longer_than_buffer_are_read(tmp_path: Path) -> None:
     data = [bytes([n]) * size for n, size in enumerate((3_000_000, 5, 1 << 20, (1 << 20) - 16))]
     write_records(tmp_path / "a", *data)
     assert [record.fields["data"].data for record in raw(tmp_path / "a")] == data
 
 
-def test_memory_is_bounded_by_the_longest_record_not_the_shard(tmp_path: Path) -> None:
+def test_memory_is_bounded_by_longest_record(tmp_path: Path) -> None:
     write_records(tmp_path / "a", *[bytes(100_000)] * 500)
     tracemalloc.start()
     try:
@@ -83,6 +83,6 @@ def test_memory_is_bounded_by_the_longest_record_not_the_shard(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
-def test_checksum_takes_any_buffer(kind: type) -> None:
+def test_checksum_accepts_any_buffer(kind: type) -> None:
     assert crc32c(kind(b"123456789")) == 0xE3069283
     assert masked_crc32c(kind(b"")) == 0xA282EAD8

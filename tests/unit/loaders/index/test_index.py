@@ -72,7 +72,7 @@ def big_index(folder: Path, records: int, shards: int, classes: int = 0) -> Path
     return folder / "big.index"
 
 
-def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> None:
+def test_open_cost_does_not_grow_with_records(tmp_path: Path) -> None:
     """Ten million rows are mapped, not read: a process has the pages that it touched."""
     path = big_index(tmp_path, 10_000_000, 1000)
     code = textwrap.dedent("""
@@ -96,7 +96,7 @@ def test_opening_does_not_depend_on_the_number_of_records(tmp_path: Path) -> Non
     assert files == 2  # the labels and the table of the field; what is small is read
 
 
-def test_opening_does_not_depend_on_the_number_of_classes_and_tags(tmp_path: Path) -> None:
+def test_open_cost_does_not_grow_with_classes_and_tags(tmp_path: Path) -> None:
     """Their names are mapped: the manifest has none of them, and nothing is made of them."""
     path = big_index(tmp_path, 300_000, 1000, classes=300_000)
     assert len((path / MANIFEST).read_bytes()) < 5_000
@@ -114,7 +114,7 @@ def test_opening_does_not_depend_on_the_number_of_classes_and_tags(tmp_path: Pat
     assert "class 0000099', … 300,000 strings)" in repr(index.classes)
 
 
-def test_small_indexes_hold_no_file_open(tmp_path: Path) -> None:
+def test_small_indexes_keep_no_file_open(tmp_path: Path) -> None:
     """So that hundreds may be open at once."""
     path = build_index(tars(tmp_path), tmp_path / "x.index", label="cls").path
     held = [open_index(path) for _ in range(20)]
@@ -122,7 +122,7 @@ def test_small_indexes_hold_no_file_open(tmp_path: Path) -> None:
     assert held[-1].keys([29]) == ["k29"]
 
 
-def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path: Path) -> None:
+def test_index_moves_with_its_shards_or_opens_with_root(tmp_path: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     tars(data)
@@ -139,7 +139,7 @@ def test_an_index_moves_with_its_shards_and_opens_elsewhere_with_a_root(tmp_path
         assert reader.read([0], ["cls" if "cls" in again.fields else "png"])
 
 
-def test_a_fingerprint_changes_with_data_labels_and_classes_only(tmp_path: Path) -> None:
+def test_fingerprint_changes_only_with_data_labels_and_classes(tmp_path: Path) -> None:
     shards = tars(tmp_path)
     path = tmp_path / "x.index"
     one = build_index(shards, path, label="cls").fingerprint
@@ -151,7 +151,7 @@ def test_a_fingerprint_changes_with_data_labels_and_classes_only(tmp_path: Path)
     assert build_index(shards, path, label="cls").fingerprint != one
 
 
-def test_an_index_pickles_as_its_path(tmp_path: Path) -> None:
+def test_index_pickles_as_its_path(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     data = pickle.dumps(index)
     assert len(data) < 1000
@@ -163,7 +163,7 @@ def test_an_index_pickles_as_its_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("read_whole", [_arrays.MAX_READ_BYTES, 0])
-def test_an_open_index_survives_a_new_build(
+def test_open_index_survives_a_rebuild(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
 ) -> None:
     monkeypatch.setattr(_arrays, "MAX_READ_BYTES", read_whole)
@@ -175,20 +175,20 @@ def test_an_open_index_survives_a_new_build(
     assert len(list((tmp_path / "x.index").glob("columns-*"))) == 1
 
 
-def test_keys_that_are_no_utf8_come_back_byte_for_byte() -> None:
+def test_keys_that_are_not_utf8_round_trip() -> None:
     name = b"caf\xe9".decode("utf-8", "surrogateescape")
     column = StringColumn.of([name, "kōen", ""])
     assert column.tolist() == [name, "kōen", ""]
 
 
-def test_keys_are_of_ids_or_of_all_records(tmp_path: Path) -> None:
+def test_keys_takes_ids_or_returns_all(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index")
     assert index.keys([]) == []
     assert index.keys() == index.keys(range(30))
     assert index.columns.get("label") is None
 
 
-def test_nothing_in_the_files_tells_of_time_or_place(tmp_path: Path) -> None:
+def test_index_files_contain_no_time_or_path(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index")
     for name, data in tree(index.path).items():
         assert os.fsencode(tmp_path) not in data, name
@@ -205,7 +205,7 @@ def test_arrays_are_mapped_and_shared(tmp_path: Path) -> None:
     assert open_index(index.path, digest=index.digest).fingerprint == index.fingerprint
 
 
-def test_the_same_index_serves_two_copies_of_the_data(tmp_path: Path) -> None:
+def test_one_index_serves_two_copies_of_the_data(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     tfrecords(tmp_path / "a")
     build_index(tmp_path / "a" / "*.tfrecord", tmp_path / "a" / "x.index")
@@ -220,7 +220,7 @@ def test_the_same_index_serves_two_copies_of_the_data(tmp_path: Path) -> None:
         reader.read(range(30))
 
 
-def test_opening_looks_at_few_of_many_shards_and_reads_none_of_the_large_arrays(
+def test_open_checks_few_shards_and_reads_no_large_array(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = big_index(tmp_path, 20_000, 20_000)
@@ -250,7 +250,7 @@ def test_opening_looks_at_few_of_many_shards_and_reads_none_of_the_large_arrays(
 
 
 @pytest.mark.parametrize("read_whole", [_arrays.MAX_READ_BYTES, 0])
-def test_the_class_order_of_an_index_draws_what_its_labels_draw_and_pickles_as_its_place(
+def test_class_order_draws_as_labels_and_pickles_as_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_whole: int
 ) -> None:
     monkeypatch.setattr(_arrays, "MAX_READ_BYTES", read_whole)
@@ -268,7 +268,7 @@ def test_the_class_order_of_an_index_draws_what_its_labels_draw_and_pickles_as_i
     assert build_index(tmp_path / "*.tar", tmp_path / "y.index").class_order is None
 
 
-def test_a_build_mends_the_damaged_arrays_of_the_same_index(tmp_path: Path) -> None:
+def test_rebuild_repairs_damaged_arrays(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     (file,) = index.path.glob("columns-*/shards.npy")
     flip(file, file.stat().st_size - 1)
@@ -351,7 +351,7 @@ def test_index_refuses_bad_arguments(
     check_refused(world, call, kind, word)
 
 
-def test_a_record_of_an_index_is_a_dict_of_its_fields_and_columns(tmp_path: Path) -> None:
+def test_index_item_is_a_dict_of_fields_and_columns(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     with Reader(index) as reader:
         fields = [*index.fields]
@@ -365,7 +365,7 @@ def test_a_record_of_an_index_is_a_dict_of_its_fields_and_columns(tmp_path: Path
 
 
 @pytest.mark.parametrize("key", ["word", slice(0, 3), (0, 1), None, 0.5])
-def test_what_is_no_number_of_a_record_is_refused_with_the_call(tmp_path: Path, key: Any) -> None:
+def test_index_item_refuses_wrong_keys_and_shows_the_call(tmp_path: Path, key: Any) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     with pytest.raises(TypeError, match=r"index\[0\] is the first record.*Reader\(index\)\.read"):
         index[key]
@@ -373,7 +373,7 @@ def test_what_is_no_number_of_a_record_is_refused_with_the_call(tmp_path: Path, 
         index[30]
 
 
-def test_a_record_without_a_field_has_none_there(tmp_path: Path) -> None:
+def test_index_item_has_none_for_a_missing_field(tmp_path: Path) -> None:
     write_tar(tmp_path / "x.tar", [("a", {"x": b"1", "y": b"2"}), ("b", {"x": b"3"})])
     index = build_index(
         tmp_path / "x.tar", tmp_path / "x.index", fields=["x", "y"], missing="empty"
@@ -381,7 +381,7 @@ def test_a_record_without_a_field_has_none_there(tmp_path: Path) -> None:
     assert [index[0], index[1]] == [{"x": b"1", "y": b"2"}, {"x": b"3", "y": None}]
 
 
-def test_a_summary_has_the_sizes_and_the_tail_of_the_classes(tmp_path: Path) -> None:
+def test_summary_shows_sizes_and_rarest_classes(tmp_path: Path) -> None:
     labels = np.repeat(np.arange(5), [1, 2, 3, 40, 100])
     records = [{"word": b"w" * (1 + n % 7), "label": int(label)} for n, label in enumerate(labels)]
     index = pack(records, tmp_path, container="tfrecord", shards=3)["data"]

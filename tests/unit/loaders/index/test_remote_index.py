@@ -52,7 +52,7 @@ def same_batches(one: Index, other: Index) -> None:
     assert expected(one, sampler) == expected(other, sampler)
 
 
-def test_a_url_is_all_that_a_user_gives(
+def test_index_at_url_builds_opens_and_reads(
     tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards in a bucket, named by a pattern; the index beside them; batches as from a disk."""
@@ -69,20 +69,18 @@ def test_a_url_is_all_that_a_user_gives(
     same_batches(open_index(local.path, root=f"{s3}/plain"), local)
 
 
-def test_braces_name_shards_of_a_bucket(tmp_path: Path, s3: str) -> None:
+def test_braces_expand_to_shards_of_a_bucket(tmp_path: Path, s3: str) -> None:
     upload(f"{s3}/tars", tars(tmp_path, shards=3))
     built = build_index(f"{s3}/tars/d-00000{{0,2}}.t*r", tmp_path / "x.index")
     assert built.keys([0, 19]) == ["k0", "k29"]
 
 
-def test_braces_name_the_shards_of_a_web_server(tmp_path: Path, server: RangeServer) -> None:
+def test_braces_expand_to_shards_of_a_web_server(tmp_path: Path, server: RangeServer) -> None:
     tars(tmp_path, shards=2)
     assert len(build_index(f"{server.url}/d-00000{{0,1}}.tar", tmp_path / "x.index")) == 20
 
 
-def test_a_question_mark_that_belongs_to_a_name_is_quoted(
-    tmp_path: Path, server: RangeServer
-) -> None:
+def test_quoted_question_mark_belongs_to_the_file_name(tmp_path: Path, server: RangeServer) -> None:
     tfrecords(tmp_path, shards=1, each=4)[0].rename(tmp_path / "what?.tfrecord")
     built = build_index(f"{server.url}/what%3F.tfrecord", tmp_path / "x.index")
     same_batches(built, build_index(f"{tmp_path}/what?.tfrecord", tmp_path / "l.index"))
@@ -101,7 +99,7 @@ for scheme in ("s3", "memory", "http"):
 """
 
 
-def test_what_is_to_be_installed_is_told(tmp_path: Path) -> None:
+def test_missing_package_error_names_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, "-c", WITHOUT]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
     assert done.stdout.count("the package that reads this URL is not installed\n") == 6
@@ -109,9 +107,7 @@ def test_what_is_to_be_installed_is_told(tmp_path: Path) -> None:
     assert all(done.stdout.count(name) >= 2 for name in ("obstore", "fsspec", "urllib3"))
 
 
-def test_shards_are_read_from_a_store_that_speaks_as_gcs(
-    tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shards_are_read_from_gcs(tmp_path: Path, s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """GCS is asked for objects and lists as S3 is, here without signatures."""
     endpoint = os.environ["AWS_ENDPOINT_URL"]
     key = {"gcs_base_url": endpoint, "disable_oauth": True, "client_email": ""}
@@ -131,7 +127,7 @@ def test_shards_are_read_from_a_store_that_speaks_as_gcs(
     same_batches(built, build_index(tmp_path / "*.tar", tmp_path / "l.index"))
 
 
-def test_a_new_index_replaces_an_old_one_at_a_url(tmp_path: Path, s3: str) -> None:
+def test_new_index_replaces_old_index_at_url(tmp_path: Path, s3: str) -> None:
     upload(f"{s3}/again", tars(tmp_path, shards=2))
     first = build_index(f"{s3}/again/d-000000.tar", f"{s3}/again/x.index")
     mine = "columns-0123456789abcdef/mydata.npy"
@@ -150,7 +146,7 @@ def test_a_new_index_replaces_an_old_one_at_a_url(tmp_path: Path, s3: str) -> No
     assert len(first.keys(range(len(first)))) == len(first), "an open index stays what it was"
 
 
-def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_is_uploaded_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A write that breaks off leaves the old index."""
     memory = fsspec.filesystem("memory")
     monkeypatch.setattr(memory, "store", {})
@@ -169,7 +165,7 @@ def test_the_manifest_is_written_last(tmp_path: Path, monkeypatch: pytest.Monkey
     assert open_index("memory://b/x.index", root=tmp_path).digest == old.digest
 
 
-def test_an_index_at_a_url_is_brought_once(tmp_path: Path, server: RangeServer) -> None:
+def test_index_at_url_is_downloaded_once_into_cache(tmp_path: Path, server: RangeServer) -> None:
     tars(tmp_path, shards=2)
     local = build_index(tmp_path / "*.tar", tmp_path / "x.index")
     cache = DiskCache(tmp_path / "cache", bytes=10**6)
@@ -185,7 +181,9 @@ def test_an_index_at_a_url_is_brought_once(tmp_path: Path, server: RangeServer) 
     assert len(open_index(f"{server.url}/x.index", cache=cache)) == len(local)
 
 
-def test_a_copy_without_a_cache_goes_with_the_index(tmp_path: Path, server: RangeServer) -> None:
+def test_download_without_cache_is_deleted_with_the_index(
+    tmp_path: Path, server: RangeServer
+) -> None:
     tars(tmp_path, shards=1)
     build_index(tmp_path / "*.tar", tmp_path / "x.index")
     opened = open_index(f"{server.url}/x.index")
@@ -203,9 +201,7 @@ def test_a_copy_without_a_cache_goes_with_the_index(tmp_path: Path, server: Rang
     assert not folder.parent.parent.exists()
 
 
-def test_the_files_of_an_index_are_asked_for_side_by_side(
-    tmp_path: Path, server: RangeServer
-) -> None:
+def test_index_files_are_requested_concurrently(tmp_path: Path, server: RangeServer) -> None:
     tars(tmp_path, shards=1)
     index = build_index(tmp_path / "*.tar", tmp_path / "x.index")
     server.delay = 0.3
@@ -226,7 +222,7 @@ sys.stdin.readline()
 """
 
 
-def test_copies_of_killed_processes_are_removed_and_of_living_ones_are_not(
+def test_downloads_of_killed_processes_only_are_removed(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tars(tmp_path, shards=1)
@@ -252,7 +248,7 @@ def test_copies_of_killed_processes_are_removed_and_of_living_ones_are_not(
 
 
 @pytest.mark.parametrize("damage", ["name", "bytes", "json"])
-def test_a_hostile_manifest_writes_nothing_elsewhere(
+def test_hostile_manifest_writes_no_file_elsewhere(
     tmp_path: Path, server: RangeServer, damage: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tars(tmp_path, shards=1)
@@ -274,7 +270,7 @@ def test_a_hostile_manifest_writes_nothing_elsewhere(
 
 @pytest.mark.parametrize("cached", [True, False])
 @pytest.mark.parametrize("whole", [True, False])
-def test_an_index_that_is_replaced_while_it_is_brought(
+def test_index_replaced_during_download_is_read_anew_or_fails(
     tmp_path: Path,
     server: RangeServer,
     cached: bool,
@@ -307,9 +303,7 @@ def test_an_index_that_is_replaced_while_it_is_brought(
     assert not list((tmp_path / "temporary").iterdir())
 
 
-def test_the_command_takes_urls(
-    tmp_path: Path, s3: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_commands_accept_urls(tmp_path: Path, s3: str, capsys: pytest.CaptureFixture[str]) -> None:
     upload(f"{s3}/command", tars(tmp_path, shards=2))
     url = f"{s3}/command/x.index"
     assert main(["index", f"{s3}/command/*.tar", "--out", url, "--label", "cls", "--quiet"]) == 0

@@ -13,7 +13,7 @@ def passes(*, evaluation: bool = False) -> tuple[ExternalPasses, Cursor]:
     return ExternalPasses(cursor, advice="count"), cursor
 
 
-def test_while_somebody_counts_one_epoch_follows_the_other() -> None:
+def test_tracked_passes_advance_epoch_by_epoch() -> None:
     """Also where the framework draws ahead of what is trained."""
     one, cursor = passes()
     one.track_from(0, 0)
@@ -25,7 +25,7 @@ def test_while_somebody_counts_one_epoch_follows_the_other() -> None:
     assert (cursor.epoch, cursor.step) == (0, 0)
 
 
-def test_a_pass_of_another_epoch_ends_no_epoch() -> None:
+def test_finishing_pass_of_another_epoch_moves_nothing() -> None:
     one, cursor = passes()
     one.track_from(3, 0)
     old = one.start()
@@ -39,7 +39,7 @@ def test_a_pass_of_another_epoch_ends_no_epoch() -> None:
     assert (cursor.epoch, cursor.step) == (5, 0)
 
 
-def test_a_pass_from_before_the_counting_ends_no_epoch() -> None:
+def test_finishing_pass_started_before_tracking_moves_nothing() -> None:
     one, _ = passes()
     old = one.start()
     one.track_from(0, 0)
@@ -47,7 +47,7 @@ def test_a_pass_from_before_the_counting_ends_no_epoch() -> None:
     assert one.start()[:2] == (0, 0)
 
 
-def test_after_a_killed_training_passes_follow_what_was_trained() -> None:
+def test_restarted_pass_continues_after_last_trained_step() -> None:
     one, _ = passes()
     one.track_from(0, 0)
     one.start()
@@ -58,7 +58,7 @@ def test_after_a_killed_training_passes_follow_what_was_trained() -> None:
     assert one.start()[:2] == (1, 0)
 
 
-def test_an_evaluation_that_is_counted_stays_in_its_epoch() -> None:
+def test_tracked_evaluation_stays_in_its_epoch() -> None:
     one, cursor = passes(evaluation=True)
     one.track_from(0, 0)
     for _ in range(3):
@@ -68,7 +68,7 @@ def test_an_evaluation_that_is_counted_stays_in_its_epoch() -> None:
     assert (cursor.epoch, cursor.step) == (0, 0)
 
 
-def test_an_evaluation_is_whole_wherever_its_count_has_come_to() -> None:
+def test_tracked_evaluation_starts_whole_after_any_step() -> None:
     one, cursor = passes(evaluation=True)
     one.track_from(0, 0)
     one.start()
@@ -77,7 +77,7 @@ def test_an_evaluation_is_whole_wherever_its_count_has_come_to() -> None:
     assert (cursor.epoch, cursor.step) == (0, 3)
 
 
-def test_a_look_is_whole_and_moves_nothing() -> None:
+def test_peeking_pass_is_whole_and_moves_nothing() -> None:
     one, cursor = passes()
     cursor.seek(1, 0)
     one.track_from(1, 2)

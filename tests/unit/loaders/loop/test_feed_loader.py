@@ -95,7 +95,7 @@ def feed_of(sampler: BatchStream) -> Feed:
 
 @pytest.mark.parametrize("loader", LOADERS)
 @pytest.mark.parametrize("loop", [new_for_each_epoch, new_in_a_variable])
-def test_a_new_loader_after_one_that_received_epoch_0_warns(loader: Any, loop: Any) -> None:
+def test_new_loader_that_repeats_epoch_0_warns(loader: Any, loop: Any) -> None:
     """At the second, with the cure; an evaluation is meant to come again."""
     feed = feed_of(training())
     with pytest.warns(UserWarning, match=r"new \w+Loader of .* epoch 0 again, .* use one \w+Lo"):
@@ -119,7 +119,7 @@ def test_a_new_loader_after_one_that_received_epoch_0_warns(loader: Any, loop: A
     ],
 )
 @pytest.mark.filterwarnings("error", "ignore:the state and the source share no digest")
-def test_what_says_where_it_begins_or_goes_on_does_not_warn(loader: Any, loop: Any) -> None:
+def test_loader_with_explicit_position_does_not_warn(loader: Any, loop: Any) -> None:
     feed = feed_of(training())
     loop(lambda: loader(feed))
 
@@ -176,11 +176,13 @@ CHANGES: Refused = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), CHANGES)
-def test_a_change_is_refused(call: Call, kind: type[Exception], word: str, tmp_path: Path) -> None:
+def test_change_refuses_bad_arguments(
+    call: Call, kind: type[Exception], word: str, tmp_path: Path
+) -> None:
     check_refused(tmp_path, call, kind, word)
 
 
-def test_a_refused_change_leaves_the_loader_as_it_was() -> None:
+def test_refused_change_leaves_loader_unchanged() -> None:
     """And the error says from which step on the sampler may differ."""
     loader = loader_at(2)
     feed, state = loader.feed, loader.state_dict()
@@ -192,7 +194,7 @@ def test_a_refused_change_leaves_the_loader_as_it_was() -> None:
     loader.close()
 
 
-def test_a_change_after_a_jump_or_close_acts_from_there() -> None:
+def test_change_after_seek_or_close_applies_from_there() -> None:
     """What an earlier pass has drawn does not matter any more."""
     loader = loader_at(6)
     loader.load_state_dict(loader.state_at(0, 1))
@@ -204,7 +206,7 @@ def test_a_change_after_a_jump_or_close_acts_from_there() -> None:
     assert received == [final.batch(*divmod(step, 6)).tolist() for step in range(1, 12)]
 
 
-def test_the_look_ahead_depends_on_the_options_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lookahead_depends_only_on_options(monkeypatch: pytest.MonkeyPatch) -> None:
     """The default number of threads is that of the machine: the bound is the same on all."""
     feed = Feed({"x": np.arange(24)}, pk(), decode=lambda sample: sample)
     bounds = set()
@@ -217,7 +219,7 @@ def test_the_look_ahead_depends_on_the_options_alone(monkeypatch: pytest.MonkeyP
     assert loader_at(0, prefetch=5, threads=9).lookahead == 5 + 1 + 9
 
 
-def test_nothing_beyond_the_look_ahead_is_drawn() -> None:
+def test_no_batch_beyond_lookahead_is_drawn() -> None:
     for prefetch, threads in ((0, 0), (0, 4), (1, 0), (3, 1), (2, 5)):
         loader = loader_at(0, prefetch=prefetch, threads=threads)
         for _ in range(3):

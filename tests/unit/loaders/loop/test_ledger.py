@@ -49,7 +49,7 @@ def position(path: Path) -> tuple[int, ...]:
     return struct.unpack("<qq", Path(f"{path}.position").read_bytes())
 
 
-def test_a_line_is_written_where_a_range_begins_or_ends(tmp_path: Path) -> None:
+def test_ledger_writes_lines_only_where_ranges_begin_or_end(tmp_path: Path) -> None:
     path = tmp_path / "new" / "ledger.jsonl"
     loader = NumpyLoader(FEED, ledger=path)
     assert events(path) == []
@@ -69,7 +69,7 @@ def test_a_line_is_written_where_a_range_begins_or_ends(tmp_path: Path) -> None:
     assert position(path) == (-1, 0)
 
 
-def test_a_line_says_what_the_records_depend_on(tmp_path: Path) -> None:
+def test_ledger_line_has_rank_world_size_and_state(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     loader = NumpyLoader(FEED.shard(1, 2), ledger=path)
     with loader:
@@ -80,7 +80,7 @@ def test_a_line_says_what_the_records_depend_on(tmp_path: Path) -> None:
     assert line["state"] == loader.state_at(0, 0)
 
 
-def test_each_pass_of_an_evaluation_is_a_range(tmp_path: Path) -> None:
+def test_evaluation_pass_is_one_range(tmp_path: Path) -> None:
     feed = Feed(FEED.index, ExactOnceBatchSampler(10, batch_size=4))
     with NumpyLoader(feed, ledger=tmp_path / "ledger.jsonl") as loader:
         for _ in range(2):
@@ -90,7 +90,7 @@ def test_each_pass_of_an_evaluation_is_a_range(tmp_path: Path) -> None:
     assert len(who(tmp_path / "ledger.jsonl", feed, 2)) == 2
 
 
-def test_a_million_steps_take_less_than_100_kilobytes(tmp_path: Path) -> None:
+def test_ledger_of_a_million_steps_is_below_100_kilobytes(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with Ledger(path, SAMPLER) as ledger:
         for step in range(0, 1_000_000, 10_000):
@@ -99,7 +99,7 @@ def test_a_million_steps_take_less_than_100_kilobytes(tmp_path: Path) -> None:
     assert path.stat().st_size + Path(f"{path}.position").stat().st_size < 1000
 
 
-def test_a_host_calls_a_ledger_by_hand(tmp_path: Path) -> None:
+def test_ledger_may_be_called_by_hand_with_any_integer(tmp_path: Path) -> None:
     """With the integers of any library; what is no step is refused, and nothing is written."""
     path = tmp_path / "ledger.jsonl"
     with Ledger(path, SAMPLER) as ledger:
@@ -111,7 +111,7 @@ def test_a_host_calls_a_ledger_by_hand(tmp_path: Path) -> None:
     assert events(path) == [("begin", 4), ("end", 7)]
 
 
-def test_a_change_is_a_line_with_what_differs(tmp_path: Path) -> None:
+def test_schedule_change_writes_only_differing_fields(tmp_path: Path) -> None:
     """So many changes take little. Before the first batch, the line of the range has it all."""
 
     def stream(k: dict[int, int]) -> PKBatchSampler:
@@ -142,7 +142,7 @@ def test_a_change_is_a_line_with_what_differs(tmp_path: Path) -> None:
     assert diff(path, path) is None
 
 
-def test_a_selector_has_a_ledger(tmp_path: Path) -> None:
+def test_selector_writes_a_ledger(tmp_path: Path) -> None:
     sampler = PKBatchSampler.of_classes(3, p=2, k=1, seed=0, batches_per_epoch=3)
     path = tmp_path / "ledger.jsonl"
     with Selector(sampler, 3, ledger=path) as selector:
@@ -152,7 +152,7 @@ def test_a_selector_has_a_ledger(tmp_path: Path) -> None:
     assert when(path, sampler, 2) == [step for step in range(3) if 2 in drawn[step]]
 
 
-def test_another_loader_goes_on_with_a_ledger(tmp_path: Path) -> None:
+def test_loaders_may_take_turns_with_one_ledger(tmp_path: Path) -> None:
     """Also when both take turns: each says anew what its records depend on."""
     path = tmp_path / "ledger.jsonl"
     other = BatchSampler(RandomSampler(10, seed=1), batch_size=4)
@@ -165,7 +165,7 @@ def test_another_loader_goes_on_with_a_ledger(tmp_path: Path) -> None:
     assert seeds == [0, 1, 0]
 
 
-def test_copies_pickles_and_children_write_nothing(tmp_path: Path) -> None:
+def test_copies_pickles_and_forked_children_write_nothing(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     loader = NumpyLoader(FEED, ledger=path, prefetch=0)
     next(iter(loader))
@@ -189,7 +189,7 @@ def test_copies_pickles_and_children_write_nothing(tmp_path: Path) -> None:
     assert position(path) == (0, 3)
 
 
-def test_a_child_that_lives_on_keeps_no_lock(tmp_path: Path) -> None:
+def test_surviving_child_does_not_keep_the_lock(tmp_path: Path) -> None:
     """The lock of a killed process is free, although its workers may live a little longer."""
     path = tmp_path / "ledger.jsonl"
     ledger = Ledger(path, SAMPLER)
@@ -209,7 +209,7 @@ def test_a_child_that_lives_on_keeps_no_lock(tmp_path: Path) -> None:
     os.waitpid(child, 0)
 
 
-def test_two_loaders_do_not_write_one_ledger(tmp_path: Path) -> None:
+def test_two_open_loaders_cannot_share_a_ledger(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     first, second = NumpyLoader(FEED, ledger=path), NumpyLoader(FEED, ledger=path)
     next(iter(first))
@@ -220,7 +220,7 @@ def test_two_loaders_do_not_write_one_ledger(tmp_path: Path) -> None:
     second.close()
 
 
-def test_what_a_killed_process_has_left_is_completed(tmp_path: Path) -> None:
+def test_ledger_of_killed_process_is_completed(tmp_path: Path) -> None:
     """The range that the process was in gets its end, and a torn line is removed."""
     path = tmp_path / "ledger.jsonl"
     _killed(path, "ledger.delivered(0, 5)")
@@ -236,7 +236,7 @@ def test_what_a_killed_process_has_left_is_completed(tmp_path: Path) -> None:
     assert [len(who(path, SAMPLER, step)) for step in range(5)] == [1, 1, 1, 2, 1]
 
 
-def test_a_position_that_a_power_loss_has_left_behind_claims_nothing(tmp_path: Path) -> None:
+def test_stale_position_file_adds_no_steps(tmp_path: Path) -> None:
     """It may be older than the ledger, of another range, or zeros."""
     path = tmp_path / "ledger.jsonl"
     _killed(path, "ledger.delivered(0, 5); ledger.delivered(3, 1)")
@@ -262,7 +262,7 @@ os.kill(os.getpid(), signal.SIGKILL)
     subprocess.run([sys.executable, "-c", program], check=False, timeout=300)
 
 
-def test_an_exit_without_close_ends_the_range(tmp_path: Path) -> None:
+def test_exit_without_close_ends_the_range(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     program = (
         "from twinfeed import BatchSampler, Ledger, RandomSampler; "
@@ -274,7 +274,7 @@ def test_an_exit_without_close_ends_the_range(tmp_path: Path) -> None:
     assert events(path) == [("begin", 0), ("end", 1)]
 
 
-def test_a_full_disk_ends_the_ledger_and_not_the_training(tmp_path: Path) -> None:
+def test_full_disk_ends_ledger_but_not_training(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     loader = NumpyLoader(FEED, ledger=path)
     next(iter(loader))
@@ -324,7 +324,7 @@ REFUSED: Refused = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_is_no_ledger_is_refused_and_kept(
+def test_file_that_is_no_ledger_is_refused_and_kept(
     call: Call, kind: type[Exception], word: str, tmp_path: Path
 ) -> None:
     for name, make in WORLD.items():
@@ -332,7 +332,7 @@ def test_what_is_no_ledger_is_refused_and_kept(
     check_refused(tmp_path, call, kind, word)
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_special_file_is_refused_without_waiting(tmp_path: Path) -> None:
     """Neither waits for somebody who writes to a FIFO, nor reads a device."""
     os.mkfifo(tmp_path / "fifo.jsonl")
     os.mkfifo(tmp_path / "piped.jsonl.position")
@@ -345,7 +345,7 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
             who(path, SAMPLER, 0)
 
 
-def test_loops_with_a_ledger_get_what_they_get_without(tmp_path: Path) -> None:
+def test_ledger_does_not_change_batches(tmp_path: Path) -> None:
     with_ledger = NumpyLoader(FEED, ledger=tmp_path / "ledger.jsonl")
     ids = [
         [batch["id"].tolist() for batch in loader] for loader in (with_ledger, NumpyLoader(FEED))
@@ -353,7 +353,7 @@ def test_loops_with_a_ledger_get_what_they_get_without(tmp_path: Path) -> None:
     assert ids[0] == ids[1]
 
 
-def test_kills_rollbacks_and_other_worlds(tmp_path: Path) -> None:
+def test_who_and_when_are_right_after_kills_and_rollbacks(tmp_path: Path) -> None:
     """`who` and `when` say what the loops of killed and resumed runs received."""
     program = ROOT / "tests" / "programs" / "ledger_kills.py"
     subprocess.run([PYTHON, program, tmp_path, "4"], check=True, timeout=300)

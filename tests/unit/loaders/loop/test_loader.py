@@ -61,7 +61,7 @@ def close(loader: Any) -> None:
         *(pytest.param(*loader.values, set_epoch, marks=loader.marks) for loader in FEW),
     ],
 )
-def test_another_thread_may_end_a_pass(
+def test_pass_ended_by_another_thread_raises_and_loses_nothing(
     index: Index, name: str, ends: Callable[..., None], tmp_path: Path
 ) -> None:
     """The loop that waits for a batch gets the error that is documented, and loses nothing."""
@@ -97,7 +97,7 @@ def pickled(loader: Any) -> Any:
         *(pytest.param(*loader.values, copy.deepcopy, marks=loader.marks) for loader in FEW),
     ],
 )
-def test_a_copy_goes_on_where_the_loop_is(index: Index, name: str, copied: Any) -> None:
+def test_copied_loader_continues_at_same_step(index: Index, name: str, copied: Any) -> None:
     loader = forking.LOADERS[name]()(Feed(index, SAMPLER))
     batches = iter(loader)
     got = [ids(next(batches)) for _ in range(3)]
@@ -111,7 +111,7 @@ def test_a_copy_goes_on_where_the_loop_is(index: Index, name: str, copied: Any) 
 
 
 @pytest.mark.parametrize("name", FEW)
-def test_a_shallow_copy_shares_the_feed_alone(index: Index, name: str) -> None:
+def test_shallow_copy_shares_only_the_feed(index: Index, name: str) -> None:
     """Each of the two counts for itself, and closing the one does not end the other's pass."""
     loader = forking.LOADERS[name]()(Feed(index, SAMPLER))
     other = copy.copy(loader)
@@ -130,7 +130,7 @@ def test_a_shallow_copy_shares_the_feed_alone(index: Index, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOADERS[:1])
-def test_a_copy_of_an_evaluation_is_its_rest(index: Index, name: str) -> None:
+def test_copied_evaluation_yields_its_remaining_batches(index: Index, name: str) -> None:
     loader = forking.LOADERS[name]()(Feed(index, ExactOnceBatchSampler(RECORDS, batch_size=BATCH)))
     batches = iter(loader)
     next(batches)
@@ -166,7 +166,7 @@ SERVED = ["numpy", "torch", "torch, workers", "tensorflow"]
 @pytest.mark.frameworks
 @pytest.mark.parametrize(("by", "how"), [("decode", "pad"), ("transform", "ragged")])
 @pytest.mark.parametrize("name", SERVED)
-def test_bfloat16_is_as_good_as_float16(index: Index, name: str, by: str, how: Any) -> None:
+def test_bfloat16_values_arrive_in_every_loader(index: Index, name: str, by: str, how: Any) -> None:
     made: dict[str, Any] = {by: halves}
     feed = Feed(index, SAMPLER, collate={"numpy": how}, **made)
     loader = forking.LOADERS[name]()(feed)
@@ -188,7 +188,7 @@ def texts(sample: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("name", SERVED)
-def test_texts_arrive_as_texts(index: Index, name: str) -> None:
+def test_texts_arrive_as_str_except_in_tensorflow(index: Index, name: str) -> None:
     """Tokenizers take no bytes. TensorFlow has byte strings alone."""
     text = np.dtype(str)  # the first sample may have no tokens, which tell nothing
     spec = {"text": FieldSpec((), text), "tokens": FieldSpec((None,), text)}

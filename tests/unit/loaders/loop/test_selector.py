@@ -64,7 +64,7 @@ def case(request: pytest.FixtureRequest) -> tuple[Selector, list[list[int]]]:
     return Selector(sampler, sources, source=source), [[of(int(i)) for i in b] for b in batches]
 
 
-def test_each_batch_has_the_sources_of_the_samplers_batch(
+def test_batches_have_the_group_of_each_id(
     case: tuple[Selector, list[list[int]]],
 ) -> None:
     selector, expected = case
@@ -74,7 +74,7 @@ def test_each_batch_has_the_sources_of_the_samplers_batch(
     assert (selector.epoch, selector.step) == (2, 0)
 
 
-def test_a_state_goes_on_at_any_step(case: tuple[Selector, list[list[int]]]) -> None:
+def test_state_resumes_at_any_step(case: tuple[Selector, list[list[int]]]) -> None:
     selector, expected = case
     for at, numbers in enumerate(expected):
         state = selector.state_dict()
@@ -86,7 +86,7 @@ def test_a_state_goes_on_at_any_step(case: tuple[Selector, list[list[int]]]) -> 
         assert selector.epoch * len(selector) + selector.step == at + 1
 
 
-def test_drawn_counts_each_source_before_the_position(
+def test_drawn_counts_each_source_up_to_the_position(
     case: tuple[Selector, list[list[int]]],
 ) -> None:
     """Forwards and backwards: neither what was counted last, nor who wrote to it, matters."""
@@ -100,7 +100,7 @@ def test_drawn_counts_each_source_before_the_position(
         counts += 1
 
 
-def test_classes_alone_are_drawn_fairly_and_an_epoch_meets_all() -> None:
+def test_classes_without_records_are_drawn_fairly() -> None:
     sampler = PKBatchSampler.of_classes(1000, p=16, k=4, seed=0)
     assert len(sampler) == 63
     numbers = np.concatenate(list(Selector(sampler, 1000)))
@@ -110,7 +110,7 @@ def test_classes_alone_are_drawn_fairly_and_an_epoch_meets_all() -> None:
     assert set(np.bincount(numbers)) == {4, 8}
 
 
-def test_classes_of_one_super_class_come_together() -> None:
+def test_classes_of_one_super_class_share_a_batch() -> None:
     supers = np.arange(12) % 3
     sampler = PKBatchSampler.of_classes(12, p=2, k=3, seed=0, super_labels=supers)
     assert all(len(set(supers[numbers])) == 1 for numbers in Selector(sampler, 12))
@@ -161,12 +161,12 @@ REFUSED: list[tuple[Callable[[], object], str]] = [
 
 
 @pytest.mark.parametrize(("call", "word"), REFUSED)
-def test_what_no_selector_can_draw_is_refused(call: Callable[[], object], word: str) -> None:
+def test_selector_refuses_bad_arguments(call: Callable[[], object], word: str) -> None:
     with pytest.raises(ValueError, match=word):
         call()
 
 
-def test_a_state_of_another_choice_is_refused() -> None:
+def test_state_of_another_selector_is_refused() -> None:
     state = Selector(of_classes(), 7).state_dict()
     with pytest.raises(StateMismatchError, match="seed: the state has 1, this sampler has 2"):
         Selector(of_classes(seed=2), 7).load_state_dict(state)
@@ -196,7 +196,7 @@ def by_webdataset(number: int, folder: Path) -> Iterator[int]:
 @pytest.mark.frameworks
 @pytest.mark.filterwarnings("ignore:Exception ignored in:pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("read", [by_torch, by_webdataset])  # which leaves its files open
-def test_it_drives_iterators_of_other_libraries(
+def test_selector_drives_iterators_of_other_libraries(
     read: Callable[[int, Path], Iterator[int]], tmp_path: Path
 ) -> None:
     """An iterator for each class, and on after a broken pass."""

@@ -92,7 +92,7 @@ def same(one: dict[str, Any], other: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", mark_long(STREAMS, but_every=2))
-def test_every_loader_gives_what_the_function_makes_of_the_rows(index: Index, name: str) -> None:
+def test_batch_transform_results_are_equal_in_every_loader(index: Index, name: str) -> None:
     feed = Feed(index, STREAMS[name](index), decode=decoded, batch_transform=mixed)
     wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]
     evaluation = feed.sampler.evaluation
@@ -114,7 +114,9 @@ def twice(loader: Any) -> list[dict[str, Any]]:
 
 
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
-def test_workers_over_remote_shards(index: Index, tmp_path: Path, method: str) -> None:
+def test_batch_transform_runs_in_workers_over_remote_shards(
+    index: Index, tmp_path: Path, method: str
+) -> None:
     sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
     options: dict[str, Any] = {"decode": decoded, "batch_transform": in_place}
     local = Feed(index, sampler, **options)
@@ -125,7 +127,7 @@ def test_workers_over_remote_shards(index: Index, tmp_path: Path, method: str) -
     assert found == [noted(batch) for epoch in (0, 1) for batch in by_hand(local, epoch)]
 
 
-def test_what_it_writes_to_is_no_image_that_comes_again(index: Index) -> None:
+def test_batch_transform_in_place_does_not_change_cached_images(index: Index) -> None:
     sampler = BatchSampler(ReuseSampler(N, reuse=3, live=8, seed=3), batch_size=4)
     feed = Feed(index, sampler, decode=decoded, batch_transform=in_place)
     wanted = [noted(batch) for epoch in (0, 1) for batch in by_hand(feed, epoch)]
@@ -134,7 +136,7 @@ def test_what_it_writes_to_is_no_image_that_comes_again(index: Index) -> None:
         assert twice(make(feed, threads=3)) == wanted
 
 
-def test_tensorflow_serves_it(index: Index) -> None:
+def test_tensorflow_loader_runs_batch_transform(index: Index) -> None:
     feed = Feed(
         index,
         BatchSampler(SequentialSampler(N), batch_size=5),
@@ -146,7 +148,7 @@ def test_tensorflow_serves_it(index: Index) -> None:
         assert received(loader) == wanted
 
 
-def test_the_seed_of_a_step_is_the_same_for_every_rank_and_never_changes() -> None:
+def test_batch_seed_is_golden_and_equal_on_every_rank() -> None:
     stream = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
     seeds = [stream.batch_seed(epoch, step) for epoch in (0, 1) for step in range(6)]
     assert len(set(seeds)) == 12
@@ -157,7 +159,7 @@ def test_the_seed_of_a_step_is_the_same_for_every_rank_and_never_changes() -> No
         stream.batch_seed(0, 6)
 
 
-def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
+def test_batch_transform_takes_and_returns_ragged(index: Index) -> None:
     def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
         values, lengths = batch["list"]
         strings = np.array([b"a", b"b"] * len(lengths), object)
@@ -186,7 +188,7 @@ def test_lists_of_several_lengths_go_through_and_out(index: Index) -> None:
             assert np.array_equal(batch["list"].lengths, before.lengths)
 
 
-def test_lengths_are_checked_in_every_batch(index: Index) -> None:
+def test_ragged_lengths_are_checked_in_every_batch(index: Index) -> None:
     def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
         return {"x": Ragged(np.arange(8 + (7 in batch["id"])), np.full(4, 2, np.uint8))}
 
@@ -197,7 +199,7 @@ def test_lengths_are_checked_in_every_batch(index: Index) -> None:
             list(loader)
 
 
-def test_ragged_values_may_be_lists_and_begin_with_nothing(index: Index) -> None:
+def test_ragged_values_may_be_lists_and_start_empty(index: Index) -> None:
     """Strings keep their last zero bytes, which an array of numpy would drop."""
 
     def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -214,7 +216,7 @@ def test_ragged_values_may_be_lists_and_begin_with_nothing(index: Index) -> None
     assert first["numbers"].values.tolist() == [2] * 6
 
 
-def test_arrays_of_any_kind_are_taken(index: Index) -> None:
+def test_batch_transform_may_return_any_array_type(index: Index) -> None:
     fixed = np.arange(4)
     fixed.flags.writeable = False
 
@@ -235,7 +237,7 @@ def test_arrays_of_any_kind_are_taken(index: Index) -> None:
     assert all(one == found[0] for one in found)
 
 
-def test_lengths_that_differ_are_given_by_batch_spec(index: Index) -> None:
+def test_batch_spec_declares_dimensions_that_vary(index: Index) -> None:
     sampler = BatchSampler(SequentialSampler(N), batch_size=3)
     feed = Feed(index, sampler, batch_transform=trimmed)
     spec = {"tokens": ((None,), "int64")}
@@ -251,7 +253,7 @@ def test_lengths_that_differ_are_given_by_batch_spec(index: Index) -> None:
     assert TensorFlowLoader(feed).dataset.element_spec["tokens"].shape == (None, None)
 
 
-def test_a_batch_spec_that_is_named_has_what_was_declared(index: Index) -> None:
+def test_suggested_batch_spec_keeps_declared_fields(index: Index) -> None:
     """And what no batch_spec takes names none."""
 
     def function(batch: dict[str, Any], seed: int) -> dict[str, Any]:
@@ -335,7 +337,7 @@ REFUSED: dict[str, tuple[Any, type[Exception], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_it_may_not_return(index: Index, name: str) -> None:
+def test_batch_transform_result_is_refused(index: Index, name: str) -> None:
     function, error, message = REFUSED[name]
     sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
     for make in HERE:
@@ -344,7 +346,7 @@ def test_what_it_may_not_return(index: Index, name: str) -> None:
             next(iter(loader))
 
 
-def test_later_batches_hold_what_the_first_holds(index: Index) -> None:
+def test_later_batches_must_match_the_first(index: Index) -> None:
     sampler = BatchSampler(SequentialSampler(N), batch_size=11)
     changes = {"y": "y", "dtype": "x"}
     for what, field in changes.items():
@@ -359,14 +361,14 @@ def test_later_batches_hold_what_the_first_holds(index: Index) -> None:
             list(NumpyLoader(feed))
 
 
-def test_single_records_have_no_batch_to_transform(index: Index) -> None:
+def test_record_dataset_refuses_batch_transform(index: Index) -> None:
     padded = ExactOnceBatchSampler(N, batch_size=5, last_batch="pad")
     dataset = RecordDataset(Feed(index, padded, batch_transform=lambda b, s: b))
     with pytest.raises(ValueError, match=r"whole batches.*RequestSampler"):
         dataset[3]
 
 
-def test_a_state_of_other_ranks_warns(index: Index, tmp_path: Path) -> None:
+def test_state_of_another_world_size_warns(index: Index, tmp_path: Path) -> None:
     sampler = BatchSampler(RandomSampler(N, seed=3), batch_size=4)
     feed = Feed(index, sampler, decode=decoded, batch_transform=mixed)
     state = NumpyLoader(feed).state_dict()
@@ -378,7 +380,7 @@ def test_a_state_of_other_ranks_warns(index: Index, tmp_path: Path) -> None:
     NumpyLoader(feed).load_state_dict(plain)
 
 
-def test_a_value_to_pad_with_is_the_same_everywhere(index: Index) -> None:
+def test_pad_value_is_equal_in_every_loader(index: Index) -> None:
     sampler = ExactOnceBatchSampler(N, batch_size=5, last_batch="pad")
     feed = Feed(index, sampler, decode=ragged, collate={"list": Pad(value=-1, multiple=4)})
     found = []
@@ -396,7 +398,7 @@ def test_a_value_to_pad_with_is_the_same_everywhere(index: Index) -> None:
             Feed(index, sampler, decode=ragged, collate={"list": pad})[0, 0]
 
 
-def test_each_rank_tries_the_function_on_the_same_rows(index: Index) -> None:
+def test_each_rank_tries_batch_transform_on_same_rows(index: Index) -> None:
     """Else ranks could disagree on the shapes and dtypes of the fields."""
     sampler, seen = BatchSampler(RandomSampler(N, seed=3), batch_size=4), []
 

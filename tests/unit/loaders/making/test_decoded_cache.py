@@ -30,7 +30,7 @@ def asked(position: tuple[int, int], records: list[int], use: int) -> Request:
     return Request(*position, ids, ids, np.full_like(ids, use), np.zeros(len(ids), np.uint64))
 
 
-def test_an_image_is_decoded_once_for_all_its_uses() -> None:
+def test_image_is_decoded_once_for_all_its_uses() -> None:
     cache = DecodedCache(3, decode)
     for use in range(3):
         batch = cache.get(asked((0, use), [4, 9], use))
@@ -38,14 +38,14 @@ def test_an_image_is_decoded_once_for_all_its_uses() -> None:
     assert (cache.decodes, cache.peak, len(cache)) == (2, 2, 0)
 
 
-def test_a_jump_starts_afresh() -> None:
+def test_seek_empties_the_cache() -> None:
     cache = DecodedCache(3, decode)
     cache.get(asked((0, 0), [4], 0))
     cache.get(asked((0, 5), [9], 1))
     assert (cache.decodes, len(cache)) == (2, 1)
 
 
-def test_an_epoch_starts_afresh() -> None:
+def test_new_epoch_empties_the_cache() -> None:
     """An image that a segment boundary cuts has its first uses at an epoch's end; nothing stays."""
     cache = DecodedCache(2, decode)
     cache.get(asked((0, 0), [4], 0))
@@ -53,7 +53,7 @@ def test_an_epoch_starts_afresh() -> None:
     assert len(cache) == 1
 
 
-def test_it_pickles_empty() -> None:
+def test_cache_pickles_empty() -> None:
     cache = DecodedCache(3, decode)
     cache.get(asked((0, 0), [4], 0))
     copy = pickle.loads(pickle.dumps(cache))
@@ -82,7 +82,7 @@ def number(sample: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("start", [0, 5])
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("reuse", "live"), [(3, 4), (2, 8), (5, 20), (1, 4)])
-def test_few_more_images_are_held_than_live(
+def test_cache_holds_few_more_images_than_live(
     reuse: int, live: int, threads: int, start: int
 ) -> None:
     sampler = reusing(reuse, live)
@@ -103,7 +103,7 @@ def test_few_more_images_are_held_than_live(
     assert started_threads() == []
 
 
-def test_a_single_image_more_is_held_for_each_thread_where_images_come_one_by_one() -> None:
+def test_cache_holds_at_most_one_extra_image_per_thread() -> None:
     cache = DecodedCache(12, decode)
     sampler = reusing(12, 4)
     coming = requests(Schedule(sampler), 0)
@@ -116,7 +116,7 @@ def test_a_single_image_more_is_held_for_each_thread_where_images_come_one_by_on
     assert cache.peak <= 4 + 2
 
 
-def test_an_image_is_decoded_before_its_batch_is_asked_for() -> None:
+def test_image_is_decoded_before_its_batch_is_requested() -> None:
     """While the loop computes on the batches before."""
     third = threading.Event()
 
@@ -134,7 +134,7 @@ def test_an_image_is_decoded_before_its_batch_is_asked_for() -> None:
     cache.close()
 
 
-def test_a_far_image_keeps_no_batch_waiting() -> None:
+def test_search_for_next_image_is_bounded() -> None:
     """A search without end would draw the rest of an epoch before the second batch."""
     drawn = 0
 
@@ -151,9 +151,7 @@ def test_a_far_image_keeps_no_batch_waiting() -> None:
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
-def test_an_image_that_cannot_be_decoded_ends_the_pass_at_its_batch(
-    index: Index, threads: int
-) -> None:
+def test_decode_error_is_raised_at_its_batch(index: Index, threads: int) -> None:
     sampler = reusing(5, 4)
     ids = [set(sampler.records(one).tolist()) for one in sampler.batches(0, 0, len(sampler))]
     record = next(iter(ids[len(ids) // 2] - set.union(*ids[: len(ids) // 2])))
@@ -171,7 +169,7 @@ def test_an_image_that_cannot_be_decoded_ends_the_pass_at_its_batch(
 
 
 @pytest.mark.parametrize("threads", [0, 1, 3])
-def test_passes_that_take_turns_decode_what_each_needs(index: Index, threads: int) -> None:
+def test_alternating_passes_each_decode_what_they_need(index: Index, threads: int) -> None:
     """Also if a pass is left early: its threads end, and its images are gone."""
     decoded = []
 

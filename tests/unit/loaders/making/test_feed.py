@@ -78,7 +78,7 @@ def measure(sample: dict[str, Any]) -> dict[str, Any]:
     return {"size": np.int32(len(sample["word"]))}
 
 
-def test_without_callables_a_batch_holds_ids_columns_and_fields(
+def test_batch_without_callables_has_ids_columns_and_fields(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     batch = batch_of(Feed(index, sampler), Request.of(sampler, 0, 1))
@@ -113,7 +113,7 @@ def test_decode_runs_once_for_each_record_of_a_batch(
     assert calls == {b"not": 1, b"or": 1}
 
 
-def test_the_threads_that_decode_serve_every_batch(
+def test_decoding_threads_are_reused_for_every_batch(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     """Threads made anew for each batch cost more than what they do."""
@@ -132,7 +132,7 @@ def test_the_threads_that_decode_serve_every_batch(
     assert 1 <= len(seen) <= 2
 
 
-def test_transform_is_told_the_sample_and_its_numbers(
+def test_transform_receives_sample_columns_ids_and_seeds(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     told = []
@@ -155,7 +155,7 @@ def test_transform_is_told_the_sample_and_its_numbers(
     assert batch["weight"].tolist() == [1.5, 0.5]
 
 
-def test_transform_runs_for_every_sample_also_of_one_record(
+def test_transform_runs_for_every_sample_of_a_repeated_record(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     feed = Feed(index, sampler, transform=lambda sample: {"seed_plus_one": sample["seed"] + 1})
@@ -177,7 +177,7 @@ def test_an_empty_batch_has_every_field(
 
 
 @pytest.mark.parametrize("decode", [None, measure])
-def test_padding_is_masked_and_never_read(index: Index, decode: Any) -> None:
+def test_padding_is_zeros_and_never_read(index: Index, decode: Any) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")
     batch = batch_of(Feed(index, sampler, decode=decode), Request.of(sampler, 0, 1))
     assert batch["id"].tolist() == [4, 5, -1, -1]
@@ -190,7 +190,7 @@ def test_padding_is_masked_and_never_read(index: Index, decode: Any) -> None:
 
 
 @pytest.mark.parametrize("what", ["decode", "transform"])
-def test_a_failing_callable_names_the_record(
+def test_failing_callable_names_the_record(
     index: Index, sampler: ExactOnceBatchSampler, what: str
 ) -> None:
     def fail(sample: dict[str, Any]) -> dict[str, Any]:
@@ -206,7 +206,7 @@ def test_a_failing_callable_names_the_record(
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
-def test_it_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
+def test_feed_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
     feed = Feed(index, sampler, decode=measure)
     request = Request.of(sampler, 0, 0)
     assert batch_of(pickle.loads(pickle.dumps(feed)), request)["size"].tolist() == [2, 2, 2, 3]
@@ -215,7 +215,7 @@ def test_it_pickles(index: Index, sampler: ExactOnceBatchSampler) -> None:
         assert pickle.loads(pickle.dumps(batcher))(request)["size"].tolist() == [2, 2, 2, 3]
 
 
-def test_a_batcher_pickles_without_the_sampler(tmp_path: Path) -> None:
+def test_batcher_pickles_without_the_sampler(tmp_path: Path) -> None:
     """Workers need no copy of the labels."""
     many = pack([{"x": bytes(1), "label": n % 9} for n in range(3)], tmp_path)
     few = Feed(many["data"], BatchSampler(RandomSampler(3, seed=0), batch_size=1))
@@ -225,7 +225,7 @@ def test_a_batcher_pickles_without_the_sampler(tmp_path: Path) -> None:
     assert abs(sizes[0] - sizes[1]) < 200
 
 
-def test_what_it_was_given_may_change_and_what_it_gives_may_not(
+def test_feed_copies_its_mappings_and_makes_them_read_only(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     spec = {"x": FieldSpec((1,), np.dtype(np.int64))}
@@ -239,7 +239,7 @@ def test_what_it_was_given_may_change_and_what_it_gives_may_not(
     assert before.keys() == feed[0, 0].keys() == {"id", "label", "w", "x", "x_length"}
 
 
-def test_its_batches_depend_on_epoch_and_step_alone(index: Index) -> None:
+def test_batches_depend_only_on_epoch_and_step(index: Index) -> None:
     feed = Feed(index, BatchSampler(RandomSampler(6, seed=0), batch_size=2))
     for step in (2, 0, 1):
         assert feed[3, step]["id"].tolist() == feed.sampler.batch(3, step).tolist()
@@ -252,7 +252,7 @@ def test_its_batches_depend_on_epoch_and_step_alone(index: Index) -> None:
         ]
 
 
-def test_the_feed_of_a_rank_is_all_the_same_but_for_its_sampler(index: Index) -> None:
+def test_shard_changes_only_the_sampler(index: Index) -> None:
     feed = Feed(index, ExactOnceBatchSampler(6, batch_size=4), decode=measure)
     ranks = [feed.shard(rank, 2) for rank in range(2)]
     assert [rank.sampler.rank for rank in ranks] == [0, 1]
@@ -269,7 +269,7 @@ def test_seeds_come_from_the_sampler(index: Index) -> None:
 
 
 @pytest.mark.parametrize(("reuse", "live"), [(3, 4), (2, 8), (5, 20), (1, 4)])
-def test_a_reuse_sampler_decodes_each_record_once_while_it_is_live(
+def test_reuse_sampler_decodes_each_record_once_while_live(
     tmp_path: Path, reuse: int, live: int
 ) -> None:
     n = 21
@@ -288,7 +288,7 @@ def test_a_reuse_sampler_decodes_each_record_once_while_it_is_live(
     assert cache.peak <= live
 
 
-def test_passes_over_one_reuse_feed_share_no_cache(index: Index) -> None:
+def test_passes_over_one_reuse_feed_have_separate_caches(index: Index) -> None:
     """Two passes that take turns would drop each other's images."""
     decoded = []
 
@@ -308,15 +308,13 @@ def test_passes_over_one_reuse_feed_share_no_cache(index: Index) -> None:
     assert len(decoded) == 2 * alone
 
 
-def test_padding_keeps_its_id_where_a_transform_returns_all_it_was_given(index: Index) -> None:
+def test_padding_keeps_id_minus_one_when_transform_returns_all_keys(index: Index) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")
     feed = Feed(index, sampler, transform=lambda sample: sample)
     assert batch_of(feed, Request.of(sampler, 0, 1))["id"].tolist() == [4, 5, -1, -1]
 
 
-def test_numbers_come_in_the_byte_order_of_the_machine(
-    index: Index, sampler: ExactOnceBatchSampler
-) -> None:
+def test_numbers_have_native_byte_order(index: Index, sampler: ExactOnceBatchSampler) -> None:
     side = {"weight": np.arange(6, dtype=">f4")}
     feed = Feed(index, sampler, decode=lambda _: {"x": np.ones(2, ">i4")}, side=side)
     batch = batch_of(feed, requested(2))
@@ -335,7 +333,7 @@ def in_place(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("threads", [0, 3])
-def test_a_transform_may_change_what_is_its_own(
+def test_transform_may_write_to_unshared_arrays(
     index: Index, sampler: ExactOnceBatchSampler, threads: int
 ) -> None:
     feed = Feed(index, sampler, decode=array, transform=in_place)
@@ -355,7 +353,7 @@ def shared_feed(index: Index, kind: str, transform: Any, **options: Any) -> Feed
 
 
 @pytest.mark.parametrize("kind", ["reuse", "views", "repeats"])
-def test_arrays_that_samples_share_are_read_only(index: Index, kind: str) -> None:
+def test_arrays_shared_by_samples_are_read_only(index: Index, kind: str) -> None:
     """Whatever a batch happens to hold."""
     with pytest.raises(DecodeError, match=r"read-only.*as in image\.copy\(\)"):
         next(made(shared_feed(index, kind, in_place)))
@@ -374,7 +372,7 @@ def test_arrays_that_samples_share_are_read_only(index: Index, kind: str) -> Non
     assert not any(flags)
 
 
-def test_what_is_no_array_is_copied_where_samples_share_it(index: Index) -> None:
+def test_shared_objects_other_than_arrays_are_copied(index: Index) -> None:
     def lists(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": [float(len(sample["word"]))]}
 
@@ -389,7 +387,7 @@ def test_what_is_no_array_is_copied_where_samples_share_it(index: Index) -> None
         assert batch["x"][:, 0].tolist() == right
 
 
-def test_crops_of_a_cached_image_do_not_copy_it(index: Index) -> None:
+def test_crops_of_cached_image_are_views(index: Index) -> None:
     def large(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": np.zeros((100, 100, 3), np.uint8)}
 
@@ -409,7 +407,7 @@ def test_crops_of_a_cached_image_do_not_copy_it(index: Index) -> None:
     assert len(addresses) <= 6 + 5  # those live at both ends of the epoch are decoded twice
 
 
-def test_a_transform_may_change_what_decode_gives_read_only_but_shares_with_nobody(
+def test_read_only_results_of_decode_are_made_writable(
     tmp_path: Path,
 ) -> None:
     """Pillow's images, and arrays over the bytes that were read."""
@@ -429,7 +427,7 @@ def test_a_transform_may_change_what_decode_gives_read_only_but_shares_with_nobo
         assert batch["x"].flat[0] in (8, 1)
 
 
-def test_columns_alone_make_a_batch_through_callables(tmp_path: Path) -> None:
+def test_callables_run_over_columns_alone(tmp_path: Path) -> None:
     ages = pack([{"age": age, "label": age % 2} for age in range(4)], tmp_path)["data"]
     sampler = ExactOnceBatchSampler(4, batch_size=4)
     side = {"teacher": np.arange(4.0)}
@@ -444,7 +442,7 @@ def test_columns_alone_make_a_batch_through_callables(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["stack", "ragged"])
-def test_every_batch_has_the_shapes_of_the_first_record_or_of_spec(
+def test_batches_must_match_first_record_or_spec(
     index: Index, sampler: ExactOnceBatchSampler, how: Any
 ) -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
@@ -462,7 +460,7 @@ def test_every_batch_has_the_shapes_of_the_first_record_or_of_spec(
     assert (empty if how == "stack" else empty.values).shape[-1] == 0
 
 
-def test_a_record_that_cannot_be_decoded_names_the_way_out(tmp_path: Path) -> None:
+def test_decode_error_advises_to_exclude_the_record(tmp_path: Path) -> None:
     def decode(sample: dict[str, Any]) -> dict[str, Any]:
         return {"x": int(sample["word"])}
 
@@ -479,7 +477,7 @@ def test_a_record_that_cannot_be_decoded_names_the_way_out(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_record_that_the_stream_leaves_out_is_not_tried(index: Index, rank: int) -> None:
+def test_spec_comes_from_first_sample_of_the_stream(index: Index, rank: int) -> None:
     """Record 0 is broken. All ranks take the spec from the first sample of the whole stream."""
     tried: list[bytes] = []
 
@@ -496,13 +494,13 @@ def test_a_record_that_the_stream_leaves_out_is_not_tried(index: Index, rank: in
     assert b"to" not in tried
 
 
-def test_an_empty_stream_has_the_spec_of_record_0(index: Index) -> None:
+def test_empty_stream_has_the_spec_of_record_0(index: Index) -> None:
     sampler = ExactOnceBatchSampler(len(index), batch_size=2, records=[])
     assert Feed(index, sampler, decode=lambda one: {"x": len(one["word"])}).spec.keys() == {"x"}
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_where_spec_is_given_record_0_need_not_be_there(tmp_path: Path, own: bool) -> None:
+def test_spec_makes_reading_record_0_unnecessary(tmp_path: Path, own: bool) -> None:
     """As on a machine that has the shards of its rank alone."""
     images = []
     for value in (1, 2):
@@ -521,7 +519,7 @@ def test_where_spec_is_given_record_0_need_not_be_there(tmp_path: Path, own: boo
 
 
 @pytest.mark.frameworks
-def test_a_side_table_of_torch_is_refused(index: Index, sampler: ExactOnceBatchSampler) -> None:
+def test_torch_side_table_is_refused(index: Index, sampler: ExactOnceBatchSampler) -> None:
     import torch
 
     with pytest.raises(TypeError, match="side table 'w' must be an array of numbers"):
@@ -558,7 +556,7 @@ def seldom(_: object) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("draw", [*DRAWS.values(), seldom], ids=[*DRAWS, "seldom"])
-def test_a_transform_that_draws_by_itself_is_refused(
+def test_unseeded_random_transform_is_refused(
     index: Index, sampler: ExactOnceBatchSampler, draw: Any
 ) -> None:
     told = r"transform returned different results for one sample and one seed.*Seeded\(transform\)"
@@ -573,7 +571,7 @@ def states() -> list[Any]:
     return [random.getstate(), np.random.get_state()[1].tolist()]
 
 
-def test_trying_a_transform_leaves_the_global_states_alone(
+def test_trial_of_transform_keeps_global_random_states(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     before = states()
@@ -583,7 +581,7 @@ def test_trying_a_transform_leaves_the_global_states_alone(
 
 
 @pytest.mark.parametrize("draw", DRAWS.values(), ids=DRAWS)
-def test_a_seeded_transform_repeats_itself(
+def test_seeded_transform_is_repeatable(
     index: Index, sampler: ExactOnceBatchSampler, draw: Any
 ) -> None:
     also = [draw] if isinstance(draw, OwnGenerator) else []
@@ -595,7 +593,7 @@ def test_a_seeded_transform_repeats_itself(
     assert len({value for batch in first for value in batch}) > 1
 
 
-def test_threads_that_share_a_batch_call_a_seeded_transform_in_turn(
+def test_threads_call_a_seeded_transform_one_at_a_time(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     """Another call in between would set the global states anew."""
@@ -611,7 +609,7 @@ def test_threads_that_share_a_batch_call_a_seeded_transform_in_turn(
     assert shared == alone
 
 
-def test_seeds_come_in_64_and_in_32_bits(index: Index) -> None:
+def test_seeds_have_64_and_32_bits(index: Index) -> None:
     told = []
 
     def note(sample: dict[str, Any]) -> dict[str, Any]:
@@ -625,7 +623,7 @@ def test_seeds_come_in_64_and_in_32_bits(index: Index) -> None:
     assert any(seed >= 2**32 for seed, _ in told)
 
 
-def test_a_transform_may_write_into_what_decode_gave(tmp_path: Path) -> None:
+def test_trial_passes_fresh_samples_to_a_writing_transform(tmp_path: Path) -> None:
     """The trial calls a transform often, each time with the sample as decode gave it."""
 
     def brighter(sample: dict[str, Any]) -> dict[str, Any]:
@@ -855,7 +853,7 @@ def test_feed_refuses_bad_arguments(
         call(index)
 
 
-def test_columns_and_fields_with_a_name_of_the_batch_are_refused(tmp_path: Path) -> None:
+def test_reserved_names_of_columns_and_fields_are_refused(tmp_path: Path) -> None:
     for name, of in NAMES.items():
         column = pack([{name: n} for n in range(6)], tmp_path / f"{name} column")["data"]
         with pytest.raises(ValueError, match=f"^column {name!r} {OF_BATCH}: .* with fields="):
@@ -869,7 +867,7 @@ def test_columns_and_fields_with_a_name_of_the_batch_are_refused(tmp_path: Path)
 
 @pytest.mark.parametrize(("end", "value"), [("length", np.ones(2)), ("shape", np.ones((2, 1)))])
 @pytest.mark.parametrize("how", ["pad", Pad(value=1), {"x": "pad"}])
-def test_a_name_that_padding_gives_is_refused(end: str, value: Any, how: Any) -> None:
+def test_field_named_as_padding_sizes_is_refused(end: str, value: Any, how: Any) -> None:
     """Fault 109: the true lengths would take the place of the user's values."""
     name, numbers, sampler = (
         f"x_{end}",
@@ -907,7 +905,7 @@ def test_a_name_that_padding_gives_is_refused(end: str, value: Any, how: Any) ->
     assert other[0, 0]["y_length"].tolist() == [0, 1, 2, 3]
 
 
-def test_lists_of_strings_may_begin_with_an_empty_list(tmp_path: Path) -> None:
+def test_lists_of_strings_may_start_with_an_empty_list(tmp_path: Path) -> None:
     """The index knows what they hold; a decode may hand them on."""
     tags = [np.array([b"a\0", b"b"][: n % 3], object) for n in range(9)]
     index = pack([{"tags": one} for one in tags], tmp_path)["data"]

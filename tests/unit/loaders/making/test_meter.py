@@ -38,7 +38,7 @@ class Clock:
         self.now += round(seconds * 1e9)
 
 
-def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_separates_waiting_from_ready(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first step waits 2 of 3 seconds. The second batch, made together with the first, is
     ready 4.4 before the loop asks for it, and comes 0.6 later, which is more than a tenth.
 
@@ -78,7 +78,7 @@ def test_waiting_and_standing_ready_are_told_apart(monkeypatch: pytest.MonkeyPat
     ]
 
 
-def test_a_batch_that_the_loop_waits_for_is_not_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batch_that_is_still_handed_over_counts_as_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was made early, and took long to be handed over."""
     clock = Clock(monkeypatch)
     meter = Meter()
@@ -90,7 +90,7 @@ def test_a_batch_that_the_loop_waits_for_is_not_ready(monkeypatch: pytest.Monkey
     assert meter.report() == PassReport(1, 5.0, waiting=5.0, ready=0.0, waited=1.0)
 
 
-def test_an_error_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_stage_is_timed_too(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     meter = Meter()
 
@@ -113,7 +113,7 @@ def test_every_stage_of_a_pass_is_timed(index: Index, threads: int) -> None:
     assert all(taken > 0 for taken in (*stages, report.waiting, report.waited))
 
 
-def test_images_that_are_decoded_ahead_are_timed(index: Index) -> None:
+def test_decoding_ahead_is_timed(index: Index) -> None:
     stream = BatchSampler(ReuseSampler(20, reuse=2, live=10, seed=0), batch_size=5)
     with NumpyLoader(Feed(index, stream, decode=size, transform=dict), threads=2) as loader:
         list(loader)
@@ -122,7 +122,7 @@ def test_images_that_are_decoded_ahead_are_timed(index: Index) -> None:
     assert min(report.reading, report.decoding, report.transforming) > 0
 
 
-def test_each_pass_has_a_report_of_its_own(index: Index) -> None:
+def test_each_pass_has_its_own_report(index: Index) -> None:
     fed = Feed(index, BatchSampler(RandomSampler(20, seed=0), batch_size=5))
     with NumpyLoader(fed) as loader:
         assert loader.report() == PassReport(waiting=0.0, ready=0.0, waited=0.0)
@@ -138,7 +138,7 @@ def test_each_pass_has_a_report_of_its_own(index: Index) -> None:
     assert str(report).startswith("1 batch in ")
 
 
-def test_what_a_worker_spent_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_times_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(monkeypatch)
     there, here = Meter(), Meter()
     here.start(7)
@@ -151,7 +151,7 @@ def test_what_a_worker_spent_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
     assert there.report().decoding == 0
 
 
-def test_a_pass_that_is_lent_knows_no_loop() -> None:
+def test_external_pass_reports_no_waiting() -> None:
     meter = Meter()
     meter.start(0)
     meter.end()
@@ -162,7 +162,7 @@ def test_a_pass_that_is_lent_knows_no_loop() -> None:
     assert "not known" in str(report)
 
 
-def test_seeds_are_drawn_for_a_transform_alone(index: Index) -> None:
+def test_seeds_are_drawn_only_for_a_transform(index: Index) -> None:
     """Nothing else needs them."""
     plain = [request.seeds for request in feed(index).requests()]
     assert plain == [None] * 4

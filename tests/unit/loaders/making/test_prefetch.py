@@ -13,12 +13,12 @@ from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 
 
 @pytest.mark.parametrize("depth", [1, 2, 100])
-def test_every_item_comes_in_order(depth: int) -> None:
+def test_items_come_in_order(depth: int) -> None:
     assert list(Prefetcher(iter(range(50)), depth=depth)) == list(range(50))
     assert started_threads() == []
 
 
-def test_it_runs_at_most_depth_and_one_ahead() -> None:
+def test_prefetcher_runs_at_most_depth_plus_one_ahead() -> None:
     drawn: list[int] = []
     full = threading.Event()
 
@@ -35,7 +35,7 @@ def test_it_runs_at_most_depth_and_one_ahead() -> None:
         assert len(drawn) <= 4
 
 
-def test_an_exception_comes_after_the_items_before_it_with_its_traceback() -> None:
+def test_exception_follows_earlier_items_with_its_traceback() -> None:
     def source() -> Iterator[int]:
         yield 1
         raise KeyError("the source broke")
@@ -67,14 +67,14 @@ def test_close_stops_the_thread_and_the_source() -> None:
     assert list(numbers) == []
 
 
-def test_garbage_stops_the_thread() -> None:
+def test_garbage_collection_stops_the_thread() -> None:
     numbers = Prefetcher(iter(int, 1), depth=2)
     next(numbers)
     del numbers
     assert started_threads() == []
 
 
-def test_what_is_called_while_waiting_may_end_it_without_the_thread() -> None:
+def test_error_of_while_waiting_ends_the_pass() -> None:
     stuck, calls = threading.Event(), []
 
     def source() -> Iterator[int]:
@@ -105,7 +105,7 @@ def test_threads_keep_the_order(count: int) -> None:
     assert started_threads() == []
 
 
-def test_threads_work_on_as_many_items_at_once_and_no_more() -> None:
+def test_concurrent_items_are_as_many_as_threads() -> None:
     together = threading.Barrier(3, timeout=300)
     drawn: list[int] = []
 
@@ -120,7 +120,7 @@ def test_threads_work_on_as_many_items_at_once_and_no_more() -> None:
     assert len(list(results)) == 8
 
 
-def test_an_exception_on_a_thread_ends_them_all() -> None:
+def test_exception_on_one_thread_ends_all() -> None:
     def fail(number: int) -> int:
         return number // (number - 2)
 
@@ -131,19 +131,19 @@ def test_an_exception_on_a_thread_ends_them_all() -> None:
     assert started_threads() == []
 
 
-def test_closing_leaves_no_thread() -> None:
+def test_close_leaves_no_thread() -> None:
     results = in_order(str, iter(int, 1), threads=2)
     assert next(results) == "0"
     results.close()
     assert started_threads() == []
 
 
-def test_a_depth_below_one_is_refused() -> None:
+def test_depth_below_one_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1, got 0"):
         Prefetcher(iter([]), depth=0)
 
 
-def test_the_interpreter_exits_with_a_live_prefetcher() -> None:
+def test_interpreter_exits_with_live_prefetcher() -> None:
     code = (
         "from twinfeed.loaders.making.prefetch import Prefetcher\n"
         "alive = Prefetcher(iter(int, 1), depth=2); next(alive)"

@@ -31,7 +31,7 @@ def consumed(feed: Feed, make: Any = NumpyLoader, **options: Any) -> list[Any]:
 
 @pytest.mark.parametrize("role", ROLES)
 @pytest.mark.parametrize("kind", ["array", "list"])
-def test_a_buffer_that_is_returned_again_is_refused(role: str, kind: str) -> None:
+def test_buffer_returned_twice_is_refused(role: str, kind: str) -> None:
     """Fault 108: all rows of a batch would be those of the last call."""
     for size, count in ((4, 1), (1, 1), (4, 2), (4, 3), (12, 1)):
         for options in ({}, {"prefetch": 2, "threads": 2}):
@@ -48,7 +48,7 @@ def test_a_buffer_that_is_returned_again_is_refused(role: str, kind: str) -> Non
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("kind", ["array", "list"])
 @pytest.mark.parametrize("role", ["decode", "transform", "seed", "into"])
-def test_many_buffers_in_turn_are_refused_by_the_batch_that_meets_one_twice(
+def test_rotating_buffers_are_refused_in_the_batch_that_repeats_one(
     role: str, kind: str, threads: int
 ) -> None:
     """The trial calls a function less often than that."""
@@ -64,9 +64,7 @@ def test_many_buffers_in_turn_are_refused_by_the_batch_that_meets_one_twice(
 
 @pytest.mark.parametrize("kind", ["one a length", "later"])
 @pytest.mark.parametrize("role", ["decode", "transform"])
-def test_a_buffer_for_each_length_and_one_that_comes_later_are_refused(
-    role: str, kind: str
-) -> None:
+def test_buffer_per_length_and_late_buffer_are_refused(role: str, kind: str) -> None:
     buffers, calls = [np.zeros(length) for length in range(12)], iter(range(1000))
 
     def fill(sample: dict[str, Any]) -> dict[str, Any]:
@@ -84,7 +82,7 @@ def test_a_buffer_for_each_length_and_one_that_comes_later_are_refused(
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("role", ROLES)
-def test_every_framework_refuses_it_without_a_worker(role: str) -> None:
+def test_repeated_buffer_is_refused_in_every_framework(role: str) -> None:
     from twinfeed.loaders.tensorflow import TensorFlowLoader
     from twinfeed.loaders.torch import TorchLoader
 
@@ -102,7 +100,7 @@ def test_every_framework_refuses_it_without_a_worker(role: str) -> None:
         check_rows(role, consumed(feed, TorchLoader), feed)
 
 
-def test_with_one_record_the_seeds_differ() -> None:
+def test_repeated_buffer_is_found_with_a_single_record() -> None:
     for role in ("seed", "batch_transform"):
         feed = feed_of(role, stream(1, 1), 0)
         check_rows(role, consumed(feed), feed)
@@ -112,7 +110,7 @@ def test_with_one_record_the_seeds_differ() -> None:
     check_rows("decode", consumed(feed), feed)
 
 
-def test_constants_and_results_that_are_kept_may_be_returned_again() -> None:
+def test_constant_and_memoized_results_are_accepted() -> None:
     constant, known, same = np.ones(3), dict[int, Any](), dict[str, Any]()
 
     def kept(sample: dict[str, Any]) -> dict[str, Any]:
@@ -144,7 +142,7 @@ def test_constants_and_results_that_are_kept_may_be_returned_again() -> None:
         check_rows("decode", consumed(feed), feed)
 
 
-def test_a_random_function_with_one_buffer_is_random() -> None:
+def test_random_function_with_one_buffer_is_refused_as_random() -> None:
     """It was compared with itself."""
     buffer = np.zeros(2)
 
@@ -158,7 +156,7 @@ def test_a_random_function_with_one_buffer_is_random() -> None:
             consumed(feed)
 
 
-def test_labels_in_one_buffer_are_read_one_by_one() -> None:
+def test_labels_in_one_reused_buffer_are_copied() -> None:
     class Labelled:
         label = np.zeros((), np.int64)
 
@@ -172,7 +170,7 @@ def test_labels_in_one_buffer_are_read_one_by_one() -> None:
     assert DatasetSource(Labelled(), label="label").columns["label"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_another_record_that_cannot_be_decoded_fails_in_its_own_batch(tmp_path: Path) -> None:
+def test_undecodable_other_record_fails_in_its_own_batch(tmp_path: Path) -> None:
     index = pack([{"word": b"1"}, {"word": b"one"}], tmp_path)["data"]
     sampler = BatchSampler(SequentialSampler(2), batch_size=1)
     feed = Feed(index, sampler, decode=lambda sample: {"x": int(sample["word"])})

@@ -57,7 +57,7 @@ def tfrecord(path: Path, how: str, rows: list[dict[str, Any]] = ROWS) -> Path:
 
 
 @pytest.mark.parametrize("how", COMPRESSIONS)
-def test_records_are_what_they_were(tmp_path: Path, how: str) -> None:
+def test_compressed_shards_are_packed_unchanged(tmp_path: Path, how: str) -> None:
     """By its first bytes, whatever the name of the file says."""
     index = pack(tfrecord(tmp_path / "a.tfrecord", how), tmp_path / "out")["data"]
     with Reader(index) as reader:
@@ -73,7 +73,7 @@ def test_records_are_what_they_were(tmp_path: Path, how: str) -> None:
 
 
 @pytest.mark.parametrize("container", ["tar", "tfrecord"])
-def test_several_tars_keep_their_keys_in_order(tmp_path: Path, container: Any) -> None:
+def test_several_compressed_tars_keep_key_order(tmp_path: Path, container: Any) -> None:
     """A pattern, a list, and the command line; a split, which writes everything twice."""
     for shard in range(2):
         samples = [(f"{shard}{n}", {"jpg": b"x" * n, "cls": b"%d" % n}) for n in range(1, 9)]
@@ -93,7 +93,7 @@ def test_several_tars_keep_their_keys_in_order(tmp_path: Path, container: Any) -
 
 
 @pytest.mark.frameworks
-def test_files_as_webdataset_and_tensorflow_write_them(tmp_path: Path) -> None:
+def test_files_written_by_webdataset_and_tensorflow_are_packed(tmp_path: Path) -> None:
     import tensorflow as tf
     import webdataset
 
@@ -113,7 +113,7 @@ def test_files_as_webdataset_and_tensorflow_write_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", COMPRESSIONS)
-def test_fault_28_every_stream_of_a_file_is_read(tmp_path: Path, how: str) -> None:
+def test_fault_28_every_concatenated_stream_is_read(tmp_path: Path, how: str) -> None:
     """Streams follow each other as `cat a.gz b.gz` makes them."""
     compress, path = COMPRESSIONS[how], tmp_path / "a.tfrecord"
     plain = write_tfrecord(tmp_path / "plain", ROWS).read_bytes()
@@ -125,7 +125,7 @@ def test_fault_28_every_stream_of_a_file_is_read(tmp_path: Path, how: str) -> No
     assert found == [row["image/encoded"] for row in ROWS] * 2
 
 
-def test_a_compressed_shard_of_nothing_is_a_warning(tmp_path: Path) -> None:
+def test_empty_compressed_shard_warns(tmp_path: Path) -> None:
     path = tmp_path / "a.gz"
     tar = write_tar(tmp_path / "plain", [("1", {"txt": b"one"})]).read_bytes()
     path.write_bytes(gzip.compress(tar))
@@ -137,7 +137,7 @@ def test_a_compressed_shard_of_nothing_is_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:fields that some")
-def test_the_label_is_chosen_and_a_missing_field_stays_empty(tmp_path: Path) -> None:
+def test_label_option_applies_and_missing_field_is_empty(tmp_path: Path) -> None:
     rows = [
         {"image/class/label": n % 3, "x": b"1"} | ({"note": b"a"} if n % 2 else {})
         for n in range(6)
@@ -173,7 +173,7 @@ def test_the_label_is_chosen_and_a_missing_field_stays_empty(tmp_path: Path) -> 
             assert (index.labels.tolist(), index.classes) == (want, classes)
 
 
-def test_records_that_are_no_examples_are_packed_as_bytes(tmp_path: Path) -> None:
+def test_records_that_are_no_examples_are_packed_as_raw_bytes(tmp_path: Path) -> None:
     """By the option that the error names. They are read as they are from a raw index."""
     sequence = sub(2, sub(1, sub(1, b"x"), sub(2, encode({"n": 5})[2:][-6:])))
     records = [sequence, b"", b"\x00\xffany bytes"]
@@ -193,7 +193,7 @@ def test_records_that_are_no_examples_are_packed_as_bytes(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("container", get_args(ShardContainer))
-def test_the_key_of_a_record_is_a_feature_of_it(tmp_path: Path, container: Any) -> None:
+def test_key_option_takes_a_feature(tmp_path: Path, container: Any) -> None:
     rows = [{"name": f"cat/{n}", "x": b"x", "kind": "ab"[n % 2]} for n in range(4)]
     path = tfrecord(tmp_path / "a.gz", "gz", rows)
     words = ["--key", "name", "--label", "kind", "--container", container, "-q"]
@@ -219,7 +219,7 @@ REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
 ]
 
 
-def test_what_no_record_has_is_refused_as_by_an_index(tmp_path: Path) -> None:
+def test_unknown_label_and_key_are_refused_as_by_build_index(tmp_path: Path) -> None:
     path = tfrecord(tmp_path / "a.gz", "gz")
     tar = write_tar(tmp_path / "a.tar", [("1", {"txt": b"one"})])
     for options, kind, word in REFUSED:
@@ -230,7 +230,7 @@ def test_what_no_record_has_is_refused_as_by_an_index(tmp_path: Path) -> None:
             pack(CompressedShards(tar, **options), tmp_path / "out")
 
 
-def test_class_files_are_packed_with_the_labels_of_their_names(tmp_path: Path) -> None:
+def test_labels_from_file_names_are_packed(tmp_path: Path) -> None:
     for name in ("class_7.gz", "class_10.gz"):
         tfrecord(tmp_path / name, "gz")
     out, pattern = str(tmp_path / "out"), r"class_(\d+)"
@@ -241,7 +241,7 @@ def test_class_files_are_packed_with_the_labels_of_their_names(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("option", ["--raw", "--key=x", "--label=x", "--label-folder"])
-def test_a_folder_and_an_index_are_no_shards(
+def test_folder_and_index_are_refused_as_compressed_shards(
     tmp_path: Path, option: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["pack", str(tmp_path), f"{tmp_path}/out", option]) == 1
@@ -254,7 +254,7 @@ def test_plain_shards_are_packed_too(tmp_path: Path) -> None:
         assert len(pack(source, tmp_path / f"out{n}")["data"]) == len(ROWS)
 
 
-def test_shards_at_a_url_are_known_by_their_bytes_too(tmp_path: Path) -> None:
+def test_compression_at_url_is_detected_by_bytes(tmp_path: Path) -> None:
     """TensorFlow gives a compressed file no other name."""
     tfrecord(tmp_path / "a-00000-of-00001", "gz")
     with RangeServer(tmp_path) as server:
@@ -271,7 +271,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
-def test_fault_101_a_bomb_does_not_fill_the_disk(
+def test_fault_101_decompression_bomb_does_not_fill_the_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 64 MB of zeros in 100 bytes, no more is written than the limit, and nothing stays."""
@@ -285,7 +285,7 @@ def test_fault_101_a_bomb_does_not_fill_the_disk(
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["a.tar.bz2"]
 
 
-def test_memory_does_not_grow_with_the_shard(tmp_path: Path) -> None:
+def test_memory_does_not_grow_with_shard_size(tmp_path: Path) -> None:
     """64 MB of records in a file of 64 kB take a few MB, as a record of 1 MB does."""
     write_tfrecord(tmp_path / "plain", ({"x": bytes(1 << 20)} for _ in range(64)))
     with gzip.open(tmp_path / "a.gz", "wb") as packed, (tmp_path / "plain").open("rb") as plain:

@@ -55,9 +55,7 @@ def contents(index: Index, *fields: str) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_a_folder_is_packed_whole_into_its_splits(
-    tmp_path: Path, images: Path, container: Any
-) -> None:
+def test_folder_is_packed_whole_into_splits(tmp_path: Path, images: Path, container: Any) -> None:
     split = {"train": 31, "eval": 13}
     packed = pack(ImageFolder(images), tmp_path / "out", container=container, split=split, seed=3)
     assert {name: len(index) for name, index in packed.items()} == split
@@ -86,19 +84,19 @@ def test_both_containers_hold_the_same_records_in_the_same_order(
     assert contents(one) != contents(pack(ImageFolder(images), tmp_path / "s", seed=6)["data"])
 
 
-def test_hidden_folders_and_indexes_are_no_classes(tmp_path: Path, images: Path) -> None:
+def test_hidden_folders_and_indexes_are_not_classes(tmp_path: Path, images: Path) -> None:
     (images / ".hidden").mkdir()
     pack([{"x": 1}], tmp_path / "other")
     shutil.copytree(tmp_path / "other" / "data.index", images / "old.index")
     assert len(ImageFolder(images).classes) == 11
 
 
-def test_images_need_no_class_folders(tmp_path: Path) -> None:
+def test_images_without_class_folders_are_packed(tmp_path: Path) -> None:
     (tmp_path / "a.png").write_bytes(b"...")
     assert ImageFolder(tmp_path).classes == ()
 
 
-def test_files_that_may_be_images_are_packed(tmp_path: Path, images: Path) -> None:
+def test_image_files_of_unknown_content_are_packed(tmp_path: Path, images: Path) -> None:
     bad = images / "3" / "14.png"
     (images / "3" / "14.ppm").write_bytes(b"P3\n1 1\n255\n1 2 3\n")  # text, and an image
     bad.write_bytes(bytes(9))  # nobody knows what this is
@@ -106,13 +104,13 @@ def test_files_that_may_be_images_are_packed(tmp_path: Path, images: Path) -> No
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_packing_twice_makes_the_same_bytes(tmp_path: Path, images: Path, container: Any) -> None:
+def test_packing_twice_writes_same_bytes(tmp_path: Path, images: Path, container: Any) -> None:
     for name in ("one", "two"):
         pack(ImageFolder(images), tmp_path / name, container=container, seed=1, shards=3)
     assert tree(tmp_path / "one") == tree(tmp_path / "two")
 
 
-def test_shards_are_as_many_and_as_large_as_asked(tmp_path: Path) -> None:
+def test_shard_count_and_size_options_are_followed(tmp_path: Path) -> None:
     samples = numbered(0, 100, size=1000)
     for options, lengths in [
         ({}, [100]),
@@ -128,12 +126,12 @@ def test_shards_are_as_many_and_as_large_as_asked(tmp_path: Path) -> None:
     assert again.shard_paths[3] == "data-00003-of-00005.tfrecord"
 
 
-def test_fractions_are_rounded_to_whole_records(tmp_path: Path) -> None:
+def test_split_fractions_are_rounded_to_whole_records(tmp_path: Path) -> None:
     packed = pack(numbered(0, 10), tmp_path, split={"a": 0.25, "b": 0.25, "c": 0.5}, seed=0)
     assert [len(index) for index in packed.values()] == [2, 3, 5]
 
 
-def test_an_iterable_is_written_as_it_comes_or_shuffled(tmp_path: Path) -> None:
+def test_iterable_is_written_in_order_or_shuffled(tmp_path: Path) -> None:
     def words() -> Iterator[dict[str, Any]]:
         for n in range(50):
             yield {"__key__": f"w{n}", "word": f"word{n}", "label": f"class{n % 3}"}
@@ -188,7 +186,7 @@ def test_pairs_of_image_and_annotation_stay_together(tmp_path: Path) -> None:
             assert (annotation, image) == (b"<n>%s</n>" % key.encode(), b"image" + key.encode())
 
 
-def test_names_that_differ_by_their_extension_or_dots_alone_stay_apart(tmp_path: Path) -> None:
+def test_names_that_differ_only_by_extension_or_dots_stay_apart(tmp_path: Path) -> None:
     root = tmp_path / "images"
     (root / "c").mkdir(parents=True)
     for name in ("a.jpg", "a.png", "b.1.jpg", "b.2.jpg"):
@@ -201,7 +199,7 @@ def test_names_that_differ_by_their_extension_or_dots_alone_stay_apart(tmp_path:
     assert pack(listed, tmp_path / "same")["data"].keys(range(4)) == listed.keys(range(4))
 
 
-def test_a_field_that_some_records_lack_reads_as_empty(tmp_path: Path) -> None:
+def test_field_missing_from_some_records_reads_as_empty(tmp_path: Path) -> None:
     samples = [{"image": b"a", "note": "x"}, {"image": b"b"}]
     for container in CONTAINERS:
         with pytest.warns(ShardWarning, match="2 records of 'data' lack .* empty: .*'note' by 1"):
@@ -213,7 +211,7 @@ def test_a_field_that_some_records_lack_reads_as_empty(tmp_path: Path) -> None:
         assert again.fields["note"].missing == 1
 
 
-def test_existing_files_are_replaced_when_asked(tmp_path: Path) -> None:
+def test_overwrite_replaces_existing_files(tmp_path: Path) -> None:
     pack(numbered(0, 10), tmp_path, shards=3)
     (tmp_path / "data-notes.txt").write_text("mine")
     index = pack(numbered(10, 14), tmp_path, shards=2, overwrite=True)["data"]
@@ -226,7 +224,7 @@ def test_existing_files_are_replaced_when_asked(tmp_path: Path) -> None:
     ]
 
 
-def test_packers_in_one_folder_leave_each_other_alone(tmp_path: Path) -> None:
+def test_concurrent_packs_into_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
     samples = [{"x": bytes(50)}] * 6
     with ProcessPoolExecutor(4) as pool:
         for number in range(20):
@@ -238,7 +236,7 @@ def test_packers_in_one_folder_leave_each_other_alone(tmp_path: Path) -> None:
             assert not list(out.glob(".packing*"))
 
 
-def test_numbers_and_arrays_are_kept_by_kind(tmp_path: Path) -> None:
+def test_numbers_and_arrays_keep_their_kind(tmp_path: Path) -> None:
     samples = [{"box": np.array([0.5, n], np.float32), "id": n, "flag": True} for n in range(3)]
     index = pack(samples, tmp_path / "a")["data"]
     assert index.columns["box"].tolist() == [[0.5, 0], [0.5, 1], [0.5, 2]]
@@ -255,7 +253,7 @@ def test_a_label_may_be_any_integer(tmp_path: Path, container: Any, label: Any) 
     assert index.labels.tolist() == [7]
 
 
-def test_floats_are_rounded_in_an_example_and_not_in_a_tar(tmp_path: Path) -> None:
+def test_floats_are_rounded_in_tfrecord_but_not_in_tar(tmp_path: Path) -> None:
     index = pack([{"x": 0.1}, {"x": float("inf")}], tmp_path)["data"]
     assert index.columns["x"].tolist() == [np.float32(0.1), float("inf")]
     tar = pack([{"x": 0.1}], tmp_path / "tar", container="tar")["data"]
@@ -264,7 +262,7 @@ def test_floats_are_rounded_in_an_example_and_not_in_a_tar(tmp_path: Path) -> No
 
 
 @pytest.mark.filterwarnings("ignore:fields that some")
-def test_what_a_tar_cannot_hold_is_refused_by_record_with_the_way_out(tmp_path: Path) -> None:
+def test_value_that_tar_cannot_hold_is_refused_with_advice(tmp_path: Path) -> None:
     long = [bytes(1000), bytes(1000)]
     for sample, text in [
         ({"pair": long}, "field 'pair' must hold bytes, str or numbers in a tar, got"),
@@ -289,7 +287,7 @@ def test_what_a_tar_cannot_hold_is_refused_by_record_with_the_way_out(tmp_path: 
         assert len(pack(again, tmp_path / "c", container="tar", overwrite=True)["data"]) == 2
 
 
-def test_a_link_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
+def test_symlink_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
     root = tmp_path / "images"
     (root / "c").mkdir(parents=True)
     (tmp_path / "secret.png").write_bytes(b"S")
@@ -302,14 +300,14 @@ def test_a_link_out_of_the_folder_is_not_packed(tmp_path: Path) -> None:
     assert len(pack(tmp_path / "link", tmp_path / "out")["data"]) == 1  # a folder that is named
 
 
-def test_a_folder_is_packed_by_its_path(tmp_path: Path) -> None:
+def test_folder_path_may_be_a_string(tmp_path: Path) -> None:
     (tmp_path / "images" / "cat").mkdir(parents=True)
     (tmp_path / "images" / "cat" / "1.png").write_bytes(b"...")
     index = pack(str(tmp_path / "images"), tmp_path / "out")["data"]
     assert (len(index), index.classes) == (1, ("cat",))
 
 
-def test_a_second_packer_of_the_same_names_does_not_replace_the_first_one_s(tmp_path: Path) -> None:
+def test_concurrent_packs_of_same_names_keep_the_first(tmp_path: Path) -> None:
     def samples() -> Iterator[dict[str, bytes]]:
         yield {"word": b"slow"}
         pack([{"word": b"quick"}], tmp_path)
@@ -322,7 +320,7 @@ def test_a_second_packer_of_the_same_names_does_not_replace_the_first_one_s(tmp_
 
 
 @pytest.mark.filterwarnings("ignore:fields that some")
-def test_records_of_one_key_may_lie_in_one_tfrecord_or_in_two_tars(tmp_path: Path) -> None:
+def test_records_of_one_key_fit_one_tfrecord_or_two_tars(tmp_path: Path) -> None:
     samples = [{"__key__": "k", f"x{n}": n} for n in range(2)]
     assert len(pack(samples, tmp_path / "plain")["data"]) == 2
     index = pack(samples, tmp_path / "out", container="tar", shard_records=1)["data"]
@@ -330,7 +328,7 @@ def test_records_of_one_key_may_lie_in_one_tfrecord_or_in_two_tars(tmp_path: Pat
 
 
 @pytest.mark.parametrize("container", CONTAINERS)
-def test_bytes_of_every_kind_are_bytes(tmp_path: Path, container: Any) -> None:
+def test_bytes_like_values_are_packed_as_bytes(tmp_path: Path, container: Any) -> None:
     samples = [{"x": bytearray(b"ab")}, {"x": memoryview(b"ab")}]
     with Reader(pack(samples, tmp_path, container=container)["data"]) as reader:
         assert reader.read([0, 1]) == {"x": [b"ab", b"ab"]}
@@ -338,7 +336,9 @@ def test_bytes_of_every_kind_are_bytes(tmp_path: Path, container: Any) -> None:
 
 @pytest.mark.parametrize("container", CONTAINERS)
 @pytest.mark.filterwarnings("ignore:fields that some")
-def test_class_names_are_what_the_shards_hold(tmp_path: Path, images: Path, container: Any) -> None:
+def test_repacking_keeps_classes_and_their_order(
+    tmp_path: Path, images: Path, container: Any
+) -> None:
     """In the order that an index has given them; numbers that look like names stay numbers."""
     folder = pack(images, tmp_path / "folder", container=container, shards=2)["data"]
     shards = [folder.path.parent / name for name in folder.shard_paths.tolist()]
@@ -361,7 +361,7 @@ def test_class_names_are_what_the_shards_hold(tmp_path: Path, images: Path, cont
     assert plain["data"].classes == ()
 
 
-def test_the_path_of_an_index_or_of_a_shard_is_packed(tmp_path: Path) -> None:
+def test_path_of_index_or_shard_is_packed(tmp_path: Path) -> None:
     index = pack(numbered(0, 4), tmp_path / "a")["data"]
     assert len(pack(index.path, tmp_path / "b", container="tar")["data"]) == 4
     shard = tmp_path / "b" / "data-00000-of-00001.tar"
@@ -385,7 +385,7 @@ class Compared(str):
         return str.__eq__(self, other)
 
 
-def test_a_collision_among_many_keys_is_found_without_comparing_each_with_each() -> None:
+def test_key_collision_is_found_in_few_comparisons() -> None:
     entries = [Entry("", {"a": f"{n}/x"}) for n in range(2_000)] + [Entry("", {"a": "y/x"})] * 2
     keys = [Compared(n) for n in range(2_000)] + [Compared("same")] * 2
     with pytest.raises(ValueError, match="two records have the key 'y/x': rename one"):
@@ -574,7 +574,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.filterwarnings("ignore:files below")
 @pytest.mark.filterwarnings("ignore:fields that some")
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_cannot_be_packed_is_refused_in_words(
+def test_pack_refuses_bad_arguments(
     world: Path, call: Call, kind: type[Exception], word: str
 ) -> None:
     check_refused(world, call, kind, word)

@@ -78,9 +78,7 @@ def test_pack_killed_at_any_change_leaves_old_new_or_refused_state(
 
 
 @pytest.mark.parametrize("length", [None, 0, 10])
-def test_a_folder_that_was_not_marked_to_the_end_is_removed(
-    tmp_path: Path, length: int | None
-) -> None:
+def test_half_marked_work_folder_is_removed(tmp_path: Path, length: int | None) -> None:
     """Its packer was killed then. What somebody else put there is left alone."""
     own, other = (tmp_path / f".packing-{digit * 16}" for digit in "ab")
     for folder in (own, other):
@@ -95,7 +93,7 @@ def test_a_folder_that_was_not_marked_to_the_end_is_removed(
 
 
 @pytest.mark.parametrize("victim", ["../victim", "{}/victim", "notes.md", "sub/data-00000.tar"])
-def test_an_index_that_names_others_files_has_none_deleted(tmp_path: Path, victim: str) -> None:
+def test_overwrite_deletes_no_file_that_an_index_falsely_names(tmp_path: Path, victim: str) -> None:
     out = tmp_path / "out"
     pack(numbered(0, 4), out)
     name = victim.format(tmp_path)
@@ -110,9 +108,7 @@ def test_an_index_that_names_others_files_has_none_deleted(tmp_path: Path, victi
 @pytest.mark.parametrize(
     "name", ["data.index", "data.index/notes.md", "data-00000-of-00001.tfrecord/notes.md"]
 )
-def test_what_lies_where_the_new_files_go_is_not_replaced_unless_a_packer_wrote_it(
-    tmp_path: Path, name: str
-) -> None:
+def test_overwrite_refuses_files_that_pack_did_not_write(tmp_path: Path, name: str) -> None:
     if name == "data.index/notes.md":
         pack(numbered(0, 4), tmp_path)
     file = tmp_path / name
@@ -136,7 +132,7 @@ def name_shard(index: Path, name: str) -> None:
     (index / MANIFEST).write_text(json.dumps(manifest | {"checksum": json_digest(manifest)}))
 
 
-def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) -> None:
+def test_unmarked_folder_named_as_a_work_folder_is_kept(tmp_path: Path) -> None:
     for name in (".packing-notes", ".packing-0123456789abcdeF"):
         (tmp_path / name).mkdir()
     (tmp_path / ".packing-0123456789abcdef").symlink_to(tmp_path / ".packing-notes")
@@ -151,7 +147,7 @@ def test_a_folder_that_only_looks_like_a_packer_s_is_left_alone(tmp_path: Path) 
     assert (tmp_path / ".packing-fedcba9876543210" / "mine").exists()
 
 
-def test_a_folder_where_new_files_wait_is_a_packer_s_or_in_the_way(tmp_path: Path) -> None:
+def test_foreign_publishing_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / PUBLISHING).mkdir()
     (tmp_path / PUBLISHING / "x.index").write_text("mine")
     with pytest.raises(FileExistsError, match="did not create this"):
@@ -159,7 +155,7 @@ def test_a_folder_where_new_files_wait_is_a_packer_s_or_in_the_way(tmp_path: Pat
     assert (tmp_path / PUBLISHING / "x.index").read_text() == "mine"
 
 
-def test_files_of_others_in_the_folder_of_an_index_stay(tmp_path: Path) -> None:
+def test_files_of_others_in_an_index_folder_are_kept(tmp_path: Path) -> None:
     """A new index takes the place of an old index, whose folder had other files by then."""
     index = pack(numbered(0, 4), tmp_path)["data"]
     for mine in (index.path / "notes", index.path / index.manifest["folder"] / "mydata.npy"):
@@ -173,7 +169,7 @@ def test_files_of_others_in_the_folder_of_an_index_stay(tmp_path: Path) -> None:
     assert len(pack(numbered(0, 5), tmp_path, overwrite=True)["data"]) == 5
 
 
-def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
+def test_reader_that_locks_the_folder_does_not_block_pack(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(atomic, "WAIT", 0)
@@ -194,9 +190,7 @@ def test_who_may_only_read_a_folder_cannot_hold_up_a_pack(
     assert not (tmp_path / atomic.LOCK).exists()
 
 
-def test_a_lock_that_is_held_is_told_of_and_waited_for_only_so_long(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_locked_folder_warns_and_times_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(atomic, "_WARN_AFTER", 0)
     with atomic.locked(tmp_path):
         lock = tmp_path / atomic.LOCK
@@ -211,7 +205,7 @@ def test_a_lock_that_is_held_is_told_of_and_waited_for_only_so_long(
     assert len(pack(numbered(0, 4), tmp_path)["data"]) == 4
 
 
-def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: Path) -> None:
+def test_lock_is_exclusive_while_folder_is_recreated(tmp_path: Path) -> None:
     inside, most = 0, 0
 
     def work() -> None:
@@ -242,7 +236,7 @@ def test_one_at_a_time_holds_the_lock_of_a_folder_that_comes_and_goes(tmp_path: 
         lambda shards, out: build_index(shards / "*.tfrecord", out, root=shards),
     ],
 )
-def test_fault_112_a_link_that_leads_nowhere_is_named_and_not_waited_for(
+def test_fault_112_dangling_link_is_named_without_waiting(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     writes: Callable[[Path, Path], object],
@@ -257,7 +251,7 @@ def test_fault_112_a_link_that_leads_nowhere_is_named_and_not_waited_for(
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_lock_file_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+def test_lock_file_symlink_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / atomic.LOCK).symlink_to(tmp_path / "made")
     with pytest.raises(OSError, match="symbolic link"):
         pack(numbered(0, 4), tmp_path)

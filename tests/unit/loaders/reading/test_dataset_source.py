@@ -66,7 +66,9 @@ def two_epochs(loader: Any) -> list[Any]:
 @pytest.mark.parametrize(
     "kind", [*KINDS, *(pytest.param(name, marks=pytest.mark.frameworks) for name in FRAMEWORKS)]
 )
-def test_rows_are_the_same_records_packed(kind: str, index: Index, tmp_path: Path) -> None:
+def test_dataset_source_equals_the_same_records_packed(
+    kind: str, index: Index, tmp_path: Path
+) -> None:
     made, fields = {**KINDS, **FRAMEWORKS}[kind]
     rows = DatasetSource(made(tmp_path), label="label", fields=fields)
     if kind != "a dataset of torch":  # a class that no other process can import
@@ -112,7 +114,7 @@ def test_a_feed_reads_record_0_of_a_dataset_once_when_it_is_made() -> None:
     assert feed[0, 0]["id"].tolist() == [0, 1, 2, 3, 4]
 
 
-def test_an_error_of_record_0_says_why_it_was_read() -> None:
+def test_error_of_record_0_says_why_it_was_read() -> None:
     class Fails(Dicts):
         def __getitem__(self, record: int) -> Any:
             raise RuntimeError("no disk")
@@ -132,7 +134,7 @@ def feed_of(data: Any, **options: Any) -> Feed:
     ("give", "taken"),
     [(lambda x: x, True), (lambda x: {"row": x}, True), (list, False)],
 )
-def test_a_batch_has_memory_of_its_own(give: Any, taken: bool) -> None:
+def test_batch_does_not_share_memory_with_the_dataset(give: Any, taken: bool) -> None:
     kept = X.copy()
     with NumpyLoader(feed_of(give(kept)), prefetch=0) as loader:
         batches = [batch["row"] for batch in loader]
@@ -143,18 +145,18 @@ def test_a_batch_has_memory_of_its_own(give: Any, taken: bool) -> None:
     assert (kept == X).all()
 
 
-def test_a_dataset_that_fills_the_same_memory_again_is_refused() -> None:
+def test_dataset_that_reuses_one_buffer_is_refused() -> None:
     """Another batch may be read before the first is copied."""
     for threads in (False, True):
         with pytest.raises(ValueError, match=r"read returned the same buffer again: .* 'row'"):
             feed_of(Buffered(X.copy()), threads=threads)[0, 0]
 
 
-def test_a_dataset_may_be_empty() -> None:
+def test_dataset_may_be_empty() -> None:
     assert (len(DatasetSource([])), DatasetSource([]).fields) == (0, [])
 
 
-def test_a_label_is_read_once_and_leaves_the_fields() -> None:
+def test_label_is_read_once_and_is_no_field() -> None:
     counted = Once()
     rows = DatasetSource(counted, label="label", columns=["label"])
     assert rows.columns["label"].tolist() == LABELS.tolist()
@@ -184,7 +186,7 @@ def stored_as(kind: str, values: Any) -> Any:
     ("values", "value"),
     [([[EXACT, 1], None, [3, EXACT]], [0, 5]), ([None, [EXACT, EXACT]], [EXACT, 0])],
 )
-def test_a_null_is_a_missing_value(kind: str, values: Any, value: Any) -> None:
+def test_null_is_a_missing_value(kind: str, values: Any, value: Any) -> None:
     data, whole = (
         stored_as(kind, values),
         BatchSampler(SequentialSampler(len(values)), batch_size=3),
@@ -203,7 +205,7 @@ def test_a_null_is_a_missing_value(kind: str, values: Any, value: Any) -> None:
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("kind", ["pyarrow", "python", "numpy"])
-def test_a_null_within_a_list_is_no_number(kind: str) -> None:
+def test_null_within_a_list_is_refused(kind: str) -> None:
     whole = BatchSampler(SequentialSampler(3), batch_size=3)
     rows = DatasetSource(stored_as(kind, [[1, 2], [EXACT, EXACT], [None, 2]]))
     if kind == "python":  # which a decode may fill
@@ -234,7 +236,7 @@ def test_integers_beside_a_null_stay_integers() -> None:
 
 
 @pytest.mark.frameworks
-def test_a_dataset_of_hugging_face_decodes_what_is_read() -> None:
+def test_hugging_face_dataset_decodes_only_fields_read() -> None:
     import datasets
 
     broken = {"image": [{"bytes": b"no image", "path": None}] * 4, "t": [1, 2, 3, 4]}
@@ -254,7 +256,7 @@ def test_a_dataset_of_hugging_face_decodes_what_is_read() -> None:
 
 
 @pytest.mark.frameworks
-def test_what_gives_no_records_by_number_is_refused_in_words() -> None:
+def test_dataset_without_records_by_number_is_refused() -> None:
     import datasets
 
     data = datasets.Dataset.from_dict({"n": [1, 2]})
@@ -310,9 +312,7 @@ def ragged(number: int) -> Any:
         (lambda number: lambda: np.full(3, number), lambda value: value()),
     ],
 )
-def test_items_may_hold_objects_that_a_function_makes_arrays_of(
-    make: Any, array: Any, by: str
-) -> None:
+def test_items_may_hold_objects_that_decode_converts(make: Any, array: Any, by: str) -> None:
     function: Any = {by: lambda sample: {"x": array(sample["x"])}}
     feed = Feed(
         DatasetSource(Nested(make)),
@@ -322,7 +322,7 @@ def test_items_may_hold_objects_that_a_function_makes_arrays_of(
     assert feed[0, 1]["x"].tolist() == [[number] * 3 for number in range(4, 8)]
 
 
-def test_objects_that_differ_are_random() -> None:
+def test_objects_that_differ_between_reads_are_refused() -> None:
     random = Nested(lambda number: Boxes(np.random.random(3)))
     with pytest.raises(ValueError, match=r"read returned .* results for record \d+ of a Nested"):
         feed_of(random, decode=lambda sample: {"x": sample["x"].array})[0, 0]
@@ -355,7 +355,7 @@ def test_tensors_without_values_are_named(kind: str) -> None:
 
 
 @pytest.mark.frameworks
-def test_a_dataframe_is_refused_with_what_to_give() -> None:
+def test_dataframe_is_refused_with_advice() -> None:
     import pandas
 
     with pytest.raises(
@@ -364,7 +364,7 @@ def test_a_dataframe_is_refused_with_what_to_give() -> None:
         DatasetSource(pandas.DataFrame({"a": [1]}))
 
 
-def test_a_digest_is_what_states_compare() -> None:
+def test_states_compare_the_digest_of_the_source() -> None:
     with NumpyLoader(feed_of(SAMPLES, digest="1")) as loader:
         next(iter(loader))
         state = loader.state_dict()
@@ -383,7 +383,7 @@ def test_a_digest_is_what_states_compare() -> None:
         none.load_state_dict(none.state_dict())
 
 
-def test_one_thread_reads_unless_more_are_allowed() -> None:
+def test_dataset_is_read_by_one_thread_unless_allowed() -> None:
     expected = two_epochs(NumpyLoader(feed_of(SAMPLES, decode=dict)))
     for allowed in (False, True):
         data = Once()
@@ -394,7 +394,7 @@ def test_one_thread_reads_unless_more_are_allowed() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork")
-def test_a_child_reads_that_is_forked_while_a_thread_reads() -> None:
+def test_child_forked_during_a_read_can_read() -> None:
     reads, ends = threading.Event(), threading.Event()
 
     class Waits(Dicts):
@@ -429,7 +429,7 @@ def test_ids_are_checked_before_the_data_are_read() -> None:
         list(loader)
 
 
-def test_large_arrays_are_mapped_in_a_new_process(tmp_path: Path) -> None:
+def test_large_arrays_are_memory_mapped_in_a_new_process(tmp_path: Path) -> None:
     large = np.zeros((40, 1 << 20), np.uint8)
     np.save(tmp_path / "x.npy", large)
     mapped = DatasetSource(np.load(tmp_path / "x.npy", mmap_mode="r"))
@@ -444,7 +444,7 @@ def test_large_arrays_are_mapped_in_a_new_process(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("when", ["before the rows", "before the pickle", "after the pickle"])
 @pytest.mark.parametrize("source", [DatasetSource, SideTable, lambda x: SubsetSampler(x, of=4)])
-def test_a_mapped_file_that_is_replaced_is_an_error(source: Any, when: str, tmp_path: Path) -> None:
+def test_replaced_memory_mapped_file_is_an_error(source: Any, when: str, tmp_path: Path) -> None:
     """Else the parent would read the old values, and a spawned worker the new ones."""
 
     def replace() -> None:
@@ -468,7 +468,7 @@ def test_a_mapped_file_that_is_replaced_is_an_error(source: Any, when: str, tmp_
 
 @pytest.mark.frameworks
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")
-def test_workers_of_torch(tmp_path: Path) -> None:
+def test_spawned_torch_workers_read_memory_mapped_arrays(tmp_path: Path) -> None:
     from twinfeed.loaders.torch import TorchLoader
 
     spawn: Any = {"num_workers": 1, "multiprocessing_context": "spawn"}
@@ -484,7 +484,7 @@ def test_workers_of_torch(tmp_path: Path) -> None:
 
 @pytest.mark.frameworks
 @pytest.mark.skipif(sys.platform != "linux", reason="array-record is for Linux")
-def test_array_record(tmp_path: Path) -> None:
+def test_array_record_equals_the_same_records_packed(tmp_path: Path) -> None:
     from array_record.python.array_record_data_source import ArrayRecordDataSource
     from array_record.python.array_record_module import ArrayRecordWriter
 

@@ -176,7 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", STREAMS)
-def test_the_requests_of_each_step_are_as_recorded(folder: Path, name: str, way: str) -> None:
+def test_requests_of_each_step_equal_the_golden_trace(folder: Path, name: str, way: str) -> None:
     """In this order, no more and no fewer; and no byte is buffered for longer or shorter."""
     assert trace(folder, name, way) == json.loads(TRACES.read_text())[f"{name}, {way}"]
 
@@ -206,7 +206,7 @@ def profiled(folder: Path, name: str, way: str) -> tuple[int, int, int]:
     return tuple(int(np.median(one)) for one in zip(*found, strict=True))  # type: ignore[return-value]
 
 
-def test_the_request_that_a_batch_waits_for_is_the_next(
+def test_request_that_a_batch_waits_for_is_sent_next(
     folder: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
     network(requests=1)
@@ -233,7 +233,7 @@ def test_the_request_that_a_batch_waits_for_is_the_next(
         assert [start for _, start, _ in server.ranges][1] == int(rows["offset"][0])
 
 
-def test_an_error_of_a_batch_releases_its_step(folder: Path) -> None:
+def test_failing_batch_releases_its_step(folder: Path) -> None:
     """Who catches the error goes on, and what the failed batch needed does not stay."""
     fsspec.filesystem("memory").put(f"{folder}/", "/prefetch", recursive=True)
     index = open_index(folder / "data.index", root="memory://prefetch")
@@ -257,7 +257,7 @@ def test_an_error_of_a_batch_releases_its_step(folder: Path) -> None:
         assert not buffered(reader)
 
 
-def test_a_copy_of_a_reader_has_nothing_of_what_was_fetched(folder: Path) -> None:
+def test_pickled_reader_has_an_empty_buffer(folder: Path) -> None:
     fsspec.filesystem("memory").put(f"{folder}/", "/prefetch", recursive=True)
     with Reader(open_index(folder / "data.index", root="memory://prefetch")) as reader:
         read_ahead(reader, range(0, COUNT, 4), ["x"])

@@ -293,7 +293,7 @@ def test_any_ids_in_any_order_read_as_one_by_one(
     assert got["key"] == [KEYS[n] for n in ids]
 
 
-def test_a_record_met_twice_is_read_once_and_neighbours_in_one_piece(
+def test_repeated_record_is_read_once_and_neighbours_together(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[int] = []
@@ -312,7 +312,7 @@ def test_a_record_met_twice_is_read_once_and_neighbours_in_one_piece(
         assert len(reads) == 1
 
 
-def test_fields_and_columns_come_in_the_order_asked(index: Index) -> None:
+def test_fields_and_columns_come_in_requested_order(index: Index) -> None:
     with Reader(index) as reader:
         got = reader.read([3, 1], ["label", "image", "key"])
         assert list(got) == ["label", "image", "key"]
@@ -321,7 +321,7 @@ def test_fields_and_columns_come_in_the_order_asked(index: Index) -> None:
         assert reader.read([3], []) == {}
 
 
-def test_many_shards_are_read_through_few_files(tmp_path: Path) -> None:
+def test_many_shards_are_read_through_few_open_files(tmp_path: Path) -> None:
     """A batch that touches more shards than may be open, and one of them damaged."""
     for n in range(300):
         write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
@@ -342,7 +342,7 @@ def test_many_shards_are_read_through_few_files(tmp_path: Path) -> None:
         reader.read(ids)
 
 
-def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
+def test_default_max_open_files_is_a_quarter_of_the_limit() -> None:
     code = textwrap.dedent("""
         import resource
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
@@ -354,7 +354,7 @@ def test_the_default_bound_is_a_quarter_of_what_the_process_may_open() -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] >= 64
 
 
-def test_a_reader_lets_go_of_files_where_the_process_may_open_no_more(tmp_path: Path) -> None:
+def test_reader_closes_files_at_the_limit_of_the_process(tmp_path: Path) -> None:
     for n in range(30):
         write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
     build_index(tmp_path / "*.tar", tmp_path / "x.index")
@@ -371,7 +371,7 @@ def test_a_reader_lets_go_of_files_where_the_process_may_open_no_more(tmp_path: 
     subprocess.run([sys.executable, "-c", code, tmp_path / "x.index"], check=True)
 
 
-def test_readers_together_hold_no_more_files_than_one_may(tmp_path: Path) -> None:
+def test_all_readers_together_stay_below_max_open_files(tmp_path: Path) -> None:
     """Readers kept alive, as TensorFlow does with those of a dataset, must not use up the files."""
     for n in range(30):
         write_tar(tmp_path / f"d-{n:03d}.tar", [(f"k{n}", {"txt": b"%d" % n})])
@@ -409,7 +409,7 @@ def test_threads_share_a_reader(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded")
-def test_a_reader_goes_to_other_processes(index: Index, method: str) -> None:
+def test_reader_works_in_other_processes(index: Index, method: str) -> None:
     want = sum(map(len, WANT))
     with Reader(index) as reader:
         assert total_bytes(reader) == want
@@ -417,7 +417,7 @@ def test_a_reader_goes_to_other_processes(index: Index, method: str) -> None:
             assert pool.map_async(total_bytes, [reader] * 4).get(60) == [want] * 4
 
 
-def test_a_forked_child_does_not_wait_for_a_lock_that_a_thread_held(index: Index) -> None:
+def test_forked_child_does_not_wait_for_a_lock_of_its_parent(index: Index) -> None:
     with Reader(index) as reader:
         reader.read([0])
         lock = reader._files.handles._lock  # type: ignore[attr-defined]
@@ -429,7 +429,7 @@ def test_a_forked_child_does_not_wait_for_a_lock_that_a_thread_held(index: Index
         assert os.waitpid(child, 0)[1] == 0
 
 
-def test_a_closed_reader_opens_its_files_anew(index: Index) -> None:
+def test_closed_reader_reopens_its_files(index: Index) -> None:
     reader = Reader(index)
     reader.read([0])
     reader.close()
@@ -438,7 +438,7 @@ def test_a_closed_reader_opens_its_files_anew(index: Index) -> None:
     reader.close()
 
 
-def test_a_reader_that_is_dropped_closes_its_shards_at_once(tmp_path: Path) -> None:
+def test_deleted_reader_closes_its_shards(tmp_path: Path) -> None:
     index = build_index(tfrecords(tmp_path), tmp_path / "x.index")
     gc.disable()
     try:
@@ -451,7 +451,7 @@ def test_a_reader_that_is_dropped_closes_its_shards_at_once(tmp_path: Path) -> N
         gc.enable()
 
 
-def test_a_reader_that_is_never_closed_ends_with_its_process_in_silence(index: Index) -> None:
+def test_unclosed_reader_prints_nothing_at_exit(index: Index) -> None:
     code = """
         import sys
         from twinfeed.loaders import Reader, open_index
@@ -463,7 +463,7 @@ def test_a_reader_that_is_never_closed_ends_with_its_process_in_silence(index: I
     assert done.stderr == b""
 
 
-def test_asking_ahead_changes_nothing_that_is_read(index: Index) -> None:
+def test_reading_ahead_does_not_change_results(index: Index) -> None:
     with Reader(index) as reader:
         read_ahead(reader, [5, 3, 199], ["image", "label"])
         read_ahead(reader, [])
@@ -505,7 +505,7 @@ def test_remote_shards_are_named_by_a_glob(tmp_path: Path, memory: Any) -> None:
         assert len(reader.read(range(20))["png"]) == 20
 
 
-def test_a_file_url_is_as_good_as_a_path(tmp_path: Path) -> None:
+def test_file_url_equals_path(tmp_path: Path) -> None:
     tars(tmp_path)
     for name in ("d-000000.tar", "*.tar"):
         index = build_index(f"file://{tmp_path}/{name}", tmp_path / "x.index")
@@ -514,7 +514,7 @@ def test_a_file_url_is_as_good_as_a_path(tmp_path: Path) -> None:
             assert reader.read([3], ["png"])["png"] == [b"000003" * 3]
 
 
-def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> None:
+def test_changed_remote_shard_is_refused(tmp_path: Path, memory: Any) -> None:
     shards = tars(tmp_path, shards=1)
     upload(memory, shards)
     index = build_index(["memory://bucket/d-000000.tar"], tmp_path / "x.index")
@@ -537,7 +537,7 @@ def test_a_remote_shard_that_changed_is_refused(tmp_path: Path, memory: Any) -> 
         reader.read([3])
 
 
-def test_a_field_that_a_record_lacks_is_an_error_that_names_it(tmp_path: Path) -> None:
+def test_missing_field_of_a_record_is_an_error_that_names_it(tmp_path: Path) -> None:
     write_tar(tmp_path / "a.tar", [("a", {"jpg": b"1", "txt": b"x"}), ("b", {"jpg": b"2"})])
     index = build_index(tmp_path / "a.tar", tmp_path / "x.index")
     assert index.fields["txt"].missing == 1
@@ -547,7 +547,7 @@ def test_a_field_that_a_record_lacks_is_an_error_that_names_it(tmp_path: Path) -
             reader.read([0, 1], ["txt", "jpg"])
 
 
-def test_loose_files_are_read_one_by_one_with_none_left_open(tmp_path: Path) -> None:
+def test_loose_files_are_closed_after_each_read(tmp_path: Path) -> None:
     for n in range(20):
         path = tmp_path / "images" / f"c{n % 2}" / f"{n}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -564,7 +564,7 @@ def test_loose_files_are_read_one_by_one_with_none_left_open(tmp_path: Path) -> 
 
 
 @pytest.mark.usefixtures("mapped_arrays")
-def test_a_row_that_names_no_file_is_the_index_s_fault(tmp_path: Path) -> None:
+def test_row_with_wrong_file_number_is_an_index_error(tmp_path: Path) -> None:
     """A bit of a large table flipped on the disk: opening checks only sizes, reading finds it."""
     (tmp_path / "to.txt").write_bytes(b"to")
     index = build_index([Entry("to", {"word": "to.txt"})], tmp_path / "x.index")
@@ -579,9 +579,7 @@ def test_a_row_that_names_no_file_is_the_index_s_fault(tmp_path: Path) -> None:
         verify(open_index(index.path))
 
 
-def test_a_range_that_the_system_gives_in_pieces_is_read_whole(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_short_preads_are_continued(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     """One os.pread gives at most 2 GiB."""
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, size, at: pread(fd, min(size, 3), at))
@@ -591,9 +589,7 @@ def test_a_range_that_the_system_gives_in_pieces_is_read_whole(
 
 
 @pytest.mark.parametrize("container", ["tar", "files"])
-def test_what_is_no_regular_file_any_more_is_refused_at_once(
-    tmp_path: Path, container: str
-) -> None:
+def test_shard_replaced_by_special_file_is_refused_at_once(tmp_path: Path, container: str) -> None:
     """Opening a FIFO waits for a writer, and a device may never end."""
     (tmp_path / "images" / "c").mkdir(parents=True)
     (tmp_path / "images" / "c" / "1.png").write_bytes(b"png")
@@ -609,7 +605,7 @@ def test_what_is_no_regular_file_any_more_is_refused_at_once(
 
 
 @pytest.mark.parametrize("container", ["tar", "files"])
-def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path, container: str) -> None:
+def test_link_out_of_the_root_is_not_followed(tmp_path: Path, container: str) -> None:
     root = tmp_path / "root"
     (root / "images" / "c").mkdir(parents=True)
     (root / "images" / "c" / "1.png").write_bytes(b"png")
@@ -629,7 +625,7 @@ def test_a_link_that_leads_out_of_the_root_is_not_followed(tmp_path: Path, conta
         assert len(reader.read([0])["image" if container == "files" else "png"]) == 1
 
 
-def test_a_batch_of_more_bytes_than_the_shards_have_is_refused(
+def test_batch_larger_than_its_shards_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As where all rows of a hostile index are of one large record."""
@@ -647,9 +643,7 @@ def test_a_batch_of_more_bytes_than_the_shards_have_is_refused(
         assert len(reader.read(range(10))["x"]) == 10
 
 
-def test_no_more_of_a_remote_shard_is_copied_than_the_limit(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_download_stops_at_download_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sources, "LIMITS", Limits(download_bytes=1 << 20))
     (shard,) = tars(tmp_path, shards=1)
     os.truncate(shard, 1 << 26)
@@ -660,7 +654,7 @@ def test_no_more_of_a_remote_shard_is_copied_than_the_limit(
     assert caught.value.expected == "at most 1048576 bytes"
 
 
-def test_the_file_used_longest_ago_is_closed_first(tmp_path: Path) -> None:
+def test_least_recently_used_file_is_closed_first(tmp_path: Path) -> None:
     opened = []
 
     def open_file(number: int) -> int:
@@ -674,7 +668,7 @@ def test_the_file_used_longest_ago_is_closed_first(tmp_path: Path) -> None:
     assert opened == [0, 1, 2]
 
 
-def test_rows_are_near_up_to_the_gap() -> None:
+def test_rows_in_one_file_within_the_gap_are_near() -> None:
     dtype = [("file", np.int64), ("offset", np.int64), ("length", np.int64)]
     places = [(0, 0, 10), (0, 4106, 10), (0, 8213, 10), (1, 8223, 10), (1, 8233, 1 << 15)]
     assert is_near_previous(np.array(places, dtype)).tolist() == [True, False, False, False]

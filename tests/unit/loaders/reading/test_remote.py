@@ -79,9 +79,7 @@ def extents(index: Index, ids: Any) -> Any:
     return told
 
 
-def test_labels_of_remote_shards_are_by_their_own_names(
-    tmp_path: Path, server: RangeServer
-) -> None:
+def test_label_function_sees_names_of_remote_shards(tmp_path: Path, server: RangeServer) -> None:
     """And not by those of the temporary copies that are scanned."""
     for name in ("cat", "dog"):
         (tmp_path / name).mkdir()
@@ -93,7 +91,7 @@ def test_labels_of_remote_shards_are_by_their_own_names(
     assert index.classes == tuple(urls)
 
 
-def test_a_remote_index_gives_the_batches_of_a_local_one(
+def test_remote_index_gives_same_batches_as_local_index(
     tmp_path: Path, server: RangeServer
 ) -> None:
     tfrecords(tmp_path, shards=5, each=40)
@@ -109,7 +107,7 @@ def test_a_remote_index_gives_the_batches_of_a_local_one(
     assert expected(local, sampler, epochs=[1]) == expected(remote, sampler, epochs=[1])
 
 
-def test_neighbours_are_one_request_and_others_are_not(tmp_path: Path, server: RangeServer) -> None:
+def test_adjacent_records_are_one_request(tmp_path: Path, server: RangeServer) -> None:
     index = large(tmp_path, shards=2, records=40, size=10_000)
     with Reader(at(server, index)) as reader:
         found = reader.read([3, 4, 5, 30, 50])["x"]
@@ -119,7 +117,7 @@ def test_neighbours_are_one_request_and_others_are_not(tmp_path: Path, server: R
     assert server.sent < 5 * 10_000 + 2 * 200
 
 
-def test_the_requests_in_flight_reach_the_bound_over_shards_and_batches(
+def test_requests_in_flight_reach_their_limit(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 4 MiB: 8 at once, of two shards, before any answer comes."""
@@ -134,7 +132,7 @@ def test_the_requests_in_flight_reach_the_bound_over_shards_and_batches(
     assert server.asked == {"GET": 16}
 
 
-def test_the_bytes_in_flight_stay_within_their_bound(
+def test_bytes_in_flight_stay_within_their_limit(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network(monkeypatch, requests=8, in_flight=3 * MIB)
@@ -146,9 +144,7 @@ def test_the_bytes_in_flight_stay_within_their_bound(
     assert 2 * MIB <= server.most_bytes <= 3 * MIB
 
 
-def test_a_range_is_fetched_once_and_dropped_when_it_is_passed(
-    tmp_path: Path, server: RangeServer
-) -> None:
+def test_range_is_fetched_once_and_released_after_use(tmp_path: Path, server: RangeServer) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
     told = np.array([(0, 0, int(index.shards["bytes"][0]), NO_BLOCK, 3)], FILE_RANGE)
     with Reader(at(server, index)) as reader:
@@ -163,7 +159,7 @@ def test_a_range_is_fetched_once_and_dropped_when_it_is_passed(
 
 
 @pytest.mark.parametrize("batch_size", [4, pytest.param(16, marks=pytest.mark.long), 64])
-def test_open_blocks_stay_however_much_they_take(
+def test_open_blocks_stay_buffered_beyond_buffer_bytes(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, batch_size: int
 ) -> None:
     """Else a block that made room would be asked for record by record."""
@@ -179,7 +175,7 @@ def test_open_blocks_stay_however_much_they_take(
     assert server.asked["GET"] <= 2.2 * asked
 
 
-def test_ranges_are_needed_in_another_order_than_they_were_told(
+def test_ranges_may_be_read_in_another_order_than_announced(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All ranges come, even if not all can begin at once, and none drops another of its batch."""
@@ -193,7 +189,7 @@ def test_ranges_are_needed_in_another_order_than_they_were_told(
 
 
 @pytest.mark.parametrize("fate", [500, 503, 429, "reset", "short"])
-def test_what_may_pass_is_tried_again(tmp_path: Path, server: RangeServer, fate: int | str) -> None:
+def test_transient_errors_are_retried(tmp_path: Path, server: RangeServer, fate: int | str) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
     fates = iter([fate, fate])
     server.fail = lambda _path, _start: next(fates, None)
@@ -202,7 +198,7 @@ def test_what_may_pass_is_tried_again(tmp_path: Path, server: RangeServer, fate:
     assert server.asked["GET"] == 3
 
 
-def test_what_failed_ahead_of_its_batch_is_asked_for_again(
+def test_range_that_failed_in_prefetch_is_requested_again(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After an outage a loader goes on, and does not raise old errors one by one."""
@@ -219,7 +215,7 @@ def test_what_failed_ahead_of_its_batch_is_asked_for_again(
             assert reader.read([record]) == local.read([record])
 
 
-def test_a_shard_without_an_ending_is_known_by_its_first_bytes(
+def test_shard_without_extension_is_detected_by_its_bytes(
     tmp_path: Path, server: RangeServer
 ) -> None:
     tars(tmp_path, shards=1)[0].rename(tmp_path / "shard")
@@ -227,7 +223,7 @@ def test_a_shard_without_an_ending_is_known_by_its_first_bytes(
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_an_object_that_changed_is_told_with_both_tags(
+def test_changed_object_is_an_error_with_both_tags(
     tmp_path: Path, server: RangeServer, when: str
 ) -> None:
     """Another tag, at the same size: an error at the first reading, and at the next."""
@@ -247,7 +243,7 @@ def test_an_object_that_changed_is_told_with_both_tags(
         reader.read([2])  # another place has other tags, and the bytes are checked
 
 
-def test_an_object_of_another_size_is_stale(tmp_path: Path, server: RangeServer) -> None:
+def test_object_of_another_size_is_stale(tmp_path: Path, server: RangeServer) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
     shard = tmp_path / index.shard_paths[0]
     shard.write_bytes(shard.read_bytes()[:-2000])
@@ -272,7 +268,7 @@ def _read(reader: Reader, queue: Any) -> None:
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_a_child_process_reads_with_connections_of_its_own(
+def test_child_process_uses_its_own_connections(
     tmp_path: Path, server: RangeServer, method: str
 ) -> None:
     """The parent has read, so that its threads and connections are there to be inherited."""
@@ -290,7 +286,7 @@ def test_a_child_process_reads_with_connections_of_its_own(
     assert (pid, found) == (process.pid, want)
 
 
-def test_a_process_that_ends_waits_for_no_request_that_has_not_begun(
+def test_process_exit_does_not_wait_for_pending_requests(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ended = SimpleNamespace(is_alive=lambda: False)
@@ -301,7 +297,7 @@ def test_a_process_that_ends_waits_for_no_request_that_has_not_begun(
     )
 
 
-def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: RangeServer) -> None:
+def test_idle_request_threads_end(tmp_path: Path, server: RangeServer) -> None:
     index = large(tmp_path, shards=1, records=8, size=1000)
     with Reader(at(server, index)) as reader:
         reader.read(range(8))
@@ -312,7 +308,7 @@ def test_no_thread_stays_when_nothing_is_asked_for(tmp_path: Path, server: Range
     assert request_pool.request_pool()._num_threads == 0
 
 
-def test_a_loader_keeps_the_requests_in_flight_at_their_bound(
+def test_loader_keeps_requests_in_flight_at_their_limit(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of 4 MiB of a shuffle: behind the first batches, the plan fills the pool."""
@@ -330,7 +326,7 @@ def test_a_loader_keeps_the_requests_in_flight_at_their_bound(
 
 @pytest.mark.parametrize("readahead", [pytest.param(0, marks=pytest.mark.long), None])
 @pytest.mark.parametrize("kind", ["random", "weighted", "shards", "once", "pk", "stored"])
-def test_every_kind_of_stream_is_the_local_one(
+def test_every_sampler_gives_same_batches_remotely(
     tmp_path: Path, server: RangeServer, kind: str, readahead: int | None
 ) -> None:
     samples = ({"x": b"%d" % n, "label": n % 7} for n in range(70))
@@ -355,7 +351,7 @@ def test_every_kind_of_stream_is_the_local_one(
                     assert np.array_equal(one[name], other[name])
 
 
-def test_an_epoch_in_random_order_asks_for_little_more_than_its_bytes(
+def test_random_epoch_requests_little_more_than_its_bytes(
     tmp_path: Path, server: RangeServer
 ) -> None:
     """Ranges are merged over a gap of a record at most."""
@@ -367,9 +363,7 @@ def test_an_epoch_in_random_order_asks_for_little_more_than_its_bytes(
     assert server.sent <= 1.1 * 96 * 10_000
 
 
-def test_packing_in_another_order_asks_for_each_byte_once(
-    tmp_path: Path, server: RangeServer
-) -> None:
+def test_shuffled_repack_requests_each_byte_once(tmp_path: Path, server: RangeServer) -> None:
     """Not for every field of every record by itself; the index and its classes stay the same."""
     samples = [
         {"x": bytes([n % 251]) * 900, "y": b"y" * (n % 40), "label": f"class {n % 7}"}
@@ -393,7 +387,7 @@ def test_packing_in_another_order_asks_for_each_byte_once(
     assert not (tmp_path / "near" / "cache").exists()
 
 
-def test_an_empty_field_asks_for_nothing(tmp_path: Path, server: RangeServer) -> None:
+def test_empty_field_sends_no_request(tmp_path: Path, server: RangeServer) -> None:
     """As a list of boxes is where an image has none."""
     samples = (
         {"x": bytes(2000), "boxes": np.ones(number % 3, np.float32)} for number in range(2000)
@@ -410,7 +404,7 @@ def test_an_empty_field_asks_for_nothing(tmp_path: Path, server: RangeServer) ->
 
 
 @pytest.mark.parametrize("kind", ["random", "shards"])
-def test_epochs_in_a_row_ask_for_each_byte_once(
+def test_consecutive_epochs_request_each_byte_once(
     tmp_path: Path, server: RangeServer, kind: str
 ) -> None:
     """What is read over the end of an epoch is what the next epoch then reads, not more."""

@@ -13,7 +13,7 @@ from twinfeed.loaders import DatasetSource, Feed, SideTable, pack
 from twinfeed.samplers import ExactOnceBatchSampler
 
 
-def test_rows_come_by_sample_id(tmp_path: Path) -> None:
+def test_rows_are_found_by_sample_id(tmp_path: Path) -> None:
     values = np.random.default_rng(0).normal(size=(50, 3, 2))
     np.save(tmp_path / "t.npy", values)
     table = SideTable(tmp_path / "t.npy")
@@ -23,7 +23,7 @@ def test_rows_come_by_sample_id(tmp_path: Path) -> None:
     assert table[ids].flags.writeable
 
 
-def test_a_table_travels_as_its_path(tmp_path: Path) -> None:
+def test_side_table_pickles_as_its_path(tmp_path: Path) -> None:
     np.save(tmp_path / "t.npy", np.zeros((100_000, 16)))
     data = pickle.dumps(SideTable(tmp_path / "t.npy"))
     assert len(data) < 500
@@ -64,13 +64,13 @@ def stored_as(kind: str) -> Any:
     "kind",
     ["list", "tuple", "object", "StringDType", "Arrow", "Arrow chunks", "Arrow codes", "pandas"],
 )
-def test_texts_come_whole_from_any_library(kind: str) -> None:
+def test_texts_are_whole_from_any_library(kind: str) -> None:
     source = DatasetSource({"x": np.arange(5)})
     feed = Feed(source, ExactOnceBatchSampler(5, batch_size=5), side={"caption": stored_as(kind)})
     assert pickle.loads(pickle.dumps(feed))[0, 0]["caption"] == TEXTS
 
 
-def test_numpys_own_texts_lose_a_nul_at_the_end() -> None:
+def test_numpy_texts_lose_a_trailing_nul() -> None:
     """numpy drops it, before a table is made of them."""
     source = DatasetSource({"x": np.arange(5)})
     side = {"caption": np.array(TEXTS)}

@@ -32,7 +32,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.mark.parametrize("options", [{}, {"decode": size}, {"decode": size, "transform": noisy}])
-def test_a_source_gives_the_batches_of_an_index(index: Index, options: dict[str, Any]) -> None:
+def test_source_gives_same_batches_as_index(index: Index, options: dict[str, Any]) -> None:
     check_source(Words())
     check_source(index)
     for sampler in samplers():
@@ -45,7 +45,7 @@ def test_a_source_gives_the_batches_of_an_index(index: Index, options: dict[str,
 
 
 @pytest.mark.frameworks
-def test_a_dataset_in_a_dataloader_of_ones_own_has_its_batches() -> None:
+def test_source_in_a_custom_dataloader_gives_same_batches() -> None:
     from torch.utils.data import DataLoader
 
     from twinfeed.loaders.torch import RecordDataset, RequestSampler, as_tensors
@@ -61,7 +61,7 @@ def test_a_dataset_in_a_dataloader_of_ones_own_has_its_batches() -> None:
         assert [noted(batch) for batch in loader] == [noted(batch) for batch in batches(feed, 0)]
 
 
-def test_a_state_knows_the_source(index: Index) -> None:
+def test_state_of_another_source_is_refused(index: Index) -> None:
     sampler = next(samplers())
     with NumpyLoader(Feed(Words(), sampler)) as loader:
         next(iter(loader))
@@ -76,7 +76,7 @@ def test_a_state_knows_the_source(index: Index) -> None:
         other.load_state_dict(state)
 
 
-def test_what_goes_wrong_names_the_record_as_the_source_does() -> None:
+def test_decode_error_names_the_record_by_the_source() -> None:
     def picky(sample: dict[str, Any]) -> dict[str, Any]:
         if len(sample["word"]) == 6:
             raise RuntimeError("too long")
@@ -89,7 +89,7 @@ def test_what_goes_wrong_names_the_record_as_the_source_does() -> None:
         list(loader)
 
 
-def test_an_error_of_read_names_the_step() -> None:
+def test_error_of_read_names_the_step() -> None:
     class Broken(Words):
         def read(self, ids: Any, fields: Any) -> Any:
             raise OSError("gone")
@@ -120,7 +120,7 @@ class Rows(Words):
         lambda source, ids: [source.rows[n] for n in ids],
     ],
 )
-def test_the_memory_of_a_batch_belongs_to_the_batch(give: Any) -> None:
+def test_batch_does_not_share_memory_with_the_source(give: Any) -> None:
     """Whatever memory `read` gives, and whatever the loop writes."""
     source = Rows(give)
     sampler = BatchSampler(SequentialSampler(24), batch_size=8)
@@ -133,7 +133,7 @@ def test_the_memory_of_a_batch_belongs_to_the_batch(give: Any) -> None:
     assert (source.rows == whole).all()
 
 
-def test_a_source_in_memory_needs_no_thread() -> None:
+def test_in_memory_source_starts_no_thread() -> None:
     source = Rows(lambda source, ids: source.rows[ids])
     feed = Feed(source, BatchSampler(SequentialSampler(24), batch_size=8))
     assert NumpyLoader(feed).prefetch == 2
@@ -144,7 +144,7 @@ def test_a_source_in_memory_needs_no_thread() -> None:
     assert NumpyLoader(decoding).prefetch == 2
 
 
-def test_a_decode_cannot_write_to_what_the_source_keeps() -> None:
+def test_decode_cannot_write_to_arrays_of_the_source() -> None:
     def halved(sample: dict[str, Any]) -> dict[str, Any]:
         sample["row"] /= 2
         return {"row": sample["row"]}
@@ -168,7 +168,7 @@ def test_a_list_of_tensors_is_one_array() -> None:
     assert batch.tolist() == source.rows[8:16].tolist()
 
 
-def test_a_source_without_digests_says_so_when_a_state_is_loaded() -> None:
+def test_source_without_digests_warns_when_a_state_is_loaded() -> None:
     source = Words()
     source.digests = {}
     with (
@@ -178,7 +178,7 @@ def test_a_source_without_digests_says_so_when_a_state_is_loaded() -> None:
         loader.load_state_dict(loader.state_dict())
 
 
-def test_a_batcher_closes_what_it_opened() -> None:
+def test_batcher_closes_the_readers_it_opened() -> None:
     source = Words()
     sampler = next(samplers())
     with batcher_of(Feed(source, sampler)) as batcher:

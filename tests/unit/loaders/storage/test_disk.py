@@ -43,7 +43,7 @@ def read_all(tmp_path: Path, server: RangeServer) -> list[list[bytes]]:
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "endless link", "folder"])
-def test_what_is_no_file_in_the_place_of_a_chunk_is_named_and_fetched_anew(
+def test_special_file_at_a_chunk_path_warns_and_is_refetched(
     tmp_path: Path, server: RangeServer, kind: str
 ) -> None:
     expected = read_all(tmp_path, server)
@@ -68,7 +68,7 @@ def test_what_is_no_file_in_the_place_of_a_chunk_is_named_and_fetched_anew(
 
 @pytest.mark.parametrize("name", ["used", "users", "CACHEDIR.TAG"])
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
-def test_what_is_no_file_in_the_place_of_its_own_files_is_named(
+def test_special_file_at_a_cache_file_path_is_an_error(
     tmp_path: Path, name: str, kind: str
 ) -> None:
     cache = DiskCache(tmp_path / "cache", bytes=1000)
@@ -85,7 +85,7 @@ def test_what_is_no_file_in_the_place_of_its_own_files_is_named(
         Disk(cache)
 
 
-def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:
+def test_folder_with_other_files_is_refused_as_cache(tmp_path: Path) -> None:
     """Also if a file of it has the name of an entry: entries are deleted by their names."""
     mine = tmp_path / "aa" / f"{NAME}.chunk"
     mine.parent.mkdir()
@@ -99,7 +99,7 @@ def test_a_folder_of_other_files_is_no_cache(tmp_path: Path) -> None:
     assert mine.read_text() == "mine"
 
 
-def test_a_damaged_number_of_bytes_is_counted_again(tmp_path: Path) -> None:
+def test_damaged_byte_count_is_recomputed(tmp_path: Path) -> None:
     disk = Disk(DiskCache(tmp_path / "cache", bytes=2 * 112))
     for n, damaged in enumerate([b"", b"\xff" * 8, b"\0", b""]):
         victims = (name for name, _ in disk.entries())
@@ -108,7 +108,7 @@ def test_a_damaged_number_of_bytes_is_counted_again(tmp_path: Path) -> None:
         assert len(list(disk.entries())) == min(n + 1, 2)
 
 
-def test_what_is_not_written_takes_no_room(tmp_path: Path) -> None:
+def test_unwritten_entry_takes_no_room(tmp_path: Path) -> None:
     """A folder is in the way; another process has written the entry; an entry is damaged."""
     disk = Disk(DiskCache(tmp_path / "cache", bytes=2 * 112))
     (tmp_path / "cache" / "aa").touch()
@@ -151,7 +151,7 @@ assert other.exists()
 
 
 @pytest.mark.parametrize("error", ["ENOLCK", "EOPNOTSUPP", "ENOSYS"])
-def test_a_file_system_without_locks_is_enough(tmp_path: Path, error: str) -> None:
+def test_file_system_without_locks_works(tmp_path: Path, error: str) -> None:
     """The kernel itself refuses `flock`; the packer and the index go on as well."""
     subprocess.run(
         [sys.executable, "-c", WITHOUT_LOCKS, str(getattr(errno, error)), tmp_path],
@@ -170,7 +170,7 @@ Disk(DiskCache(sys.argv[1], bytes=1000))
 """
 
 
-def test_a_cache_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_read_only_cache_is_an_error(tmp_path: Path) -> None:
     """One sentence that says what to do; root, who may write everything, becomes nobody."""
     folder = tmp_path / "cache"
     folder.mkdir(mode=0o500)
@@ -186,7 +186,7 @@ def test_a_cache_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     assert "give another folder by cache= or TWINFEED_CACHE" in done.stderr
 
 
-def test_no_home_is_needed(tmp_path: Path) -> None:
+def test_home_directory_is_not_needed(tmp_path: Path) -> None:
     code = "import twinfeed.loaders as l, sys; l.pack([{'x': 1}], sys.argv[1])"
     environment = {"PATH": os.environ["PATH"]}
     subprocess.run([sys.executable, "-c", code, tmp_path / "out"], check=True, env=environment)
@@ -194,7 +194,7 @@ def test_no_home_is_needed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["fifo", "link", "file", "folder"])
 @pytest.mark.parametrize("level", [1, 2])
-def test_what_is_no_index_in_the_place_of_a_copy_is_replaced_or_named(
+def test_special_file_at_an_index_copy_is_replaced_or_refused(
     tmp_path: Path, server: RangeServer, level: int, kind: str
 ) -> None:
     """The copy itself is fetched anew. What is above it is in the way, and an error says so."""

@@ -106,7 +106,7 @@ def fewest_misses(accesses: Sequence[int], room: int) -> int:
 
 @pytest.mark.parametrize("room", mark_long([0, 1, 2, 3, 5, 8], but_every=2))
 @pytest.mark.parametrize("kind", ["random", "weighted", "shards"])
-def test_hits_are_as_many_as_can_be(
+def test_hits_equal_the_brute_force_optimum(
     tmp_path: Path, server: RangeServer, room: int, kind: str
 ) -> None:
     """Equal to the optimum by brute force, over four epochs: the next epoch is known too."""
@@ -148,7 +148,7 @@ def furthest_first(accesses: Sequence[int], room: int) -> int:
 @pytest.mark.parametrize("kind", ["random", "weighted", "blocks"])
 @pytest.mark.parametrize("room", [16, pytest.param(32, marks=pytest.mark.long)])
 @pytest.mark.parametrize("batches", [1, 8])
-def test_what_is_read_ahead_has_as_many_hits(
+def test_reading_ahead_loses_no_hits(
     tmp_path: Path,
     server: RangeServer,
     network: Callable[..., None],
@@ -183,7 +183,7 @@ def test_what_is_read_ahead_has_as_many_hits(
     assert len(files(tmp_path / "cache")) <= room
 
 
-def test_a_second_epoch_comes_from_the_cache(tmp_path: Path, server: RangeServer) -> None:
+def test_second_epoch_is_read_from_the_cache(tmp_path: Path, server: RangeServer) -> None:
     path = chunk_records(tmp_path, shards=3, each=4)
     index = cached(path, server, tmp_path / "cache", 12)
     local = open_index(path, root=tmp_path / "shards")
@@ -217,7 +217,7 @@ def test_ranks_read_through_one_cache(tmp_path: Path, server: RangeServer) -> No
     assert len(files(tmp_path / "cache")) <= 4
 
 
-def test_without_a_stream_what_was_used_longest_ago_makes_room(
+def test_reader_without_a_schedule_evicts_least_recently_used(
     tmp_path: Path, server: RangeServer
 ) -> None:
     path = chunk_records(tmp_path, shards=1, each=4)
@@ -233,7 +233,7 @@ def test_without_a_stream_what_was_used_longest_ago_makes_room(
         assert server.asked["GET"] == 1
 
 
-def test_a_damaged_entry_is_fetched_anew(tmp_path: Path, server: RangeServer) -> None:
+def test_damaged_entry_is_fetched_again(tmp_path: Path, server: RangeServer) -> None:
     path = chunk_records(tmp_path, shards=1, each=4)
     index = cached(path, server, tmp_path / "cache", 4)
     with Reader(index) as reader:
@@ -253,7 +253,7 @@ def test_a_damaged_entry_is_fetched_anew(tmp_path: Path, server: RangeServer) ->
         assert not server.asked
 
 
-def test_bytes_of_another_object_do_not_stay(tmp_path: Path, server: RangeServer) -> None:
+def test_wrong_bytes_of_a_changed_object_are_not_kept(tmp_path: Path, server: RangeServer) -> None:
     """Without tags, a shard that was changed for a while leaves what does not fit the index."""
     path = chunk_records(tmp_path, shards=1, each=2)
     index = cached(path, server, tmp_path / "cache", 2)
@@ -271,7 +271,7 @@ def test_bytes_of_another_object_do_not_stay(tmp_path: Path, server: RangeServer
             assert reader.read([0, 1]) == local.read([0, 1])
 
 
-def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: RangeServer) -> None:
+def test_object_with_another_tag_has_its_own_entries(tmp_path: Path, server: RangeServer) -> None:
     """The bytes of the old object, of the same size, are not served for the new object."""
     chunk_records(tmp_path, shards=1, each=2)
     shard = tmp_path / "shards" / "d-0.tfrecord"
@@ -289,9 +289,7 @@ def test_an_object_with_another_tag_has_other_entries(tmp_path: Path, server: Ra
             assert reader.read([1])["data"] == [letter * (CHUNK - 16)]
 
 
-def test_a_shard_keeps_its_entries_in_an_index_of_more_shards(
-    tmp_path: Path, server: RangeServer
-) -> None:
+def test_shard_keeps_its_entries_in_a_larger_index(tmp_path: Path, server: RangeServer) -> None:
     for shards in (1, 2):
         path = chunk_records(tmp_path, shards=shards, each=2)
         server.clear()
@@ -300,7 +298,7 @@ def test_a_shard_keeps_its_entries_in_an_index_of_more_shards(
         assert len(server.ranges) == (shards == 1)
 
 
-def test_loose_files_are_cached_and_of_another_size_are_stale(
+def test_loose_files_are_cached_and_size_changes_are_stale(
     tmp_path: Path, server: RangeServer
 ) -> None:
     """Files of nothing, of less than a chunk and of several chunks."""
@@ -327,7 +325,7 @@ def test_loose_files_are_cached_and_of_another_size_are_stale(
         reader.read([1])
 
 
-def test_the_environment_names_a_cache(
+def test_environment_variable_sets_the_cache(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = chunk_records(tmp_path, shards=1, each=2)
@@ -342,19 +340,19 @@ def test_the_environment_names_a_cache(
     assert len(files(tmp_path / "cache")) == 1
 
 
-def test_the_folder_of_a_cache_is_made_for_its_owner_alone(tmp_path: Path) -> None:
+def test_cache_folder_is_private_to_its_owner(tmp_path: Path) -> None:
     Disk(DiskCache(tmp_path / "new" / "cache", bytes=1000))
     assert (tmp_path / "new" / "cache").stat().st_mode & 0o777 == 0o700
 
 
-def test_a_tilde_is_the_home_of_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tilde_expands_to_the_home_directory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/me")
     monkeypatch.setenv("TWINFEED_CACHE", "~/cache")
     monkeypatch.setenv("TWINFEED_CACHE_BYTES", "1G")
     assert cache_of_environment() == DiskCache("/home/me/cache", bytes=10**9)
 
 
-def test_a_folder_that_is_deleted_while_it_is_used_is_done_without(
+def test_reading_continues_when_cache_folder_is_deleted(
     tmp_path: Path, server: RangeServer
 ) -> None:
     path = chunk_records(tmp_path, shards=1, each=8)
@@ -367,7 +365,7 @@ def test_a_folder_that_is_deleted_while_it_is_used_is_done_without(
             assert len(reader.read([record])["data"]) == 1
 
 
-def test_only_its_own_files_are_deleted(tmp_path: Path) -> None:
+def test_cache_deletes_only_its_own_files(tmp_path: Path) -> None:
     disk = Disk(DiskCache(tmp_path / "cache", bytes=1000))
     name = f"{'a' * 24}-0"
     disk.put(name, b"x" * 100, iter(()))
@@ -380,7 +378,7 @@ def test_only_its_own_files_are_deleted(tmp_path: Path) -> None:
     assert all(other.exists() for other in others)
 
 
-def test_a_full_disk_leaves_reading_as_it_is(
+def test_full_disk_does_not_stop_reading(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = chunk_records(tmp_path, shards=1, each=2)
@@ -415,7 +413,7 @@ while True:
 """
 
 
-def test_kills_at_any_moment_leave_a_usable_cache_within_its_bound(tmp_path: Path) -> None:
+def test_cache_killed_at_any_moment_stays_usable_and_bounded(tmp_path: Path) -> None:
     folder = tmp_path / "cache"
     for turn in range(6):
         both = [

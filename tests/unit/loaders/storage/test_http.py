@@ -86,7 +86,7 @@ def seconds(monkeypatch: pytest.MonkeyPatch, request: float) -> None:
     monkeypatch.setattr(retries, "NETWORK", replace(fast, request_seconds=request))
 
 
-def test_kept_connections_that_fell_silent_take_one_deadline(
+def test_silent_kept_connections_take_one_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As behind a NAT: nothing is refused, and nothing comes. The next attempt connects anew."""
@@ -114,7 +114,7 @@ def test_kept_connections_that_fell_silent_take_one_deadline(
     assert len(opened) == 25
 
 
-def test_an_answer_that_trickles_takes_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trickling_response_takes_one_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     def handle(handler: socketserver.StreamRequestHandler) -> None:
         head(handler)
         handler.wfile.write(b"HTTP/1.1 206 Partial Content\r\nA: ")
@@ -127,7 +127,7 @@ def test_an_answer_that_trickles_takes_one_deadline(monkeypatch: pytest.MonkeyPa
         store_of(Location.of(f"http://{address}")).read("a.tar", 0, 3)
 
 
-def test_a_kept_connection_that_the_server_closed_costs_no_attempt() -> None:
+def test_connection_closed_by_server_costs_no_attempt() -> None:
     """Also where it closes at the very moment of the next request."""
     answer = RANGE + b"Content-Length: 3\r\n\r\nabc"
 
@@ -156,14 +156,14 @@ def test_a_kept_connection_that_the_server_closed_costs_no_attempt() -> None:
         b"HTTP/1.1 103 Early Hints\r\nLink: </a>\r\n\r\n" + RANGE + b"\r\nabc",
     ],
 )
-def test_what_a_server_may_answer_is_accepted(answer: bytes) -> None:
+def test_valid_responses_are_accepted(answer: bytes) -> None:
     with answering(answer) as address:
         store = store_of(Location.of(f"http://{address}"))
         for _ in range(2):
             assert bytes(store.read("a.tar", 0, 3).data) == b"abc"
 
 
-def test_a_redirect_may_lead_to_a_query_without_a_path(server: RangeServer) -> None:
+def test_redirect_to_query_without_path_is_followed(server: RangeServer) -> None:
     server.moved["/a.tar"] = f"{server.url}?b"
     server.moved["/?b"] = f"{server.url}/c.tar#d"
     with pytest.raises(FileNotFoundError):
@@ -175,14 +175,14 @@ def test_a_redirect_may_lead_to_a_query_without_a_path(server: RangeServer) -> N
     "to",
     ["https://[::1", "https://h:99999/", "https://h:x/", "https://a..b/", "https://a b/", "//[::1"],
 )
-def test_a_redirect_to_no_url_is_not_tried_again(server: RangeServer, to: str) -> None:
+def test_redirect_to_invalid_url_is_not_retried(server: RangeServer, to: str) -> None:
     server.moved["/a.tar"] = to
     with pytest.raises(LoaderError, match="redirects to, is malformed"):
         store_of(Location.of(server.url)).read("a.tar", 0, 3)
     assert server.paths == ["/a.tar"]
 
 
-def test_a_size_that_a_refused_range_tells_is_believed(tmp_path: Path, server: RangeServer) -> None:
+def test_size_from_a_refused_range_is_used(tmp_path: Path, server: RangeServer) -> None:
     """No file is taken for an empty file: an index would lack its records."""
     tfrecords(tmp_path, shards=1)[0].rename(tmp_path / "a.tfrecord")
     server.headers["Content-Range"] = "bytes */29150"
@@ -240,7 +240,7 @@ AUTHORIZED = "Basic " + base64.b64encode("user:pa/ss#é".encode()).decode()
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
 @pytest.mark.parametrize("form", ["{}", "http://{}", "http://user:pa%2Fss%23%C3%A9@{}", "https"])
-def test_a_proxy_is_asked_as_it_is_written(
+def test_proxy_settings_are_followed(
     tmp_path: Path,
     server: RangeServer,
     secure: RangeServer,
@@ -282,7 +282,7 @@ def test_a_proxy_is_asked_as_it_is_written(
 
 
 @pytest.mark.parametrize("scheme", ["http", "https"])
-def test_a_proxy_that_wants_a_password_is_named(
+def test_proxy_that_requires_a_password_is_named(
     scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with serving(Proxy("127.0.0.1:1", AUTHORIZED)) as address:
@@ -296,7 +296,7 @@ def test_a_proxy_that_wants_a_password_is_named(
         store_of(Location.of(f"{scheme}://elsewhere.example")).read("a.tar", 0, 3)
 
 
-def test_a_proxy_is_asked_for_an_ipv6_address_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_request_has_ipv6_address_in_brackets(monkeypatch: pytest.MonkeyPatch) -> None:
     proxy = Proxy("127.0.0.1:1")
     with serving(proxy) as address:
         monkeypatch.setenv("https_proxy", address)
@@ -316,7 +316,7 @@ def own_address() -> str:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "0.0.0.0", "[::1]", "localhost"]
 )
-def test_a_redirect_is_looked_at_before_anybody_is_connected(
+def test_redirect_to_private_address_is_refused_before_connecting(
     tmp_path: Path, host: str, through: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it could find out which ports are open here. No proxy is asked for it either."""
@@ -337,7 +337,7 @@ def test_a_redirect_is_looked_at_before_anybody_is_connected(
     assert not proxy.asked
 
 
-def test_a_connection_goes_to_the_address_that_was_looked_at(
+def test_connection_uses_the_address_that_was_checked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A name is looked up once: a second answer could lead elsewhere."""
@@ -357,7 +357,7 @@ def test_a_connection_goes_to_the_address_that_was_looked_at(
     assert asked == ["moving.example"]
 
 
-def test_a_log_shows_no_secret(server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_show_no_secret(server: RangeServer, caplog: pytest.LogCaptureFixture) -> None:
     """urllib3 logs each URL, and those of answers whose headers it cannot parse as warnings."""
     caplog.set_level(logging.DEBUG)
     with answering(RANGE + b"Content-Length: 3\r\nA header\r\n\r\nabc") as there:
@@ -383,12 +383,12 @@ def test_a_log_shows_no_secret(server: RangeServer, caplog: pytest.LogCaptureFix
         ("https://h/a@b.tar", "https://h/a@b.tar"),
     ],
 )
-def test_one_filter_hides_what_may_be_a_secret(text: str, shown: str) -> None:
+def test_masked_text_hides_possible_secrets(text: str, shown: str) -> None:
     assert masked_text(text) == str(retries.TransientError(text)) == shown
     assert SECRET not in str(retries.status_error("https://h/a", 503, text, 0))
 
 
-def test_a_patience_without_end_sleeps_an_hour_at_most(
+def test_infinite_patience_sleeps_at_most_an_hour(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever a server asks for: time.sleep knows no such numbers."""
@@ -407,7 +407,7 @@ def test_a_patience_without_end_sleeps_an_hour_at_most(
     assert slept == [3600.0] * 3
 
 
-def test_a_key_that_cannot_be_read_is_named(tmp_path: Path, s3: str) -> None:
+def test_unreadable_key_is_an_error_that_names_it(tmp_path: Path, s3: str) -> None:
     """A pattern that would have to leave it out is refused."""
     bucket = boto3.resource("s3", endpoint_url=os.environ["AWS_ENDPOINT_URL"]).Bucket("bucket")
     shard = tfrecords(tmp_path, shards=1)[0].read_bytes()

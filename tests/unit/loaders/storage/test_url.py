@@ -110,7 +110,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("odd", mark_long(ODD, but_every=5))
-def test_a_key_is_exactly_that_key(tmp_path: Path, bucket: Any, odd: str) -> None:
+def test_odd_key_is_read_exactly(tmp_path: Path, bucket: Any, odd: str) -> None:
     """In a folder, a name, a glob's folder, a root, and in the place of the index."""
     put(tmp_path, bucket, f"top/{odd}/s.tfrecord")
     for key in (f"{odd}/s.tfrecord", f"{odd}.tfrecord"):
@@ -130,9 +130,7 @@ def test_a_key_is_exactly_that_key(tmp_path: Path, bucket: Any, odd: str) -> Non
 @pytest.mark.parametrize(
     "odd", mark_long([odd for odd in ODD if not set("*?[{") & {*odd}], but_every=5, first=1)
 )
-def test_a_glob_below_an_odd_folder_lists_that_folder(
-    tmp_path: Path, bucket: Any, odd: str
-) -> None:
+def test_glob_below_an_odd_folder_lists_that_folder(tmp_path: Path, bucket: Any, odd: str) -> None:
     for name in ("a", "b"):
         put(tmp_path, bucket, f"{odd}/{name}.tfrecord")
     index = build_index(f"s3://bucket/{odd}/*.tfrecord", tmp_path / "x.index")
@@ -141,7 +139,7 @@ def test_a_glob_below_an_odd_folder_lists_that_folder(
     assert read(again) == [f"{odd}/a.tfrecord"]
 
 
-def test_a_literal_key_goes_before_a_pattern(tmp_path: Path, bucket: Any) -> None:
+def test_literal_key_wins_over_a_pattern(tmp_path: Path, bucket: Any) -> None:
     for key in ("a*.tfrecord", "ab.tfrecord", "{c,d}.tfrecord", "c.tfrecord", "e?.tfrecord"):
         bucket.put_object(Key=key, Body=shard(tmp_path, key))
     for key in ("a*.tfrecord", "{c,d}.tfrecord", "e?.tfrecord"):
@@ -151,7 +149,7 @@ def test_a_literal_key_goes_before_a_pattern(tmp_path: Path, bucket: Any) -> Non
 
 
 @pytest.mark.parametrize("odd", mark_long(ODD, but_every=5, first=2))
-def test_an_index_lies_where_it_was_put(tmp_path: Path, bucket: Any, odd: str) -> None:
+def test_index_at_an_odd_key_overwrites_no_other(tmp_path: Path, bucket: Any, odd: str) -> None:
     """And no other index is overwritten, in the store or in the cache."""
     cache = DiskCache(tmp_path / "cache", bytes=10**8)
     places = [odd, *sorted(decoys(odd))[:1]]
@@ -205,7 +203,7 @@ def test_a_url_of_a_web_server_is_sent_as_the_standard_has_it(
     assert read(open_index(local.path, root=server.url)) == [key]
 
 
-def test_what_has_no_quotes_is_quoted(tmp_path: Path, server: RangeServer) -> None:
+def test_unquoted_url_is_quoted(tmp_path: Path, server: RangeServer) -> None:
     (tmp_path / "ü ber").mkdir()
     for name in ("d é.tfrecord", "d f.tfrecord"):
         (tmp_path / "ü ber" / name).write_bytes(shard(tmp_path, name))
@@ -220,7 +218,7 @@ HOSTILE = ["%2e%2e/s", "a//b", "a%00b", "a\udc80", "../s", "/s", "a/../../s", "a
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_names_of_shards_in_an_index_lead_nowhere_else(
+def test_hostile_shard_names_stay_below_the_root(
     tmp_path: Path, server: RangeServer, s3: str, name: str
 ) -> None:
     """Exactly the name, or a LoaderError: on every kind of root."""
@@ -267,7 +265,7 @@ def forge(index: Index, *, root: str | None = None, shard_name: str | None = Non
     return index.path
 
 
-def test_a_local_index_leads_to_no_host_by_itself(
+def test_local_index_connects_to_no_host_without_root(
     tmp_path: Path, server: RangeServer, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Refused by the commands too; allowed by root=."""
@@ -292,7 +290,7 @@ def read_all(index: Index) -> list[bytes]:
         return [bytes(one) for one in reader.read(range(len(index)))["image"]]
 
 
-def test_the_environment_allows_places(
+def test_environment_variable_allows_roots(
     tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "data").mkdir()
@@ -305,7 +303,7 @@ def test_the_environment_allows_places(
         assert open_index(index.path).root == f"{server.url}/data"
 
 
-def test_the_environment_allows_a_place_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environment_variable_allows_a_root_with_a_space(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Location.of("s3://bucket/some data #1/a%20b", from_user=False)
     for roots in (str(place), f"s3://other  {place} \n", f"{place}\nsimplecache::https://host/x y"):
         monkeypatch.setenv("TWINFEED_ROOTS", roots)
@@ -317,9 +315,7 @@ def test_the_environment_allows_a_place_with_a_space(monkeypatch: pytest.MonkeyP
         allowed(place)
 
 
-def test_shards_beside_the_index_go_before_the_place_it_remembers(
-    tmp_path: Path, bucket: Any
-) -> None:
+def test_shards_beside_the_index_win_over_its_stored_root(tmp_path: Path, bucket: Any) -> None:
     """An index copied with its shards, to another folder or to this machine, reads the copies."""
     bucket.put_object(Key="old/s.tfrecord", Body=shard(tmp_path, "s"))
     built = build_index(["s3://bucket/old/s.tfrecord"], "s3://bucket/old/x.index")
@@ -336,7 +332,7 @@ def test_shards_beside_the_index_go_before_the_place_it_remembers(
     assert open_index("s3://bucket/new/x.index").root == "s3://bucket/old", "in the same bucket"
 
 
-def test_an_index_of_one_host_leads_to_no_other(tmp_path: Path, server: RangeServer) -> None:
+def test_index_of_one_host_connects_to_no_other(tmp_path: Path, server: RangeServer) -> None:
     shards = tfrecords(tmp_path, shards=1)
     with RangeServer(tmp_path) as other:
         (tmp_path / "in").mkdir()
@@ -386,7 +382,7 @@ SECRET = "S3CRET"
         f"simplecache::http://HOST/a.tar?sig={SECRET}",
     ],
 )
-def test_a_secret_in_a_url_is_refused_and_masked(
+def test_secret_in_a_url_is_refused_and_masked(
     tmp_path: Path,
     server: RangeServer,
     url: str,
@@ -426,20 +422,20 @@ def test_a_secret_in_a_url_is_refused_and_masked(
 
 
 @pytest.mark.parametrize("odd", ["?", "/a", "a::", "@", ":", "%", "#", "//", "[", "{", "*", "\0"])
-def test_fault_97_a_long_url_takes_no_long_time(odd: str) -> None:
+def test_fault_97_long_url_takes_linear_time(odd: str) -> None:
     """An index of 8 MB may hold such a root; its length squared would be hours."""
     for url in (f"s3://bucket/{odd * 10**5}", f"http://host/{odd * 10**5}", f"s3://{odd * 10**5}"):
         with contextlib.suppress(LoaderError):
             Location.of(url)
 
 
-def test_no_secret_is_where_none_was_given(tmp_path: Path) -> None:
+def test_url_without_a_secret_is_not_masked(tmp_path: Path) -> None:
     for url in ("s3://bucket/a:b@c", "abfss://box@acc.dfs.core.windows.net/x", "s3://b/a?design=1"):
         assert str(Location.of(url)) == url
         assert pickle.loads(pickle.dumps(Location.of(url))) == Location.of(url)
 
 
-def test_no_credentials_go_to_a_web_server(
+def test_credentials_are_not_sent_to_a_web_server(
     tmp_path: Path, server: RangeServer, s3: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither those of the environment nor those of ~/.netrc, and no cookies."""
@@ -460,7 +456,7 @@ def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeSer
         yield serving
 
 
-def test_a_typed_place_may_send_on_over_https(
+def test_url_given_by_the_user_may_redirect_over_https(
     tmp_path: Path, server: RangeServer, secure: RangeServer
 ) -> None:
     """As Hugging Face and GitHub redirect to the hosts of their downloads."""
@@ -476,7 +472,7 @@ def test_a_typed_place_may_send_on_over_https(
     assert "S3CRET" not in str(caught.value)
 
 
-def test_a_certificate_that_is_not_trusted_is_told(
+def test_untrusted_certificate_is_an_error(
     tmp_path: Path, secure: RangeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("SSL_CERT_FILE")
@@ -485,7 +481,7 @@ def test_a_certificate_that_is_not_trusted_is_told(
         build_index([f"{at_https(secure)}/a.tar"], tmp_path / "x.index")
 
 
-def test_a_remembered_place_may_not_send_on(
+def test_stored_root_may_not_redirect(
     tmp_path: Path,
     server: RangeServer,
     secure: RangeServer,
@@ -544,11 +540,11 @@ def test_a_remembered_place_may_not_send_on(
         ("fe80::5efe:10.0.0.1", "link-local"),
     ],
 )
-def test_networks_are_told_apart(address: str, kind: str) -> None:
+def test_address_kinds_are_classified(address: str, kind: str) -> None:
     assert _http_connections.network_of(address) == kind
 
 
-def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> None:
+def test_sizes_are_found_without_head(tmp_path: Path, server: RangeServer) -> None:
     """A server may forbid HEAD: nobody asks for it."""
     shards = tfrecords(tmp_path, shards=2)
     (tmp_path / "empty.tfrecord").touch()
@@ -559,7 +555,7 @@ def test_sizes_are_told_without_head(tmp_path: Path, server: RangeServer) -> Non
 
 
 @pytest.mark.parametrize(("asks", "pauses"), [("2", [2.0, 1.0]), ("99", [3.0]), ("soon", None)])
-def test_a_server_says_when_to_ask_again(
+def test_retry_after_is_followed_within_patience(
     tmp_path: Path,
     server: RangeServer,
     asks: str,
@@ -581,9 +577,7 @@ def test_a_server_says_when_to_ask_again(
         assert f"the server asks to wait {asks} seconds" in str(caught.value)
 
 
-def test_a_damaged_index_at_a_url_advises_nothing_that_is_gone(
-    tmp_path: Path, server: RangeServer
-) -> None:
+def test_error_of_remote_index_shows_no_temporary_path(tmp_path: Path, server: RangeServer) -> None:
     """Neither in the error nor in its parts is the temporary folder of the copy."""
     index = build_index(tfrecords(tmp_path, shards=1), tmp_path / "x.index")
     file = index.path / "manifest.json"
@@ -605,12 +599,12 @@ def test_a_damaged_index_at_a_url_advises_nothing_that_is_gone(
     assert "twinfeed-" not in str(caught.value)
 
 
-def test_names_are_quoted_and_back() -> None:
+def test_quoted_names_round_trip() -> None:
     for name in ODD:
         assert unquoted(quoted(name)) == name
 
 
-def test_a_file_system_that_cuts_a_key_or_gives_whole_files_is_refused(tmp_path: Path) -> None:
+def test_file_system_that_changes_keys_or_ignores_ranges_is_refused(tmp_path: Path) -> None:
     """What fsspec takes a path for is compared with the key."""
     memory = fsspec.filesystem("memory")
     for name in ("a", "a#b", "a?b", "a%20b"):
@@ -636,7 +630,7 @@ def test_a_file_system_that_cuts_a_key_or_gives_whole_files_is_refused(tmp_path:
         read(index)
 
 
-def test_a_tar_is_read_from_an_odd_place_too(tmp_path: Path, bucket: Any) -> None:
+def test_tar_is_read_from_an_odd_key(tmp_path: Path, bucket: Any) -> None:
     file = write_tar(tmp_path / "a.tar", [("k", {"x": b"here"})])
     bucket.put_object(Key="a#?%20/a #.tar", Body=file.read_bytes())
     bucket.put_object(Key="a", Body=b"")

@@ -58,12 +58,12 @@ def check_loader(loader: Any) -> None:
             loader(None, **{name: True})
 
 
-def test_a_loader_names_the_counterpart() -> None:
+def test_loader_option_names_its_counterpart() -> None:
     check_loader(NumpyLoader)
 
 
 @pytest.mark.frameworks
-def test_the_loaders_of_frameworks_name_it_too() -> None:
+def test_framework_loader_options_name_their_counterpart() -> None:
     from twinfeed.loaders.tensorflow import TensorFlowLoader
     from twinfeed.loaders.torch import TorchLoader
 

@@ -107,7 +107,7 @@ SHOWN: dict[str, tuple[Callable[[Index], object], str]] = {
 
 
 @pytest.mark.parametrize("name", SHOWN)
-def test_an_object_shows_what_it_is_made_of_in_one_line(name: str, index: Index) -> None:
+def test_repr_shows_contents_in_one_line(name: str, index: Index) -> None:
     make, pattern = SHOWN[name]
     shown = repr(make(index))
     pattern = re.escape(pattern.replace("{path}", str(index.path.parent))).replace(r"\.\*", ".*")
@@ -116,7 +116,7 @@ def test_an_object_shows_what_it_is_made_of_in_one_line(name: str, index: Index)
 
 
 @pytest.mark.frameworks
-def test_a_loader_of_a_framework_shows_its_feed_and_its_position(index: Index) -> None:
+def test_repr_of_framework_loader_shows_feed_and_position(index: Index) -> None:
     for name in ("TorchLoader", "JaxLoader"):
         loader = getattr(twinfeed, name)(Feed(index, sampler(), fields=[]))
         next(iter(loader))
@@ -125,7 +125,7 @@ def test_a_loader_of_a_framework_shows_its_feed_and_its_position(index: Index) -
 
 
 @pytest.mark.parametrize("name", ["index", "feed", "results"])
-def test_a_table_for_a_notebook_escapes_what_the_data_name(name: str, index: Index) -> None:
+def test_html_repr_escapes_names_of_the_data(name: str, index: Index) -> None:
     html: str = SHOWN[name][0](index)._repr_html_()  # type: ignore[attr-defined]
     assert html.startswith("<table>")
     assert "<b>" not in html

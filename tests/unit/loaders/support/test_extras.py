@@ -59,7 +59,7 @@ MODULES = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_names_its_extra(bare: Path, name: str) -> None:
+def test_import_error_names_the_extra(bare: Path, name: str) -> None:
     module, extra = MODULES[name]
     told = run(bare, f"import twinfeed.loaders.{name}")
     assert (
@@ -72,7 +72,7 @@ def test_decoders_of_images_name_their_extra_and_no_record(bare: Path) -> None:
     assert run(bare, "import twinfeed.loaders as tl; tl.DecodeImage()") == wanted
 
 
-def test_compare_names_the_extra_before_it_runs_anything(bare: Path) -> None:
+def test_compare_names_the_extra_before_running(bare: Path) -> None:
     code = """
 import twinfeed.loaders as tl, twinfeed.samplers as ts
 index = tl.pack([{"txt": b"a"}], "compared", overwrite=True)["data"]

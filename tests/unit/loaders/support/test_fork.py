@@ -15,7 +15,7 @@ def in_child() -> tuple[int, bool]:
     return OWNER(), LOCK().locked()
 
 
-def test_a_forked_child_has_a_value_of_its_own() -> None:
+def test_forked_child_has_its_own_value() -> None:
     """Else it would wait for a lock that a thread of its parent had locked."""
     with LOCK():
         assert OWNER() == os.getpid()
@@ -26,7 +26,7 @@ def test_a_forked_child_has_a_value_of_its_own() -> None:
         assert LOCK().locked()
 
 
-def test_a_pickle_has_no_value_and_a_value_that_was_taken_out_is_made_anew() -> None:
+def test_value_is_recreated_after_pickle_and_pop() -> None:
     lists: PerProcess[list[int]] = PerProcess(list)
     assert lists.pop() is None
     lists().append(1)

@@ -18,7 +18,7 @@ def fail() -> None:
     raise LoaderError("no such record", record=3)
 
 
-def test_results_errors_and_warnings_come_back() -> None:
+def test_results_errors_and_warnings_are_returned() -> None:
     with Pool(2) as pool:
         assert list(pool.map(divmod, [7, 8], [2, 3])) == [(3, 1), (2, 2)]
         with pytest.warns(ShardWarning, match="cut"):
@@ -30,7 +30,7 @@ def test_results_errors_and_warnings_come_back() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_a_process_that_dies_ends_all() -> None:
+def test_killed_worker_fails_all_calls() -> None:
     """Also before it has received its arguments, which are longer than a pipe's buffer."""
     with Pool(2) as pool:
         calls = [pool.submit(signal.pause), *(pool.submit(len, bytes(1 << 24)) for _ in range(4))]
@@ -43,7 +43,7 @@ def test_a_process_that_dies_ends_all() -> None:
     assert not multiprocessing.active_children()
 
 
-def test_how_a_process_died_is_known_while_another_starts() -> None:
+def test_exit_of_worker_is_known_while_another_starts() -> None:
     """A start asks for the ended processes, as `active_children` does, and takes how they ended.
 
     A matter of which thread comes first, hence the turns.
@@ -61,12 +61,12 @@ def test_how_a_process_died_is_known_while_another_starts() -> None:
                 call.result()
 
 
-def test_an_exit_of_a_worker_is_named() -> None:
+def test_exit_code_of_worker_is_named() -> None:
     with Pool(1) as pool, pytest.raises(BrokenProcessPool, match="exit code 3"):
         pool.submit(os._exit, 3).result()
 
 
-def test_an_interrupt_ends_a_worker_without_a_word(capfd: pytest.CaptureFixture[str]) -> None:
+def test_interrupted_worker_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     with Pool(1) as pool:
         os.kill(pool.submit(os.getpid).result(), signal.SIGINT)
         with pytest.raises(BrokenProcessPool, match="killed by SIGINT"):
@@ -105,7 +105,7 @@ print(number)
 """
 
 
-def test_an_interrupt_at_any_call_of_the_thread_that_waits_leaves_no_lock_locked() -> None:
+def test_interrupt_at_any_call_leaves_no_lock_locked() -> None:
     run = subprocess.run(
         [sys.executable, "-c", INTERRUPTED],
         capture_output=True,

@@ -149,7 +149,7 @@ CASES: dict[str, Callable[[Path], Case]] = {
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("case", CASES)
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path, case: str, kind: str) -> None:
+def test_special_file_is_refused_without_waiting(tmp_path: Path, case: str, kind: str) -> None:
     path, use = CASES[case](tmp_path)
     if kind == "folder" and "image" in case:
         return  # a folder in a folder of images is looked into
@@ -160,14 +160,16 @@ def test_what_is_no_file_is_refused_at_once(tmp_path: Path, case: str, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_manifest_among_images_is_looked_at_without_waiting(tmp_path: Path, kind: str) -> None:
+def test_special_manifest_among_images_is_ignored_without_waiting(
+    tmp_path: Path, kind: str
+) -> None:
     image(tmp_path)
     KINDS[kind](tmp_path / "img/cat/manifest.json")
     with no_hang(5):
         assert len(ImageFolder(tmp_path / "img", extensions=("jpg",))) == 1
 
 
-def test_a_sparse_file_is_not_read(tmp_path: Path) -> None:
+def test_huge_sparse_file_is_not_read(tmp_path: Path) -> None:
     """A file of 2 TB without a block on the disk, in the place of each small file."""
     for case, make in CASES.items():
         if "array" not in case and case not in ("part", "side table"):

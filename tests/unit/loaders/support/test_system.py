@@ -64,18 +64,18 @@ def run_without_linux(code: str, folder: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_loaders_need_no_name_of_linux_alone(tmp_path: Path) -> None:
+def test_loaders_need_no_linux_only_name(tmp_path: Path) -> None:
     run_without_linux(PLAIN, tmp_path)
 
 
-def test_a_peak_is_in_bytes_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peak_memory_is_in_bytes_on_every_platform(monkeypatch: pytest.MonkeyPatch) -> None:
     here = system.peak_memory()
     assert here > 8 << 20  # numpy alone takes so much
     monkeypatch.setattr(system.sys, "platform", "darwin")  # whose unit is the byte, not the KiB
     assert 0.75 * here < system.peak_memory() * 1024 < 1 << 40
 
 
-def test_processors_are_those_that_the_process_may_use() -> None:
+def test_processors_counts_those_the_process_may_use() -> None:
     code = """
 import os
 from twinfeed.loaders.support import system
@@ -86,7 +86,7 @@ print(system.processors())
     assert done.stdout == "1\n"
 
 
-def test_windows_is_refused_in_one_sentence_at_import() -> None:
+def test_import_on_windows_is_refused_in_one_sentence() -> None:
     windows = "import os, sys; sys.modules |= {'fcntl': None, 'resource': None}; del os.pread; "
     done = subprocess.run(
         [sys.executable, "-c", windows + "import twinfeed.loaders"],
@@ -99,14 +99,14 @@ def test_windows_is_refused_in_one_sentence_at_import() -> None:
     subprocess.run([sys.executable, "-c", windows + "import twinfeed.samplers"], check=True)
 
 
-def test_no_module_sets_a_device_of_tensorflow() -> None:
+def test_no_module_sets_tensorflow_devices() -> None:
     """TensorFlow takes a GPU's memory when it first sees the GPU: that is the user's choice."""
     package = Path(system.__file__).parent
     setting = re.compile(r"set_visible_devices|set_memory_growth|CUDA_VISIBLE_DEVICES|TF_FORCE_GPU")
     assert not [path for path in package.rglob("*.py") if setting.search(path.read_text())]
 
 
-def test_a_checksum_in_python_is_warned_of() -> None:
+def test_checksum_in_pure_python_warns() -> None:
     """If google-crc32c lacks its C extension: at the first import that needs a checksum."""
     without = "import sys; sys.modules['google_crc32c._crc32c'] = None; "
     for module in ("twinfeed.loaders.index", "twinfeed.loaders.command_line"):
@@ -124,14 +124,14 @@ ASKING = re.compile(
 )
 
 
-def test_one_module_asks_the_system() -> None:
+def test_only_system_module_asks_the_platform() -> None:
     package = Path(system.__file__).parent
     asking = {path.name for path in package.rglob("*.py") if ASKING.search(path.read_text())}
     assert asking == {"system.py"}
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another getrusage")
-def test_the_peak_of_memory_is_not_the_parents() -> None:
+def test_peak_memory_of_a_child_is_not_the_parents() -> None:
     ballast = np.ones(1 << 28, np.uint8)
     code = "from twinfeed.loaders.support import system; print(system.peak_memory())"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -52,7 +52,7 @@ def a_bit_off(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.frameworks
-def test_the_frameworks_receive_the_same(index: Index) -> None:
+def test_compare_finds_equal_batches_in_frameworks(index: Index) -> None:
     sampler = BatchSampler(RandomSampler(20, seed=1), batch_size=6)
     feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
     found = compare(feed, backends=["numpy", "torch", "tensorflow", "jax"], batches=6)
@@ -62,7 +62,7 @@ def test_the_frameworks_receive_the_same(index: Index) -> None:
     assert "word: the same" in str(found)
 
 
-def test_a_backend_of_ones_own_is_compared(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_accepts_a_custom_backend(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "boxes", BOXES)
     sampler = ExactOnceBatchSampler(20, batch_size=5)
     feed = Feed(index, sampler, decode=measure, collate={"ones": "ragged"})
@@ -82,7 +82,7 @@ def sizes_added() -> Callable[[Mapping[str, Any]], float]:
     return step
 
 
-def test_what_differs_is_measured_and_how_far_losses_part_before(
+def test_compare_measures_differences_and_losses_before_them(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BACKENDS, "other", Backend(NAME, "NumpyLoader"))
@@ -158,7 +158,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
 ]
 
 
-def test_what_no_tool_can_do_is_refused(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tools_refuse_bad_arguments(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "absent", BOXES._replace(needs="mxnet"))
     monkeypatch.setitem(BACKENDS, "gone", BOXES._replace(module="support.own_backend.gone"))
     monkeypatch.setitem(BACKENDS, "other", BOXES._replace(loader="Other"))
@@ -167,7 +167,7 @@ def test_what_no_tool_can_do_is_refused(index: Index, monkeypatch: pytest.Monkey
             refused(index)
 
 
-def test_a_script_that_runs_again_in_each_process_is_refused(index: Index) -> None:
+def test_compare_refuses_script_without_main_guard(index: Index) -> None:
     code = f"""if True:
         from twinfeed.loaders import Feed, compare, open_index
         from twinfeed.samplers import ExactOnceBatchSampler
@@ -184,7 +184,7 @@ def test_a_script_that_runs_again_in_each_process_is_refused(index: Index) -> No
     assert "what to do: define the functions that you pass in a module" in done.stderr
 
 
-def test_one_batch_has_no_rate(tmp_path: Path) -> None:
+def test_compare_of_one_batch_has_no_rate(tmp_path: Path) -> None:
     index = pack([{"x": 1}], tmp_path)["data"]
     found = compare(Feed(index, ExactOnceBatchSampler(1, batch_size=1)), backends=["numpy"] * 2)
     assert [run.rate for run in found.runs] == [None, None]

@@ -57,7 +57,7 @@ def packed(folder: Path, *, change: int | None = None, **options: object) -> Ind
     return pack(records, folder, **options)["data"]  # type: ignore[arg-type]
 
 
-def test_who_gives_the_slice_of_a_rank_or_the_global_batch(tmp_path: Path) -> None:
+def test_who_returns_rank_slice_or_global_batch(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / "ledger.jsonl", SAMPLER.shard(rank, 2), (0, 5))
     for stream in (
@@ -73,7 +73,7 @@ def test_who_gives_the_slice_of_a_rank_or_the_global_batch(tmp_path: Path) -> No
         assert seeds.tolist() == SAMPLER.seeds(1, 1).tolist()
 
 
-def test_a_step_that_ran_again_is_there_twice_in_order(tmp_path: Path) -> None:
+def test_who_lists_a_repeated_step_twice_in_order(tmp_path: Path) -> None:
     path = write(tmp_path / "ledger.jsonl", SAMPLER, (0, 5), (3, 4))
     assert [len(who(path, SAMPLER, step)) for step in range(7)] == [1, 1, 1, 2, 2, 1, 1]
     ran = [0, 1, 2, 3, 4, 3, 4, 5, 6]
@@ -82,7 +82,7 @@ def test_a_step_that_ran_again_is_there_twice_in_order(tmp_path: Path) -> None:
         assert when(path, SAMPLER, record) == steps
 
 
-def test_a_feed_whose_schedule_changes_later_says_who_was_there_before(tmp_path: Path) -> None:
+def test_who_accepts_a_schedule_that_changes_later(tmp_path: Path) -> None:
     path = write(tmp_path / "ledger.jsonl", pk(), (0, 9))
     later = pk(k={0: 1, 7: 2})
     assert who(path, later, 6)[0].ids.tolist() == pk().batch(1, 1).tolist()
@@ -90,7 +90,7 @@ def test_a_feed_whose_schedule_changes_later_says_who_was_there_before(tmp_path:
         who(path, later, 7)
 
 
-def test_another_index_is_refused(tmp_path: Path) -> None:
+def test_ledger_of_another_index_is_refused(tmp_path: Path) -> None:
     """Rebuilt with a changed record, in another order, or in another container; not a copy."""
     index = packed(tmp_path / "data")
     feed = Feed(index, SAMPLER)
@@ -117,7 +117,7 @@ def test_another_index_is_refused(tmp_path: Path) -> None:
         assert (diff(ledger, second) is None) == (number == 2)
 
 
-def test_worlds_kills_and_rollbacks_make_no_difference(tmp_path: Path) -> None:
+def test_diff_ignores_world_size_kills_and_rollbacks(tmp_path: Path) -> None:
     whole = write(tmp_path / "whole.jsonl", SAMPLER, (0, 9))
     parts = tmp_path / "parts.jsonl"
     for world, ranges in [(4, [(0, 5)]), (1, [(3, 2), (5, 1)]), (2, [(6, 3)])]:
@@ -138,7 +138,7 @@ def test_worlds_kills_and_rollbacks_make_no_difference(tmp_path: Path) -> None:
         ([(0, 9)], ExactOnceBatchSampler(10, batch_size=4), 0, "sampler is 'BatchSampler' and"),
     ],
 )
-def test_the_first_step_that_differs(
+def test_diff_finds_the_first_step_that_differs(
     ranges: list[tuple[int, int]], sampler: BatchStream, step: int, reason: str, tmp_path: Path
 ) -> None:
     first = write(tmp_path / "first.jsonl", SAMPLER, (0, 9))
@@ -167,7 +167,7 @@ def test_the_first_step_that_differs(
         ),
     ],
 )
-def test_schedules_differ_from_their_first_other_change_on(
+def test_diff_finds_the_first_schedule_change_that_differs(
     first: dict[str, object], second: dict[str, object], step: int | None, tmp_path: Path
 ) -> None:
     """As the batches themselves say."""
@@ -201,7 +201,7 @@ def test_schedules_differ_from_their_first_other_change_on(
         ),
     ],
 )
-def test_a_change_of_any_schedule_is_the_first_step_that_differs(
+def test_diff_step_is_where_changed_schedule_takes_effect(
     make: Any, first: Any, second: Any, tmp_path: Path
 ) -> None:
     """And the steps before it are drawn by both samplers."""
@@ -234,7 +234,7 @@ def lines(*entries: object) -> bytes:
     return b"".join(json.dumps(entry).encode() + b"\n" for entry in entries)
 
 
-def test_a_ledger_of_the_first_version_is_read(tmp_path: Path) -> None:
+def test_ledger_of_version_1_is_read(tmp_path: Path) -> None:
     """Every byte of it, as the first version of the library writes it."""
     path = tmp_path / "ledger.jsonl"
     again = {**BEGIN, "step": 3}
@@ -277,7 +277,7 @@ DAMAGED = {
 
 
 @pytest.mark.parametrize("content", DAMAGED.values(), ids=DAMAGED)
-def test_a_damaged_ledger_is_an_error_that_names_the_line(content: bytes, tmp_path: Path) -> None:
+def test_damaged_ledger_is_an_error_that_names_the_line(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(lines(BEGIN, END) + content + lines(END))
     for call in (
@@ -289,14 +289,14 @@ def test_a_damaged_ledger_is_an_error_that_names_the_line(content: bytes, tmp_pa
             call()
 
 
-def test_a_ledger_that_does_not_begin_with_its_stream_is_damaged(tmp_path: Path) -> None:
+def test_ledger_without_a_state_in_line_1_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(lines({"ledger": 1, "event": "begin", "step": 0}, END))
     with pytest.raises(LoaderError, match="line 1 is not a ledger line of version 1: 'state'"):
         who(path, SAMPLER, 0)
 
 
-def test_a_hostile_position_says_nothing(tmp_path: Path) -> None:
+def test_damaged_position_file_adds_no_steps(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(lines(BEGIN, END, BEGIN))
     begin = len(lines(BEGIN, END))
@@ -308,7 +308,7 @@ def test_a_hostile_position_says_nothing(tmp_path: Path) -> None:
         who(path, SAMPLER, 0)
 
 
-def test_a_huge_ledger_is_refused_before_it_is_read(tmp_path: Path) -> None:
+def test_huge_ledger_is_refused_before_it_is_read(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     with path.open("wb") as file:
         file.truncate(1 << 40)
@@ -336,7 +336,7 @@ REFUSED: Refused = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_what_no_ledger_can_say_is_refused(
+def test_ledger_tools_refuse_bad_arguments(
     call: Call, kind: type[Exception], word: str, tmp_path: Path
 ) -> None:
     (tmp_path / "ledger.jsonl").write_bytes(lines(BEGIN, END))

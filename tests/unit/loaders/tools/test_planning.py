@@ -40,7 +40,7 @@ def planned(index: Index, order: Sampler, **options: Any) -> Plan:
     return plan(Feed(index, BatchSampler(order, batch_size=size)), **options)
 
 
-def test_blocks_are_few_requests_and_random_records_many(index: Index) -> None:
+def test_plan_counts_few_requests_for_blocks_and_many_for_random(index: Index) -> None:
     order = ShardShuffleSampler(index.shard_lengths, seed=0, block=20, window=4)
     blocks = planned(index, order, readahead=RECORD)
     single = planned(index, RandomSampler(COUNT, seed=0), readahead=RECORD)
@@ -56,7 +56,7 @@ def test_blocks_are_few_requests_and_random_records_many(index: Index) -> None:
     assert planned(index, order).memory_bytes == planned(index, order).read_bytes, "not more"
 
 
-def test_reused_images_are_read_once_and_held_while_they_live(index: Index) -> None:
+def test_plan_counts_reused_images_once(index: Index) -> None:
     reused = planned(index, ReuseSampler(COUNT, reuse=4, live=20, seed=0), readahead=0)
     assert reused.samples == 4 * COUNT
     assert reused.used_bytes == COUNT * RECORD
@@ -64,7 +64,7 @@ def test_reused_images_are_read_once_and_held_while_they_live(index: Index) -> N
     assert 20 * RECORD <= reused.memory_bytes <= 36 * RECORD, "and those of a batch"
 
 
-def test_a_long_epoch_is_reckoned_from_a_part(
+def test_plan_estimates_a_long_epoch_from_a_part(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order = ShardShuffleSampler(index.shard_lengths, seed=0, block=4, window=4)
@@ -79,7 +79,7 @@ def test_a_long_epoch_is_reckoned_from_a_part(
     assert "about " in str(part)
 
 
-def test_what_lies_between_the_fields_of_a_tar_is_told(tmp_path: Path) -> None:
+def test_plan_counts_bytes_between_the_fields_of_a_tar(tmp_path: Path) -> None:
     """Read, used and memory are of the same bytes: headers and other members too."""
     samples = ({"jpg": bytes(9000), "txt": bytes(40)} for _ in range(COUNT))
     tar = pack(samples, tmp_path, container="tar")["data"]
@@ -96,7 +96,7 @@ def test_what_lies_between_the_fields_of_a_tar_is_told(tmp_path: Path) -> None:
     assert "that batches use\n  memory     " in str(both)
 
 
-def test_ranks_that_read_every_block_are_told_of_sections(index: Index) -> None:
+def test_plan_advises_sections_where_ranks_share_blocks(index: Index) -> None:
     def rank(sections: int) -> Plan:
         order = ShardShuffleSampler(
             index.shard_lengths, seed=0, block=10, window=4, sections=sections
@@ -110,7 +110,7 @@ def test_ranks_that_read_every_block_are_told_of_sections(index: Index) -> None:
     assert (together.ok, apart.ok) == (False, True)
 
 
-def test_small_random_reads_of_large_data_are_warned_of(
+def test_plan_warns_of_small_random_reads_of_large_data(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = pack([{"x": bytes(900)} for _ in range(5000)], tmp_path, shards=2)["data"]
@@ -135,7 +135,7 @@ def test_small_random_reads_of_large_data_are_warned_of(
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
-def test_many_small_shards_are_to_be_repacked(
+def test_plan_advises_to_repack_many_small_shards(
     tmp_path: Path, container: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Blocks end with their shards, so `shuffled` is no help. The command that is named is."""
@@ -158,15 +158,13 @@ def test_many_small_shards_are_to_be_repacked(
     assert "repack" not in after
 
 
-def test_more_than_memory_at_once_is_warned_of(
-    index: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plan_warns_when_memory_is_exceeded(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     order = ShardShuffleSampler(index.shard_lengths, seed=0, block=20, window=20)
     monkeypatch.setattr(system, "memory", lambda: 1 << 25)
     assert any("take a smaller window" in one for one in planned(index, order).findings)
 
 
-def test_nothing_is_nothing(index: Index) -> None:
+def test_plan_of_no_fields_or_records_reads_nothing(index: Index) -> None:
     feed = Feed(index, ExactOnceBatchSampler(COUNT, batch_size=10), fields=())
     assert (plan(feed).requests, plan(feed).read_bytes) == (0, 0)
     none = Feed(index, ExactOnceBatchSampler(COUNT, batch_size=10, records=np.zeros(0, np.int64)))

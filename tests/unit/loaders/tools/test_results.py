@@ -35,9 +35,7 @@ def gather_of(ranks: list[Results]):
 
 
 @given(n=st.integers(1, 100), world=st.integers(1, 7), batch=st.integers(1, 20), pad=st.booleans())
-def test_the_table_is_in_the_order_of_the_records(
-    n: int, world: int, batch: int, pad: bool
-) -> None:
+def test_gathered_table_is_in_record_order(n: int, world: int, batch: int, pad: bool) -> None:
     sampler = ExactOnceBatchSampler(n, batch_size=batch, last_batch="pad" if pad else "smaller")
     ranks = collected(sampler, world, n)
     for rank in ranks:
@@ -47,7 +45,7 @@ def test_the_table_is_in_the_order_of_the_records(
 
 
 @given(st.data())
-def test_what_is_lost_and_what_comes_twice_are_both_named(data: st.DataObject) -> None:
+def test_gather_names_missing_and_repeated_records(data: st.DataObject) -> None:
     n, world = data.draw(st.integers(3, 40)), data.draw(st.integers(1, 7))
     lost, twice = data.draw(st.permutations(range(n)))[:2]
     ranks = [Results(n) for _ in range(world)]
@@ -60,7 +58,7 @@ def test_what_is_lost_and_what_comes_twice_are_both_named(data: st.DataObject) -
         assert f"1 have too many results [{twice}]" in str(raised.value)
 
 
-def test_a_part_of_the_records_is_in_the_order_of_only() -> None:
+def test_gathered_subset_is_in_the_order_of_ids() -> None:
     chosen = np.array([7, 2, 5])
     sampler = ExactOnceBatchSampler(9, batch_size=2, records=chosen)
     ranks = collected(sampler, 2, 9, ids=chosen)
@@ -70,7 +68,7 @@ def test_a_part_of_the_records_is_in_the_order_of_only() -> None:
         ranks[0].gather(gather_of(ranks))
 
 
-def test_ranks_meet_over_files(tmp_path: Path) -> None:
+def test_ranks_gather_over_saved_files(tmp_path: Path) -> None:
     ranks = collected(ExactOnceBatchSampler(11, batch_size=4), 3, 11)
     paths = [tmp_path / f"{rank}.npz" for rank in range(3)]
     for rank, path in zip(ranks, paths, strict=True):
@@ -93,7 +91,7 @@ def test_ranks_meet_over_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("world", range(1, 8))
-def test_figures_are_those_of_one_rank(world: int) -> None:
+def test_metrics_are_equal_for_every_world_size(world: int) -> None:
     """Recall at 1 and the mean average precision of the table are equal for every world."""
     rng = np.random.default_rng(0)
     embedding, label = rng.normal(size=(61, 8)), rng.integers(0, 5, 61)
@@ -115,7 +113,7 @@ def figures(embedding: np.ndarray, label: np.ndarray) -> tuple[float, float]:
 
 
 @pytest.mark.frameworks
-def test_tensors_of_every_framework_are_taken() -> None:
+def test_add_accepts_tensors_of_every_framework() -> None:
     import jax.numpy as jnp
     import tensorflow as tf
     import torch
@@ -143,7 +141,7 @@ def test_tensors_of_every_framework_are_taken() -> None:
 
 
 @pytest.mark.frameworks
-def test_bfloat16_comes_back_from_a_file(tmp_path: Path) -> None:
+def test_bfloat16_round_trips_through_a_file(tmp_path: Path) -> None:
     import torch
 
     results = Results(2)
@@ -152,7 +150,7 @@ def test_bfloat16_comes_back_from_a_file(tmp_path: Path) -> None:
     assert Results.load(tmp_path / "rank.npz").gather()["row"].tolist() == [3, 0.5]
 
 
-def test_rows_are_the_collection_s_own() -> None:
+def test_added_rows_are_copied() -> None:
     buffer = np.zeros(2)
     results = Results(4)
     for step in range(2):
@@ -201,7 +199,9 @@ def test_rows_are_the_collection_s_own() -> None:
         (ValueError, [0, 1], {"a": [np.zeros(1), np.zeros(())]}, "only differ in length"),
     ],
 )
-def test_what_does_not_fit_is_refused(error: type[Exception], ids, values, word: str) -> None:
+def test_arguments_that_do_not_fit_are_refused(
+    error: type[Exception], ids, values, word: str
+) -> None:
     results = Results(3)
     results.add([2], a=[1])
     with pytest.raises(error, match=word):
@@ -228,7 +228,7 @@ def test_what_does_not_fit_is_refused(error: type[Exception], ids, values, word:
         ([np.array(["a", "b"])], [np.array(["abc"])], True),
     ],
 )
-def test_fault_111_values_are_those_that_were_added(first: Any, second: Any, kept: bool) -> None:
+def test_fault_111_values_are_returned_as_added(first: Any, second: Any, kept: bool) -> None:
     """Whether two batches or two ranks are joined, in either order."""
     for values in ((first, second), (second, first)):
         ranks = [Results(2), Results(2)]
@@ -249,7 +249,7 @@ def rows_of(ragged: Ragged) -> list[Any]:
 
 
 @given(st.data())
-def test_results_of_several_lengths_come_back_in_order(data: st.DataObject) -> None:
+def test_ragged_results_are_gathered_in_order(data: st.DataObject) -> None:
     n, world = data.draw(st.integers(1, 20)), data.draw(st.integers(1, 4))
     lengths = data.draw(st.lists(st.integers(0, 3), min_size=n, max_size=n))
     boxes = [np.full((length, 4), i, np.float32) for i, length in enumerate(lengths)]
@@ -278,7 +278,7 @@ def test_results_of_several_lengths_come_back_in_order(data: st.DataObject) -> N
 
 
 @pytest.mark.frameworks
-def test_ragged_tensors_of_every_framework_are_taken() -> None:
+def test_add_accepts_ragged_tensors_of_every_framework() -> None:
     import jax.numpy as jnp
     import tensorflow as tf
     import torch
@@ -298,7 +298,7 @@ def test_ragged_tensors_of_every_framework_are_taken() -> None:
         assert (rows_of(found), found.values.dtype) == (rows[::-1], np.float32)
 
 
-def test_a_file_of_another_run_is_refused(tmp_path: Path) -> None:
+def test_file_of_another_run_is_refused(tmp_path: Path) -> None:
     paths = [tmp_path / "0.npz", tmp_path / "1.npz"]
     index, moved = (
         pack([{"x": n + more} for n in range(4)], tmp_path / f"{more}")["data"] for more in (0, 1)
@@ -324,7 +324,7 @@ def test_a_file_of_another_run_is_refused(tmp_path: Path) -> None:
         Results.load(paths)
 
 
-def test_fault_111_no_file_takes_more_memory_than_it_has_bytes(tmp_path: Path) -> None:
+def test_fault_111_loading_takes_no_more_memory_than_file_bytes(tmp_path: Path) -> None:
     """Neither a bomb nor holes of sparse files."""
     bomb, sparse, hole = (tmp_path / name for name in ("bomb.npz", "sparse.npz", "hole.npz"))
     np.savez_compressed(bomb, n=2, only=np.arange(2), ids=np.zeros(1 << 20, np.int64))
@@ -339,7 +339,7 @@ def test_fault_111_no_file_takes_more_memory_than_it_has_bytes(tmp_path: Path) -
             Results.load(path)
 
 
-def test_a_save_removes_what_killed_saves_have_left(tmp_path: Path) -> None:
+def test_save_removes_leftovers_of_killed_saves(tmp_path: Path) -> None:
     names = [f".rank.npz-{n:016x}" for n in range(3)]
     for name in (*names, ".rank.npz-notes", ".other.npz-0123456789abcdef"):
         (tmp_path / name).write_bytes(b"PK\x03\x04")
@@ -369,7 +369,7 @@ def test_ranks_with_other_results_are_refused() -> None:
     assert ranks[1].gather(gather_of(ranks))["score"].tolist() == [2]
 
 
-def test_a_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
+def test_damaged_file_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
     """A damaged number of records would be 16 TB of counts."""
     path = tmp_path / "rank.npz"
     results = Results(1 << 41, ids=[0, 1 << 40])

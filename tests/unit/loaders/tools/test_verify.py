@@ -33,7 +33,7 @@ from twinfeed.loaders.support.checksum import crc32c
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
 @pytest.mark.parametrize("leave_out", [False, True])
-def test_a_label_that_changed_is_found_whatever_the_index_leaves_out(
+def test_verify_reports_changed_label_beside_excluded_records(
     tmp_path: Path, container: str, leave_out: bool
 ) -> None:
     shard = tmp_path / f"a.{container}"
@@ -67,7 +67,7 @@ def test_a_label_that_changed_is_found_whatever_the_index_leaves_out(
 
 
 @pytest.mark.parametrize("workers", [None, 2])
-def test_the_report_is_the_same_with_an_executor(tmp_path: Path, workers: int | None) -> None:
+def test_verify_with_executor_gives_same_report(tmp_path: Path, workers: int | None) -> None:
     shards = tars(tmp_path, shards=5)
     index = build_index(shards, tmp_path / "x.index", label="cls")
     for number in (1, 3):
@@ -81,7 +81,7 @@ def test_the_report_is_the_same_with_an_executor(tmp_path: Path, workers: int | 
     ]
 
 
-def test_what_follows_a_break_belongs_to_it(tmp_path: Path) -> None:
+def test_verify_reports_a_break_and_its_rest_once(tmp_path: Path) -> None:
     (shard,) = tfrecords(tmp_path, shards=1)
     index = build_index(shard, tmp_path / "x.index")
     flip(shard, [record.offset for record in tfrecord.scan(shard)][7])
@@ -102,7 +102,7 @@ class Counting(Executor):
         return done
 
 
-def test_an_executor_opens_the_index_once_and_is_given_groups_of_shards(tmp_path: Path) -> None:
+def test_verify_gives_an_executor_groups_of_shards(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path, shards=120, each=1), tmp_path / "x.index")
     opened: list[str] = []
     watching = True
@@ -153,9 +153,7 @@ def altered(index: Index) -> bytes:
 
 
 @pytest.mark.parametrize("container", ["tfrecord", "tar"])
-def test_bytes_altered_with_equal_length_and_crc_are_found_by_the_digest_of_the_shard(
-    tmp_path: Path, container: Any
-) -> None:
+def test_verify_finds_altered_bytes_of_equal_length_and_crc(tmp_path: Path, container: Any) -> None:
     samples = [{"__key__": f"k{n}", "text": b"keep everything%d" % n} for n in range(6)]
     index = pack(samples, tmp_path, container=container, shards=2)["data"]
     plain = build_index(
@@ -171,7 +169,7 @@ def test_bytes_altered_with_equal_length_and_crc_are_found_by_the_digest_of_the_
     assert "its SHA-256 is not that of the index" in bad.problem
 
 
-def test_the_digest_of_an_index_leads_to_every_byte(tmp_path: Path) -> None:
+def test_index_digest_covers_every_byte(tmp_path: Path) -> None:
     """To the manifest, from there to the digests of the shards, and from there to the shards."""
     shards = tars(tmp_path)
     index = build_index(shards, tmp_path / "x.index", digest=True)
@@ -204,7 +202,7 @@ def test_loose_files_have_no_digest(tmp_path: Path) -> None:
         build_index(tmp_path / "a", tmp_path / "x.index", digest=True)
 
 
-def test_a_printed_report_has_a_line_for_each_finding_whatever_its_names() -> None:
+def test_printed_report_has_one_line_per_finding() -> None:
     bad = BadRecord("a\n\x1b[1m.tar", 7, problem="corrupted\ndata", rest=True)
     report = Report(2, 1000, [bad] * 23)
     *findings, more, summary = str(report).split("\n")

@@ -28,21 +28,21 @@ LARGE = [2**20 - 1, 2**20 + 1, 10**12]
 
 
 @given(key=st.integers(0, 2**64 - 1), counter=st.integers(0, 2**63 - 1))
-def test_words_are_splitmix64(key: int, counter: int) -> None:
+def test_words_equal_splitmix64(key: int, counter: int) -> None:
     """The vectorised word equals the definition in Python integers, and keys are words."""
     assert int(random_words(key, np.array([counter]))[0]) == slow.word(key, counter)
     assert derive(key, counter, 3) == slow.word(slow.word(key, counter), 3)
 
 
 @given(word=st.integers(0, 2**64 - 1), bound=st.integers(1, 2**62))
-def test_below_stays_below_and_follows_the_word(word: int, bound: int) -> None:
+def test_uniform_below_is_below_and_proportional_to_the_word(word: int, bound: int) -> None:
     """Scaling loses at most the carry of the lowest partial products."""
     found = int(uniform_below(np.array([word], dtype=np.uint64), bound)[0])
     assert 0 <= word * bound // 2**64 - found <= 2
     assert 0 <= found < bound
 
 
-def test_keys_of_seed_and_epoch_are_not_sums() -> None:
+def test_keys_of_seed_and_epoch_are_independent() -> None:
     """Seed 1 epoch 2, seed 2 epoch 1 and other purposes have nothing in common."""
     keys = {
         derive(root_key(seed, purpose), epoch)
@@ -103,7 +103,7 @@ def test_permutations_hit_everything_once(n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 5, 1 << 15, (1 << 15) + 1, 40_000, 2**20 + 1, 10**12])
-def test_turns_are_the_inverse(n: int) -> None:
+def test_inverse_permute_inverts_permute(n: int) -> None:
     at = np.unique(np.linspace(0, n - 1, 999).astype(np.int64))
     for key in (0, 7, 2**64 - 1):
         assert np.array_equal(inverse_permute(n, key, permute(n, key, at)), at)
@@ -170,7 +170,7 @@ EDGES = [33, 64, 65, 72, 100, 129, 1000, SMALL - 1, SMALL, SMALL + 1]
         but_every=3,
     ),
 )
-def test_places_and_values_and_differences_are_independent(entries: Any, n: int) -> None:
+def test_positions_values_and_differences_are_independent(entries: Any, n: int) -> None:
     """Law 10: 32 x 32 chi-squares of place against value and difference, 1,000 keys.
 
     For few items, all differences are equally frequent, too.
@@ -190,7 +190,7 @@ def test_places_and_values_and_differences_are_independent(entries: Any, n: int)
         assert 1e-4 < single < 1 - 1e-4
 
 
-def test_the_chi_square_fails_what_is_not_random() -> None:
+def test_chi_square_rejects_what_is_not_random() -> None:
     """The instrument sees a shift by a constant, and an affine map."""
     place = np.arange(1000)
     for value in ((place + 17) % 1000, place * 7 % 1000):

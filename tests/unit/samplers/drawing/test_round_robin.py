@@ -35,7 +35,9 @@ def _blocks_of(ids: np.ndarray, lengths: list[int], block: int) -> np.ndarray:
 
 @settings(max_examples=100)
 @given(lengths=st.lists(st.integers(1, 9), min_size=1, max_size=7), data=st.data())
-def test_segments_emit_every_place_round_by_round(lengths: list[int], data: st.DataObject) -> None:
+def test_segments_emit_every_position_round_by_round(
+    lengths: list[int], data: st.DataObject
+) -> None:
     """A round has the next place of each segment that is not empty; nothing else, nothing twice."""
     starts = np.array([data.draw(st.integers(0, n - 1)) for n in lengths])
     bounds = np.concatenate([[0], np.cumsum(lengths)])
@@ -137,7 +139,7 @@ def _in_rows(order: ShardShuffleSampler, lengths: list[int], width: int) -> list
     ],
     ids=lambda lengths: f"{len(lengths)}-{sum(lengths)}",
 )
-def test_shard_shuffle_has_no_seam_and_no_tail(
+def test_shard_shuffle_mixes_equally_at_both_ends(
     lengths: list[int], window: int, sections: int
 ) -> None:
     """Law 10: any W outputs in a row, the first and the last too, are of as many blocks as ever."""
@@ -184,7 +186,7 @@ def test_segments_change_blocks_one_by_one() -> None:
 
 
 @pytest.mark.parametrize("sections", [1, 2])
-def test_the_first_round_reads_half_a_window_and_no_record_twice(sections: int) -> None:
+def test_first_round_reads_half_a_window_and_no_record_twice(sections: int) -> None:
     """What is read with the first batch, by the ranges that the order says: half of the blocks."""
     order = ShardShuffleSampler([10_000] * 8, seed=1, block=50, window=128, sections=sections)
     for epoch in (0, 3):
@@ -203,7 +205,7 @@ def test_the_first_round_reads_half_a_window_and_no_record_twice(sections: int) 
         )
 
 
-def test_records_of_a_block_are_shuffled_or_stay_in_stored_order() -> None:
+def test_records_of_a_block_are_shuffled_or_in_stored_order() -> None:
     """``order_within`` decides about the inside of a block alone."""
     for within in ("stored", "random"):
         order = ShardShuffleSampler([400] * 5, seed=1, block=50, window=1, order_within=within)
@@ -239,7 +241,7 @@ def test_ranks_read_blocks_of_their_own(sections: int, lengths: list[int]) -> No
 
 
 @given(data=st.data(), batch=st.integers(1, 6), reuse=st.integers(1, 15))
-def test_reuse_keeps_few_live_and_brings_new_ones_steadily(
+def test_reuse_keeps_few_live_and_adds_new_ones_steadily(
     data: st.DataObject, batch: int, reuse: int
 ) -> None:
     """Every use once; no record twice in a batch; L live; decodes n + L - 1; no bursts."""
@@ -279,7 +281,7 @@ def test_reuse_of_one_is_an_epoch_of_a_shuffle() -> None:
     assert sampler.traits.max_cached == 8
 
 
-def test_a_drawing_names_records_and_uses() -> None:
+def test_explain_names_records_and_uses() -> None:
     """``explain`` writes record.use where a sampler has uses, and columns for ranks."""
     sampler = BatchSampler(ReuseSampler(4, reuse=2, live=2, seed=0), batch_size=2)
     rows = [row.split() for row in sampler.explain(num_steps=2, world_size=2).splitlines()[2:]]
@@ -289,7 +291,7 @@ def test_a_drawing_names_records_and_uses() -> None:
         assert row == [str(step), *(f"{record}.{use}" for record, use in pairs)]
 
 
-def test_the_sums_of_an_epoch_are_computed_while_the_epoch_before_is_drawn() -> None:
+def test_prefix_sums_of_next_epoch_are_computed_ahead() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(blocks, "_MAX_ENTRIES", 40)
         patch.setattr(prefix_sums, "_TABLE_CHUNK", 8)
@@ -302,7 +304,7 @@ def test_the_sums_of_an_epoch_are_computed_while_the_epoch_before_is_drawn() -> 
 
 @pytest.mark.parametrize("most", [1, pytest.param(3, marks=pytest.mark.long), 16])
 @given(lengths=LENGTHS, block=st.integers(1, 9), window=st.integers(1, 6), seed=st.integers(0, 9))
-def test_very_many_blocks_are_found_by_arithmetic(
+def test_blocks_beyond_the_table_are_found_by_arithmetic(
     most: int, lengths: list[int], block: int, window: int, seed: int
 ) -> None:
     """Without a table of all blocks the stream is the same, and so are the ranges it reads."""

@@ -38,7 +38,7 @@ def needed(buffer: RangeBuffer, number: int) -> BufferedRange:
     return one
 
 
-def test_a_range_is_buffered_until_its_last_step_is_over(buffer: RangeBuffer) -> None:
+def test_range_is_buffered_until_its_last_step_is_released(buffer: RangeBuffer) -> None:
     fetch(buffer, 0, 1, step=3)
     fetch(buffer, 0, step=5)  # needed again
     buffer.release_before(4)
@@ -51,7 +51,7 @@ def test_a_range_is_buffered_until_its_last_step_is_over(buffer: RangeBuffer) ->
     assert not buffer._bytes
 
 
-def test_the_ranges_of_a_block_are_buffered_until_the_block_is_closed(buffer: RangeBuffer) -> None:
+def test_block_ranges_are_buffered_until_the_block_is_closed(buffer: RangeBuffer) -> None:
     fetch(buffer, 0, 1, step=3, block=7)
     buffer.release_before(100)
     buffer.apply(Release([(7, 110), (8, 9)]))
@@ -62,14 +62,14 @@ def test_the_ranges_of_a_block_are_buffered_until_the_block_is_closed(buffer: Ra
     assert not found(buffer, 1)
 
 
-def test_a_range_is_read_by_who_has_it_after_its_release(buffer: RangeBuffer) -> None:
+def test_released_range_stays_readable_for_its_holder(buffer: RangeBuffer) -> None:
     fetch(buffer, 0)
     one = needed(buffer, 0)
     buffer.release_before(1)
     assert one.data.tolist() == list(range(SIZE))
 
 
-def test_a_new_plan_keeps_what_it_goes_on_with(
+def test_new_plan_keeps_only_the_ranges_it_requests_again(
     buffer: RangeBuffer, network: Callable[..., None]
 ) -> None:
     """What the new plan does not ask for again goes where the plan before ended."""
@@ -86,7 +86,7 @@ def test_a_new_plan_keeps_what_it_goes_on_with(
     assert not buffer._ranges, "nor if it is much"
 
 
-def test_a_range_of_several_pieces_is_one_buffer(network: Callable[..., None]) -> None:
+def test_range_of_several_parts_is_one_buffer(network: Callable[..., None]) -> None:
     """Pieces of 4, 4 and 2 bytes. A piece fails before it is needed."""
     network(part_bytes=4)
     failures = [OSError("once")]
@@ -105,7 +105,7 @@ def test_a_range_of_several_pieces_is_one_buffer(network: Callable[..., None]) -
     assert first.obj is one.data.obj
 
 
-def test_a_range_of_a_cleared_buffer_drops_no_other(buffer: RangeBuffer) -> None:
+def test_range_of_cleared_buffer_drops_no_other_range(buffer: RangeBuffer) -> None:
     """As where a batch of an abandoned pass fails while the next pass has begun."""
     fetch(buffer, 0)
     old = buffer._ranges[0, 0, SIZE]

@@ -121,7 +121,7 @@ def rows_of(index: Index, records: Any) -> list[tuple[int, int, int]]:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
-def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
+def test_plan_fetches_every_range_before_its_batch(name: str, long: Index) -> None:
     """For every sampler, within the bound, and with as many uses as there are."""
     stream = dict(CASES)[name]()
     assert stream.num_records <= len(long)
@@ -140,7 +140,7 @@ def test_all_that_a_batch_reads_was_told_before(name: str, long: Index) -> None:
 
 
 @pytest.mark.parametrize("limit", [1, 20 * RECORD, 10**12])
-def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
+def test_each_block_is_fetched_once_as_a_whole(limit: int, long: Index) -> None:
     """For any bound; the few ranges that a segment boundary cuts may be requested twice."""
     order = ShardShuffleSampler(long.shard_lengths, seed=0, block=10, window=4)
     plan, reader = noting(long, BatchSampler(order, batch_size=4), limit=limit)
@@ -151,7 +151,7 @@ def test_each_block_is_told_once_as_a_whole(limit: int, long: Index) -> None:
     assert reader.records == 200
 
 
-def test_the_next_batch_is_told_however_small_the_bound(long: Index) -> None:
+def test_next_batch_is_fetched_for_any_limit(long: Index) -> None:
     """Else it would be read only when it is asked for."""
     plan, reader = noting(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
     for step in range(49):
@@ -159,7 +159,7 @@ def test_the_next_batch_is_told_however_small_the_bound(long: Index) -> None:
         assert plan.next_step == step + 2
 
 
-def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
+def test_reused_image_is_fetched_once(long: Index) -> None:
     stream = BatchSampler(ReuseSampler(200, reuse=5, live=20, seed=0), batch_size=10)
     _, reader = noting(long, stream, limit=1)
     for step in range(len(stream)):
@@ -167,7 +167,7 @@ def test_an_image_that_is_reused_is_told_once(long: Index) -> None:
     assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + LOCAL_GAP)
 
 
-def test_records_in_order_are_few_large_ranges(long: Index) -> None:
+def test_sequential_records_are_few_large_ranges(long: Index) -> None:
     _, reader = noting(long, BatchSampler(SequentialSampler(200), batch_size=4), limit=10**12)
     for step in range(50):
         reader.read(step)
@@ -175,7 +175,7 @@ def test_records_in_order_are_few_large_ranges(long: Index) -> None:
     assert reader.records == 200
 
 
-def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
+def test_adjacent_rows_are_merged_up_to_a_gap_and_a_length() -> None:
     """Overlapping rows too, as hard links in a tar give them."""
     rows = np.zeros(6, [("offset", "<i8"), ("length", "<i8"), ("file", "<i4")])
     rows["offset"] = [0, 0, 10, 100 + LOCAL_GAP, 101 + 2 * LOCAL_GAP + 5, 0]
@@ -196,7 +196,7 @@ def test_neighbours_are_merged_up_to_a_gap_and_a_length() -> None:
     assert max(lengths) <= MAX_RANGE_BYTES + MAX_RANGE_BYTES // 10
 
 
-def test_without_a_bound_the_first_batch_of_a_pass_says_whether_reading_waits(long: Index) -> None:
+def test_plan_without_limit_probes_disk_at_first_batch(long: Index) -> None:
     stream = BatchSampler(RandomSampler(200, seed=0), batch_size=1)
     plan, reader = noting(long, stream, limit=None, waiting=False)
     for step in range(200):
@@ -211,7 +211,7 @@ def test_without_a_bound_the_first_batch_of_a_pass_says_whether_reading_waits(lo
     assert reader.probes == 1
 
 
-def test_the_system_says_which_pages_are_cold(tmp_path: Path) -> None:
+def test_cold_pages_are_detected(tmp_path: Path) -> None:
     path = tmp_path / "x"
     path.write_bytes(bytes(1 << 20))
     with path.open("rb") as file:
@@ -225,9 +225,7 @@ def test_the_system_says_which_pages_are_cold(tmp_path: Path) -> None:
         assert file.read(1) == b"\0"
 
 
-def test_closing_a_reader_ends_what_is_told_beside_the_loop(
-    long: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_close_stops_the_readahead_thread(long: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[int] = []
     begun, go_on = threading.Event(), threading.Event()
 
@@ -260,12 +258,12 @@ def test_closing_a_reader_ends_what_is_told_beside_the_loop(
     assert len(told) == 1, "and nothing from before"
 
 
-def test_memory_is_no_more_than_the_machine_has(long: Index) -> None:
+def test_memory_is_at_most_that_of_the_machine(long: Index) -> None:
     assert system.memory() <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     assert not exceeds_memory(long)
 
 
-def test_large_data_are_read_ahead_without_a_look(
+def test_data_larger_than_memory_are_read_ahead_without_a_probe(
     long: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "memory", lambda: 300 * RECORD)
@@ -282,7 +280,7 @@ def batches(index: Index, order: Any, **options: Any) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("readahead", [None, 0, 1, 10**9])
-def test_a_shard_that_is_gone_is_told_of_when_it_is_read(tmp_path: Path, readahead: int) -> None:
+def test_missing_shard_raises_only_when_it_is_read(tmp_path: Path, readahead: int) -> None:
     """Nothing that can be read is lost, however far ahead it is looked."""
     tfrecords(tmp_path, shards=3, each=8)
     index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
@@ -294,7 +292,7 @@ def test_a_shard_that_is_gone_is_told_of_when_it_is_read(tmp_path: Path, readahe
 
 
 @pytest.mark.parametrize("readahead", [0, 1000])
-def test_a_sampler_that_fails_fails_when_it_is_asked(long: Index, readahead: int) -> None:
+def test_sampler_error_is_raised_at_its_own_batch(long: Index, readahead: int) -> None:
     class Failing(RandomSampler):
         def draw(self, epoch: int, positions: Any) -> Any:
             if (positions >= 100).any():
@@ -309,7 +307,7 @@ def test_a_sampler_that_fails_fails_when_it_is_asked(long: Index, readahead: int
 
 
 @pytest.mark.usefixtures("mapped_arrays")
-def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(tmp_path: Path) -> None:
+def test_row_outside_its_shard_raises_when_it_is_read(tmp_path: Path) -> None:
     tfrecords(tmp_path, shards=1, each=8)
     index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
     rows = np.load(next(index.path.glob("columns-*/field-0.npy")), mmap_mode="r+")
@@ -323,7 +321,7 @@ def test_an_index_row_outside_its_shard_is_told_of_when_it_is_read(tmp_path: Pat
     assert told[2:] == (row["offset"] + row["length"], NO_BLOCK, 5)
 
 
-def test_a_shuffle_is_a_function_of_the_index(long: Index, tmp_path: Path) -> None:
+def test_shuffled_depends_on_index_and_options(long: Index, tmp_path: Path) -> None:
     order = shuffled(long, seed=3)
     assert repr(order) == repr(shuffled(long, seed=3))
     assert "200 blocks of 1, window=128" in repr(order)
@@ -335,7 +333,7 @@ def test_a_shuffle_is_a_function_of_the_index(long: Index, tmp_path: Path) -> No
         shuffled(many, seed=0, memory=1000)
 
 
-def test_a_part_is_shuffled_in_blocks_of_its_own(tmp_path: Path) -> None:
+def test_shuffled_subset_has_its_own_blocks(tmp_path: Path) -> None:
     index = pack([{"x": bytes(1000)} for _ in range(4000)], tmp_path, shards=3)["data"]
     assert index.shard_lengths.tolist() == [1333, 1333, 1334]
     part = np.flatnonzero(np.arange(4000) % 5)
@@ -348,9 +346,7 @@ def test_a_part_is_shuffled_in_blocks_of_its_own(tmp_path: Path) -> None:
     assert found.requests < 400, "blocks, not records"
 
 
-def test_a_shuffle_too_large_for_this_process_is_warned_of(
-    long: Index, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shuffle_too_large_for_memory_warns(long: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(system, "memory", lambda: 1 << 20)
     with pytest.warns(UserWarning, match="more than a tenth of the 1 MiB"):
         order = shuffled(long, seed=3)
@@ -360,7 +356,7 @@ def test_a_shuffle_too_large_for_this_process_is_warned_of(
 @pytest.mark.parametrize(
     "name", ["shards", "random", "shards-sections", "blocks-exclude", "exact-once"]
 )
-def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None:
+def test_next_epoch_is_fetched_before_it_begins(name: str, long: Index) -> None:
     """Once passes follow each other; each block once an epoch; an evaluation reads on nowhere."""
     stream = dict(CASES)[name]()
     plan, reader = noting(long, stream, limit=30 * RECORD)
@@ -384,7 +380,7 @@ def test_the_next_epoch_is_told_before_it_begins(name: str, long: Index) -> None
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
-def test_a_loader_that_reads_on_does_not_move(
+def test_reading_into_next_epoch_does_not_move_the_loader(
     prefetch: int, long: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Positions, states and batches are those of a loader that reads nothing ahead."""

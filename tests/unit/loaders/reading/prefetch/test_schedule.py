@@ -32,7 +32,7 @@ RECORDS, EPOCHS = 3000, 2
 
 @settings(max_examples=60)
 @given(data=st.data(), world=st.integers(1, 3))
-def test_it_gives_what_the_sampler_gives(data: st.DataObject, world: int) -> None:
+def test_schedule_batches_equal_sampler_batches(data: st.DataObject, world: int) -> None:
     """In any order, of any rank, and also where the ranks' batches are cut from the whole."""
     _, make = data.draw(st.sampled_from(CASES))
     sampler = make()
@@ -54,7 +54,7 @@ def test_it_gives_what_the_sampler_gives(data: st.DataObject, world: int) -> Non
     ]
 
 
-def test_it_keeps_no_more_than_its_window() -> None:
+def test_schedule_caches_at_most_its_window() -> None:
     stream = BatchSampler(RandomSampler(1 << 22, seed=0), batch_size=1 << 12)
     schedule = Schedule(stream)
     for epoch in (0, 1, 0):
@@ -63,7 +63,7 @@ def test_it_keeps_no_more_than_its_window() -> None:
             assert sum(len(ids) for chunk in schedule._chunks.values() for ids in chunk) < 2 << 20
 
 
-def test_a_change_acts_from_its_step_on_and_not_on_what_is_committed() -> None:
+def test_change_applies_from_its_step_and_is_refused_once_committed() -> None:
     """Of each rank, whose batches are also cut from the global ones; what is cached is dropped."""
     labels = np.arange(24) // 2
     old = PKBatchSampler(labels, p=4, k=1, seed=0, batches_per_epoch=50)
@@ -84,7 +84,7 @@ def test_a_change_acts_from_its_step_on_and_not_on_what_is_committed() -> None:
     assert schedule.sampler is sampler
 
 
-def test_batches_of_a_training_belong_to_it(index: Index) -> None:
+def test_writing_to_batch_ids_changes_no_later_batch(index: Index) -> None:
     """What a loop writes to them changes nothing that comes."""
     feed = Feed(index, BatchSampler(RandomSampler(RECORDS, seed=1), batch_size=8))
     with NumpyLoader(feed) as loader:
@@ -145,7 +145,7 @@ def test_each_id_is_drawn_once(
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("cached", [False, True], ids=["no cache", "cache"])
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
-def test_each_id_is_drawn_once_of_remote_shards(
+def test_each_id_is_drawn_once_over_remote_shards(
     index: Index, tmp_path: Path, drawn: list[int], kind: str, cached: bool, world: int
 ) -> None:
     """With a cache, all ranks are followed, whose batches this rank's are cut from."""
@@ -221,7 +221,7 @@ def test_each_id_is_drawn_once_by_choose(drawn: list[int], replay: bool) -> None
     assert sum(drawn) <= 1.1 * delivered
 
 
-def test_a_look_at_one_batch_draws_few(index: Index, drawn: list[int]) -> None:
+def test_reading_one_batch_draws_few_ids(index: Index, drawn: list[int]) -> None:
     feed = Feed(index, BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=16))
     drawn.clear()
     assert feed.spec  # which takes one batch to see what a sample holds, once for a feed
@@ -243,7 +243,7 @@ MAY = {
 }
 
 
-def test_one_module_draws() -> None:
+def test_only_listed_modules_draw_ids() -> None:
     root = Path(twinfeed.loaders.__path__[0])
     drawing = {
         str(path.relative_to(root))
