@@ -11,7 +11,7 @@ import numpy as np
 from twinfeed.samplers import validate
 from twinfeed.samplers._stream import BatchStream
 from twinfeed.samplers.drawing.int_arrays import ranges
-from twinfeed.samplers.orders import Sampler, check_order, checked_draw
+from twinfeed.samplers.orders import Sampler, check_sampler, checked_draw
 from twinfeed.samplers.types import Int64s
 
 
@@ -68,7 +68,7 @@ class BatchSampler(BatchStream):
     ) -> None:
         batch_size = validate.integer("batch_size", batch_size, minimum=1)
         self._last_batch = validate.choice("last_batch", last_batch, ("smaller", "pad", "drop"))
-        if check_order(order).traits.needs_steps and self.evaluation:
+        if check_sampler(order).traits.needs_steps and self.evaluation:
             raise ValueError(f"an evaluation must not change at training steps, got {order!r}")
         if order.traits.max_cached is not None and last_batch == "drop":
             raise ValueError(
@@ -81,7 +81,7 @@ class BatchSampler(BatchStream):
         largest = min(batch_size, self._inner_size) or batch_size
         steps, size = -(-self._inner_size // largest), self._inner_size
         self._inner_steps = steps
-        order = self._order = order.for_batches(batch_size, steps)
+        order = self._inner_sampler = order.for_batches(batch_size, steps)
         self.num_records = order.num_records
         self.traits = replace(order.traits, padded=last_batch == "pad", needs_steps=False)
         self.size_divisor = 1 if self._inner_size % largest else largest
@@ -94,7 +94,7 @@ class BatchSampler(BatchStream):
 
     def __repr__(self) -> str:
         last_batch = "" if self._last_batch == "smaller" else f", last_batch={self._last_batch!r}"
-        return f"{type(self).__name__}({self._order!r}, {self._batches_text}{last_batch})"
+        return f"{type(self).__name__}({self._inner_sampler!r}, {self._batches_text}{last_batch})"
 
     @property
     def _batches_text(self) -> str:
@@ -102,19 +102,21 @@ class BatchSampler(BatchStream):
         return f"{validate.counted(self._steps, 'batch')} of {self._largest_batch:,}"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
-        # Otherwise an epoch is parts of several epochs of the sampler, with blocks of their own.
-        return self._order.spans(records, epoch if self._inner_steps == self._steps else None)
+        # With `batches_per_epoch` an epoch has parts of several epochs of the inner sampler, each
+        # with an order of its own: then return what holds for all epochs.
+        inner_epoch = epoch if self._inner_steps == self._steps else None
+        return self._inner_sampler.spans(records, inner_epoch)
 
     def records(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
-        return np.where(ids < 0, -1, self._order.records(np.maximum(ids, 0)))
+        return np.where(ids < 0, -1, self._inner_sampler.records(np.maximum(ids, 0)))
 
     def views(self, ids: Int64s) -> Int64s:
         ids = np.asarray(ids, dtype=np.int64)
-        return np.where(ids < 0, 0, self._order.views(np.maximum(ids, 0)))
+        return np.where(ids < 0, 0, self._inner_sampler.views(np.maximum(ids, 0)))
 
     def group_of(self, ids: Int64s) -> Int64s:
-        return self._order.group_of(ids)
+        return self._inner_sampler.group_of(ids)
 
     @property
     def by_group(self) -> tuple[int, BatchSampler] | None:
@@ -122,10 +124,10 @@ class BatchSampler(BatchStream):
 
         A group is a class, a data set or a segment of a shuffle, as the inner sampler declares.
         """
-        if self.traits.padded or self._order.by_group is None:
+        if self.traits.padded or self._inner_sampler.by_group is None:
             return None
         group_stream = copy.copy(self)
-        num_groups, group_stream._order = self._order.by_group
+        num_groups, group_stream._inner_sampler = self._inner_sampler.by_group
         return num_groups, group_stream
 
     def _inner_position(self, epoch: int, step: int) -> tuple[int, int]:
@@ -163,9 +165,10 @@ class BatchSampler(BatchStream):
         """
         batch_starts = (start + np.arange(len(lows))) * self._largest_batch
         positions = ranges(batch_starts + lows, batch_starts + highs)  # ascending
-        real = positions[: np.searchsorted(positions, len(self._order))]  # those without padding
+        inner_sampler = self._inner_sampler
+        real = positions[: np.searchsorted(positions, len(inner_sampler))]  # all but the padding
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = checked_draw(self._order, inner_epoch, real, self._step_text)
+        ids[: len(real)] = checked_draw(inner_sampler, inner_epoch, real, self._step_text)
         return ids
 
     def _step_text(self, inner_epoch: int, position: int) -> str:

@@ -65,8 +65,8 @@ class BucketBatchSampler(BatchStream):
         least = self._multiple * int(cost_array.max(initial=1))
         name = f"budget, for multiple={self._multiple} records of the largest cost,"
         self._budget = validate.integer(name, budget, minimum=least)
-        self._order = np.argsort(cost_array, kind="stable")  # the records by their costs
-        sorted_costs = cost_array[self._order]
+        self._records_by_cost = np.argsort(cost_array, kind="stable")  # the records by their costs
+        sorted_costs = cost_array[self._records_by_cost]
         self._cost_sums = np.cumsum(sorted_costs)
         if window is None:
             window = min(8, (len(self._batch_bounds(sorted_costs, 0)) - 1) // 50)
@@ -153,11 +153,11 @@ class BucketBatchSampler(BatchStream):
         window is 7: the batch of positions 1 and 2 (sums 3 and 6) may have the records with sums
         from 3 - 7 to 6 + 7. Any record of a larger sum comes after all records up to position 2.
         """
-        # `sums[i]` is the sum of all costs up to record `self._order[i]`: records in order of cost.
+        # `sums[i]` is the sum of all costs up to record `self._records_by_cost[i]`.
         sums, (start, stop) = self._cost_sums, self._bounds[number : number + 2]
         first = int(np.searchsorted(sums, sums[start] - self._window))
         end = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
-        candidates = self._order[first:end]
+        candidates = self._records_by_cost[first:end]
         random = random_words(derive(self._keys["record"], epoch), candidates)
         sort_keys = sums[first:end] + uniform_below(random, self._window + 1)
         by_key = candidates[np.argsort(sort_keys, kind="stable")]

@@ -18,7 +18,7 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import distinct_pairs
 from twinfeed.samplers.drawing.interleave_schedule import InterleaveSchedule
 from twinfeed.samplers.drawing.random_words import derive, root_key
-from twinfeed.samplers.orders import GroupSampler, Sampler, check_order, checked_draw
+from twinfeed.samplers.orders import GroupSampler, Sampler, check_sampler, checked_draw
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Int64s
@@ -303,7 +303,7 @@ class MixtureSampler(Sampler):
 def _check_mixable(order: Sampler) -> Sampler:
     """Return `order` if it can be a sampler of a mixture; otherwise raise ValueError."""
     problem = ""
-    if not len(check_order(order, name="each of orders")):
+    if not len(check_sampler(order, name="each of orders")):
         problem = "be empty"
     elif order.traits.max_cached is not None:  # a decoded record is kept for its next use
         problem = "reuse records, since samples of other samplers would come between the uses"

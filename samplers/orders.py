@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.permutation import SMALL, Table, permute, small_table
+from twinfeed.samplers.drawing.permutation import MAX_TABLE_SIZE, Table, permute, random_table
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.exclusion import Exclusion
 from twinfeed.samplers.iteration import IdStream
@@ -200,7 +200,7 @@ class RankSampler(Sampler):
     ) -> None:
         if sampler.sharded:
             raise ValueError(f"this sampler is already {sampler!r}")
-        self._order, self.seed = sampler, sampler.seed
+        self._inner_sampler, self.seed = sampler, sampler.seed
         self.world_size = validate.integer("world_size", world_size, minimum=1)
         self.rank = validate.integer("rank", rank, minimum=0, below=self.world_size)
         self._uneven = validate.choice("uneven", uneven, ("raise", "drop", "keep"))
@@ -212,11 +212,11 @@ class RankSampler(Sampler):
         return self._length
 
     def __repr__(self) -> str:
-        return f"rank {self.rank} of {self.world_size} of {self._order!r}"
+        return f"rank {self.rank} of {self.world_size} of {self._inner_sampler!r}"
 
     @property
     def _unsharded(self) -> Sampler:
-        return self._order
+        return self._inner_sampler
 
     def _positions_from(self, start: int) -> range:
         """Return this rank's positions of an epoch from `start` on: every `world_size`-th.
@@ -224,7 +224,7 @@ class RankSampler(Sampler):
         Raises:
             ValueError: `world_size` does not divide their number, and `uneven` is "raise".
         """
-        stop, world_size = len(self._order), self.world_size
+        stop, world_size = len(self._inner_sampler), self.world_size
         remainder = (stop - start) % world_size
         if remainder and self._uneven == "raise":
             raise ValueError(
@@ -237,40 +237,40 @@ class RankSampler(Sampler):
         return range(start + self.rank, stop, world_size)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        return checked_draw(self._order, epoch, positions * self.world_size + self.rank)
+        return checked_draw(self._inner_sampler, epoch, positions * self.world_size + self.rank)
 
 
 class InnerSampler(Sampler):
-    """Base of samplers that map the ids of another sampler (`_order`) to ids of their own."""
+    """Base of samplers that map the ids of another, `_inner_sampler`, to ids of their own."""
 
-    _order: Sampler
+    _inner_sampler: Sampler
 
-    def _set_order(self, order: Sampler, size: int, expected: str) -> None:
+    def _set_inner_sampler(self, order: Sampler, size: int, expected: str) -> None:
         """Set the inner sampler; ValueError unless its ids are record ids from 0 to `size - 1`.
 
         `expected` is the text for "5 records" in the error "order must be over 5 records".
         """
         # `num_ids` is None for a sampler of record ids. Otherwise an id is a view or use of one.
-        if check_order(order).traits.num_ids is not None:
+        if check_sampler(order).traits.num_ids is not None:
             raise ValueError(
                 f"order must give record ids, got {order!r}, which gives views of records: make "
                 f"the views last, as ViewSampler(SubsetSampler(…), …)"
             )
         if order.num_records != size:
             raise ValueError(f"order must be over {expected}, got {order!r}")
-        self._order = order
+        self._inner_sampler = order
 
     def __len__(self) -> int:
-        return len(self._order)
+        return len(self._inner_sampler)
 
     def for_batches(self: _Inner, batch_size: int, num_steps: int) -> _Inner:
         """Return a copy of this sampler for batches of this size: the inner sampler is adapted."""
         sampler = copy.copy(self)
-        sampler._order = self._order.for_batches(batch_size, num_steps)
+        sampler._inner_sampler = self._inner_sampler.for_batches(batch_size, num_steps)
         return sampler
 
 
-def check_order(order: Sampler, *, name: str = "order") -> Sampler:
+def check_sampler(order: Sampler, *, name: str = "order") -> Sampler:
     """Return `order` if it is a complete Sampler; otherwise raise TypeError."""
     if not isinstance(order, Sampler):
         raise TypeError(
@@ -375,8 +375,8 @@ class RandomSampler(Sampler):
         """Return the ids at these positions of the epoch's permutation, int64 as `positions`."""
         key = derive(self._key, epoch)
         n = self.num_records
-        if n > SMALL:
+        if n > MAX_TABLE_SIZE:
             return permute(n, key, positions)
         # `permute` would cache only a few tables for all samplers, of which a mixture has many.
-        table = self._cache.get(epoch, lambda: small_table(n, key))
+        table = self._cache.get(epoch, lambda: random_table(n, key))
         return table[positions].astype(np.int64)

@@ -114,7 +114,7 @@ class ReuseSampler(Sampler):
         round_robin = self._cache.get(
             epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(key, 0))
         )
-        index_in_order, use = np.divmod(round_robin.entries(positions), self._reuse)
+        index_in_order, use = np.divmod(round_robin.indices_at(positions), self._reuse)
         return permute(self.num_records, derive(key, 1), index_in_order) * self._reuse + use
 
 

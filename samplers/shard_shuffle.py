@@ -180,7 +180,7 @@ class ShardShuffleSampler(Sampler):
         can read each segment as one tf.data dataset, and choose between them by this sampler.
         """
         num_segments = self._sections * (len(self._segment_bounds) - 1)
-        return num_segments, GroupSampler(self, num_segments, self._segment_numbers)
+        return num_segments, GroupSampler(self, num_segments, self._segments_at)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch: int64[n], as `positions`.
@@ -202,7 +202,7 @@ class ShardShuffleSampler(Sampler):
         segments, which are read side by side. The records of a block are permuted within the block.
         """
         table = self._table(epoch)
-        entries = self._entries(table.round_robin, positions)  # indices into the sequence
+        entries = self._indices_at(table.round_robin, positions)  # indices into the sequence
         # The first record of the block, the offset of the record in it, and the size of the block.
         first_record, offset, size = table.locate(entries)
         if self._within == "random":
@@ -210,7 +210,7 @@ class ShardShuffleSampler(Sampler):
             offset = permute_rows(size, keys, offset[:, None])[:, 0]
         return first_record + offset
 
-    def _entries(self, round_robin: RoundRobin, positions: Int64s) -> Int64s:
+    def _indices_at(self, round_robin: RoundRobin, positions: Int64s) -> Int64s:
         """Return which entry of the sequence of blocks comes at each position of an epoch.
 
         All blocks in random order are one sequence of records. It is divided into sections of equal
@@ -218,13 +218,13 @@ class ShardShuffleSampler(Sampler):
         an index into the sequence.
         """
         if self._sections == 1:
-            return round_robin.entries(0, positions)
-        section, section_position = self._section_positions(positions)
-        entries = section * self._section_size + round_robin.entries(section, section_position)
+            return round_robin.indices_at(0, positions)
+        section, section_position = self._positions_in_sections(positions)
+        entries = section * self._section_size + round_robin.indices_at(section, section_position)
         # The last positions are those of the records in no section: they keep their indices.
         return np.where(positions < self._sections * self._section_size, entries, positions)
 
-    def _section_positions(self, positions: Int64s) -> tuple[Int64s, Int64s]:
+    def _positions_in_sections(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the section of each position of an epoch, and its position within the section.
 
         Each batch has the next records of section 0, then as many of section 1, and so on. The last
@@ -247,14 +247,14 @@ class ShardShuffleSampler(Sampler):
         section_position = (step * num_per_batch + offset).clip(max=self._section_size - 1)
         return section.clip(max=self._sections - 1), section_position
 
-    def _segment_numbers(self, epoch: int, positions: Int64s) -> Int64s:
+    def _segments_at(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the segment of each position of an epoch, numbered section by section.
 
         Each section has `len(_segment_bounds) - 1` segments, which are read side by side: the index
         in a round (slot) is the number of the segment in its section.
         """
-        section, section_position = self._section_positions(positions)
-        slots = self._table(epoch).round_robin.slots(section_position)
+        section, section_position = self._positions_in_sections(positions)
+        slots = self._table(epoch).round_robin.slots_at(section_position)
         return section * (len(self._segment_bounds) - 1) + slots
 
     def _table(self, epoch: int) -> _EpochTable:

@@ -64,7 +64,7 @@ class SubsetSampler(InnerSampler):
         self.num_records = validate.record_count("of", of, subset=subset, minimum=minimum)
         size = len(self._table)
         inner = SequentialSampler(size) if order is None else order
-        self._set_order(inner, size, f"len(records)={size} places")
+        self._set_inner_sampler(inner, size, f"len(records)={size} places")
         # A block of the inner sampler is a range of indices of the table. Its records are close
         # together in storage only if the table ascends.
         blocks = inner.traits.reads_blocks and is_increasing(self._table)
@@ -76,7 +76,7 @@ class SubsetSampler(InnerSampler):
 
     def __repr__(self) -> str:
         of = f"{len(self._table):,} of {validate.counted(self.num_records, 'record')}"
-        return f"SubsetSampler({of}, {self._order!r})"
+        return f"SubsetSampler({of}, {self._inner_sampler!r})"
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return for each record a range of records that are read around the same time: its span.
@@ -92,13 +92,13 @@ class SubsetSampler(InnerSampler):
             return record, record_stop
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
         index = np.searchsorted(self._table, record.astype(self._table.dtype))
-        first_index, stop_index = self._order.spans(index, epoch)
+        first_index, stop_index = self._inner_sampler.spans(index, epoch)
         first, stop = self._lookup(first_index), self._lookup(stop_index - 1) + 1
         is_dense = stop - first <= 2 * (stop_index - first_index)
         return np.where(is_dense, first, record), np.where(is_dense, stop, record_stop)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        return self._lookup(checked_draw(self._order, epoch, positions))
+        return self._lookup(checked_draw(self._inner_sampler, epoch, positions))
 
     def _lookup(self, index: Int64s) -> Int64s:
         """Return the records at these indices of the table."""

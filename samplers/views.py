@@ -66,7 +66,7 @@ class ViewSampler(InnerSampler):
         self.num_records, num_ids = len(self._counts), self._view_sums.total
         size = self.num_records if one_view else num_ids
         units = "records" if one_view else "(record, view) pairs"
-        self._set_order(order, size, f"{size} {units} with per_epoch={per_epoch!r}")
+        self._set_inner_sampler(order, size, f"{size} {units} with per_epoch={per_epoch!r}")
         self.traits = replace(
             order.traits,
             num_ids=num_ids,
@@ -82,7 +82,7 @@ class ViewSampler(InnerSampler):
         return (
             f"ViewSampler({validate.counted(self.num_records, 'record')}, "
             f"{validate.counted(self.num_ids, 'view')}, "
-            f"{self._per_epoch} per epoch, {self._order!r})"
+            f"{self._per_epoch} per epoch, {self._inner_sampler!r})"
         )
 
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
@@ -98,9 +98,9 @@ class ViewSampler(InnerSampler):
         records is 0 to 1.
         """
         if self._per_epoch == "one":  # the inner sampler is over records
-            return self._order.spans(records, epoch)
+            return self._inner_sampler.spans(records, epoch)
         first_pair_of_record = self._view_sums.before(records)  # the views of earlier records
-        first_pair, stop_pair = self._order.spans(first_pair_of_record, epoch)
+        first_pair, stop_pair = self._inner_sampler.spans(first_pair_of_record, epoch)
         return self.records(first_pair), self.records(stop_pair - 1) + 1
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -110,7 +110,7 @@ class ViewSampler(InnerSampler):
         (record, view) pair, counted record by record: if record 0 has 2 views and record 1 has 3,
         view 0 of record 1 has the id 2.
         """
-        inner_ids = checked_draw(self._order, epoch, positions)
+        inner_ids = checked_draw(self._inner_sampler, epoch, positions)
         if self._per_epoch == "all":  # the inner sampler is over pairs
             return inner_ids
         # The inner sampler is over records. A record of V views has each of them once in V epochs:

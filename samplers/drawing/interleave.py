@@ -19,7 +19,7 @@ import numpy as np
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import groups_and_indices
-from twinfeed.samplers.drawing.permutation import SMALL, permute, sorted_rows
+from twinfeed.samplers.drawing.permutation import MAX_TABLE_SIZE, permute, random_permutations
 from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
@@ -120,8 +120,8 @@ class Interleave:
         """
         size = self._period_size
         # `_sorted_streams` has the streams of a period in ascending order: permute it by each key.
-        if size <= SMALL:
-            streams = self._sorted_streams[sorted_rows(keys, size)]
+        if size <= MAX_TABLE_SIZE:
+            streams = self._sorted_streams[random_permutations(keys, size)]
         else:
             orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
             streams = np.stack([self._sorted_streams[order] for order in orders])

@@ -30,8 +30,8 @@ from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
 Table = NDArray[np.uint16]
 
-SORTED = 64  # items up to which each row of several has a sorted table
-SMALL = 1 << 15  # items up to which a single permutation is a sorted table
+MAX_ROW_TABLE_SIZE = 64  # items up to which each row of several has a sorted table
+MAX_TABLE_SIZE = 1 << 15  # items up to which a single permutation is a sorted table
 _INDEX_BITS = np.uint64(0xFFFF)  # the bits of a sorted word that carry its index
 _CHUNK = 1 << 13  # positions per inner call, whose temporaries then stay in the L2 cache
 _TABLE_WORDS = 1 << 19  # random words that are sorted at once: 4 MB
@@ -50,8 +50,8 @@ def permute(n: int, key: int, positions: Int64s) -> Int64s:
     The result is int64 and has the shape of `positions`. A small permutation is computed once, as a
     table. Of a large one, only the values at these positions are computed.
     """
-    if n <= SMALL:
-        values: Table = _shared_table(n, key)[positions]
+    if n <= MAX_TABLE_SIZE:
+        values: Table = _cached_table(n, key)[positions]
         return values.astype(np.int64)
     flat = positions.reshape(-1)
     out = np.empty(flat.shape, np.int64)
@@ -61,15 +61,15 @@ def permute(n: int, key: int, positions: Int64s) -> Int64s:
     return out.reshape(positions.shape)
 
 
-def small_table(n: int, key: int) -> Table:
+def random_table(n: int, key: int) -> Table:
     """Return the whole random permutation of `range(n)` under `key`, read-only."""
-    table: Table = sorted_rows(np.array([key], dtype=np.uint64), n)[0]
+    table: Table = random_permutations(np.array([key], dtype=np.uint64), n)[0]
     table.flags.writeable = False
     return table
 
 
 # The last few tables: neighbouring steps use the same table.
-_shared_table = lru_cache(maxsize=8)(small_table)
+_cached_table = lru_cache(maxsize=8)(random_table)
 
 
 def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
@@ -78,9 +78,11 @@ def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`. The fastest method
     depends on n: a table that is sorted, or a Feistel network of 32 or of 64 bits.
     """
-    method = (n > SORTED) + (n > SMALL).astype(np.int8)  # the index of the function below
+    # The index of the function below: 0 for n up to 64, 1 for n up to 2^15, and 2 for larger n.
+    method = np.searchsorted((MAX_ROW_TABLE_SIZE, MAX_TABLE_SIZE), n)
+    functions = (_permute_by_tables, _permute_by_feistel_32, _permute_by_feistel_64)
     out = np.empty(positions.shape, np.int64)
-    for number, compute in enumerate((_from_tables, _from_narrow_feistel, _from_wide_feistel)):
+    for number, compute in enumerate(functions):
         rows = method == number
         if rows.all():
             return compute(n, keys, positions)
@@ -89,7 +91,7 @@ def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     return out
 
 
-def _from_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
+def _permute_by_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
     `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`, and n is at most 64.
@@ -98,12 +100,12 @@ def _from_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     if not len(n):
         return np.empty(positions.shape, np.int64)
     first_row, table_of_row = distinct_pairs(keys, n)
-    tables, starts = _sorted_tables(n[first_row], keys[first_row])
+    tables, starts = _small_permutations(n[first_row], keys[first_row])
     values: NDArray[np.uint16] = tables[starts[table_of_row][:, None] + positions]
     return values.astype(np.int64)
 
 
-def _sorted_tables(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s]:
+def _small_permutations(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s]:
     """Return random permutations in one array, one after the other, and where each of them starts.
 
     Permutation i is that of `range(n[i])` under `keys[i]`. All of the same width are computed at
@@ -120,12 +122,12 @@ def _sorted_tables(n: Int64s, keys: UInt64s) -> tuple[NDArray[np.uint16], Int64s
         same_width = np.flatnonzero(widths == width)
         num_chunks = -(-len(same_width) * width // _TABLE_WORDS)  # to bound memory
         for chunk in np.array_split(same_width, num_chunks):
-            permutations = sorted_rows(keys[chunk], width, n[chunk])
+            permutations = random_permutations(keys[chunk], width, n[chunk])
             tables[starts[chunk][:, None] + np.arange(width)] = permutations
     return tables, starts
 
 
-def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
+def random_permutations(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray[np.uint16]:
     """Return a random permutation of `range(n)` for each key, uint16[keys, n].
 
     With `lengths`, row i begins with a permutation of `range(lengths[i])`. A permutation is the
@@ -143,7 +145,7 @@ def sorted_rows(keys: UInt64s, n: int, lengths: Int64s | None = None) -> NDArray
     return packed.astype(np.uint16)  # keeps the low 16 bits
 
 
-def _from_narrow_feistel(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
+def _permute_by_feistel_32(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
     `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`, and n is at most
@@ -162,7 +164,7 @@ def _from_narrow_feistel(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     return _cycle_walk(_encrypt, sizes, round_keys, x).T.astype(np.int64, order="C")
 
 
-def _from_wide_feistel(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
+def _permute_by_feistel_64(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     return feistel(n[:, None], keys[:, None], positions)
 
 
@@ -184,8 +186,8 @@ def inverse_permute(n: int, key: int, values: Int64s) -> Int64s:
     >>> inverse_permute(10**6, 3, permute(10**6, 3, np.array([7, 0, 999_999]))).tolist()
     [7, 0, 999999]
     """
-    if n <= SMALL:
-        return np.argsort(_shared_table(n, key))[values]
+    if n <= MAX_TABLE_SIZE:
+        return np.argsort(_cached_table(n, key))[values]
     round_keys = random_words(key, np.arange(_ROUNDS)[::-1, None])  # the last round first
     sizes = np.array([n], np.uint64)
     return _cycle_walk(_decrypt, sizes, round_keys, values.astype(np.uint64)).view(np.int64)
@@ -214,7 +216,7 @@ def _cycle_walk(
     return x
 
 
-def _halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
+def _split_into_halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
     """Return the left and the right half of numbers below n, and how many values each may have.
 
     The halves are those that a Feistel network mixes: `x % base` and `x // base`, where the base is
@@ -235,7 +237,7 @@ def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     number of values that the left half may have, and swaps the halves. The results may be a little
     above n: the encryption permutes all numbers that the halves can express.
     """
-    left, right, left_size, right_size = _halves(n, x)
+    left, right, left_size, right_size = _split_into_halves(n, x)
     for key in round_keys:
         total = _hash(right, key, left_size)
         total += left
@@ -254,7 +256,7 @@ def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     The numbers x are divided into the halves that `n` determines. Each round undoes one round of
     the encryption, the last first, so `round_keys` are those of `_encrypt` in reverse order.
     """
-    left, right, left_size, right_size = _halves(n, x)
+    left, right, left_size, right_size = _split_into_halves(n, x)
     for key in round_keys:
         # The round added a hash to the left half, then swapped the halves.
         left, right, left_size, right_size = right, left, right_size, left_size

@@ -74,7 +74,7 @@ class RoundRobin:
         # Where the segment starts that each sequence reads at each slot: int64[sequences, W].
         self._segment_starts = bounds[order]
 
-    def entries(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
+    def indices_at(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
         """Return which entry of the sequence comes at each position of the output, int64[n].
 
         An entry is an index into the sequence, which is divided into segments. Each round reads the
@@ -87,7 +87,7 @@ class RoundRobin:
         entries: Int64s = self._segment_starts[sequence, slot] + round_
         return entries
 
-    def slots(self, positions: Int64s) -> Int64s:
+    def slots_at(self, positions: Int64s) -> Int64s:
         """Return the index in its round of each of these outputs: the number of its segment."""
         return self._rounds.locate(positions)[1]
 
@@ -106,7 +106,7 @@ class ShuffledRoundRobin:
         self._rounds = Rounds(self._lengths)
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
-    def entries(self, positions: Int64s) -> Int64s:
+    def indices_at(self, positions: Int64s) -> Int64s:
         """Return which entry of the sequence comes at each position of the output, int64[n].
 
         An entry is an index into the sequence, which is divided into segments. Each round reads one

@@ -52,9 +52,9 @@ STREAMS = {
 
 def is_order(stream: BatchStream) -> bool:
     """Return whether a host can make the batches, as each epoch of the order is cut into them."""
-    if not isinstance(stream, BatchSampler) or stream._order.traits.needs_steps:
+    if not isinstance(stream, BatchSampler) or stream._inner_sampler.traits.needs_steps:
         return False
-    return len(stream) == -(-len(stream._order) // stream.batch_size // stream.world_size)
+    return len(stream) == -(-len(stream._inner_sampler) // stream.batch_size // stream.world_size)
 
 
 ORDERS = [name for name, make in STREAMS.items() if is_order(make())]
@@ -68,7 +68,7 @@ def take(passes: Iterable[Iterable[Any]], steps: int) -> Delivered:
 def order_of(stream: BatchStream) -> Any:
     """Return a new sampler of a stream's records, of its rank."""
     assert isinstance(stream, BatchSampler)
-    order = copy.copy(stream._order)
+    order = copy.copy(stream._inner_sampler)
     ranks = stream.world_size
     return order.shard(stream.rank, ranks, uneven="keep") if ranks > 1 else order
 

@@ -46,7 +46,7 @@ def sampler_of(name: str) -> Sampler:
     """Return a new sampler of a case."""
     batches = SAMPLERS[name]()
     assert isinstance(batches, BatchSampler)
-    return batches._order
+    return batches._inner_sampler
 
 
 def epochs_of(sampler: Sampler, first: int = 0) -> list[list[int]]:

@@ -252,7 +252,7 @@ def test_mixture_of_many_changes_stays_small() -> None:
     assert len(json.dumps(stream.state_at(4, 500))) < 4096
     later = BatchSampler(mixture({**changes, 9000: [1, 1, 1]}, num_samples=4000), batch_size=4)
     assert later.position_of(stream.state_at(4, 500)) == (4, 500)
-    tables = stream._order._interleave._cache._results
+    tables = stream._inner_sampler._interleave._cache._results
     assert len(tables) <= 4
 
 

@@ -76,7 +76,7 @@ def test_rank_visits_only_the_parts_of_its_slice(monkeypatch: pytest.MonkeyPatch
     order = ShardShuffleSampler([10**4] * 20, seed=0, block=100, window=64, sections=32)
     stream = BatchSampler(order, batch_size=320)
     visited = counting(
-        monkeypatch, RoundRobin, "entries", lambda self, section, positions: positions.size
+        monkeypatch, RoundRobin, "indices_at", lambda self, section, positions: positions.size
     )
     stream.shard(3, 32).batch(0, 5)
     assert visited == [10]

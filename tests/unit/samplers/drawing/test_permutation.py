@@ -15,11 +15,11 @@ from support.cases import mark_long
 
 from twinfeed.samplers import RandomSampler
 from twinfeed.samplers.drawing.permutation import (
-    SMALL,
+    MAX_TABLE_SIZE,
     inverse_permute,
     permute,
     permute_rows,
-    sorted_rows,
+    random_permutations,
 )
 from twinfeed.samplers.drawing.random_words import derive, random_words, root_key, uniform_below
 
@@ -63,7 +63,7 @@ def test_small_permutations_are_sorted_words(n: int, key: int) -> None:
 
 
 @given(
-    n=st.one_of(st.integers(1, 300), st.integers(SMALL - 9, SMALL)),
+    n=st.one_of(st.integers(1, 300), st.integers(MAX_TABLE_SIZE - 9, MAX_TABLE_SIZE)),
     key=st.integers(0, 2**64 - 1),
     width=st.integers(1, 9),
 )
@@ -81,7 +81,7 @@ def test_rows_of_permutations_are_sorted_words_or_arithmetic(n: int, key: int, w
 
 
 @settings(max_examples=50)
-@given(n=st.integers(SMALL + 1, 2**62), key=st.integers(0, 2**64 - 1), data=st.data())
+@given(n=st.integers(MAX_TABLE_SIZE + 1, 2**62), key=st.integers(0, 2**64 - 1), data=st.data())
 def test_large_permutations_are_the_feistel_network(n: int, key: int, data: st.DataObject) -> None:
     """Entries equal the walk in Python integers, alone and as a row among others."""
     places = data.draw(st.lists(st.integers(0, n - 1), min_size=1, max_size=5))
@@ -93,7 +93,8 @@ def test_large_permutations_are_the_feistel_network(n: int, key: int, data: st.D
 
 
 @pytest.mark.parametrize(
-    "n", [*range(1, 200), SMALL - 1, SMALL, SMALL + 1, 40_000, 181**2, 182 * 181]
+    "n",
+    [*range(1, 200), *range(MAX_TABLE_SIZE - 1, MAX_TABLE_SIZE + 2), 40_000, 181**2, 182 * 181],
 )
 def test_permutations_hit_everything_once(n: int) -> None:
     """On both sides of each branch, and where the grid has no cell to spare."""
@@ -124,7 +125,7 @@ def test_random_access_needs_no_memory_that_grows() -> None:
 def test_all_permutations_of_few_items_are_equally_likely(n: int) -> None:
     """Law 10: a chi-square over all n! permutations."""
     kinds = list(permutations(range(n)))
-    rows = sorted_rows(random_words(99, np.arange(60 * len(kinds))), n)
+    rows = random_permutations(random_words(99, np.arange(60 * len(kinds))), n)
     _, counts = np.unique(rows, axis=0, return_counts=True)
     assert len(counts) == len(kinds)
     if n > 1:
@@ -160,7 +161,7 @@ def in_rows(n: int, place: np.ndarray) -> np.ndarray:
     return permute_rows(np.full(len(KEYS), n), KEYS, np.resize(place, (len(KEYS), len(place))))
 
 
-EDGES = [33, 64, 65, 72, 100, 129, 1000, SMALL - 1, SMALL, SMALL + 1]
+EDGES = [33, 64, 65, 72, 100, 129, 1000, MAX_TABLE_SIZE - 1, MAX_TABLE_SIZE, MAX_TABLE_SIZE + 1]
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def test_segments_emit_every_position_round_by_round(
     positions = np.arange(sum(lengths))
     constant, keys = RoundRobin(bounds, np.array([8, 9], np.uint64)), np.ones_like(positions)
     for start, found in (
-        (starts, ShuffledRoundRobin(bounds, starts, key=9).entries(positions).tolist()),
-        (np.zeros_like(starts), constant.entries(keys, positions).tolist()),
+        (starts, ShuffledRoundRobin(bounds, starts, key=9).indices_at(positions).tolist()),
+        (np.zeros_like(starts), constant.indices_at(keys, positions).tolist()),
     ):
         for turn in range(max(lengths)):
             expected = {
