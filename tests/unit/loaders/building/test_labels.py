@@ -1,0 +1,285 @@
+"""Labels of an index: from fields, files, folders, tables and functions."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.shards import tars, write_tar, write_tfrecord
+
+from twinfeed.loaders import (
+    DataCorruptionError,
+    FromFile,
+    FromFolder,
+    FromJson,
+    FromTable,
+    Reader,
+    ShardWarning,
+    build_index,
+    verify,
+)
+from twinfeed.loaders.building import _merge
+from twinfeed.loaders.formats.files import Entry
+
+
+@pytest.mark.parametrize(
+    ("label", "classes", "numbers"),
+    [
+        ("cls", (), [0, 1, 2, 3, 4, 5, 6, 0, 1, 2]),
+        (FromJson("json", "object.name"), ("name0", "name1", "name2"), [0, 1, 2] * 3 + [0]),
+        (FromJson("json", "object.id"), (), list(range(10))),
+        (FromTable({f"k{n}": f"t{n % 2}" for n in range(10)}), ("t0", "t1"), [0, 1] * 5),
+        (lambda sample: len(sample["png"]), (), [(3 + n % 3) * 6 for n in range(10)]),
+        (lambda sample: [np.int64(0), 1][sample["__number__"] % 2], (), [0, 1] * 5),
+    ],
+)
+def test_label_sources_give_classes_and_numbers(
+    tmp_path: Path, label: Any, classes: tuple[str, ...], numbers: list[int]
+) -> None:
+    index = build_index(tars(tmp_path, shards=1), tmp_path / "x.index", label=label)
+    assert index.classes == classes
+    assert index.labels.tolist() == numbers
+
+
+def test_record_missing_from_label_table_is_skipped_or_background(
+    tmp_path: Path,
+) -> None:
+    """Over two shards, the second of which the table knows nothing of."""
+    shards, out = tars(tmp_path, shards=2, each=5), tmp_path / "x.index"
+    table = FromTable({"k1": "b", "k3": "a", "k4": "b"})
+    with pytest.warns(ShardWarning, match="1 of 2 shards have no records"):
+        index = build_index(shards, out, label=table, missing="skip")
+    assert (index.keys(range(3)), index.shard_lengths.tolist()) == (["k1", "k3", "k4"], [3, 0])
+    assert (index.columns["label"].tolist(), index.classes) == ([1, 0, 1], ("a", "b"))
+    assert index.options.left_out == 7
+    with Reader(index) as reader:
+        assert reader.read([2, 1], ["png"])["png"] == [b"000004" * 4, b"000003" * 3]
+    assert verify(index).ok
+    index = build_index(shards, out, label=table, background="none", missing="skip")
+    assert index.classes == ("a", "b", "none")
+    assert index.columns["label"].tolist() == [2, 1, 2, 0, 1, 2, 2, 2, 2, 2]
+
+
+def test_loose_files_missing_from_label_table_are_skipped(tmp_path: Path) -> None:
+    for n in range(4):
+        (tmp_path / f"{n}.png").write_bytes(b"image %d" % n)
+    entries = [Entry(str(n), {"image": f"{n}.png"}) for n in range(4)]
+    table = FromTable({"1": 7, "3": 5})
+    index = build_index(entries, tmp_path / "x.index", label=table, missing="skip")
+    with Reader(index) as reader:
+        assert reader.read([0, 1]) == {"image": [b"image 1", b"image 3"]}
+    assert index.columns["label"].tolist() == [7, 5]
+    assert verify(index).ok
+
+
+def test_labels_come_from_folders_in_tar_keys(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("dog/1", {"jpg": b"1"}), ("cat/1", {"jpg": b"2"})])
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label=FromFolder())
+    assert index.classes == ("cat", "dog")
+
+
+FILES = {
+    ("class_2.tar", "class_10.tar"): (r"class_(\d+)", (), [10, 2]),
+    ("class_02.tar", "class_10.tar"): (r"class_(\d+)", ("02", "10"), [0, 1]),
+    ("n01_7.tfrecord", "n02_1.tfrecord", "n01_8.tfrecord"): (
+        r"^(n\d+)_",
+        ("n01", "n02"),
+        [0, 0, 1],
+    ),
+    ("7.png", "7-b.png", "8.png"): (r"^(?P<name>\d)(?:-b)?", (), [7, 7, 8]),
+}
+
+
+@pytest.mark.parametrize("names", FILES)
+def test_labels_come_from_file_names(tmp_path: Path, names: tuple[str, ...]) -> None:
+    """Of tar and TFRecord shards and of loose files: all integers, or all names."""
+    pattern, classes, labels = FILES[names]
+    for name in names:
+        path = tmp_path / "class_1" / name  # of the file's own name alone
+        path.parent.mkdir(exist_ok=True)
+        if path.suffix == ".tar":
+            write_tar(path, [("class_3", {"txt": b"a"})])
+        elif path.suffix == ".tfrecord":
+            write_tfrecord(path, [{"x": [1]}])
+        else:
+            path.write_bytes(b"image")
+    loose = names[0].endswith(".png")
+    shards = tmp_path / "class_1" if loose else tmp_path / "class_1" / "*.t*"
+    index = build_index(shards, tmp_path / "x.index", label=FromFile(pattern))
+    assert index.classes == classes
+    assert index.labels.tolist() == labels
+    assert (index.options.label_from, index.options.label) == ("file", pattern)
+    other = FromFile("z(.)")
+    with pytest.raises(
+        DataCorruptionError, match=r"lacks a label: label=FromFile.* \(--label-file 'z"
+    ):
+        build_index(shards, tmp_path / "x.index", label=other)
+    index = build_index(shards, tmp_path / "x.index", label=other, background=3)
+    assert set(index.labels) == {3}
+
+
+@pytest.mark.parametrize("pattern", [r"\d+", r"(\d)(\d)", "(", "", None, b"(a)", re.compile("(a)")])
+def test_from_file_pattern_must_have_one_group(pattern: Any) -> None:
+    with pytest.raises(
+        ValueError, match=r"^pattern must be a (regular expression: |str with one g)"
+    ):
+        FromFile(pattern)
+
+
+def test_label_function_returning_none_gives_background_or_skip(tmp_path: Path) -> None:
+    samples = [("a", {"xml": b"<name>dog</name>"}), ("b", {"xml": b""})]
+    write_tar(tmp_path / "a.tar", samples)
+
+    def named(sample: dict[str, Any]) -> str | None:
+        return "dog" if b"dog" in sample["xml"] else None
+
+    path = tmp_path / "x.index"
+    index = build_index(tmp_path / "a.tar", path, label=named, background="background")
+    assert index.classes == ("background", "dog")
+    assert build_index(tmp_path / "a.tar", path, label=named, missing="skip").keys([0]) == ["a"]
+
+
+def test_num_classes_counts_names_or_is_largest_label_plus_one(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "x.index"
+    shard = cls_tar(tmp_path / "a.tar", "1", "5", "3")
+    assert build_index(shard, path, label="cls").num_classes == 6
+    assert build_index(shard, path).num_classes == 0
+    shard = cls_tar(tmp_path / "a.tar", "cat", "dog")
+    index = build_index(shard, path, label="cls", classes=["ant", "cat", "dog"])
+    assert index.num_classes == 3
+
+
+def test_labels_are_positions_in_given_classes(tmp_path: Path) -> None:
+    write_tfrecord(tmp_path / "0.tfrecord", [{"name": "dog"}, {"name": "cat"}])
+    path = tmp_path / "x.index"
+    shard = tmp_path / "0.tfrecord"
+    index = build_index(shard, path, label="name", classes=["dog", "emu", "cat"])
+    assert index.classes == ("dog", "emu", "cat")
+    assert index.labels.tolist() == [0, 2]
+
+
+def test_zero_padded_class_names_stay_names(tmp_path: Path) -> None:
+    write_tar(tmp_path / "a.tar", [("a", {"cls": b"0002"}), ("b", {"cls": b"0010"})])
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
+    assert index.classes == ("0002", "0010")
+
+
+def test_class_numbers_are_looked_up_once_for_all_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dictionary of all names for each shard took 20 seconds at 100,000 classes."""
+    found, numbers = [], _merge.class_numbers
+    monkeypatch.setattr(
+        _merge,
+        "class_numbers",
+        lambda *names, **rest: (found.append(1), numbers(*names, **rest))[1],
+    )
+    shards = [
+        write_tar(tmp_path / f"{n:02}.tar", [(f"k{n}", {"cls": b"c%02d" % (n * 7 % 20)})])
+        for n in range(20)
+    ]
+    index = build_index(shards, tmp_path / "x.index", label="cls")
+    assert index.columns["label"].tolist() == [n * 7 % 20 for n in range(20)]
+    assert index.classes == tuple(f"c{n:02}" for n in range(20))
+    assert len(found) == 1
+
+
+def test_advice_for_list_of_labels_works_as_printed(tmp_path: Path) -> None:
+    """The advice is followed word by word."""
+    shard = write_tfrecord(tmp_path / "0.tfrecord", [{"labels": [n % 3, 7]} for n in range(6)])
+    with pytest.raises(DataCorruptionError, match="gives a value that is not a label") as caught:
+        build_index(shard, tmp_path / "x.index", label="labels")
+    label = str(caught.value.advice).rpartition("label=")[2].partition(", or")[0]
+    index = build_index(shard, tmp_path / "x.index", label=eval(label))
+    assert index.labels.tolist() == [0, 1, 2, 0, 1, 2]
+
+
+@pytest.mark.parametrize("text", ["{", "{ant}", "[1]", '"ant"'])
+def test_class_name_that_looks_like_json_stays_a_name(tmp_path: Path, text: str) -> None:
+    shard = write_tar(tmp_path / "a.tar", [("a", {"cls": text.encode()})])
+    assert build_index(shard, tmp_path / "x.index", label="cls").classes == (text,)
+
+
+def cls_tar(path: Path, *texts: str | None) -> Path:
+    """A tar of a sample for each text, those of None without a label."""
+    samples = []
+    for n, text in enumerate(texts):
+        parts = {"png": b"..."} | ({} if text is None else {"cls": text.encode()})
+        samples.append((f"{path.stem}{n}", parts))
+    return write_tar(path, samples)
+
+
+@pytest.mark.parametrize(
+    ("texts", "background", "labels", "classes"),
+    [
+        (["3", None, "5"], -1, [3, -1, 5], ()),
+        (["3", None, "5"], "-1", [3, -1, 5], ()),
+        (["3", None, "5"], "none", [0, 2, 1], ("3", "5", "none")),
+        (["b", None, "a"], "none", [1, 2, 0], ("a", "b", "none")),
+        (["b", None, "a"], "a", [1, 0, 0], ("a", "b")),
+        ([None, None, "5"], -1, [-1, -1, 5], ()),
+        ([None, None, None], -1, [-1, -1, -1], ()),
+        ([None, None, None], "none", [0, 0, 0], ("none",)),
+    ],
+)
+@pytest.mark.parametrize("way", ["member", "two shards", "table", "function"])
+def test_background_takes_the_kind_of_the_labels(
+    tmp_path: Path, texts: list[Any], background: Any, labels: Any, classes: Any, way: str
+) -> None:
+    shards = [cls_tar(tmp_path / "a.tar", *texts)]
+    options: dict[str, Any] = {"label": "cls", "background": background}
+    if way == "two shards":
+        shards = [cls_tar(tmp_path / "a.tar", *texts[:2]), cls_tar(tmp_path / "b.tar", texts[2])]
+    if way == "table":
+        rows = [f"a{n},{text}\n" for n, text in enumerate(texts) if text is not None]
+        (tmp_path / "t.csv").write_text("".join(rows))
+        options["label"] = FromTable(tmp_path / "t.csv")
+    if way == "function":
+        options["label"] = lambda sample: sample["cls"].decode() if "cls" in sample else None
+    if way == "function" and isinstance(background, int) and any(texts):
+        with pytest.raises(ValueError, match=r"background=-1 is an integer, and labels are names"):
+            build_index(shards, tmp_path / "x.index", **options)
+        return
+    index = build_index(shards, tmp_path / "x.index", **options)
+    if way == "function" and background == "-1":
+        assert index.classes == ("-1", "3", "5")
+        return
+    assert index.columns["label"].tolist() == labels
+    assert index.classes == classes
+
+
+def test_background_text_is_a_number_among_integer_labels(tmp_path: Path) -> None:
+    shard = cls_tar(tmp_path / "a.tar", "3", None, "5")
+    index = build_index(shard, tmp_path / "x.index", label=FromJson("cls"), background="-1")
+    assert index.columns["label"].tolist() == [3, -1, 5]
+
+
+@pytest.mark.parametrize("label", ["cls", FromTable({"a": 1}), FromFolder(), len])
+def test_field_named_label_is_kept_apart_from_labels(tmp_path: Path, label: Any) -> None:
+    parts = {"cls": b"1", "label": b"a long text", "png": b"..."}
+    shard, path = write_tar(tmp_path / "a.tar", [("a", parts)]), tmp_path / "x.index"
+    if isinstance(label, FromFolder):
+        write_tar(shard, [("d/a", parts)])
+    index = build_index(shard, path, label=label, fields={"text": "label"})
+    with Reader(index) as reader:
+        assert reader.read([0], ["text"])["text"] == [b"a long text"]
+    for fields in (None, ["label", "png"], {"label": "label"}):
+        index = build_index(shard, path, label="label", fields=fields)
+        assert "label" not in index.fields
+        assert index.classes == ("a long text",)
+    index = build_index(shard, path, label="cls", fields={"label": "cls"})
+    assert index.columns["label"].tolist() == [1]
+
+
+def test_label_table_may_be_a_spreadsheet_export(tmp_path: Path) -> None:
+    """With a byte order mark, names in capitals, and more columns, if they are named."""
+    file = tmp_path / "t.csv"
+    file.write_text("\ufeffLabel,Notes, Key\r\ncat,fat,a\r\n", encoding="utf-8")
+    assert FromTable(file).labels == {"a": "cat"}
+    file.write_text("\ufeffa,cat\r\n", encoding="utf-8")
+    assert FromTable(file).labels == {"a": "cat"}
