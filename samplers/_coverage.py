@@ -47,51 +47,49 @@ class CoverageBatches:
         self._key = root_key(seed, f"pk coverage {'once' if without_repeats else 'all'}")
         layout = _layout_once if without_repeats else _layout_all
         self.steps, self._num_chunks, self._adjustable = layout(classes.sizes, p, k)
-        # Cells of the table without a chunk; negative if there are more chunks than cells.
-        self._num_empty = p * self.steps - int(self._num_chunks.sum())
+        # Chunks that are missing to fill all batches of an epoch; negative if there are too many.
+        self._num_missing = p * self.steps - int(self._num_chunks.sum())
         # Of each class, the number of its records that an epoch uses.
         self._records_used = self._num_chunks * k if without_repeats else classes.sizes
         self._cache: FifoCache[_EpochTable] = FifoCache(2)
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return the record ids of one rank in these global steps of one epoch, concatenated.
+        """Return the record ids of one rank in these training steps of one epoch, concatenated.
 
-        A batch is P chunks, each of K records of one class, and a rank gets `P / world_size` of the
-        chunks. A table has the chunks of the epoch, class by class, with a column for each batch.
-        With P = 2, 3 batches, and classes a, b, c of 3, 2 and 1 chunks (`a1` is chunk 1 of a)::
-
-            row 0   a0 a1 a2
-            row 1   b0 b1 c0
+        A batch is P chunks, and a chunk is K records of one class. A rank gets `P / world_size` of
+        the chunks. The chunks of an epoch are numbered class by class: if the classes a, b and c
+        have 3, 2 and 1 chunks, chunks 0 1 2 are of a, chunks 3 4 of b, and chunk 5 of c.
         """
-        epoch, steps_in_epoch = int(steps[0]) // self.steps, steps % self.steps
+        epoch = int(steps[0]) // self.steps  # the same for all steps
         table = self._cache.get(epoch, lambda: self._epoch_table(epoch))
-        cells = self._cells(epoch, steps_in_epoch, rank, world_size)
-        # The class of each cell, and the index of the cell's chunk among those of the class.
-        index = np.searchsorted(table.bounds, cells, side="right") - 1
-        classes, chunk_index = table.class_order[index], cells - table.bounds[index]
+        chunks = self._chunks_of_rank(epoch, steps % self.steps, rank, world_size)
+        # Class `class_order[i]` has the chunks `bounds[i]` to `bounds[i + 1] - 1`.
+        i = np.searchsorted(table.bounds, chunks, side="right") - 1
+        classes = table.class_order[i]
         if self.by_class:  # class indices in place of record ids
             return np.repeat(classes, self._k)
-        # Where the records of each chunk are in their class, among the records that are used.
-        index_in_class = table.chunks.subsets(classes, chunk_index)
-        # If an epoch does not use all records of a class, the used ones start at another record in
-        # each epoch, so that the unused ones are not always the same.
+        # The K records of each chunk, as indices among the records of the class that are used.
+        index_among_used = table.record_subsets.subsets(classes, chunks - table.bounds[i])
+        # If 4 of the 5 records of a class are used, epoch 0 uses the records 0 1 2 3 of the class,
+        # epoch 1 the records 1 2 3 4, and epoch 2 the records 2 3 4 0.
         class_size = self._classes.sizes[classes]
-        first_used = epoch * (class_size - self._records_used[classes])
-        index_in_class = (first_used[:, None] + index_in_class) % class_size[:, None]
+        num_unused = class_size - self._records_used[classes]
+        first_used = epoch * num_unused
+        index_in_class = (first_used[:, None] + index_among_used) % class_size[:, None]
         return self._classes.record_ids(classes[:, None], index_in_class).reshape(-1)
 
-    def _cells(self, epoch: int, steps: Int64s, rank: int, world_size: int) -> Int64s:
-        """Return the cells of the epoch's table that one rank gets in these steps, int64[cells].
+    def _chunks_of_rank(self, epoch: int, steps: Int64s, rank: int, world_size: int) -> Int64s:
+        """Return the numbers of the chunks that one rank gets in these steps, int64[chunks].
 
-        Each cell of the table stands for K records of one class. The table has P rows and a column
-        for each batch, and its cells are numbered row by row. With P = 2 and 3 batches::
+        A chunk is K records of one class. The chunks of an epoch are numbered along the rows of a
+        table, which has P rows, and a column for each batch. With P = 2 and 3 batches::
 
             row 0   0 1 2
             row 1   3 4 5
 
-        Columns come in random order. If the batch of a step is column 2, its cells are 2 and 5:
+        Columns come in random order. If the batch of a step is column 2, it has the chunks 2 and 5:
         one rank gets both, and each of two ranks gets one. The rows are permuted in each column,
-        since neighbouring cells of a row are often of the same class: a rank with fixed rows would
+        since neighbouring chunks of a row are often of the same class: a rank with fixed rows would
         get few classes.
         """
         column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)
@@ -102,19 +100,20 @@ class CoverageBatches:
         return (row * self.steps + column[:, None]).reshape(-1)
 
     def _epoch_table(self, epoch: int) -> _EpochTable:
-        """Return the table of an epoch: one cell for each chunk (K records of one class).
+        """Return which class each chunk of an epoch is of; a chunk is K records of one class.
 
-        The classes are in random order, and each has consecutive cells, as many as it has chunks.
-        Class sizes seldom fill the P rows and `steps` columns exactly. If there are more chunks
-        than cells, some of the classes in `_adjustable` lose a chunk; if there are fewer, some get
-        one more. These classes rotate: if one chunk of three classes must go, it is a chunk of
-        class 0 in epoch 0, of class 1 in epoch 1, of class 2 in epoch 2, and of class 0 in epoch 3.
+        Each class has `_num_chunks` chunks, and one more or less in some epochs, so that all
+        batches of the epoch are full. `_num_missing` is how many chunks are missing to fill them,
+        negative if there are too many. Each missing chunk is added to a class of the list
+        `_adjustable`, and each that is too many is taken from one, in turn over the epochs: with
+        the list 0 0 1 and one chunk too many, class 0 has a chunk less in epochs 0 and 1, class 1
+        in epoch 2, and class 0 again in epoch 3.
         """
-        num_adjusted = abs(self._num_empty)
-        # The next `num_adjusted` of the adjustable classes, cyclically over the epochs.
+        num_adjusted = abs(self._num_missing)
+        # The next `num_adjusted` entries of the list, cyclically over the epochs.
         index = (epoch * num_adjusted + np.arange(num_adjusted)) % len(self._adjustable)
         adjustments = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))
-        num_chunks = self._num_chunks + np.sign(self._num_empty) * adjustments
+        num_chunks = self._num_chunks + np.sign(self._num_missing) * adjustments
         num_classes = len(num_chunks)
         order = permute(num_classes, derive(self._key, epoch, _CLASS_ORDER), np.arange(num_classes))
         bounds = np.append(0, np.cumsum(num_chunks[order]))
@@ -123,50 +122,53 @@ class CoverageBatches:
 
 
 class _EpochTable(NamedTuple):
-    """The cells of an epoch's table of chunks, numbered row by row; a chunk is K records."""
+    """Which class each chunk of an epoch is of; a chunk is K records of one class."""
 
     class_order: Int64s  # the classes, in random order
-    bounds: Int64s  # class `class_order[i]` has the cells `bounds[i]` to `bounds[i + 1] - 1`
-    chunks: FairSubsets  # the records of the chunks of each class
+    bounds: Int64s  # class `class_order[i]` has the chunks `bounds[i]` to `bounds[i + 1] - 1`
+    record_subsets: FairSubsets  # the records of the chunks of each class
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the largest number of batches that use no record twice, and the chunks in them.
 
-    `sizes` has the number of records of each class. A chunk is K records of a class, and a batch is
-    P chunks of different classes. So n batches have at most n chunks of a class. With sizes 6, 4
-    and 4, P = 2 and K = 2, the classes have 3, 2 and 2 full chunks, which fill 3 batches. One chunk
-    is left over, so in each epoch one of the classes has a chunk less.
+    `sizes` has the number of records of each class. A chunk is K records of one class, and a batch
+    is P chunks of different classes. So n batches have at most n chunks of a class.
 
     Returns:
-        The number of batches; the number of chunks of each class, which may be too many in all;
-        and the classes that take turns at having a chunk less. A class of 3 chunks is three times
-        among them, since it can spare more: 0 0 0 1 1 2 2.
+        Three values. As an example, classes 0, 1 and 2 have 6, 4 and 4 records, P = 2 and K = 2:
+
+        - The number of batches: 3, since the classes have 3, 2 and 2 full chunks.
+        - The number of chunks of each class: 3 2 2. These may be more than P chunks a batch.
+        - The classes that take turns at having a chunk less, so that all batches are full. A class
+          of 3 chunks is three times among them, since it can spare more: 0 0 0 1 1 2 2.
     """
-    chunks = sizes // k  # full chunks of each class
-    steps = _largest(int(chunks.sum()) // p, lambda n: np.minimum(chunks, n).sum() >= p * n)
-    num_chunks = np.minimum(chunks, steps)
+    full = sizes // k  # full chunks of each class
+    steps = _largest(int(full.sum()) // p, lambda n: np.minimum(full, n).sum() >= p * n)
+    num_chunks = np.minimum(full, steps)
     return steps, num_chunks, np.repeat(np.arange(len(sizes)), num_chunks)
 
 
 def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the smallest number of batches that use every record, and the chunks in them.
 
-    `sizes` has the number of records of each class. A chunk is K records of a class, and a batch is
-    P chunks of different classes. So n batches have at most n chunks of a class. With sizes 10, 2
-    and 2, P = 2 and K = 2, the classes need 5, 1 and 1 chunks. The first class needs 5 batches,
-    which hold 10 chunks. So the small classes are repeated: they get 2 chunks each, which makes 9,
-    and in each epoch one of them gets a third.
+    `sizes` has the number of records of each class. A chunk is K records of one class, and a batch
+    is P chunks of different classes. So n batches have at most n chunks of a class.
 
     Returns:
-        The number of batches; the number of chunks of each class, which may be too few in all; and
-        the classes that take turns at having a chunk more: those with the fewest.
+        Three values. As an example, classes 0, 1 and 2 have 10, 2 and 2 records, P = 2 and K = 2:
+
+        - The number of batches: 5, since class 0 has 5 chunks, each in another batch.
+        - The number of chunks of each class: 5 2 2. Classes 1 and 2 need only 1 chunk each, but 5
+          batches have 10 chunks. So the records of the smallest classes are repeated, in as many
+          chunks each as there is room for.
+        - The classes that take turns at having one chunk more, so that all batches are full: 1 2.
     """
     needed = -(-sizes // k)  # chunks of each class, rounded up
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))
-    # The least number of chunks that each class can get: 2 in the example above.
-    least = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)
-    return steps, np.maximum(needed, least), np.flatnonzero(needed <= least)
+    # As many chunks as all classes can have at least: 2 in the example.
+    at_least = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)
+    return steps, np.maximum(needed, at_least), np.flatnonzero(needed <= at_least)
 
 
 def _largest(upper: int, is_possible: Callable[[int], bool]) -> int:

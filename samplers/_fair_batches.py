@@ -67,21 +67,7 @@ class FairBatches:
         self._schedule(shape.phases[0])  # computed here, so that the first batch comes at once
 
     def _schedule(self, phase: Phase) -> _PhaseSchedule:
-        return self._cache.get(phase, lambda: self._new_schedule(phase))
-
-    def _new_schedule(self, phase: Phase) -> _PhaseSchedule:
-        """Return the schedule of a phase (a range of steps with constant P and K), with exclusions.
-
-        An exclusion says which records of some classes are excluded from a training step on.
-        """
-        schedule = _PhaseSchedule(phase, self)
-        for exclusion in self.exclusions:
-            # How many batches from the start of the phase to the step have each class: those
-            # before a phase that starts at the step, without those before this phase.
-            at_step = _PhaseSchedule(phase._replace(start=max(phase.start, exclusion.step)), self)
-            classes = exclusion.classes
-            schedule.exclude(exclusion, at_step.num_before(classes) - schedule.num_before(classes))
-        return schedule
+        return self._cache.get(phase, lambda: _PhaseSchedule(phase, self))
 
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of consecutive global steps, concatenated.
@@ -148,30 +134,34 @@ class _PhaseSchedule:
         # For each exclusion: the classes, the index of the first subset that each draws from its
         # remaining records, these records, and their random subsets.
         self._exclusions: list[tuple[Int64s, Int64s, ClassOrder, FairSubsets]] = []
-        # In the batches since P changed, up to the phase: how often all classes of each super-class
-        # came, and which classes came once more.
-        counts = self._count_batches_before(phase.start - phase.p_start)
-        self._traversals_before, self._has_extra_batch = counts
+        # In the batches from the last change of P to the start of the phase, each class came once
+        # in each complete traversal of its super-class, and some classes came once more.
+        counts = self._count_traversals(phase.start - phase.p_start)
+        self._traversals_before_phase, self._once_more_before_phase = counts
+        for exclusion in batches.exclusions:
+            self._exclude(exclusion)
 
-    def exclude(self, exclusion: ClassExclusion, num_subsets: Int64s) -> None:
-        """Exclude records of some classes from a training step on.
+    def _exclude(self, exclusion: ClassExclusion) -> None:
+        """Draw only the remaining records of some classes from a training step on.
 
-        A class takes its records in subsets of K, and has all of them once, a *traversal*, before
-        any comes again. It draws only from the remaining records from the first traversal on that
-        starts after the step. `num_subsets[i]` is the number of subsets that class
-        `exclusion.classes[i]` has taken before the step.
+        A class takes K of its records, a subset, for each batch that has the class. It takes all of
+        its records once (a *traversal*), then all of them again, and so on. The traversal that has
+        started before the step is completed. The next one has only the remaining records.
 
-        A class of 5 records has taken 7 subsets of K = 2, which is 14 records. So 3 traversals have
-        started, and the next starts at record 15 of the sequence, which is in subset 7 (records 14
-        and 15): this is the first subset that is drawn from the remaining records.
+        For example, a class of 5 records and K = 2 has taken 7 subsets before the step: 14 records,
+        which are 3 started traversals. These have 15 records, 0 to 14. The next traversal starts at
+        record 15, in subset 7 (records 14 and 15). Subset 7 is the first that has only remaining
+        records.
         """
         if not self._exclusions:
             self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
         classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
         size, first_subset = self._sizes[classes], self._first_subset[classes]
-        # Since the last exclusion, a class has taken `num_taken` subsets, of `num_traversals`.
-        num_taken = (num_subsets - first_subset).clip(min=0)
-        num_traversals = -(-num_taken * k // size)  # started before the step: rounded up
+        num_subsets = self._num_batches_with(classes, max(self._phase.start, exclusion.step))
+        # An earlier exclusion may have changed the size of a class, from subset `first_subset` on:
+        # count records and traversals since then.
+        num_records = (num_subsets - first_subset).clip(min=0) * k
+        num_traversals = -(-num_records // size)  # started before the step: rounded up
         first_subset = first_subset + num_traversals * size // k  # in which the next one starts
         self._sizes[classes], self._first_subset[classes] = remaining.sizes, first_subset
         subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, exclusion.step))
@@ -180,81 +170,93 @@ class _PhaseSchedule:
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return the classes of each step's batch, and how many earlier batches have each class.
 
-        Earlier batches are counted from the start of the phase, a range of steps with constant P
-        and K. A batch has P classes, of which only the columns `start` to `stop - 1` are returned.
-        Both arrays are int64[steps, stop - start].
+        Earlier batches are counted in the phase, a range of steps with constant P and K: if its
+        batches have the classes 0 2, 1 0 and 1 2, the counts are 0 0, 0 1 and 1 1.
+
+        A batch has P classes. Only those at the indices `start` to `stop - 1` are returned, the
+        classes of one rank. Both arrays are int64[steps, stop - start].
         """
-        # The order of the classes starts at `p_start`, where P last changed. The phase may start
-        # later, as K may change while P stays.
-        steps_since_p_start = steps - self._phase.p_start
-        # The super-class of each batch, and the index of the batch among those of the super-class.
-        super_class, batch_index = self._super_class_order.elements_at(steps_since_p_start)
-        classes, traversal = self._classes_of(super_class, batch_index, start, stop)
-        # A class comes once in each traversal: `traversal` earlier batches have it, counted from
-        # `p_start` on. Subtract those before the phase.
-        num_earlier = traversal - self._traversals_before[super_class][:, None]
-        num_earlier -= self._has_extra_batch[classes]
+        # Batches are numbered from the step at which P last changed. The phase starts there, too,
+        # or later, if K has changed since.
+        batch = steps - self._phase.p_start
+        # A super-class is a group of classes, and a batch has classes of one super-class: which,
+        # and how many batches of the same super-class come before.
+        super_class, batch_index = self._super_class_order.elements_at(batch)
+        classes, num_earlier = self._classes_of(super_class, batch_index, start, stop)
+        # Subtract the batches before the phase: a class was in one for each time that all classes
+        # of its super-class came, and some classes were in one more.
+        num_earlier -= self._traversals_before_phase[super_class][:, None]
+        num_earlier -= self._once_more_before_phase[classes]
         return classes, num_earlier
 
     def _classes_of(
         self, super_class: Int64s, batch_index: Int64s, start: int, stop: int
     ) -> tuple[Int64s, Int64s]:
-        """Return the classes of batches, and the index of the traversal in which each class comes.
+        """Return the classes of batches, and how many earlier batches have each class.
 
         A super-class is a group of classes, and the P classes of a batch are of one super-class.
-        The batches of a super-class have all its classes once (a *traversal*), then all of them
-        again, and so on. A super-class of 3 classes and P = 2 may have the batches 0 2, 1 0, 1 2,
-        with the traversals 0 0, 0 1, 1 1.
+        The batches of a super-class have all its classes once, then all of them again, and so on: a
+        super-class of 3 classes and P = 2 may have the batches 0 2, 1 0 and 1 2. Then the counts of
+        earlier batches are 0 0, 0 1 and 1 1.
 
         Row i of both arrays, int64[rows, stop - start], is for batch `batch_index[i]` of
-        super-class `super_class[i]`: the columns `start` to `stop - 1` of its P classes.
+        super-class `super_class[i]`. It has only the classes at the indices `start` to `stop - 1`
+        of the batch.
         """
-        # The index of each class among those of its super-class.
-        index = self._class_subsets.subsets(super_class, batch_index, start, stop)
-        classes = index
-        if self._super_classes is not None:  # a class order with classes in place of records
-            classes = self._super_classes.record_ids(super_class[:, None], index)
+        # Each class as its index among those of its super-class.
+        classes = self._class_subsets.subsets(super_class, batch_index, start, stop)
+        if self._super_classes is not None:
+            # It has the classes sorted by super-class, like the ids of records sorted by class.
+            classes = self._super_classes.record_ids(super_class[:, None], classes)
+        # The position of each class in all batches of the super-class, one after the other.
         position = batch_index[:, None] * self._phase.p + np.arange(start, stop)
-        return classes, position // self._num_classes[super_class][:, None]
+        num_earlier = position // self._num_classes[super_class][:, None]
+        return classes, num_earlier
 
-    def num_before(self, classes: Int64s) -> Int64s:
-        """Return how many batches have each class, from the last change of P to this phase.
+    def _num_batches_with(self, classes: Int64s, step: int) -> Int64s:
+        """Return how many batches of the phase before a step have each of these classes.
 
         A phase is a range of steps with constant P and K.
         """
-        super_class = np.zeros_like(classes)
-        if self._super_classes is not None:  # a class order with classes in place of records
+        super_class = np.zeros_like(classes)  # of each class, a group of classes
+        if self._super_classes is not None:
+            # It has the classes sorted by super-class, like the ids of records sorted by class.
             super_class = self._super_classes._class_of_records(len(self._classes))[classes]
-        return self._traversals_before[super_class] + self._has_extra_batch[classes]
+        # Before the step, and before the phase: a class is in one batch for each time that all
+        # classes of its super-class come, and in one more if it came once more.
+        traversals, once_more = self._count_traversals(step - self._phase.p_start)
+        num_before_step = traversals[super_class] + once_more[classes]
+        traversals, once_more = self._traversals_before_phase, self._once_more_before_phase
+        return num_before_step - (traversals[super_class] + once_more[classes])
 
-    def _count_batches_before(self, num_steps: int) -> tuple[Int64s, NDArray[np.bool_]]:
-        """Count for each class the batches that contain it, in the `num_steps` before the phase.
+    def _count_traversals(self, num_batches: int) -> tuple[Int64s, NDArray[np.bool_]]:
+        """Return how often all classes of each super-class come, and which classes come once more.
 
-        A phase is a range of steps with constant P and K. The P classes of a batch are of one
-        super-class, a group of classes. The batches of a super-class have all its classes once (a
-        *traversal*), then all of them again, and so on. So each class is in as many batches as
-        there are complete traversals, and some classes in one more, of an incomplete traversal.
-        With 5 classes, P = 2 and 4 steps, the batches have 8 classes: all 5, and 3 of them again.
+        Only the first `num_batches` batches since the last change of P are counted. The P classes
+        of a batch are of one super-class, a group of classes. The batches of a super-class have all
+        its classes once (a *traversal*), then all of them again, and so on. With one super-class of
+        5 classes, P = 2 and 4 batches, the batches have 8 classes: all 5, and 3 of them once more.
 
         Returns:
-            The number of complete traversals of each super-class; and for each class, whether it is
-            in one more batch (a byte each, as there may be millions of classes).
+            The number of complete traversals of each super-class; and for each class, whether it
+            comes once more (a byte each, as there may be millions of classes).
         """
         p, num_classes = self._phase.p, self._num_classes
-        num_batches = self._super_class_order.num_before(num_steps)  # of each super-class
-        num_complete = num_batches * p // num_classes
-        # The batches of each super-class from that on in which its incomplete traversal starts.
+        num_batches_of = self._super_class_order.num_before(num_batches)  # of each super-class
+        num_complete = num_batches_of * p // num_classes
+        # Draw the batches of the incomplete traversals. In the example the second traversal starts
+        # in batch 2, after the last class of the first. So these are the batches 2 and 3.
         first_batch = num_complete * num_classes // p
-        super_class, offset = groups_and_indices(num_batches - first_batch)  # of these batches
-        has_extra_batch = np.zeros(len(self._classes), np.bool_)
-        for chunk in slices(len(offset), _CHUNK // p + 1):
+        super_class, offset = groups_and_indices(num_batches_of - first_batch)  # of these batches
+        comes_once_more = np.zeros(len(self._classes), np.bool_)
+        for chunk in slices(len(offset), _CHUNK // p + 1):  # to bound memory
             chunk_super_class = super_class[chunk]
             batch_index = first_batch[chunk_super_class] + offset[chunk]
-            classes, traversal = self._classes_of(chunk_super_class, batch_index, 0, p)
-            # The first of these batches may also have classes of the last complete traversal.
-            is_incomplete = traversal == num_complete[chunk_super_class][:, None]
-            has_extra_batch[classes[is_incomplete]] = True
-        return num_complete, has_extra_batch
+            classes, num_earlier = self._classes_of(chunk_super_class, batch_index, 0, p)
+            # Leave out the classes of the last complete traversal.
+            is_incomplete = num_earlier == num_complete[chunk_super_class][:, None]
+            comes_once_more[classes[is_incomplete]] = True
+        return num_complete, comes_once_more
 
     def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].
@@ -265,10 +267,10 @@ class _PhaseSchedule:
         """
         class_index, subset_index = classes.reshape(-1), subset_index.reshape(-1)
         ids = self._subset(self._classes, self._record_subsets, class_index, subset_index)
-        # Where records of a class are excluded from subset `first_subset` on, replace these subsets
-        # by subsets of the class's remaining records.
+        # Class `excluded_classes[i]` draws only from its remaining records from subset
+        # `first_subset[i]` on: replace these subsets.
         for excluded_classes, first_subset, remaining, subsets in self._exclusions:
-            # The only one of the (sorted) excluded classes that may be equal to each class.
+            # Search each class in `excluded_classes` (sorted): it is at index i, if at all.
             i = np.searchsorted(excluded_classes, class_index).clip(max=len(excluded_classes) - 1)
             index_since = subset_index - first_subset[i]  # 0 at the first subset to replace
             is_replaced = (excluded_classes[i] == class_index) & (index_since >= 0)

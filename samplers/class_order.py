@@ -156,10 +156,12 @@ class ClassOrder:
     def subset(self, records: Int64s) -> ClassOrder:
         """Return the class order of these records only, with the digest of all labels.
 
-        A class order has the record ids sorted by class, the largest class first.
+        A class order has the record ids sorted by class, the largest class first. This one must
+        have all ids from 0 to n - 1, so that each of the `records` has a class.
         """
         class_of = self._class_of_records(len(self.records))
-        subset = ClassOrder(class_of[records])  # its records are indices into `records`
+        # The records of `subset` are indices into `records`: replace them with the ids there.
+        subset = ClassOrder(class_of[records])
         return self._unchecked(self.digest, records[subset.records], subset.starts, subset.sizes)
 
 

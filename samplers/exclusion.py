@@ -24,11 +24,12 @@ _ATTEMPTS_OUTSIDE_BATCH = 64  # to find a replacement that is in another batch
 
 
 def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, Int64s]:
-    """Return the record ids that a user excludes, as parameters of a sampler.
+    """Return `{name: record ids}` for the records that a user excludes, checked and sorted.
 
-    `exclude` is `{training step: ids}`, and `n` the number of records. The name of a parameter has
-    the step: `{0: [5], 7: [4, 2]}` gives `{"exclude": [5], "exclude from step 7": [2, 4]}`. States
-    compare the parameters, except those of later steps.
+    `exclude` is `{training step: ids}`, and `n` is the number of records. The step becomes a part
+    of the name: `{0: [5], 7: [4, 2]}` gives `{"exclude": [5], "exclude from step 7": [2, 4]}`. A
+    sampler has these as parameters. When a state is loaded, its parameters are compared, except
+    those from a later step on.
     """
     if exclude is not None and not isinstance(exclude, Mapping):
         raise TypeError(
@@ -43,31 +44,31 @@ def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, I
 class Exclusion:
     """Replace records of a permutation of `n` records, from the training steps of `exclude` on.
 
-    Each excluded record has an index: in the order of the steps, and of the ids that are excluded
-    at the same step. Record i is replaced by the record at entry i of a random permutation of the
-    epoch's positions. If that record is excluded too, or is in the same batch, entry `i + stride`
-    is tried, then `i + 2 * stride`, and so on, modulo n. So later exclusions, which have larger
-    indices, change no earlier replacement. Two records have the same replacement only if one of
-    them comes to an entry that the other one has used.
+    The excluded records are numbered from 0 on, by the step of their exclusion, and then by id. The
+    replacements come from a random permutation of all records: excluded record i is replaced by
+    record i of the permutation. If that record is excluded too, or is in the same batch, record
+    `i + stride` of the permutation is tried, then `i + 2 * stride`, and so on, modulo n. So later
+    exclusions, which have larger numbers, change no earlier replacement. Two records have the same
+    replacement only if one of them comes to an index that the other one has used.
     """
 
     def __init__(self, exclude: Mapping[int, ArrayLike] | None, n: int, seed: int) -> None:
         self._num_records, self._key = n, root_key(seed, "exclude")
-        #: What states compare.
+        #: The excluded ids, as parameters of the sampler, which are compared with those of a state.
         self.parameters = excluded_ids(exclude, n)
         ids = [np.zeros(0, np.int64), *self.parameters.values()]
-        # The ids, sorted, and the index at which each id comes first in the order of the steps.
-        self._excluded_ids, self._indices = np.unique(np.concatenate(ids), return_index=True)
+        # The ids, sorted, and the number of each: its first index in the order of the steps.
+        self._excluded_ids, self._numbers = np.unique(np.concatenate(ids), return_index=True)
         starts = [0, *map(first_step, self.parameters)]
-        # The training steps from which on each record is excluded.
-        self._first_steps = np.repeat(starts, [*map(len, ids)])[self._indices]
+        # The training step from which on each record is excluded.
+        self._first_steps = np.repeat(starts, [*map(len, ids)])[self._numbers]
         if 2 * len(self._excluded_ids) > n:
             raise ValueError(
                 f"exclude must leave half of the records, got {len(self._excluded_ids)} of {n}: to "
                 f"draw from few records, take SubsetSampler"
             )
-        # Without a common divisor with n, the stride leads to all n entries before any comes again.
-        # It is far from 1, so that two neighbouring indices seldom come to the same entries.
+        # Without a common divisor with n, the stride leads to all n indices before any comes again.
+        # It is far from 1, so that two neighbouring records seldom come to the same indices.
         self._stride = next(s for s in count(n * 3 // 8 + 1) if gcd(s, n) == 1)
 
     def declare(self, traits: SamplerTraits) -> SamplerTraits:
@@ -79,10 +80,10 @@ class Exclusion:
     def draw(self, sampler: Any, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch, int64[positions] both.
 
-        They are `sampler._permutation(epoch, positions)`, a shuffle of all records, in which each
-        record that is excluded at its training step is replaced by another record of the epoch: if
-        2 is excluded, the order 4 0 2 1 3 may become 4 0 3 1 3. Replacements are found by rejection
-        sampling: candidates are tried until one is neither excluded nor in the same batch.
+        The ids are those of `sampler._permutation`, a shuffle of all records. But each record that
+        is excluded at its training step is replaced by another record: if 2 is excluded, the ids
+        4 0 2 1 3 may become 4 0 3 1 3. Replacements are found by rejection sampling: candidates are
+        tried until one is neither excluded nor in the same batch.
         """
         ids: Int64s = sampler._permutation(epoch, positions)
         if not len(self._excluded_ids):
@@ -91,13 +92,13 @@ class Exclusion:
         key = derive(self._key, epoch)
         # The indices, in `ids`, of the records that still need a replacement.
         pending = np.flatnonzero(self._is_excluded(ids, steps))
-        # The candidates are at a random permutation of the epoch's positions. The first candidate
-        # of an excluded record is at the entry of the record's index, so that the first candidates
-        # of all records differ.
-        entries = self._indices[np.searchsorted(self._excluded_ids, ids[pending])]
+        # Candidates are drawn from a random sequence of all positions of the epoch. Each excluded
+        # record has a number (0, 1, 2, …): the search for its replacement starts at this index of
+        # the sequence, so that the first candidates of all excluded records differ.
+        index = self._numbers[np.searchsorted(self._excluded_ids, ids[pending])]
         attempt = 0
         while len(pending):
-            new_positions = permute(self._num_records, key, entries)
+            new_positions = permute(self._num_records, key, index)  # of the sequence
             candidates = sampler._permutation(epoch, new_positions)
             is_valid = ~self._is_excluded(candidates, steps[pending])
             # A record of the same batch would be twice in it. After many attempts it is valid, too:
@@ -105,10 +106,10 @@ class Exclusion:
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
                 is_valid &= new_positions // batch_size != positions[pending] // batch_size
             ids[pending[is_valid]] = candidates[is_valid]
-            # The next entries to try. All n come before any comes again, and at least half of the
-            # records are not excluded: so the loop ends.
+            # Go on `_stride` positions later in the sequence. This leads to all of them before any
+            # comes again, and at least half of the records are not excluded: so the loop ends.
             pending = pending[~is_valid]
-            entries = (entries[~is_valid] + self._stride) % self._num_records
+            index = (index[~is_valid] + self._stride) % self._num_records
             attempt += 1
         return ids
 
@@ -117,7 +118,7 @@ class Exclusion:
 
         Record `_excluded_ids[i]` (they are sorted) is excluded from step `_first_steps[i]` on.
         """
-        # The only excluded id that may be equal to each id.
+        # Search each id in the sorted excluded ids: if it is one of them, it is at this index.
         index = np.searchsorted(self._excluded_ids, ids).clip(max=len(self._excluded_ids) - 1)
         is_same_record = self._excluded_ids[index] == ids
         excluded: NDArray[np.bool_] = is_same_record & (self._first_steps[index] <= steps)

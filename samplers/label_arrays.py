@@ -13,8 +13,12 @@ from twinfeed.samplers.types import Array
 
 
 def labels_of(data: Any) -> Any:
-    """Return the labels of an index or a source; any other data are labels already."""
-    # Samplers import no loaders, so an index or a source is known by its attribute `digests`.
+    """Return the label of each record of a data set; any other argument is returned as it is.
+
+    `data` is the first argument of a sampler: either labels, or an index or a source of
+    `twinfeed.loaders`, which describe or read the records of a data set.
+    """
+    # Samplers do not import loaders, for `isinstance`. Only an index and a source have `digests`.
     if not hasattr(data, "digests"):
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")
