@@ -14,6 +14,7 @@ from twinfeed.loaders.command_line._feeds import sampler_of
 from twinfeed.loaders.command_line._parser import _parser
 from twinfeed.loaders.errors import REBUILD
 from twinfeed.loaders.feed.collate import collate
+from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats import tar, tfrecord
 from twinfeed.loaders.formats._protobuf import length_delimited, varint
 from twinfeed.loaders.formats.example import decode_list, encode, locate, parse_sequence

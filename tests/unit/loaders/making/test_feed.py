@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support.batches import made
+from support.feeds import WORDS, batch_of, measure, request_of
 from support.inside import batcher_of
 
 from twinfeed.loaders import (
@@ -47,35 +48,6 @@ from twinfeed.samplers import (
 pytestmark = pytest.mark.usefixtures("readahead")
 
 SAMPLER = ExactOnceBatchSampler(6, batch_size=4)
-WORDS = [b"to", b"be", b"or", b"not", b"to", b"be"]
-
-
-@pytest.fixture(scope="module")
-def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
-    samples = [{"word": word, "label": number % 3} for number, word in enumerate(WORDS)]
-    return pack(samples, tmp_path_factory.mktemp("words"))["data"]
-
-
-@pytest.fixture
-def sampler() -> ExactOnceBatchSampler:
-    return ExactOnceBatchSampler(6, batch_size=4)
-
-
-def requested(*ids: int, views: tuple[int, ...] | None = None) -> Request:
-    """A request for these sample ids, each of the record of the same number."""
-    array = np.array(ids, np.int64)
-    seeds = np.arange(len(ids), dtype=np.uint64)
-    return Request(0, 0, array, array, np.array(views or [0] * len(ids), np.int64), seeds)
-
-
-def batch_of(feed: Feed, request: Request, threads: int = 0) -> dict[str, Any]:
-    """The batch of a request, by a batcher of its own."""
-    with batcher_of(feed, threads=threads) as batcher:
-        return batcher(request)
-
-
-def measure(sample: dict[str, Any]) -> dict[str, Any]:
-    return {"size": np.int32(len(sample["word"]))}
 
 
 def test_batch_without_callables_has_ids_columns_and_fields(
@@ -107,7 +79,7 @@ def test_decode_runs_once_for_each_record_of_a_batch(
     feed = Feed(index, repeating, decode=decode)
     assert feed.spec
     calls.clear()
-    batch = batch_of(feed, requested(3, 2, 3, 3), threads)
+    batch = batch_of(feed, request_of(3, 2, 3, 3), threads)
     assert batch["size"].tolist() == [3, 2, 3, 3]
     assert batch["size"].dtype == np.int32
     assert calls == {b"not": 1, b"or": 1}
@@ -128,7 +100,7 @@ def test_decoding_threads_are_reused_for_every_batch(
     seen.clear()
     with batcher_of(feed, threads=2) as batcher:
         for _ in range(5):
-            batcher(requested(0, 1, 2, 3))
+            batcher(request_of(0, 1, 2, 3))
     assert 1 <= len(seen) <= 2
 
 
@@ -145,7 +117,7 @@ def test_transform_receives_sample_columns_ids_and_seeds(
     feed = Feed(index, sampler, decode=measure, transform=transform, side=side)
     assert feed.spec
     told.clear()
-    batch = batch_of(feed, requested(3, 1, views=(0, 7)))
+    batch = batch_of(feed, request_of(3, 1, views=(0, 7)))
     assert len(told) == 2
     assert told[1] == {
         "size": 2, "label": 1, "weight": 0.5,
@@ -159,7 +131,7 @@ def test_transform_runs_for_every_sample_of_a_repeated_record(
     index: Index, sampler: ExactOnceBatchSampler
 ) -> None:
     feed = Feed(index, sampler, transform=lambda sample: {"seed_plus_one": sample["seed"] + 1})
-    assert batch_of(feed, requested(2, 2, 2))["seed_plus_one"].tolist() == [1, 2, 3]
+    assert batch_of(feed, request_of(2, 2, 2))["seed_plus_one"].tolist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("decode", [None, measure])
@@ -167,7 +139,7 @@ def test_an_empty_batch_has_every_field(
     index: Index, sampler: ExactOnceBatchSampler, decode: Any
 ) -> None:
     feed = Feed(index, sampler, decode=decode, side={"weight": np.zeros((6, 2), np.float32)})
-    full, empty = batch_of(feed, requested(1, 2)), batch_of(feed, requested())
+    full, empty = batch_of(feed, request_of(1, 2)), batch_of(feed, request_of())
     assert list(empty) == list(full)
     for name, value in empty.items():
         if isinstance(value, list):
@@ -202,7 +174,7 @@ def test_failing_callable_names_the_record(
     with pytest.raises(
         DecodeError, match=rf"record 3 \(.*\): {what} failed.*no negatives"
     ) as caught:
-        batch_of(feed, requested(2, 3))
+        batch_of(feed, request_of(2, 3))
     assert isinstance(caught.value.__cause__, RuntimeError)
 
 
@@ -317,7 +289,7 @@ def test_padding_keeps_id_minus_one_when_transform_returns_all_keys(index: Index
 def test_numbers_have_native_byte_order(index: Index, sampler: ExactOnceBatchSampler) -> None:
     side = {"weight": np.arange(6, dtype=">f4")}
     feed = Feed(index, sampler, decode=lambda _: {"x": np.ones(2, ">i4")}, side=side)
-    batch = batch_of(feed, requested(2))
+    batch = batch_of(feed, request_of(2))
     assert batch["x"].dtype.isnative
     assert batch["weight"].dtype.isnative
     assert (batch["x"].tolist(), batch["weight"].tolist()) == ([[1, 1]], [2.0])
@@ -338,7 +310,7 @@ def test_transform_may_write_to_unshared_arrays(
 ) -> None:
     feed = Feed(index, sampler, decode=array, transform=in_place)
     assert not feed.shares_arrays
-    assert batch_of(feed, requested(3, 2, 1), threads)["x"][:, 0].tolist() == [4, 3, 3]
+    assert batch_of(feed, request_of(3, 2, 1), threads)["x"][:, 0].tolist() == [4, 3, 3]
 
 
 def shared_feed(index: Index, kind: str, transform: Any, **options: Any) -> Feed:
@@ -422,7 +394,7 @@ def test_read_only_results_of_decode_are_made_writable(
         lambda sample: {"x": np.frombuffer(sample["raw"], np.float32)},
     ]
     for decode in decodes:
-        batch = batch_of(Feed(images, sampler, decode=decode, transform=in_place), requested(0, 1))
+        batch = batch_of(Feed(images, sampler, decode=decode, transform=in_place), request_of(0, 1))
         assert (batch["x"] == batch["x"].flat[0]).all()
         assert batch["x"].flat[0] in (8, 1)
 
@@ -436,9 +408,9 @@ def test_callables_run_over_columns_alone(tmp_path: Path) -> None:
         return {"both": 2 * sample["age"] + sample["teacher"]}
 
     feed = Feed(ages, sampler, side=side, transform=double)
-    assert batch_of(feed, requested(1, 3))["both"].tolist() == [3.0, 9.0]
+    assert batch_of(feed, request_of(1, 3))["both"].tolist() == [3.0, 9.0]
     feed = Feed(ages, sampler, decode=lambda _: {"one": 1})
-    assert batch_of(feed, requested(1, 3))["one"].tolist() == [1, 1]
+    assert batch_of(feed, request_of(1, 3))["one"].tolist() == [1, 1]
 
 
 @pytest.mark.parametrize("how", ["stack", "ragged"])
@@ -449,14 +421,14 @@ def test_batches_must_match_first_record_or_spec(
         return {"x": np.zeros((2, len(sample["word"])))}
 
     with pytest.raises(DecodeError, match=r"record 3 .*shape \(2, 3\), but .* first record"):
-        batch_of(Feed(index, sampler, decode=decode, collate=how), requested(3))
+        batch_of(Feed(index, sampler, decode=decode, collate=how), request_of(3))
     spec = {"x": FieldSpec((2, None), np.dtype(float))}
     feed = Feed(index, sampler, decode=decode, spec=spec, collate=how)
-    made = batch_of(feed, requested(3))["x"]
+    made = batch_of(feed, request_of(3))["x"]
     assert (made if how == "stack" else made.values).shape[-1] == 3
     with pytest.raises(DecodeError, match=r"shape \(2, 3\), but \(.*2\).*with 'pad'"):
-        batch_of(feed, requested(2, 3))
-    empty = batch_of(feed, requested())["x"]
+        batch_of(feed, request_of(2, 3))
+    empty = batch_of(feed, request_of())["x"]
     assert (empty if how == "stack" else empty.values).shape[-1] == 0
 
 
@@ -604,7 +576,7 @@ def test_threads_call_a_seeded_transform_one_at_a_time(
         return {"x": [first, random.random()]}
 
     feed = Feed(index, sampler, transform=Seeded(slow))
-    request = requested(*range(6))
+    request = request_of(*range(6))
     alone, shared = (batch_of(feed, request, threads)["x"].tolist() for threads in (0, 4))
     assert shared == alone
 
@@ -648,7 +620,9 @@ def feed(at: int | None = None, *, of: Any = SAMPLER, **options: Any) -> Callabl
 
     def make(index: Index) -> object:
         feed = Feed(index, of, **options)
-        return feed if at is None else batch_of(feed, requested(at - 1, at) if at else requested(0))
+        if at is None:
+            return feed
+        return batch_of(feed, request_of(at - 1, at) if at else request_of(0))
 
     return make
 
@@ -742,7 +716,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (feed(0, decode=lambda _: {1: 2}), TypeError, "the name of a field must be a str, got 1"),
     (feed(2, decode=worded), DecodeError, r"record 2 .*\['or'\].*\['be'\]"),
     (
-        lambda index: batch_of(Feed(index, SAMPLER, decode=worded), requested(2)),
+        lambda index: batch_of(Feed(index, SAMPLER, decode=worded), request_of(2)),
         DecodeError,
         r"record 2 .*\['or'\] where \['to'\] are expected",
     ),
@@ -782,7 +756,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
         )
     ),
     (
-        lambda index: next(made(Feed(index, SAMPLER, decode=DRAWS["numpy"]))),
+        lambda index: next(made(Feed(index, SAMPLER, decode=lambda _: {"x": np.random.rand()}))),
         ValueError,
         r"^decode returned different results.*draw random numbers in transform",
     ),
@@ -862,7 +836,7 @@ def test_reserved_names_of_columns_and_fields_are_refused(tmp_path: Path) -> Non
         with pytest.raises(ValueError, match=f"^field {name!r} {OF_BATCH}: leave it out .* decode"):
             Feed(field, of)
         renamed = Feed(field, of, decode=lambda sample, name=name: {"own": sample[name]})
-        assert batch_of(renamed, requested(0))["own"] == [b"x"]
+        assert batch_of(renamed, request_of(0))["own"] == [b"x"]
 
 
 @pytest.mark.parametrize(("end", "value"), [("length", np.ones(2)), ("shape", np.ones((2, 1)))])
