@@ -11,7 +11,7 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import StateMismatchError, validate
@@ -76,7 +76,7 @@ class _Batches(grain.MapDataset[Any]):
         super().__init__()
         self._feed, self._epochs, self._arrange = feed, epochs, arrange
         reader = reader_of(feed.index, checksums=validate.flag("checksums", checksums))
-        self._batcher = Batcher(compile_feed(feed), reader=reader)
+        self._batcher = Batcher(prepare_feed(feed), reader=reader)
 
     def __repr__(self) -> str:
         """Return a text that names the stream of batches, the same in every process."""

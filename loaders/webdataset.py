@@ -13,7 +13,7 @@ from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.selector import Choices, SourceOf
-from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.making.samples import Samples, samples_of
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import BatchStream, validate
@@ -174,7 +174,7 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
         _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
-        reader = Samples(compile_feed(feed), self.reader)
+        reader = Samples(prepare_feed(feed), self.reader)
         all_requests = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
         for request in islice(all_requests, worker, None, num_workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]

@@ -23,8 +23,8 @@ from twinfeed.loaders.building.labels import FromTable
 from twinfeed.loaders.command_line._feeds import feed_of, image_field, load_feed, sampler_of
 from twinfeed.loaders.command_line._preview import describe_record, is_missing, preview
 from twinfeed.loaders.command_line._printing import (
-    built_with,
     error_line,
+    options_built_with,
     print_lines,
     show_warning,
 )
@@ -214,7 +214,7 @@ def run_info(options: argparse.Namespace) -> None:
         properties["built with"] = vars(build_options)
         print_lines(*json.dumps(properties, indent=1).splitlines())
     else:
-        properties["built with"] = built_with(build_options, options.index)
+        properties["built with"] = options_built_with(build_options, options.index)
         print_lines(*(f"{name}: {_format_property(value)}" for name, value in properties.items()))
     open_index(options.index, root=options.root)  # raises an error for missing or changed shards
 

@@ -28,7 +28,7 @@ def print_lines(*lines: str, error: bool = False) -> None:
         print(printable(line), file=sys.stderr if error else sys.stdout)
 
 
-def built_with(options: IndexOptions, index: str, /) -> str:
+def options_built_with(options: IndexOptions, index: str, /) -> str:
     """Return the options of `twinfeed index` that an index was built with, as a command line.
 
     Options with their default value are not listed. For `--classes`, the argument is the path of

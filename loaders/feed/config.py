@@ -65,7 +65,7 @@ class FeedConfig:
         for name, rows in self.side.items():
             self._check_side_table(name, rows)
         if self.decode is None and self.transform is None:
-            self._check_without_functions()
+            self._check_stored_fields()
         if self.decode is None:
             advice = "leave it out with fields=, or give it another name in decode"
             check_names(self, "field", self.fields, advice, side=self.side)
@@ -108,7 +108,7 @@ class FeedConfig:
         """Whether the transform sets global random states, so that no other thread may run then."""
         return bool(getattr(self.transform, "sets_global_state", False))
 
-    def _check_without_functions(self) -> None:
+    def _check_stored_fields(self) -> None:
         """Raise ValueError if fields cannot be collated as they are stored.
 
         This is for feeds without decode and transform: what is collated is known before any call.

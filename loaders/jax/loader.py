@@ -13,7 +13,7 @@ from twinfeed.loaders.feed.collate import is_string, mode_of
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.feed_loader import MakingLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.support.array_types import Array
@@ -117,7 +117,7 @@ class JaxLoader(MakingLoader[B]):
 
         The parts that the processes make of a global array must have the same shape.
         """
-        spec, collate = compile_feed(self.feed).shapes
+        spec, collate = prepare_feed(self.feed).shapes
         for name, field in spec.items():
             mode = mode_of(collate, name)
             is_padded = mode == "pad" and len(field.shape) > 0  # to the longest of a batch

@@ -16,7 +16,7 @@ from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import MAX_DEFAULT_THREADS, resolve_prefetch
-from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.prefetch.schedule import Schedules, sharded_as
 from twinfeed.loaders.reading.source import Reads, reader_of
@@ -145,7 +145,7 @@ class FeedLoader(Loader[B]):
         except StateMismatchError as error:
             error.add_note(f"'the state' is the loader's: batches may differ from step {step} on")
             raise
-        compile_feed(feed)  # raises what is wrong with the feed before anything changes
+        prepare_feed(feed)  # raises what is wrong with the feed before anything changes
         self.schedules.change(sampler, step)
         self.feed, self._sampler, self._cursor.stream = feed, feed.sampler, feed.sampler
         if self._ledger is not None:
@@ -228,7 +228,7 @@ class MakingLoader(FeedLoader[B]):
         reuses_images = feed.sampler.traits.max_cached is not None
         decode_threads, batch_threads = (self.threads, 0) if reuses_images else (0, self.threads)
         with Batcher(
-            compile_feed(feed),
+            prepare_feed(feed),
             reader=self.reader,
             threads=decode_threads,
             meter=self.meter,

@@ -42,7 +42,7 @@ class DecodedCache:
         # order. The images that a request will add to the cache are one task of the pool.
         self._pool: ThreadPoolExecutor | None = None
         self._min_pending = 0
-        self._unsearched_requests: Iterator[Request] = iter(())
+        self._coming_requests: Iterator[Request] = iter(())
         self._future_records: set[int] = set()  # in the cache after the last searched request
         # The record ids of each task and its result, until `get` takes the images.
         self._pending: deque[tuple[list[int], Future[Sequence[Fields]]]] = deque()
@@ -60,7 +60,7 @@ class DecodedCache:
         `requests` begins with the request of the next batch. At least `threads` images that no
         batch has used yet are decoded, or being decoded, at any time.
         """
-        self._unsearched_requests, self._min_pending = requests, threads
+        self._coming_requests, self._min_pending = requests, threads
         self._pool = ThreadPoolExecutor(threads, "twinfeed-ahead")
         self._submit_new_images(self._pool)
 
@@ -105,7 +105,7 @@ class DecodedCache:
         num_pending = sum(len(records) for records, _ in self._pending)
         if num_pending >= self._min_pending:
             return num_pending
-        for request in islice(self._unsearched_requests, _MAX_SEARCHED):
+        for request in islice(self._coming_requests, _MAX_SEARCHED):
             real = request.where(request.ids >= 0)  # without padding
             new = [record for record in real.records.tolist() if record not in self._future_records]
             self._future_records.update(new)

@@ -14,7 +14,7 @@ from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import PerProcess
 
 
-def call(
+def call_for_record(
     index: Source, name: str, function: Callable[..., Fields], record: int, /, *arguments: Any
 ) -> Fields:
     """Call a user's function for a record, and return its dict of fields.
@@ -95,7 +95,7 @@ class SampleMap:
 
         def run(calls: Sequence[Any]) -> list[Fields]:
             """Make a thread's calls one after another."""
-            return [call(self.index, name, function, *arguments) for arguments in calls]
+            return [call_for_record(self.index, name, function, *arguments) for arguments in calls]
 
         if self.threads < 2 or len(calls) < 2:
             return run(calls)

@@ -13,8 +13,8 @@ from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.making._shared_samples import with_writable_arrays
-from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.making.prepared import PreparedFeed
 from twinfeed.loaders.making.samples import Rows, Samples, Values, samples_of
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
@@ -39,7 +39,7 @@ class Batcher(Closing):
 
     def __init__(
         self,
-        compiled: CompiledFeed,
+        prepared: PreparedFeed,
         /,
         *,
         reader: Reads | None = None,
@@ -47,11 +47,11 @@ class Batcher(Closing):
         meter: Meter | None = None,
         empty: Allocate = aligned,
     ) -> None:
-        feed, self.spec = compiled.config, compiled.spec
-        self._batch_function = compiled.batch_function
+        feed, self.spec = prepared.config, prepared.spec
+        self._batch_function = prepared.batch_function
         self._own_reader = reader is None
         self._reader = reader_of(feed.index) if reader is None else reader
-        self.samples = Samples(compiled, self._reader, threads=threads, meter=meter, empty=empty)
+        self.samples = Samples(prepared, self._reader, threads=threads, meter=meter, empty=empty)
         self.meter = self.samples.meter
         self._collation = check_collate(feed.collate)
         self._empty = empty

@@ -23,7 +23,7 @@ from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batch_function import BatchFunction
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.compiled import CompiledFeed
+from twinfeed.loaders.making.prepared import PreparedFeed
 from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
 from twinfeed.loaders.reading.dataset_source import as_source
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
@@ -163,7 +163,7 @@ class Feed(FeedConfig):
                 f"loader of the feed; a DataLoader of your own takes RecordDataset(feed)"
             )
         request = Request.of(self.sampler, *position, seeds=self.seeded)
-        with Batcher(compile_feed(self)) as batcher:
+        with Batcher(prepare_feed(self)) as batcher:
             return batcher(request)
 
     @property
@@ -184,7 +184,7 @@ class Feed(FeedConfig):
         if self.batch_transform is None:
             return None
         first, other = probe_requests(self, self.sampler.batch_size)
-        with Batcher(CompiledFeed(self, self._spec)) as batcher:
+        with Batcher(PreparedFeed(self, self._spec)) as batcher:
             return BatchFunction(self, self._spec, batcher, first, other)
 
     def __repr__(self) -> str:
@@ -233,13 +233,13 @@ class Feed(FeedConfig):
         return feed
 
 
-def compile_feed(feed: Feed, /) -> CompiledFeed:
+def prepare_feed(feed: Feed, /) -> PreparedFeed:
     """Return a feed with the spec of its samples and its checked `batch_transform`.
 
     A `Batcher` needs these. The first call for a feed reads the first samples of the stream, and
     calls the user's functions on them; then the feed has cached both.
     """
-    return CompiledFeed(feed, feed._spec, feed._batch_function)
+    return PreparedFeed(feed, feed._spec, feed._batch_function)
 
 
 def index_of(feed: object, caller: str, /) -> Index:

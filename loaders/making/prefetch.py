@@ -95,7 +95,7 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
         self._thread = threading.Thread(
             target=_produce, args=(source, self._ready, stop), name="twinfeed-prefetch", daemon=True
         )
-        self._finalize = weakref.finalize(self, _join, self._thread, stop, while_closing)
+        self._finalize = weakref.finalize(self, _stop_thread, self._thread, stop, while_closing)
         self._thread.start()
 
     def __next__(self) -> T:
@@ -115,9 +115,9 @@ class Prefetcher(Iterator[T], Closing, Generic[T]):
             except BaseException:
                 if detached := self._finalize.detach():  # the thread was not stopped yet
                     # A thread that runs C++ at interpreter exit would abort the process. So stop
-                    # it now: index 2 has the arguments of `_join` that the finalizer has kept.
+                    # it now: detached[2] has the finalizer's arguments for `_stop_thread`.
                     thread, stop, while_closing = detached[2]
-                    _join(thread, stop, while_closing, timeout=_BROKEN_TIMEOUT)
+                    _stop_thread(thread, stop, while_closing, timeout=_BROKEN_TIMEOUT)
                 raise
         raise StopIteration
 
@@ -164,7 +164,7 @@ def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
         getattr(source, "close", object)()
 
 
-def _join(
+def _stop_thread(
     thread: threading.Thread,
     stop: _Stop,
     while_closing: Callable[[], object],

@@ -93,13 +93,13 @@ def first_shared(values: Sequence[Any], /) -> int | None:
     owners = {id(array if array.base is None else array.base) for array in arrays}
     if len(owners) == len(values):
         return None
-    addresses = [_address(value) for value in values]
+    addresses = [_writable_address(value) for value in values]
     counts = Counter(addresses)
     is_shared = [address is not None and counts[address] > 1 for address in addresses]
     return is_shared.index(True) if any(is_shared) else None
 
 
-def _address(value: Any) -> int | None:
+def _writable_address(value: Any) -> int | None:
     """Return the memory address of a mutable value; None if it is immutable or not known.
 
     Values are arrays, tensors of torch, lists, or anything else.

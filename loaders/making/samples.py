@@ -25,7 +25,7 @@ from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.making._decoded_cache import DecodedCache
-from twinfeed.loaders.making._sample_map import SampleMap, call, check_values
+from twinfeed.loaders.making._sample_map import SampleMap, call_for_record, check_values
 from twinfeed.loaders.making._shared_samples import (
     Fields,
     check_not_mutated,
@@ -33,8 +33,8 @@ from twinfeed.loaders.making._shared_samples import (
     with_read_only_arrays,
     with_writable_arrays,
 )
-from twinfeed.loaders.making.compiled import CompiledFeed
 from twinfeed.loaders.making.meter import Meter
+from twinfeed.loaders.making.prepared import PreparedFeed
 from twinfeed.loaders.making.repeatability import (
     array_copy,
     bitwise_equal,
@@ -70,7 +70,7 @@ class Samples:
 
     def __init__(
         self,
-        compiled: CompiledFeed,
+        prepared: PreparedFeed,
         reader: Reads,
         /,
         *,
@@ -80,7 +80,7 @@ class Samples:
     ) -> None:
         self.meter = Meter() if meter is None else meter
         self._empty = empty
-        feed, traits = compiled.config, compiled.config.sampler.traits
+        feed, traits = prepared.config, prepared.config.sampler.traits
         self.index = feed.index
         self.reader = reader
         self.fields = feed.fields
@@ -93,7 +93,7 @@ class Samples:
         self.cache = None if traits.max_cached is None else DecodedCache(traits.uses, self._decode)
         self._shares_arrays = feed.shares_arrays  # several samples may use one decoded array
         self._mutation_checks_left = _MAX_MUTATION_CHECKS
-        self._in_place_fields = self._fields_in_place(compiled)
+        self._in_place_fields = self._fields_in_place(prepared)
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:
         """Return by name the rows of columns and side tables for the samples of a request.
@@ -204,7 +204,8 @@ class Samples:
             """Decode records[0] into arrays full of `fill`, and return the sample."""
             arrays = {name: np.full_like(sample[name], fill) for name in decode.writes}
             stored = self._read_samples(records)[0]
-            return call(self.index, "decode", decode.into, int(records[0]), stored, arrays)
+            arguments = int(records[0]), stored, arrays
+            return call_for_record(self.index, "decode", decode.into, *arguments)
 
         for fill in (0, 1):
             decode_filled = partial(decode_into_arrays, fill)
@@ -224,13 +225,13 @@ class Samples:
         if self.cache is not None:
             self.cache.close()
 
-    def _fields_in_place(self, compiled: CompiledFeed) -> dict[str, FieldSpec]:
+    def _fields_in_place(self, prepared: PreparedFeed) -> dict[str, FieldSpec]:
         """Return the specs of the fields that decode writes directly into the arrays of a batch.
 
         This needs a `decode.into` function, whose fields (`decode.writes`) are all stacked and have
         a known shape. No transform or cache may need the samples. Otherwise, return {}.
         """
-        spec, collation = compiled.spec, compiled.config.collate
+        spec, collation = prepared.spec, prepared.config.collate
         writes: Sequence[str] = getattr(self.decode, "writes", ())
         if self.transform is not None or self.cache is not None:
             return {}
@@ -356,8 +357,8 @@ class Samples:
         inputs = [
             {**sample, **extra} for sample, extra in zip(private, samples_of(extras), strict=True)
         ]
-        call = self._call_transform
-        results = self.sample_map.map("transform", call, request.records, inputs, samples)
+        arguments = request.records, inputs, samples
+        results = self.sample_map.map("transform", self._call_transform, *arguments)
 
         def transform_again(position: int) -> Fields:
             """Decode and transform the sample at this position once more."""

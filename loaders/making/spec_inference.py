@@ -20,7 +20,7 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_names, check_unreserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making.compiled import CompiledFeed
+from twinfeed.loaders.making.prepared import PreparedFeed
 from twinfeed.loaders.making.samples import Samples, is_own_decode
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
@@ -83,7 +83,7 @@ def _probe_first_sample(feed: FeedConfig) -> Mapping[str, Any]:
     """
     first, other = probe_requests(feed)
     with closing(reader_of(feed.index)) as reader:
-        samples = Samples(CompiledFeed(feed, spec={}), reader)  # the spec is not known yet
+        samples = Samples(PreparedFeed(feed, spec={}), reader)  # the spec is not known yet
         return samples.probe_sample(first, other)
 
 

@@ -17,7 +17,7 @@ from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.concurrency import default_threads
-from twinfeed.loaders.making.feed import Feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, prepare_feed
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of
@@ -116,7 +116,7 @@ class BatchSource(GraphSource):
         for closed_pass in self._errors.keys() - self._open_passes.keys():
             del self._errors[closed_pass]
         options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
-        batchers = [Batcher(compile_feed(feed), **options) for feed in self.feeds]
+        batchers = [Batcher(prepare_feed(feed), **options) for feed in self.feeds]
         chunks = self.chunks(start)
         self._open_passes[pass_id] = _OpenPass(batchers, chunks)
         try:

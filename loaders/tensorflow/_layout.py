@@ -12,8 +12,8 @@ from twinfeed.loaders.feed.collate import Ragged, mode_of
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.compiled import CompiledFeed
-from twinfeed.loaders.making.feed import Feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, prepare_feed
+from twinfeed.loaders.making.prepared import PreparedFeed
 from twinfeed.loaders.reading.source import Reads
 from twinfeed.loaders.support.array_types import Array
 
@@ -28,17 +28,17 @@ class Layout:
 
     def __init__(self, feed: Feed, batch_size: int | None, reader: Reads) -> None:
         self.batch_size = batch_size
-        compiled = compile_feed(feed)
+        prepared = prepare_feed(feed)
         # A batch of no samples has the fields and dtypes of every batch.
-        empty_batch = Batcher(compiled, reader=reader)(Request.plain(np.zeros(0, np.int64)))
+        empty_batch = Batcher(prepared, reader=reader)(Request.plain(np.zeros(0, np.int64)))
         self.specs: dict[str, list[tf.TensorSpec]] = {}
         for name, value in empty_batch.items():
             self.specs[name] = [
-                _tensor_spec(array, batch_size, _sample_shape(compiled, name, array))
+                _tensor_spec(array, batch_size, _sample_shape(prepared, name, array))
                 for array in _arrays_of(value)
             ]
             if isinstance(value, Ragged):  # of [values, lengths], only lengths has a row per sample
-                shape = compiled.shapes[0][name].shape[1:]
+                shape = prepared.shapes[0][name].shape[1:]
                 self.specs[name][0] = _tensor_spec(value.values, None, shape)
 
     @property
@@ -64,12 +64,12 @@ def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) ->
     return tf.TensorSpec([size, *shape], dtype)
 
 
-def _sample_shape(compiled: CompiledFeed, name: str, array: Array) -> Sequence[int | None]:
+def _sample_shape(prepared: PreparedFeed, name: str, array: Array) -> Sequence[int | None]:
     """Return the static shape of a sample of field `name`, whose values in a batch are `array`.
 
     Sizes that differ between batches, as of padded fields, are None.
     """
-    spec, collate = compiled.shapes
+    spec, collate = prepared.shapes
     if mode_of(collate, name) == "pad":
         return [None] * (array.ndim - 1)
     # The spec lacks fields that every batch has, such as "id". The lengths of a ragged field have

@@ -14,7 +14,7 @@ import tensorflow as tf
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s
@@ -86,7 +86,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
                 f"got {sampler!r}: take TensorFlowLoader(feed), which serves every feed"
             )
         self._feed, reader = feed, reader_of(feed.index)
-        self._batcher = Batcher(compile_feed(feed), reader=reader)
+        self._batcher = Batcher(prepare_feed(feed), reader=reader)
         self._layout = Layout(feed, None, reader)
         self._num_groups, group_stream = by_group
         self._group_schedule = Schedule(group_stream)

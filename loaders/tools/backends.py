@@ -36,7 +36,7 @@ class Backend(NamedTuple):
     to_numpy: Callable[[Any], Any] | None = None
 
 
-def of_torch(value: Any) -> Any:
+def ragged_of_torch(value: Any) -> Any:
     """Convert a jagged tensor of torch, or a list of lists of strings, to a `Ragged`.
 
     Any other value is returned as it is.
@@ -50,7 +50,7 @@ def of_torch(value: Any) -> Any:
     return value
 
 
-def of_tensorflow(value: Any) -> Any:
+def ragged_of_tensorflow(value: Any) -> Any:
     """Convert a `tf.RaggedTensor` to a `Ragged`; return any other value as it is."""
     if hasattr(value, "row_lengths"):
         return Ragged(value.values.numpy(), value.row_lengths().numpy())
@@ -59,13 +59,15 @@ def of_tensorflow(value: Any) -> Any:
 
 BACKENDS = {
     "numpy": Backend("twinfeed.loaders", "NumpyLoader"),
-    "torch": Backend("twinfeed.loaders.torch", "TorchLoader", "torch", {"device": "cpu"}, of_torch),
+    "torch": Backend(
+        "twinfeed.loaders.torch", "TorchLoader", "torch", {"device": "cpu"}, ragged_of_torch
+    ),
     "tensorflow": Backend(
         "twinfeed.loaders.tensorflow",
         "TensorFlowLoader",
         "tensorflow",
         {"device": "/CPU:0"},
-        of_tensorflow,
+        ragged_of_tensorflow,
     ),
     "jax": Backend("twinfeed.loaders.jax", "JaxLoader", "jax"),
 }

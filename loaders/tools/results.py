@@ -23,7 +23,7 @@ from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.display import html_table
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
-from twinfeed.loaders.tools.backends import of_tensorflow, of_torch
+from twinfeed.loaders.tools.backends import ragged_of_tensorflow, ragged_of_torch
 from twinfeed.samplers import validate
 
 Part = Array
@@ -297,7 +297,7 @@ def _as_column(name: str, value: Any) -> Array:
     """
     if not isinstance(value, (list, tuple)):
         # Tensors of torch, and ragged ones of both frameworks, become numpy arrays or a `Ragged`.
-        value = of_tensorflow(of_torch(value))
+        value = ragged_of_tensorflow(ragged_of_torch(value))
     if isinstance(value, Ragged):
         values, lengths = (_as_plain_array(name, part) for part in value)
         rows = ragged_rows(name, Ragged(np.array(values), lengths))

@@ -24,7 +24,7 @@ from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import compile_feed
+from twinfeed.loaders.making.feed import prepare_feed
 from twinfeed.loaders.making.meter import Meter, StageTimes
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
 from twinfeed.loaders.reading.reader import Reader
@@ -185,7 +185,7 @@ class ErrorAsValueDataset(Dataset[Any]):
     def __init__(self, loader: FeedLoader[Any], /, *, threads: int) -> None:
         self._values_reader = RequestValuesReader()
         reader = self._values_reader if parent_reads(loader) else loader.reader
-        self._batcher = Batcher(compile_feed(loader.feed), reader=reader, threads=threads)
+        self._batcher = Batcher(prepare_feed(loader.feed), reader=reader, threads=threads)
 
     def __getitem__(self, request: Request | _RequestWithValues, /) -> _WorkerBatch | _WorkerError:
         """Return the batch for a request with its times; or, if this fails, the error."""

@@ -17,7 +17,7 @@ from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.fork import end_with_parent
@@ -133,11 +133,11 @@ class RecordDataset(Dataset[Any]):
         if feed.sampler.traits.record_ids is not None:
             self._excluded = np.ones(len(index), bool)
             self._excluded[feed.sampler.traits.record_ids] = False
-        # The feed itself is not an attribute, since workers do not need its sampler. `compile_feed`
+        # The feed itself is not an attribute, since workers do not need its sampler. `prepare_feed`
         # tries the feed's functions with the first record, here in the main process.
         threads = validate.integer("threads", threads, minimum=0)
         reader = reader_of(feed.index, checksums=checksums)
-        self._batcher = Batcher(compile_feed(feed), reader=reader, threads=threads)
+        self._batcher = Batcher(prepare_feed(feed), reader=reader, threads=threads)
 
     def __len__(self) -> int:
         return self._records

@@ -27,7 +27,7 @@ from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json_digest
 from twinfeed.loaders.index.options import Reading, ReadingOptions
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, compile_feed
+from twinfeed.loaders.making.feed import Feed, prepare_feed
 from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_BLOCK,
@@ -50,7 +50,7 @@ from twinfeed.samplers.drawing import prefix_sums
 
 def batcher_of(feed: Feed, **options: Any) -> Batcher:
     """Return what makes the batches of a feed."""
-    return Batcher(compile_feed(feed), **options)
+    return Batcher(prepare_feed(feed), **options)
 
 
 def buffered(reader: Reader) -> list[tuple[int, int, int]]:

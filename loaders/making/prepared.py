@@ -1,4 +1,4 @@
-"""A feed with its inferred spec, which is all that a `Batcher` needs."""
+"""A feed with its inferred spec and checked functions, which is all that a `Batcher` needs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from twinfeed.loaders.making.batch_function import BatchFunction
 
 
 @dataclass(frozen=True)
-class CompiledFeed:
+class PreparedFeed:
     """A feed, the inferred spec of its samples, and its checked `batch_transform`."""
 
     config: FeedConfig
