@@ -113,17 +113,17 @@ def _num_blocks(lengths: Array, block: int, shards: Int64s) -> Int64s:
 class BlockOrder:
     """The records of all blocks as one sequence, block after block in a random order.
 
-    The *rank* of a block is its position in the order. An *entry* is an index into the sequence.
+    The *position* of a block is its index in this order: the first block has position 0.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
         count = len(blocks)
         self._blocks = blocks
-        # The number of the block at each rank.
+        # The number of the block at each position.
         self._block_at: Callable[[Int64s], Int64s] = partial(permute, count, key)
         if count <= _MAX_ENTRIES:
             table = permute(count, key, np.arange(count)).astype(np.int32)
-            self._block_at = lambda ranks: table[ranks].astype(np.int64)
+            self._block_at = lambda block_positions: table[block_positions].astype(np.int64)
         self._sums: PrefixSums | _ShortBlockTable
         if count > _MAX_ENTRIES and not blocks.has_many_shards:
             self._sums = _ShortBlockTable(blocks, key)
@@ -136,50 +136,55 @@ class BlockOrder:
         if isinstance(self._sums, PrefixSums):
             self._sums.prepare(fraction)
 
-    def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the block that has each entry: its first entry, its first record and its size.
+    def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the block at each index: its first index, its first record and its size.
 
-        An entry is an index into the sequence of all records, block after block in random order. If
-        the first two blocks are records 8 9 and 0 1 2, entry 3 is record 1, and its block has the
-        first entry 2, the first record 0 and the size 3. All are int64[n].
+        The indices are those of the sequence of all records, block after block in random order. If
+        the first two blocks are records 8 9 and 0 1 2, index 3 is record 1, and its block has the
+        first index 2, the first record 0 and the size 3. All are int64[n].
         """
-        ranks, first_entry = self._sums.locate(entries)  # rank: position of a block in the order
-        first_record, size = self._blocks.first_and_size(self._block_at(ranks))
-        return first_entry, first_record, size
+        block_positions, first_index = self._sums.locate(index)  # position 0 is the first block
+        first_record, size = self._blocks.first_and_size(self._block_at(block_positions))
+        return first_index, first_record, size
 
 
-def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], ranks: Int64s) -> Int64s:
-    """Return the size of the block at each rank; ranks may be of any shape."""
-    return blocks.locate_in_shards(block_at(ranks.reshape(-1)))[2].reshape(ranks.shape)
+def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], positions: Int64s) -> Int64s:
+    """Return the size of the block at each of these positions in a random order, of any shape."""
+    _, _, sizes = blocks.locate_in_shards(block_at(positions.reshape(-1)))
+    return sizes.reshape(positions.shape)
 
 
 class _ShortBlockTable:
-    """The search for the block of an entry, by a table of the short blocks only.
+    """The search for the block at an index, by a table of the short blocks only.
 
-    An entry is an index into the records of all blocks, block after block in a random order, and
-    the rank of a block is its position in this order. All blocks between two short blocks are full,
-    so their ranks follow by division. The table has at most one row a shard, and does not grow with
-    the number of blocks.
+    The indices are those of the records of all blocks, block after block in a random order. The
+    position of a block is its index in this order. All blocks between two short blocks are full,
+    so their positions follow by division. The table has at most one row for each shard, and does
+    not grow with the number of blocks.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
         numbers, num_missing = blocks.short_blocks()
-        ranks = inverse_permute(len(blocks), key, numbers)
-        order = np.argsort(ranks)
-        self._block = blocks.block
-        # The block after each short block: its rank and its first entry.
-        self._ranks = np.append(0, ranks[order] + 1)
-        self._starts = self._ranks * self._block - np.append(0, np.cumsum(num_missing[order]))
+        block_positions = inverse_permute(len(blocks), key, numbers)
+        order = np.argsort(block_positions)
+        self._block_size = blocks.block  # of a full block
+        # A row for the first block, and for the block after each short block: its position and its
+        # first index.
+        self._row_block_positions = np.append(0, block_positions[order] + 1)
+        num_missing_before = np.append(0, np.cumsum(num_missing[order]))
+        self._row_indices = self._row_block_positions * self._block_size - num_missing_before
 
-    def locate(self, entries: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the rank of the block of each entry, and the block's first entry, int64[n].
+    def locate(self, index: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the position of the block at each index, and the block's first index, int64[n].
 
-        An entry is an index into the records of all blocks, which are in a random order. The rank
-        of a block is its position in this order. The table has a row for each short block, with the
-        rank and the first entry of the block after it. All blocks up to the next short one are
-        full, so the rank follows by division.
+        The indices are those of the records of all blocks, which are in a random order. The
+        position of a block is its index in this order. All blocks are full, of `_block_size`
+        records, except a few short ones. The table has a row for the first block, and for the block
+        after each short block. Blocks of 4 4 1 4 4 records have two rows, with the positions 0 3
+        and the first indices 0 9. Index 14 is one full block after the second row: its block has
+        position 3 + 1 and first index 9 + 4.
         """
-        row = np.searchsorted(self._starts, entries, side="right") - 1
-        num_full = (entries - self._starts[row]) // self._block  # blocks between row and entry
-        ranks: Int64s = self._ranks[row] + num_full
-        return ranks, self._starts[row] + num_full * self._block
+        row = np.searchsorted(self._row_indices, index, side="right") - 1  # the last one before
+        num_full_blocks = (index - self._row_indices[row]) // self._block_size  # since this row
+        block_positions: Int64s = self._row_block_positions[row] + num_full_blocks
+        return block_positions, self._row_indices[row] + num_full_blocks * self._block_size

@@ -104,24 +104,25 @@ class FairSubsets:
             int64[rows, m]: row i is for traversal `traversal[i]` of population `population[i]`.
         """
         n, m = self._sizes[population], self._m
-        # The number of items of the previous traversal in the subset in which this one starts: the
-        # traversal starts at `traversal * n` in the whole sequence, and subsets at multiples of m.
-        num_previous = traversal * n % m
-        index = np.broadcast_to(np.arange(m), (len(n), m))
-        from_end = n[:, None] - 1 - index  # the last position, the last but one, and so on
-        # Both traversals in one call: with few rows, the calls cost more than the items.
-        both = self._permuted(
+        # The traversal starts within a subset, which has `num_old` items of the previous traversal:
+        # traversals start at multiples of n in the whole sequence, and subsets at multiples of m.
+        num_old = traversal * n % m
+        first_positions = np.broadcast_to(np.arange(m), (len(n), m))
+        last_positions = n[:, None] - 1 - first_positions  # n - 1, n - 2 and so on
+        # Compute both traversals in one call: with few rows, calls cost more than items.
+        old_and_new_items = self._permuted(
             np.tile(population, 2),
             np.append(traversal - 1, traversal),
-            np.concatenate([from_end, index]),
+            np.concatenate([last_positions, first_positions]),
         )
-        # The previous items in reverse: the first `num_previous` columns are those of the subset.
-        previous_items, items = np.split(both, 2)
-        is_new = ~_is_in_row(items, previous_items, index < num_previous[:, None])
-        # The first new items complete the subset. All other items follow, in their order.
-        num_needed = m - num_previous
-        completes_subset = is_new & (np.cumsum(is_new, axis=1) <= num_needed[:, None])
-        order = np.argsort(~completes_subset, axis=1, kind="stable")
+        old_items, items = np.split(old_and_new_items, 2)
+        # The old items are in reverse order, so the subset has the first `num_old` of each row.
+        is_in_subset = _is_in_row(items, old_items, mask=first_positions < num_old[:, None])
+        # The first items that are not in the subset complete it. All other items follow in their
+        # order: a stable argsort lists the indices with False before those with True.
+        num_missing = m - num_old
+        is_among_first = np.cumsum(~is_in_subset, axis=1) <= num_missing[:, None]
+        order = np.argsort(is_in_subset | ~is_among_first, axis=1, kind="stable")
         return np.take_along_axis(items, order, axis=1)
 
 

@@ -119,16 +119,18 @@ class Interleave:
         period 0 1 0 has the indices 0 0 1. Both arrays have a row for each key.
         """
         size = self._period_size
-        # `_sorted_streams` has the streams of a period in ascending order: permute it by each key.
+        # `_sorted_streams` has the streams of a period in ascending order. Shuffle it by each key.
         if size <= MAX_TABLE_SIZE:
             streams = self._sorted_streams[random_permutations(keys, size)]
         else:
             orders = (permute(size, key, np.arange(size)) for key in keys.tolist())
             streams = np.stack([self._sorted_streams[order] for order in orders])
-        # A stable argsort by stream lists the positions of stream 0, then those of stream 1, and so
-        # on. These get the indices `_sorted_indices`: the period 0 1 0 has stream 0 at positions 0
-        # and 2, and stream 1 at position 1, which get the indices 0 1 and 0.
+        # Number the elements of each stream, in the order of their positions:
+        #     streams              0 1 0
+        #     sorted positions     0 2 1    of stream 0, then of stream 1: a stable argsort
+        #     `_sorted_indices`    0 1 0    the index of the element at each sorted position
+        #     indices              0 0 1
         indices = np.empty(streams.shape, self._sorted_indices.dtype)
-        by_stream = np.argsort(streams, axis=1, kind="stable")
-        np.put_along_axis(indices, by_stream, self._sorted_indices, axis=1)
+        sorted_positions = np.argsort(streams, axis=1, kind="stable")
+        np.put_along_axis(indices, sorted_positions, self._sorted_indices, axis=1)
         return streams, indices

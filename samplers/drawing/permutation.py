@@ -30,8 +30,8 @@ from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
 Table = NDArray[np.uint16]
 
-MAX_ROW_TABLE_SIZE = 64  # items up to which each row of several has a sorted table
 MAX_TABLE_SIZE = 1 << 15  # items up to which a single permutation is a sorted table
+_MAX_ROW_TABLE_SIZE = 64  # items up to which each row of several has a sorted table
 _INDEX_BITS = np.uint64(0xFFFF)  # the bits of a sorted word that carry its index
 _CHUNK = 1 << 13  # positions per inner call, whose temporaries then stay in the L2 cache
 _TABLE_WORDS = 1 << 19  # random words that are sorted at once: 4 MB
@@ -79,7 +79,7 @@ def permute_rows(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     depends on n: a table that is sorted, or a Feistel network of 32 or of 64 bits.
     """
     # The index of the function below: 0 for n up to 64, 1 for n up to 2^15, and 2 for larger n.
-    method = np.searchsorted((MAX_ROW_TABLE_SIZE, MAX_TABLE_SIZE), n)
+    method = np.searchsorted((_MAX_ROW_TABLE_SIZE, MAX_TABLE_SIZE), n)
     functions = (_permute_by_tables, _permute_by_feistel_32, _permute_by_feistel_64)
     out = np.empty(positions.shape, np.int64)
     for number, compute in enumerate(functions):
@@ -99,9 +99,11 @@ def _permute_by_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """
     if not len(n):
         return np.empty(positions.shape, np.int64)
-    first_row, table_of_row = distinct_pairs(keys, n)
+    # Permutation t is that of row `first_row[t]`, and row i has permutation `number_of_row[i]`.
+    first_row, number_of_row = distinct_pairs(keys, n)
+    # All permutations are in one array, one after the other: permutation t begins at `starts[t]`.
     tables, starts = _small_permutations(n[first_row], keys[first_row])
-    values: NDArray[np.uint16] = tables[starts[table_of_row][:, None] + positions]
+    values: NDArray[np.uint16] = tables[starts[number_of_row][:, None] + positions]
     return values.astype(np.int64)
 
 
@@ -174,9 +176,13 @@ def feistel(n: int | Int64s, key: int | UInt64s, positions: Int64s) -> Int64s:
     It is a Feistel network, a cipher of several rounds, here of 64 bits, for n above 2^15. All
     arguments are broadcast: n and keys may be arrays, too.
     """
-    # Arrays, also of one number: numpy 1 adds a scalar of 64 bits to a Python int as floats.
+    # Make arrays even of single numbers: numpy 1 would add a number of 64 bits and a Python int as
+    # floats, which have only 53 bits.
     sizes, keys = np.atleast_1d(np.asarray(n, np.uint64)), np.atleast_1d(np.asarray(key, np.uint64))
-    round_keys = random_words(keys[None], np.arange(_ROUNDS).reshape(-1, *[1] * keys.ndim))
+    # Each key has a key for each round, along a new first axis: uint64[rounds, *keys.shape].
+    round_numbers = np.arange(_ROUNDS).reshape(_ROUNDS, *(1,) * keys.ndim)
+    round_keys = random_words(keys, round_numbers)
+    # Cycle walking: encrypt numbers again until they are below n.
     return _cycle_walk(_encrypt, sizes, round_keys, positions.astype(np.uint64)).view(np.int64)
 
 
@@ -219,30 +225,31 @@ def _cycle_walk(
 def _split_into_halves(n: Unsigned, x: Unsigned) -> tuple[Unsigned, Unsigned, Unsigned, Unsigned]:
     """Return the left and the right half of numbers below n, and how many values each may have.
 
-    The halves are those that a Feistel network mixes: `x % base` and `x // base`, where the base is
-    the square root of n, rounded up. For n = 81 the base is 9, and 32 has the halves 5 and 3, of 9
-    possible values each.
+    The halves are those that a Feistel network mixes: `left = x % left_size` and `right = x //
+    left_size`, where `left_size` is the square root of n, rounded up. For n = 81, x = 32 has the
+    halves 5 and 3, of 9 possible values each.
     """
-    base = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
-    right = x // base
-    left = x - right * base
-    return left, right, base, (n + base - 1) // base
+    left_size = np.ceil(np.sqrt(n)).astype(n.dtype)  # sqrt is correctly rounded on every machine
+    right = x // left_size
+    left = x - right * left_size
+    return left, right, left_size, (n + left_size - 1) // left_size
 
 
 def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     """Return numbers x encrypted once by a Feistel network with these round keys.
 
-    A number is divided into two halves, `x % base` and `x // base`, where the base is the square
-    root of n, rounded up. Each round adds a hash of the right half to the left half, modulo the
-    number of values that the left half may have, and swaps the halves. The results may be a little
-    above n: the encryption permutes all numbers that the halves can express.
+    A number has two halves: x = left + right * left_size, where `left_size` is the square root of
+    n, rounded up, and the left half is below it. Each round adds a hash of the right half to the
+    left half, modulo `left_size`, and swaps the halves. The results may be a little above n: the
+    encryption permutes all numbers that the halves can express.
     """
     left, right, left_size, right_size = _split_into_halves(n, x)
     for key in round_keys:
         total = _hash(right, key, left_size)
         total += left
-        # total % left_size, without a slow division: total is below 2 * left_size, and a difference
-        # below 0 is huge as an unsigned integer.
+        # left = total % left_size, without a slow division. The total is below 2 * left_size, so
+        # the remainder is `total` or `total - left_size`. It is the smaller one, since a negative
+        # difference of unsigned integers wraps around to a huge number.
         np.subtract(total, left_size, out=left)
         np.minimum(total, left, out=left)
         left, right, left_size, right_size = right, left, right_size, left_size
@@ -253,16 +260,19 @@ def _encrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
 def _decrypt(n: Unsigned, round_keys: Unsigned, x: Unsigned) -> Unsigned:
     """Return numbers x decrypted once by a Feistel network: the inverse of `_encrypt`.
 
-    The numbers x are divided into the halves that `n` determines. Each round undoes one round of
-    the encryption, the last first, so `round_keys` are those of `_encrypt` in reverse order.
+    A number has two halves: x = left + right * left_size, where `left_size` is the square root of
+    n, rounded up, and the left half is below it. Each round of the encryption added a hash of the
+    right half to the left half, modulo `left_size`, and swapped the halves. Here the last round is
+    undone first, so `round_keys` are those of `_encrypt` in reverse order.
     """
     left, right, left_size, right_size = _split_into_halves(n, x)
     for key in round_keys:
-        # The round added a hash to the left half, then swapped the halves.
         left, right, left_size, right_size = right, left, right_size, left_size
-        left = left + left_size - _hash(right, key, left_size)
-        # left % left_size: a difference below 0 is huge as an unsigned integer.
-        np.minimum(left, left - left_size, out=left)
+        total = left + left_size - _hash(right, key, left_size)  # not negative: hash < left_size
+        # left = total % left_size, without a slow division. The total is below 2 * left_size, so
+        # the remainder is `total` or `total - left_size`. It is the smaller one, since a negative
+        # difference of unsigned integers wraps around to a huge number.
+        left = np.minimum(total, total - left_size)
     return left + right * left_size
 
 

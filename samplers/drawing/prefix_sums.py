@@ -42,10 +42,10 @@ class ComputedCounts:
 
 
 class PrefixSums:
-    """Prefix sums of `counts`, and the search for the entry that contains a position.
+    """Prefix sums of `counts`, and the search for the count that contains a position.
 
-    Entry i has `counts[i]` positions, after those of the entries before it. With counts 2, 0, 3,
-    entry 0 has positions 0 and 1, and entry 2 has positions 2 to 4.
+    Count i contains `counts[i]` positions, after those of the counts before it. With counts 2, 0,
+    3, count 0 contains positions 0 and 1, and count 2 contains positions 2 to 4.
 
     The counts are laid out in rows of `_row_size` consecutive counts, at most `max_entries` rows,
     and the table has the sum of all counts before each row. The counts within a row are summed when
@@ -60,7 +60,7 @@ class PrefixSums:
         # The sum of all counts before each row, and of all counts. Threads may sum the same rows:
         # they write the same values.
         self._table = np.zeros(num_rows + 1, np.int64)
-        self._rows_done = 0
+        self._num_rows_done = 0  # the rows whose sums are in the table
 
     def __reduce__(self) -> tuple[type[PrefixSums], tuple[Counts, int]]:
         """Pickle without the table, which is computed again at the first use."""
@@ -76,93 +76,90 @@ class PrefixSums:
         size, num_rows = self._row_size, len(self._table) - 1
         rows_at_once = max(1, _TABLE_CHUNK // size)
         goal = min(num_rows, int(num_rows * fraction * _HEAD_START))
-        for first in range(self._rows_done, goal, rows_at_once):
+        for first in range(self._num_rows_done, goal, rows_at_once):
             stop = min(first + rows_at_once, num_rows)
             counts = self._counts_at(slice(first * size, min(stop * size, len(self._counts))))
             row_sums = np.add.reduceat(counts, np.arange(0, len(counts), size))
             sums = np.cumsum(row_sums)  # of the rows from `first` on, up to the end of each
             self._table[first + 1 : stop + 1] = self._table[first] + sums
-            self._rows_done = stop
+            self._num_rows_done = stop
 
-    @property
-    def _sums_before_rows(self) -> Int64s:
-        """The sum of all counts before each row, and of all counts: int64[rows + 1].
+    def _complete_table(self) -> Int64s:
+        """Return the sum of all counts before each row, and of all counts: int64[rows + 1].
 
-        A row is `_row_size` consecutive counts; the last may have fewer.
+        A row is `_row_size` consecutive counts; the last may have fewer. `prepare` computes the
+        table bit by bit. What is still missing is computed here.
         """
-        if self._rows_done < len(self._table) - 1:
-            self.prepare(1)
+        if self._num_rows_done < len(self._table) - 1:
+            self.prepare(fraction=1)
         return self._table
 
     @property
     def total(self) -> int:
         """The sum of all counts."""
-        return int(self._sums_before_rows[-1])
+        return int(self._complete_table()[-1])
 
-    def before(self, entries: Int64s) -> Int64s:
-        """Return the sum of the counts before each entry (an index into the counts), int64[n].
+    def before(self, index: Int64s) -> Int64s:
+        """Return the sum of all counts before each of these indices into the counts, int64[n].
 
-        With counts 2, 0, 3, the sums before entries 0, 1, 2 are 0, 2, 2. The counts are laid out in
+        With counts 2, 0, 3, the sums before indices 0, 1, 2 are 0, 2, 2. The counts are laid out in
         rows of `_row_size` consecutive counts. A table has the sum before each row, and the counts
-        of a row are summed here.
+        within a row are summed here.
         """
-        row, column = np.divmod(entries, self._row_size)
-        sums: Int64s = self._sums_before_rows[row]  # final if a row is a single count
-        for queries, rows, sums_before in self._sums_in_rows(row):
-            # `sums_before[r, c]` is the sum before column c of row `rows[r]`. `queries` are the
-            # indices into `entries` for which it is needed: find r for each.
-            index_of_row = np.searchsorted(rows, row[queries])
-            sums[queries] = sums_before[index_of_row, column[queries]]
+        row = index // self._row_size
+        sums: Int64s = self._complete_table()[row]  # already the result if a row has one count
+        for query, index_in_rows, sums_in_rows in self._sums_in_rows(row):
+            # `sums_in_rows[j]` is the sum before index `index_in_rows[j]`. These are the counts of
+            # a few rows, in which `index[query]` lie.
+            sums[query] = sums_in_rows[np.searchsorted(index_in_rows, index[query])]
         return sums
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the entry that contains each position, and the sum of the counts before it.
+        """Return the index of the count that contains each position, and the sum before it.
 
-        Entry i contains `counts[i]` positions, after those of the entries before it: with counts 2,
-        0, 3, position 4 is in entry 2, and the sum before it is 2. The counts are laid out in rows
-        of `_row_size` consecutive counts. First find the row of each position, then the entry
-        within the row.
+        Count i contains `counts[i]` positions, after those of the counts before it: with counts 2,
+        0, 3, position 4 is in count 2, and the sum before it is 2. The counts are laid out in rows
+        of `_row_size` consecutive counts, and a table has the sum before each row. First find the
+        row of each position, then the count within the row.
         """
-        row = np.searchsorted(self._sums_before_rows, positions, side="right") - 1
-        entry: Int64s = row * self._row_size  # the first of the row, and the only one if size is 1
-        sums: Int64s = self._sums_before_rows[row]
-        for queries, rows, sums_before in self._sums_in_rows(row):
-            # `sums_before[r, c]` is the sum before column c of row `rows[r]`. `queries` are the
-            # indices into `positions` for which it is needed. The sums increase along a row and
-            # from row to row: one binary search over all rows.
-            flat_sums = sums_before.reshape(-1)
-            flat_index = np.searchsorted(flat_sums, positions[queries], side="right") - 1
-            index_of_row, column = np.divmod(flat_index, self._row_size)
-            entry[queries] = rows[index_of_row] * self._row_size + column
-            sums[queries] = flat_sums[flat_index]
-        return entry, sums
+        table = self._complete_table()
+        row = np.searchsorted(table, positions, side="right") - 1
+        # The first count of the row: already the result if a row has one count.
+        index: Int64s = row * self._row_size
+        sums: Int64s = table[row]
+        for query, index_in_rows, sums_in_rows in self._sums_in_rows(row):
+            # `sums_in_rows[j]` is the sum before index `index_in_rows[j]`. These are the counts of
+            # a few rows, in which `positions[query]` lie: find the last sum up to each position.
+            found = np.searchsorted(sums_in_rows, positions[query], side="right") - 1
+            index[query] = index_in_rows[found]
+            sums[query] = sums_in_rows[found]
+        return index, sums
 
     def _sums_in_rows(self, row: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield the sum of all counts before each count, for a few rows of counts at a time.
+        """Yield the sum before each count of the rows that are needed, a few rows at a time.
 
-        Callers have many queries, and query i needs the sums in row number `row[i]`. The counts are
-        laid out in rows of `_row_size` consecutive counts: counts 2 0 3 1 in rows of 2 are the rows
-        2 0 and 3 1, whose sums are 0 2 and 2 5. Few rows are summed at once, to bound memory.
+        The caller has many queries, and query i needs the sums in row number `row[i]`. The counts
+        are laid out in rows of `_row_size` consecutive counts: counts 2 0 3 1 in rows of 2 are the
+        rows 2 0 and 3 1. If row 1 is needed, its counts have the indices 2 3 and the sums 2 5. Few
+        rows are summed at once, to bound memory.
 
         Yields:
-            The indices i of the queries that need these rows, int64[queries]; the numbers of the
-            rows, ascending; and the sum before each of their counts, int64[rows, row size].
+            For a few rows: the numbers i of the queries that need them; the indices of all counts
+            of the rows, ascending; and the sum of all counts before each of these indices.
         """
         if self._row_size == 1:  # the table has all sums
             return
-        needed_rows, index = np.unique(row, return_inverse=True)
-        for chunk in slices(len(needed_rows), max(1, _CHUNK // self._row_size)):
-            queries = np.flatnonzero((chunk.start <= index) & (index < chunk.stop))
-            rows = needed_rows[chunk]
-            counts = self._counts_of_rows(rows)
-            sums_in_row = np.cumsum(counts, axis=1) - counts  # before each count of the row
-            yield queries, rows, self._sums_before_rows[rows, None] + sums_in_row
-
-    def _counts_of_rows(self, rows: Int64s) -> Int64s:
-        """Return the counts of rows, int64[rows, row size]; zeros after the last count."""
-        index = rows[:, None] * self._row_size + np.arange(self._row_size)
         last = len(self._counts) - 1
-        return np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
+        needed_rows, number_of_row = np.unique(row, return_inverse=True)
+        for chunk in slices(len(needed_rows), max(1, _CHUNK // self._row_size)):
+            query = np.flatnonzero((chunk.start <= number_of_row) & (number_of_row < chunk.stop))
+            rows = needed_rows[chunk]
+            index = rows[:, None] * self._row_size + np.arange(self._row_size)  # a line per row
+            # The last row may be incomplete: it is filled with zeros.
+            counts = np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
+            sums_in_row = np.cumsum(counts, axis=1) - counts  # before each count of the row
+            sums = self._complete_table()[rows, None] + sums_in_row
+            yield query, index.reshape(-1), sums.reshape(-1)
 
     def _counts_at(self, index: Any) -> Int64s:
         return np.asarray(self._counts[index]).astype(np.int64, copy=False)

@@ -1,8 +1,7 @@
 """Round-robin reading of a sequence that is divided into W consecutive segments.
 
 A *round* reads the next entry of every segment that has entries left. A *slot* is the index of an
-output in its round. An *entry* is an index into the sequence. A sequence of 7 entries in 3
-segments, in constant order::
+output in its round. The sequence of the indices 0 to 6 in 3 segments, in constant order::
 
     segments  0 1 2 | 3 4 | 5 6
     rounds    0 3 5 | 1 4 6 | 2
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s, UInt64s
 
 _MAX_SORTED = 1 << 12  # random words that are sorted at once, for the orders of segments
@@ -75,20 +75,24 @@ class RoundRobin:
         self._segment_starts = bounds[order]
 
     def indices_at(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
-        """Return which entry of the sequence comes at each position of the output, int64[n].
+        """Return the index into the sequence that is read at each position of the output, int64[n].
 
-        An entry is an index into the sequence, which is divided into segments. Each round reads the
-        next entry of each segment, so round 2 reads entry 2 of every segment. All rounds read the
-        segments in the same order, longer segments first, so segments that have ended would come
-        last. There may be several sequences, each with an order of its own: `sequence` is the
-        number of one.
+        The sequence is divided into segments, and each round reads the next index of each. Segments
+        of the indices 0 1 2 and 3 4 are read as 0 3, 1 4, 2. All rounds read the segments in the
+        same order, longer segments first, so that each round reads the first few of this order.
+        There may be several sequences of the same length, each with an order of segments of its
+        own: `sequence` is the number of the sequence.
         """
         round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
-        entries: Int64s = self._segment_starts[sequence, slot] + round_
-        return entries
+        # The first index of the segment that this sequence reads in this slot of each round.
+        segment_start: Int64s = self._segment_starts[sequence, slot]
+        return segment_start + round_
 
     def slots_at(self, positions: Int64s) -> Int64s:
-        """Return the index in its round of each of these outputs: the number of its segment."""
+        """Return the index in its round of the output at each position: its slot, int64[n].
+
+        All rounds read the segments in the same order, so a slot stands for one segment.
+        """
         return self._rounds.locate(positions)[1]
 
 
@@ -107,36 +111,36 @@ class ShuffledRoundRobin:
         self._cache: FifoCache[NDArray[np.int32]] = FifoCache(2)
 
     def indices_at(self, positions: Int64s) -> Int64s:
-        """Return which entry of the sequence comes at each position of the output, int64[n].
+        """Return the index into the sequence that is read at each position of the output, int64[n].
 
-        An entry is an index into the sequence, which is divided into segments. Each round reads one
-        entry of each segment. A segment is read cyclically, and begins with its first entry in
-        round `_first_rounds[segment]`. If that is round 2, a segment of 5 entries has its entries
-        3 4 0 1 2 in rounds 0 to 4. So not all segments start in the same round.
+        The sequence is divided into segments, and each round reads one index of each. A segment is
+        read cyclically, and round `_first_rounds[segment]` reads its first index: if that is round
+        1, a segment of the indices 0 1 2 is read as 2 0 1 in rounds 0 to 2. The first rounds of
+        segments differ, so that they do not all come to their first index at the same time.
         """
         round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
         segment = self._segment_at(round_, slot)
-        offset = (round_ - self._first_rounds[segment]) % self._lengths[segment]  # in the segment
+        rounds_since_first = round_ - self._first_rounds[segment]
+        offset = rounds_since_first % self._lengths[segment]  # below 0, it wraps to the end
         return self._segment_starts[segment] + offset
 
     def _segment_at(self, round_: Int64s, slot: Int64s) -> Int64s:
         """Return the segment that is read at index `slot[i]` of round `round_[i]`, int64[n].
 
-        A round reads one entry of each segment of a sequence. Each round has another random order
-        of the segments. To bound memory, the orders of a few rounds are computed at a time.
+        A round reads all segments of a sequence, in a random order of its own. To bound memory, the
+        orders of a few rounds are computed at a time.
         """
-        rounds, row = np.unique(round_, return_inverse=True)  # `round_[i]` is `rounds[row[i]]`
-        rounds_at_once = max(1, _MAX_SORTED // len(self._lengths))
-        first_rows = np.arange(0, len(rounds), rounds_at_once)
-        # The indices i, sorted by round and divided into a group for each `rounds_at_once` rounds.
-        by_round = np.argsort(row, kind="stable")
-        groups = np.split(by_round, np.searchsorted(row[by_round], first_rows[1:]))
+        all_rounds, row = np.unique(round_, return_inverse=True)  # `all_rounds[row]` is `round_`
+        by_round = np.argsort(row, kind="stable")  # the indices i, sorted by their rounds
+        sorted_row = row[by_round]
         segment = np.empty(round_.shape, np.int64)
-        for first_row, group in zip(first_rows.tolist(), groups, strict=False):
-            rounds_here = rounds[first_row : first_row + rounds_at_once]
-            # A long round has many batches: without a cache, each batch would sort it again.
-            orders = self._cache.get(rounds_here.tobytes(), partial(self._orders, rounds_here))
-            segment[group] = orders[row[group] - first_row, slot[group]]
+        for chunk in slices(len(all_rounds), max(1, _MAX_SORTED // len(self._lengths))):
+            rounds = all_rounds[chunk]
+            start, stop = np.searchsorted(sorted_row, [chunk.start, chunk.stop])
+            i = by_round[start:stop]  # the indices i of these rounds
+            # Cached, since the next batch often has the same round, if there are many segments.
+            orders = self._cache.get(rounds.tobytes(), partial(self._orders, rounds))
+            segment[i] = orders[row[i] - chunk.start, slot[i]]
         return segment
 
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
@@ -182,18 +186,21 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     Returns:
         Where each segment starts, and where the last stops: int64[count + 1].
     """
-    # Segment i starts after i * blocks / count blocks: 0, 4 / 3 and 8 / 3 in the example, whose
-    # fractions 0, 1 / 3 and 2 / 3 are the offsets within a block. All fractions differ if the two
-    # numbers have no common divisor. So count a few blocks more than there are, if necessary.
-    blocks = -(-size // block)
-    while gcd(blocks, count) > 1:
-        blocks += 1
-    total_length = blocks * block  # of all segments, before the last is shortened
-    is_last_too_short = total_length - size > size // (2 * count)  # it lacks half of its records
-    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or is_last_too_short:
-        total_length = size
-    # Segment i starts at i * total_length / count, rounded down; this product might overflow int64.
-    length, remainder = divmod(total_length, count)
+    # Segment i starts after i * num_blocks / count blocks. With 4 blocks and 3 segments, these are
+    # 0, 4 / 3 and 8 / 3 blocks: the fractions 0, 1 / 3 and 2 / 3 are the offsets within a block.
+    # With 4 blocks and 2 segments they would be 0 and 2, and both offsets 0. All offsets differ if
+    # the two numbers have no common divisor. So divide a sequence that is a few blocks longer, and
+    # cut off what is too much from the last segment.
+    num_blocks = -(-size // block)
+    while gcd(num_blocks, count) > 1:
+        num_blocks += 1
+    length_of_all = num_blocks * block
+    half_segment = size // (2 * count)
+    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or length_of_all - size > half_segment:
+        length_of_all = size  # cut off nothing: all segments are equally long
+    # Segment i starts at i * length_of_all // count. This product might overflow int64, so the
+    # division comes first.
+    length, remainder = divmod(length_of_all, count)
     number = np.arange(count + 1)
     bounds: Int64s = np.minimum(number * length + number * remainder // count, size)
     return bounds

@@ -78,10 +78,11 @@ class WeightedPermutation:
     def _bucket_starts(self) -> Int64s:
         """The position at which each bucket starts in the weighted random order.
 
-        A bucket is a range of the random keys by which the records are sorted, and `_bucket_of` has
-        the bucket of each record. To count the records of the buckets, all must be divided.
+        The records are sorted by random keys, and a bucket is a range of keys. `prepare` computes
+        the bucket of each record (`_bucket_of`), in several calls. Here all records need theirs,
+        since the start of a bucket is the number of records in the buckets before it.
         """
-        self.prepare(1)  # divide the records for which this is not done yet
+        self.prepare(fraction=1)  # compute the buckets of the records that have none yet
         # The records are counted in chunks, since bincount makes a larger copy of its argument.
         size = self._num_buckets
         counts = sum(np.bincount(self._bucket_of[chunk], minlength=size) for chunk in self._chunks)

@@ -299,7 +299,7 @@ def test_prefix_sums_of_next_epoch_are_computed_ahead() -> None:
         for drawn, least, most in ((0, 0, 0), (1400, 0.5, 0.7), (2799, 1, 1)):
             order.ids(0, np.arange(drawn, drawn + 1))
             sums = order._blocks.order(order._blocks_key(1))._sums
-            assert least <= sums._rows_done / (len(sums._table) - 1) <= most
+            assert least <= sums._num_rows_done / (len(sums._table) - 1) <= most
 
 
 @pytest.mark.parametrize("most", [1, pytest.param(3, marks=pytest.mark.long), 16])
