@@ -49,7 +49,7 @@ class Vocabulary:
         return list(self._indices)
 
 
-def class_numbers(
+def assign_classes(
     names: Sequence[str | None],
     /,
     *,

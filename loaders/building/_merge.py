@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 
 from twinfeed.loaders.building._classes import (
-    class_numbers,
+    assign_classes,
     integer_background,
     write_class_order,
 )
@@ -50,7 +50,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
                 stats.options,
                 classes_given=bool(classes),
                 left_out=stats.num_excluded,
-                broken=stats.num_cut_shards,
+                broken=stats.num_incomplete_shards,
             )
             store.finish(content, vars(options))
 
@@ -59,7 +59,7 @@ class _ColumnWriter:
     """Write the rows of a field, or the values of a column, and compute a digest of the content.
 
     A row has the location, length and CRC of a field in a record. The digest does not depend on the
-    container that holds the records (see docs/index-format.md). `hashed` says what it covers:
+    container that holds the records (see docs/index-format.md). `digest_input` says what it covers:
 
     - "crc32c": the CRC of the field in each record, as int64, and -1 where the field is missing;
     - "<i8", "<f8": the values of a column, as int64 or float64;
@@ -68,19 +68,21 @@ class _ColumnWriter:
     `num_missing` counts the records that lack the field.
     """
 
-    def __init__(self, file: ArrayFile, hashed: Literal["crc32c", "<i8", "<f8"] | None) -> None:
-        self.file, self.hashed = file, hashed
-        self.digest = hashlib.sha256(f"{hashed} {list(file.shape)}\n".encode())
+    def __init__(
+        self, file: ArrayFile, digest_input: Literal["crc32c", "<i8", "<f8"] | None
+    ) -> None:
+        self.file, self.digest_input = file, digest_input
+        self.digest = hashlib.sha256(f"{digest_input} {list(file.shape)}\n".encode())
         self.num_missing = 0
 
     def write(self, rows: Array) -> None:
         """Write the rows or values of the next records, and add them to the digest."""
         self.file.add(rows)
-        if self.hashed == "crc32c":
+        if self.digest_input == "crc32c":
             crcs = np.where(rows["length"] < 0, -1, rows["crc"].astype(np.int64))
             self.digest.update(crcs.astype("<i8").tobytes())
-        elif self.hashed is not None:
-            self.digest.update(rows.astype(self.hashed).tobytes())
+        elif self.digest_input is not None:
+            self.digest.update(rows.astype(self.digest_input).tobytes())
 
 
 class _StringWriter:
@@ -125,13 +127,15 @@ class _IndexMerger:
                 max_location = stats.num_files or totals.max_offset
                 dtype = row_type(max_location, totals.max_length, whole_files=stats.num_files > 0)
                 file = store.new(f"field-{len(self.field_writers)}", dtype, (stats.num_records,))
-                hashed: Literal["crc32c"] | None = "crc32c" if totals.kind == "bytes" else None
-                self.field_writers[name] = _ColumnWriter(file, hashed)
+                digest_input: Literal["crc32c"] | None = (
+                    "crc32c" if totals.kind == "bytes" else None
+                )
+                self.field_writers[name] = _ColumnWriter(file, digest_input)
         sizes = stats.string_sizes.items()
         self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
-        self.num_files_before = 0  # the number of loose files of the parts so far
+        self.num_earlier_files = 0  # the number of loose files of the parts so far
         self.class_names = list(classes or ())
-        self.class_of_name = np.zeros(0, np.int64)
+        self.class_indices = np.zeros(0, np.int64)
         if stats.options.label_from:
             self.new_column("label", "<i8", 1)
             if stats.table is None:
@@ -158,9 +162,9 @@ class _IndexMerger:
         has_names = "names" in stats.first_labels
         if "integers" in stats.first_labels or (isinstance(background, int) and not has_names):
             labels = [integer_background(background) if name is None else name for name in names]
-            self.class_of_name = np.array(labels, np.int64)
+            self.class_indices = np.array(labels, np.int64)
         else:
-            self.class_of_name, self.class_names = class_numbers(
+            self.class_indices, self.class_names = assign_classes(
                 names,
                 classes=self.classes,
                 background=background,
@@ -175,7 +179,7 @@ class _IndexMerger:
         """
         field_numbers = {name: number for number, name in enumerate(part.fields)}
         # The class of each label name of this part; `names` in a block are indices into it.
-        class_of_name = self.class_of_name[self.stats.vocabulary.add(part.label_names)]
+        class_of_name = self.class_indices[self.stats.vocabulary.add(part.label_names)]
         for block in part.blocks():
             for strings in self.string_writers:
                 if f"{strings.name}-ends" in block.arrays:
@@ -191,7 +195,7 @@ class _IndexMerger:
             for name, writer in self.field_writers.items():
                 rows = block.arrays.get(f"rows-{field_numbers.get(name)}")
                 self.add_rows(writer, rows, block.num_records)
-        self.num_files_before += part.num_files
+        self.num_earlier_files += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:
         """Append the rows of a field for a block of records; None if no record has the field.
@@ -203,7 +207,7 @@ class _IndexMerger:
         rows = rows.astype(writer.file.dtype)
         is_missing = rows["length"] < 0  # -1 in `MISSING_ROW`
         if self.stats.num_files:
-            rows["file"][~is_missing] += self.num_files_before
+            rows["file"][~is_missing] += self.num_earlier_files
         writer.num_missing += int(is_missing.sum())
         writer.write(rows)
 
@@ -218,7 +222,7 @@ class _IndexMerger:
         labels = table.match(keys.tolist(), partial=has_background)
         label_ids = self.stats.vocabulary.add(labels)
         self.set_classes()
-        self.column_writers["label"].write(self.class_of_name[label_ids])
+        self.column_writers["label"].write(self.class_indices[label_ids])
 
     def finish(self) -> dict[str, Any]:
         """Write the class order, the class names and the labels of a table, after the last part.
@@ -231,7 +235,7 @@ class _IndexMerger:
             self.join_table(stats.table)
         label, order_digest = self.column_writers.get("label"), None
         # A class order needs one integer per record. It may also come from a field "label".
-        if label is not None and label.hashed == "<i8" and len(label.file.shape) == 1:
+        if label is not None and label.digest_input == "<i8" and len(label.file.shape) == 1:
             array_name = label.file.path.stem  # such as "column-0"
             labels = store.finish_array(array_name)
             order_digest = write_class_order(store, labels, self.class_names)
@@ -251,6 +255,8 @@ class _IndexMerger:
                 {"name": name, "kind": stats.fields[name].kind, "missing": writer.num_missing}
                 for name, writer in self.field_writers.items()
             ],
-            "digests": {name: w.digest.hexdigest() for name, w in writers.items() if w.hashed},
+            "digests": {
+                name: w.digest.hexdigest() for name, w in writers.items() if w.digest_input
+            },
             "class_order": order_digest,
         }

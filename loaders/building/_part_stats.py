@@ -68,7 +68,7 @@ class IndexStats:
 
     - `part_files`, `shard_paths`, `shard_sizes` (bytes), `shard_lengths` (records), `headers_crcs`,
       `etags` and `sha256s` (32 bytes each) have an item for each shard, in order.
-    - `num_excluded` counts all records that are left out, and `num_cut_shards` the shards that are
+    - `num_excluded` counts all records that are left out, and `num_incomplete_shards` the shards that are
       indexed up to a bad record only.
     - `fields` has the totals of each field, and `string_sizes` the number of keys and of paths of
       loose files, with their bytes.
@@ -87,10 +87,10 @@ class IndexStats:
         self.shard_sizes, self.headers_crcs, self.shard_lengths = array("q"), array("L"), array("q")
         self.sha256s = bytearray()
         self.num_records = self.num_excluded = self.num_files = 0
-        self.num_cut_shards = self.num_nonempty_shards = 0
+        self.num_incomplete_shards = self.num_nonempty_shards = 0
         self.fields = defaultdict[str, FieldTotals](FieldTotals)
         self.string_sizes: dict[str, tuple[int, int]] = {}
-        self.mixed_within_shards: set[str] = set()
+        self.mixed_within_shard_features: set[str] = set()
         self.vocabulary = Vocabulary()
         self.first_labels: dict[str, str] = {}
         if table is not None:
@@ -115,8 +115,8 @@ class IndexStats:
         self.etags.append(part.etag)
         self.sha256s += bytes.fromhex(part.sha256)
         self.num_excluded += part.num_excluded + part.num_skipped
-        self.num_cut_shards += part.is_cut
-        self.mixed_within_shards.update(part.mixed_features)
+        self.num_incomplete_shards += part.is_incomplete
+        self.mixed_within_shard_features.update(part.mixed_features)
         self.vocabulary.add(part.label_names)
         self.first_labels = part.first_labels | self.first_labels  # those of earlier parts win
         for name, stats in part.fields.items():
@@ -131,7 +131,7 @@ class IndexStats:
         Raises:
             ValueError: a feature has any other two kinds, such as "bytes" and "float_list".
         """
-        mixed = set(self.mixed_within_shards)
+        mixed = set(self.mixed_within_shard_features)
         for name, totals in self.fields.items():
             kinds = totals.first_shards.keys()
             if kinds == {"bytes", "bytes_list"}:

@@ -65,7 +65,7 @@ class ShardPart:
       ETag in an object store, and `headers_crc` a checksum of the headers of all its records.
     - `num_excluded`, `num_skipped`: how many records are left out because of `exclude=`, and
       because a field, the label or the key is missing.
-    - `is_cut`: whether the shard breaks off at a bad record, from which on all are left out.
+    - `is_incomplete`: whether the shard breaks off at a bad record, from which on all are left out.
     - `mixed_features` are the bytes features with one value in some records, several in others.
     - `block_arrays` has for each block its number of records, and the names of its arrays.
     - `string_sizes` has for "keys", and for "files" (the paths of loose files), the number of
@@ -83,7 +83,7 @@ class ShardPart:
     headers_crc: int = 0
     sha256: str = ""
     num_excluded: int = 0
-    is_cut: bool = False
+    is_incomplete: bool = False
     num_skipped: int = 0
     mixed_features: list[str] = field(default_factory=list)
     block_arrays: list[tuple[int, list[str]]] = field(default_factory=list)

@@ -127,7 +127,7 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
         if job.stop is None or error.record is None or error.record < job.stop:
             raise
         excluded.add(error.record)
-        part.is_cut = True
+        part.is_incomplete = True
     part.num_excluded = len(excluded)
 
 
@@ -161,7 +161,7 @@ class _FieldBuffer:
 
         `location` is the byte offset of the field, or of loose files the number of its file.
         """
-        self.add_missing(position)
+        self.add_missing_rows(position)
         self.rows.extend((location, range_.length, crc32c(range_.data)))
         self.add_values([range_.data])
 
@@ -170,7 +170,7 @@ class _FieldBuffer:
 
         The bytes of the field are `[starts, stops)` of the chunk's data, one range for each record.
         """
-        self.add_missing(position)
+        self.add_missing_rows(position)
         checksums = np.array(crc32c_of_each(slices(chunk.data, starts, stops)), np.int64)
         rows = np.stack([starts + chunk.offset, stops - starts, checksums], axis=1)
         self.rows.frombytes(rows.tobytes())
@@ -189,7 +189,7 @@ class _FieldBuffer:
                 widths == {self.column_width} and self.column_width <= WIDEST_COLUMN
             )
 
-    def add_missing(self, position: int) -> None:
+    def add_missing_rows(self, position: int) -> None:
         """Add a row without the field for each record before `position` that has no row yet."""
         num_rows = len(self.rows) // len(MISSING_ROW)
         self.rows.extend(MISSING_ROW * (position - num_rows))
@@ -199,7 +199,7 @@ class _FieldBuffer:
 
         N is the `number` of the field. `whole_files` says that the records are loose files.
         """
-        self.add_missing(num_records)
+        self.add_missing_rows(num_records)
         locations, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(num_records, 3).T
         self.max_offset = max(self.max_offset, int(locations.max()))
         self.max_length = max(self.max_length, int(lengths.max()))
@@ -274,10 +274,12 @@ class ShardScanner:
             return
         if key is not None:
             self.keys.append(key)
-        first_file = self.part.num_files + len(self.files)  # the number of the record's first file
+        first_file_number = self.part.num_files + len(
+            self.files
+        )  # the number of the record's first file
         self.files += record.paths
         for name, stored_name in fields:
-            self.add_field(name, record.fields[stored_name], first_file, record.number)
+            self.add_field(name, record.fields[stored_name], first_file_number, record.number)
         self.finish_records(1, len(fields))
 
     def add_chunk(self, chunk: RecordChunk) -> None:
@@ -408,18 +410,18 @@ class ShardScanner:
             raise missing_error(missing, record, self.path, advice + tar_advice)
         self.part.num_skipped += 1
 
-    def add_field(self, name: str, range_: Range, first_file: int, number: int) -> None:
+    def add_field(self, name: str, range_: Range, first_file_number: int, number: int) -> None:
         """Add a field of the record with this `number` in the shard to the block.
 
         A bytes value is converted to a list of one value if the option `lists` has the field. Loose
-        files are numbered over the whole shard, and `first_file` is the number of the first file of
+        files are numbered over the whole shard, and `first_file_number` is the number of the first file of
         the record. The number takes the place of a byte offset, since a field is a whole file.
         """
         if range_.kind == "bytes" and name in self.options.lists:
             range_ = self.as_list(range_)
         buffer = self.buffer_of(name, range_.kind, number)
         if buffer is not None:
-            location = first_file + range_.file_number if self.whole_files else range_.offset
+            location = first_file_number + range_.file_number if self.whole_files else range_.offset
             buffer.add(self.num_records, range_, location)
 
     def buffer_of(self, name: str, kind: str, number: int) -> _FieldBuffer | None:

@@ -142,7 +142,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
                 finished = True
             finally:
                 for file in filter(is_part, folder.iterdir()):
-                    if finished or _is_small_part(file):
+                    if finished or _is_worth_keeping(file):
                         file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
     finally:
         with suppress(OSError):  # the folder is not empty
@@ -151,7 +151,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
                 folder.parent.rmdir()
 
 
-def _is_small_part(file: Path) -> bool:
+def _is_worth_keeping(file: Path) -> bool:
     """Return whether a file is the part of a small shard, or is not a whole part.
 
     A loose file counts as 1 KiB, since their sizes are not known.

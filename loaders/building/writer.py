@@ -96,7 +96,7 @@ class ArrayFile:
         """Close the file."""
         self._out.close()
 
-    def entry(self) -> dict[str, Any]:
+    def finish(self) -> dict[str, Any]:
         """Finish the file, and return what the manifest says of it.
 
         Raises:
@@ -134,7 +134,7 @@ class IndexWriter:
     def finish_array(self, name: str, /) -> Array:
         """Finish the file of an array, and return the array memory-mapped."""
         file = self.open_arrays.pop(name)
-        self._entries[name] = file.entry()
+        self._entries[name] = file.finish()
         return np.asarray(np.lib.format.open_memmap(file.path, mode="r"))
 
     def finish(self, content: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
@@ -148,7 +148,7 @@ class IndexWriter:
         `options`, which say how the index was built, nor the ETags of the shards (the arrays
         "tags-…"), which differ between stores.
         """
-        entries = self._entries | {name: file.entry() for name, file in self.open_arrays.items()}
+        entries = self._entries | {name: file.finish() for name, file in self.open_arrays.items()}
         manifest = {"format": FORMAT, "version": VERSION, **content}
         data = {name: entry for name, entry in entries.items() if not name.startswith("tags-")}
         manifest |= {"fingerprint": json_digest({**manifest, "arrays": data}), "arrays": entries}

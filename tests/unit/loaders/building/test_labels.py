@@ -173,10 +173,10 @@ def test_class_numbers_are_looked_up_once_for_all_shards(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A dictionary of all names for each shard took 20 seconds at 100,000 classes."""
-    found, numbers = [], _merge.class_numbers
+    found, numbers = [], _merge.assign_classes
     monkeypatch.setattr(
         _merge,
-        "class_numbers",
+        "assign_classes",
         lambda *names, **rest: (found.append(1), numbers(*names, **rest))[1],
     )
     shards = [
