@@ -33,7 +33,7 @@ class Vocabulary:
     """
 
     def __init__(self) -> None:
-        # A name that is looked up for the first time gets the next integer.
+        # A defaultdict stores the next integer for a name that is looked up for the first time.
         self._indices: defaultdict[Label | None, int] = defaultdict(count().__next__)
 
     def add(self, names: Sequence[Label | None], /) -> Int64s:
@@ -41,6 +41,7 @@ class Vocabulary:
 
         The first call with ["cat", "dog", "cat"] returns [0, 1, 0].
         """
+        # `_indices` is a defaultdict, so looking up a new name adds it with the next index.
         return np.fromiter(map(self._indices.__getitem__, names), np.int64, len(names))
 
     @property
@@ -59,15 +60,19 @@ def assign_classes(
 ) -> tuple[Int64s, list[str]]:
     """Return the class index of each label name (int64[n]), and the names of the classes.
 
-    There are three cases:
+    A name of None stands for a record without a label. It gets the default label `background`. Then
+    the first of these cases that applies decides:
 
-    - `classes` lists all names: a name has its index in `classes`.
-    - `from_text` is set, since the labels were read from text, and all names are integers such as
-      "17": the integers are the class indices, and the names of the classes, if any, are `classes`.
-    - `classes` is None: a name has its index in the sorted names.
+    1. `classes` lists all names: the class index of a name is its index in `classes`.
+    2. `from_text` is set, since the labels were read from text, and all names are integers such as
+       "17": they are the class indices, and `classes` are returned as the names of the classes.
+    3. `classes` is None: the class index of a name is its index in the sorted names.
 
-    A name of None stands for a record without a label, whose class is `background`. For example,
-    ["dog", "cat", None] with the background "none" gives [1, 0, 2] and ["cat", "dog", "none"].
+    For example, ["dog", "cat", None] with the background "none" is the third case, and gives
+    [1, 0, 2] and ["cat", "dog", "none"].
+
+    Raises:
+        ValueError: a name is not in `classes`, or `background` is an integer and labels are names.
     """
     texts = [name for name in names if name is not None and not (from_text and _is_integer(name))]
     if texts and None in names and isinstance(background, int):
@@ -76,22 +81,26 @@ def assign_classes(
         )
     filled_names = [str(background) if name is None else name for name in names]
     distinct = set(filled_names)
-    if classes is None or not distinct <= set(classes):
-        if from_text and all(map(_is_integer, distinct)):
-            class_indices = [int(name) for name in filled_names]
-            return np.array(class_indices, np.int64), list(classes or ())
-        if classes is not None:
-            unknown = sorted(distinct - set(classes))
-            raise ValueError(f"labels are not among classes= ({len(unknown)}: {unknown[:5]})")
-        classes = sorted(distinct)
+    unlisted = sorted(distinct.difference(classes or ()))
+    if unlisted and from_text and all(map(_is_integer, distinct)):
+        class_indices = [int(name) for name in filled_names]
+        return np.array(class_indices, np.int64), list(classes or ())
+    if unlisted and classes is not None:
+        raise ValueError(f"labels are not among classes= ({len(unlisted)}: {unlisted[:5]})")
+    if classes is None:
+        classes = unlisted
     index_of = {name: class_index for class_index, name in enumerate(classes)}
     return np.array([index_of[name] for name in filled_names], np.int64), list(classes)
 
 
 def integer_background(background: Label | None, /) -> int:
-    """Return the label of records without a label as an integer, for integer labels.
+    """Return the default label `background` as an integer, for an index with integer labels.
 
-    `background` may be None if every record has a label. Then 0 is returned, which is not used.
+    Records that have no label of their own get the default label. It may be None if every record
+    has a label. Then 0 is returned, which is not used.
+
+    Raises:
+        ValueError: `background` is a name.
     """
     if isinstance(background, str) and not _is_integer(background):
         raise ValueError(f"background={background!r} is a name, and labels are integers")
@@ -127,6 +136,7 @@ def write_class_order(store: IndexWriter, labels: Int64s, classes: Sequence[str]
     Raises:
         ValueError: there are names of `classes`, and a label is not an index of them.
     """
+    # the distinct labels, sorted; how many records have each; and the first record that has it
     values, sizes, first_records = _count_classes(labels)
     outside = (values < 0) | (values >= len(classes))
     if classes and outside.any():

@@ -31,9 +31,10 @@ from twinfeed.loaders.support.atomic import explain_full_disk
 
 
 def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | None) -> None:
-    """Merge the parts of all shards, which `stats` lists, and write the index to the folder `path`.
+    """Merge the parts of all shards into an index, and write it to the folder `path`.
 
-    `classes` are the class names that the caller has given, or None.
+    A part is the file with the arrays of one scanned shard. `stats` has the totals over all parts,
+    and lists their files. `classes` are the class names that the user has listed, or None.
     """
     stats.check()
     with index_writer(path) as store:
@@ -46,6 +47,7 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
                 except (IndexError, KeyError) as error:  # its statistics name a missing array
                     raise damaged_part(file) from error
             content = merger.finish()
+            # `left_out` and `broken` are keys of the manifest, the JSON file of an index.
             options = replace(
                 stats.options,
                 classes_given=bool(classes),
@@ -58,12 +60,13 @@ def write_index(path: Path, stats: IndexStats, /, *, classes: Sequence[str] | No
 class _ColumnWriter:
     """Write the rows of a field, or the values of a column, and compute a digest of the content.
 
-    A row has the location, length and CRC of a field in a record. The digest does not depend on the
-    container that holds the records (see docs/index-format.md). `digest_input` says what it covers:
+    A row has the location, length and CRC of a field in a record. The digest is the same for equal
+    records in another container, where they lie at other offsets. `digest_input` says what it is
+    computed from:
 
     - "crc32c": the CRC of the field in each record, as int64, and -1 where the field is missing;
     - "<i8", "<f8": the values of a column, as int64 or float64;
-    - None: nothing, for a field of lists, which containers encode differently.
+    - None: there is no digest, since containers encode a field of lists differently.
 
     `num_missing` counts the records that lack the field.
     """
@@ -76,10 +79,16 @@ class _ColumnWriter:
         self.num_missing = 0
 
     def write(self, rows: Array) -> None:
-        """Write the rows or values of the next records, and add them to the digest."""
+        """Write the rows of a field, or the values of a column, for the next records.
+
+        They are added to the digest. Of a row only the CRC of the field is added, since its offset
+        depends on the container. `digest_input` is "crc32c" for rows, or the dtype in which values
+        are added, or None if there is no digest.
+        """
         self.file.add(rows)
         if self.digest_input == "crc32c":
-            crcs = np.where(rows["length"] < 0, -1, rows["crc"].astype(np.int64))
+            is_missing = rows["length"] < 0
+            crcs = np.where(is_missing, -1, rows["crc"].astype(np.int64))
             self.digest.update(crcs.astype("<i8").tobytes())
         elif self.digest_input is not None:
             self.digest.update(rows.astype(self.digest_input).tobytes())
@@ -107,9 +116,11 @@ class _StringWriter:
 class _IndexMerger:
     """Write the merged arrays of an index, part by part.
 
-    A field that can be a column is written as an array of its values. Of other fields, an array of
-    rows says where the field lies in each record. `class_of_name` has the class index of each label
-    name of `stats.vocabulary`, and `class_names` the names of the classes by index.
+    A field with equally many numbers in each record is a column: its values are written to the
+    index. For any other field, an array of rows says where the field lies in each record.
+
+    `stats.vocabulary` has all label names. `class_indices` has the class index of each of them, and
+    `class_names` the name of each class.
     """
 
     def __init__(
@@ -133,7 +144,7 @@ class _IndexMerger:
                 self.field_writers[name] = _ColumnWriter(file, digest_input)
         sizes = stats.string_sizes.items()
         self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
-        self.num_earlier_files = 0  # the number of loose files of the parts so far
+        self.num_earlier_files = 0  # loose files of the parts that were added so far
         self.class_names = list(classes or ())
         self.class_indices = np.zeros(0, np.int64)
         if stats.options.label_from:
@@ -152,41 +163,48 @@ class _IndexMerger:
         self.column_writers[name] = _ColumnWriter(file, "<i8" if dtype == "<i8" else "<f8")
 
     def set_classes(self) -> None:
-        """Set `class_of_name` and `class_names`, when the label names of all parts are known.
+        """Compute the class index of each label in `stats.vocabulary`, and the class names.
 
-        Integer labels are class indices themselves. Then the only "name" is None, of records
-        without a label, and its class is the background. A table may also have integer labels.
+        This is called when the labels of all parts, or of the table, are known. Labels are either
+        all names, which are numbered, or all integers, which are the class indices themselves. The
+        label None stands for a record without a label, which gets the default label `background`.
         """
         stats, background = self.stats, self.stats.options.background
-        names = stats.vocabulary.names
-        has_names = "names" in stats.first_labels
-        if "integers" in stats.first_labels or (isinstance(background, int) and not has_names):
-            labels = [integer_background(background) if name is None else name for name in names]
-            self.class_indices = np.array(labels, np.int64)
+        labels = stats.vocabulary.names
+        # `first_labels` has a key for each kind of label. If no record has a label, it is empty,
+        # and the kind of the default label decides.
+        has_integers, has_names = (kind in stats.first_labels for kind in ("integers", "names"))
+        if has_integers or (isinstance(background, int) and not has_names):
+            class_indices = [
+                integer_background(background) if label is None else label for label in labels
+            ]
+            self.class_indices = np.array(class_indices, np.int64)
         else:
             self.class_indices, self.class_names = assign_classes(
-                names,
+                labels,
                 classes=self.classes,
                 background=background,
                 from_text=stats.options.label_from in ("field", "file", "table"),
             )
 
     def add(self, part: ShardPart) -> None:
-        """Append the arrays of a part, a block of records at a time.
+        """Append the arrays of one scanned shard, its part, to the arrays of the index.
 
-        A block has the array `rows-N` of field N of the part, and `values-N` if it can be a column
-        (see `Block`). It has no `rows-N` if none of its records has the field.
+        A part is read in blocks of consecutive records. For the field with number N in the part, a
+        block has an array `values-N` of its numbers, or `rows-N` with its location in each record.
+        `rows-N` is missing if no record of the block has the field.
         """
         field_numbers = {name: number for number, name in enumerate(part.fields)}
-        # The class of each label name of this part; `names` in a block are indices into it.
-        class_of_name = self.class_indices[self.stats.vocabulary.add(part.label_names)]
+        # `class_indices` is indexed by the vocabulary of all parts, which has these names already.
+        vocabulary_indices = self.stats.vocabulary.add(part.label_names)
+        class_of_part_name = self.class_indices[vocabulary_indices]
         for block in part.blocks():
-            for strings in self.string_writers:
+            for strings in self.string_writers:  # of keys, and of paths of loose files
                 if f"{strings.name}-ends" in block.arrays:
                     strings.write(block)
-            if "names" in block.arrays:
-                self.column_writers["label"].write(class_of_name[block.arrays["names"]])
-            elif "labels" in block.arrays:
+            if "names" in block.arrays:  # label names, as indices into `part.label_names`
+                self.column_writers["label"].write(class_of_part_name[block.arrays["names"]])
+            elif "labels" in block.arrays:  # integers, which are class indices
                 self.column_writers["label"].write(block.arrays["labels"])
             for name, writer in self.column_writers.items():
                 if name in field_numbers:
@@ -198,9 +216,11 @@ class _IndexMerger:
         self.num_earlier_files += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:
-        """Append the rows of a field for a block of records; None if no record has the field.
+        """Append the rows of a field, its location in each of the next `num_records` records.
 
-        In a part, loose files are numbered from 0. In the index, they follow those of other parts.
+        `rows` is None if none of these records has the field. If a field is a whole file, such as
+        an image, a row has the number of the file. Each part numbers its files from 0, so the
+        number of files in earlier parts is added.
         """
         if rows is None:
             rows = np.array([MISSING_ROW] * num_records, writer.file.dtype)
@@ -212,20 +232,24 @@ class _IndexMerger:
         writer.write(rows)
 
     def join_table(self, table: FromTable) -> None:
-        """Write the label of each record, looked up by key in a table, as the column "label".
+        """Write the label of each record, looked up by its key in a table, as the column "label".
 
-        The keys of all parts were written before. Here they are read again.
+        The keys of all parts were written already. `finish_array` completes the file of an array
+        and returns its content.
         """
-        text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))
-        keys = StringColumn(text, ends)
-        has_background = self.stats.options.background is not None
-        labels = table.match(keys.tolist(), partial=has_background)
-        label_ids = self.stats.vocabulary.add(labels)
-        self.set_classes()
-        self.column_writers["label"].write(self.class_indices[label_ids])
+        text = self.store.finish_array("keys-text")
+        ends = self.store.finish_array("keys-ends")
+        # With a default label, the table may lack keys: the label of these records is None.
+        has_default_label = self.stats.options.background is not None
+        labels = table.match(StringColumn(text, ends).tolist(), partial=has_default_label)
+        vocabulary_indices = self.stats.vocabulary.add(labels)
+        self.set_classes()  # only now, since it needs all labels in the vocabulary
+        self.column_writers["label"].write(self.class_indices[vocabulary_indices])
 
     def finish(self) -> dict[str, Any]:
         """Write the class order, the class names and the labels of a table, after the last part.
+
+        The class order lists the ids of the records sorted by class.
 
         Returns:
             the content of the manifest, without the options and the list of arrays.
@@ -233,11 +257,12 @@ class _IndexMerger:
         stats, store = self.stats, self.store
         if stats.table is not None:
             self.join_table(stats.table)
-        label, order_digest = self.column_writers.get("label"), None
-        # A class order needs one integer per record. It may also come from a field "label".
-        if label is not None and label.digest_input == "<i8" and len(label.file.shape) == 1:
-            array_name = label.file.path.stem  # such as "column-0"
-            labels = store.finish_array(array_name)
+        label_writer = self.column_writers.get("label")
+        label_file = None if label_writer is None else label_writer.file
+        order_digest = None
+        # There is a class order if the column "label" has one integer per record.
+        if label_file is not None and label_file.dtype.kind == "i" and len(label_file.shape) == 1:
+            labels = store.finish_array(label_file.path.stem)  # the array's name, as "column-0"
             order_digest = write_class_order(store, labels, self.class_names)
         elif self.class_names:
             raise ValueError(

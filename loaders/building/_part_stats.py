@@ -32,7 +32,9 @@ class FieldTotals:
       kind, which an error about different kinds names.
     - `max_offset` and `max_length` are the largest byte offset and length of the field. The integer
       types of the index must hold them.
-    - `widths` has the numbers of values per record that occur; see `FieldStats.column_width`.
+    - `widths` has the width of the field in each shard: how many numbers every record has, or 0 if
+      records differ. A field with one width everywhere can be a column; `num_shards` counts the
+      shards that have both records and the field.
     """
 
     def __init__(self) -> None:
@@ -40,7 +42,12 @@ class FieldTotals:
         self.max_offset = self.max_length = self.num_shards = 0
 
     def add(self, stats: FieldStats, path: str, num_records: int) -> None:
-        """Add the statistics of the shard at `path`. A shard without records has no width."""
+        """Add the statistics of the field in the shard at `path`, which has `num_records` records.
+
+        The totals decide how the index stores the field: the maxima give its integer types, and the
+        field is stored as a column of numbers if it has the same width in all shards. The width is
+        how many numbers every record has, or 0 if records differ. An empty shard has no width.
+        """
         self.first_shards.setdefault(stats.kind, path)
         self.max_offset = max(self.max_offset, stats.max_offset)
         self.max_length = max(self.max_length, stats.max_length)
@@ -68,11 +75,12 @@ class IndexStats:
 
     - `part_files`, `shard_paths`, `shard_sizes` (bytes), `shard_lengths` (records), `headers_crcs`,
       `etags` and `sha256s` (32 bytes each) have an item for each shard, in order.
-    - `num_excluded` counts all records that are left out, and `num_incomplete_shards` the shards that are
-      indexed up to a bad record only.
+    - `num_excluded` counts all records that are left out, and `num_incomplete_shards` the shards
+      that are indexed only up to a bad record.
     - `fields` has the totals of each field, and `string_sizes` the number of keys and of paths of
       loose files, with their bytes.
-    - `mixed_within_shards` are the features that are mixed within a shard; see `mixed_features`.
+    - `mixed_within_shard_features` are the bytes features that have one value in some records of a
+      shard, and several in others.
     - `vocabulary` has the label names of all shards, and `first_labels` says where the first
       integer label and the first label name are.
     - `table` gives the labels by key, or is None if each record has its own label.
@@ -99,9 +107,13 @@ class IndexStats:
             self.add(part)
 
     def add(self, part: ShardPart) -> None:
-        """Add the statistics of the next part; all parts have the same options."""
-        self.options = part.options
-        for name, (count, size) in part.string_sizes.items():
+        """Add the statistics of the next part, which is one scanned shard.
+
+        Records are left out because the user excludes them (`num_excluded`), or because they lack
+        a field or label (`num_skipped`). An incomplete part ends at a bad record of the shard.
+        """
+        self.options = part.options  # the same in all parts
+        for name, (count, size) in part.string_sizes.items():  # of keys, and of paths of files
             total_count, total_size = self.string_sizes.get(name, (0, 0))
             self.string_sizes[name] = (total_count + count, total_size + size)
         self.num_files += part.num_files
@@ -116,6 +128,7 @@ class IndexStats:
         self.sha256s += bytes.fromhex(part.sha256)
         self.num_excluded += part.num_excluded + part.num_skipped
         self.num_incomplete_shards += part.is_incomplete
+        # bytes features with one value in some records of the shard, and several in others
         self.mixed_within_shard_features.update(part.mixed_features)
         self.vocabulary.add(part.label_names)
         self.first_labels = part.first_labels | self.first_labels  # those of earlier parts win
@@ -188,13 +201,15 @@ class IndexStats:
             check_one_kind(self.first_labels)
 
     def arrays(self) -> dict[str, Array]:
-        """Return by name the arrays of an index that have an item for each shard.
+        """Return the arrays of an index that have an item for each shard, in a dict by name.
 
         For two shards with 3 and 2 records, "shardlengths" is [3, 2] and "shardstops" is [3, 5].
+        "shardsums" has the SHA-256 of each shard, and "tags-text" and "tags-ends" the ETags that
+        the object store reported.
         """
-        stops = np.cumsum(self.shard_lengths, dtype=np.int64)
+        lengths = np.array(self.shard_lengths, np.int64)
+        stops = np.cumsum(lengths)
         shards = np.array(list(zip(self.shard_sizes, self.headers_crcs, strict=True)), SHARD)
-        lengths = np.diff(stops, prepend=0)
         arrays: dict[str, Array] = {"shards": shards, "shardstops": stops, "shardlengths": lengths}
         if self.options.digest:
             arrays["shardsums"] = np.frombuffer(self.sha256s, np.uint8).reshape(-1, 32)

@@ -65,7 +65,8 @@ class ShardPart:
       ETag in an object store, and `headers_crc` a checksum of the headers of all its records.
     - `num_excluded`, `num_skipped`: how many records are left out because of `exclude=`, and
       because a field, the label or the key is missing.
-    - `is_incomplete`: whether the shard breaks off at a bad record, from which on all are left out.
+    - `is_incomplete`: whether the shard is unreadable from a bad record on, which is left out with
+      all records after it.
     - `mixed_features` are the bytes features with one value in some records, several in others.
     - `block_arrays` has for each block its number of records, and the names of its arrays.
     - `string_sizes` has for "keys", and for "files" (the paths of loose files), the number of
@@ -142,9 +143,11 @@ def load_part(file: Path, /, *, check: bool = True) -> ShardPart:
 
 
 def damaged_part(file: Path, /) -> IndexFormatError:
-    """Return the error of a missing or damaged part."""
+    """Return the error for a missing or damaged part: a file with the arrays of one scanned shard,
+    or an unfinished array of the index.
+    """
     return IndexFormatError(
-        "a part is missing or damaged",
+        "a part of the unfinished index is missing or damaged",
         path=file,
         advice="build the index again; with executor= every worker must see this folder",
     )
@@ -166,8 +169,12 @@ class PartFile:
         self.block_arrays.append((num_records, list(arrays)))
 
     def finish(self, part: ShardPart, /) -> None:
-        """Write the statistics, and rename the file to its final name."""
+        """Write the statistics of the part as JSON, and rename the file to its final name.
+
+        `block_arrays` lists the arrays of each block of records that was written.
+        """
         part.block_arrays = self.block_arrays
+        # "file" is left empty, since `ShardPart.load` sets it to the file that it reads.
         stats = vars(part) | {"options": vars(part.options), "file": ""}
         with self.zip.open(_STATS_FILE, "w") as entry:
             entry.write(json.dumps(stats).encode())

@@ -274,9 +274,7 @@ class ShardScanner:
             return
         if key is not None:
             self.keys.append(key)
-        first_file_number = self.part.num_files + len(
-            self.files
-        )  # the number of the record's first file
+        first_file_number = self.part.num_files + len(self.files)  # of the record's loose files
         self.files += record.paths
         for name, stored_name in fields:
             self.add_field(name, record.fields[stored_name], first_file_number, record.number)
@@ -413,9 +411,9 @@ class ShardScanner:
     def add_field(self, name: str, range_: Range, first_file_number: int, number: int) -> None:
         """Add a field of the record with this `number` in the shard to the block.
 
-        A bytes value is converted to a list of one value if the option `lists` has the field. Loose
-        files are numbered over the whole shard, and `first_file_number` is the number of the first file of
-        the record. The number takes the place of a byte offset, since a field is a whole file.
+        A bytes value is converted to a list of one value if the option `lists` names the field.
+        Loose files are numbered over the whole job, and `first_file_number` is the number of the
+        record's first file. A field is a whole file, so it is located by the number of its file.
         """
         if range_.kind == "bytes" and name in self.options.lists:
             range_ = self.as_list(range_)

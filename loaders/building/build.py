@@ -142,7 +142,7 @@ def _build_lock(folder: Path) -> Iterator[None]:
                 finished = True
             finally:
                 for file in filter(is_part, folder.iterdir()):
-                    if finished or _is_worth_keeping(file):
+                    if finished or not _is_worth_keeping(file):
                         file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
     finally:
         with suppress(OSError):  # the folder is not empty
@@ -152,12 +152,13 @@ def _build_lock(folder: Path) -> Iterator[None]:
 
 
 def _is_worth_keeping(file: Path) -> bool:
-    """Return whether a file is the part of a small shard, or is not a whole part.
+    """Return whether the next build should use a file: a complete part of a large shard.
 
-    A loose file counts as 1 KiB, since their sizes are not known.
+    A part holds the scanned arrays of one shard, or of many loose files. The sizes of loose files
+    are not known, so each is estimated as 1 KiB.
     """
     part = ShardPart.load(file, check=False)
-    return part is None or max(part.bytes, part.num_files << 10) < MIN_KEPT_BYTES
+    return part is not None and max(part.bytes, part.num_files << 10) >= MIN_KEPT_BYTES
 
 
 def _build_parts(

@@ -676,7 +676,7 @@ def test_part_with_changed_or_cut_byte_is_built_again(tmp_path: Path) -> None:
         assert found is None or (found, [*map(str, found.blocks())]) == expected
         part.write_bytes(whole[:place])
         assert ShardPart.load(part) is None
-    with pytest.raises(IndexFormatError, match="a part is missing or damaged"):
+    with pytest.raises(IndexFormatError, match="unfinished index is missing or damaged"):
         merged([part], tmp_path / "x.index")
     assert made_parts(shards, tmp_path / "parts") == [part]
     assert part.read_bytes() == whole

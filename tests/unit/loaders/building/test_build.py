@@ -80,9 +80,9 @@ def test_shard_error_is_raised_while_other_shards_are_scanned(
         failed.set()
         while file.exists():
             time.sleep(0.01)
-        return True
+        return False
 
-    monkeypatch.setattr(build, "_is_small_part", finish)
+    monkeypatch.setattr(build, "_is_worth_keeping", finish)
     shards = [write_tar(tmp_path / f"{n}.tar", [("a", {"txt": b"."})]) for n in range(2)]
     with ThreadPoolExecutor(2) as executor, pytest.raises(DecodeError, match="no label"):
         build_index(shards, tmp_path / "x.index", label=label, executor=executor)

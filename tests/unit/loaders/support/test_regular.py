@@ -36,7 +36,7 @@ Case = tuple[Path, Callable[[], object]]
 """The file that something else takes the place of, and what opens the file."""
 
 REFUSED = (
-    "not a regular file|leaves its root|Too many levels|a part is missing or damaged"
+    "not a regular file|leaves its root|Too many levels|unfinished index is missing or damaged"
     "|holds other bytes"
 )
 KINDS: dict[str, Callable[[Path], object]] = {
