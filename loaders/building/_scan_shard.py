@@ -96,8 +96,9 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
 def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
     """Add every record of a shard to the scanner, except those that the job excludes.
 
-    Excluded records may be bad: their errors are ignored. With `job.stop`, the shard may even be
-    unreadable from this record or a later one on.
+    Errors in excluded records are ignored. If `job.stop` is a number, all records from this number
+    on are excluded. If the shard cannot be read any further there, the scan ends without an error,
+    and the part is marked as incomplete.
     """
     part = scanner.part
     excluded: set[int | None] = set()
@@ -134,9 +135,9 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
 class _FieldBuffer:
     """The location of a field in each record of the current block, and its values if numeric.
 
-    - `rows` has three integers for each record, one after another: the byte offset of the field (of
-      loose files, the number of its file), its length, and the CRC-32C of its bytes. A record
-      without the field has `MISSING_ROW`.
+    - `rows` has three integers for each record, one after another: the byte offset of the field (or
+      the number of its file, if the field is a whole file), its length, and the CRC-32C of its
+      bytes. A record without the field has `MISSING_ROW`.
     - `values` has the numbers of each record, as long as the field can be a column: every record
       has `column_width` numbers. `num_decoded` counts the records with values, over all blocks.
     - `max_offset` and `max_length` are over all blocks.
@@ -156,28 +157,37 @@ class _FieldBuffer:
         self.rows = array("q")
         self.values: list[Array] = []
 
-    def add(self, position: int, range_: Range, location: int) -> None:
-        """Add the field of the record at `position` in the block.
+    def add(self, record_index: int, range_: Range, offset_or_file: int) -> None:
+        """Add the field of a record, which has this index in the block.
 
-        `location` is the byte offset of the field, or of loose files the number of its file.
+        `offset_or_file` is the byte offset of the field in the shard, or the number of its file if
+        the field is a whole file. Earlier records of the block that are not added lack the field.
         """
-        self.add_missing_rows(position)
-        self.rows.extend((location, range_.length, crc32c(range_.data)))
+        self.add_missing_rows(record_index)
+        self.rows.extend((offset_or_file, range_.length, crc32c(range_.data)))
         self.add_values([range_.data])
 
-    def add_chunk(self, position: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
-        """Add the field of several records of a chunk, the first at `position` in the block.
+    def add_chunk(
+        self, first_index: int, chunk: RecordChunk, starts: Int64s, stops: Int64s
+    ) -> None:
+        """Add the field of several records of a chunk; the first has this index in the block.
 
         The bytes of the field are `[starts, stops)` of the chunk's data, one range for each record.
+        Earlier records of the block that are not added lack the field.
         """
-        self.add_missing_rows(position)
+        self.add_missing_rows(first_index)
+        offsets, lengths = starts + chunk.offset, stops - starts  # offsets in the shard
         checksums = np.array(crc32c_of_each(slices(chunk.data, starts, stops)), np.int64)
-        rows = np.stack([starts + chunk.offset, stops - starts, checksums], axis=1)
+        rows = np.stack([offsets, lengths, checksums], axis=1)
         self.rows.frombytes(rows.tobytes())
         self.add_values(slices(chunk.data, starts, stops))
 
     def add_values(self, lists: Iterable[bytes]) -> None:
-        """Decode and add the number lists of further records, if the field can be a column."""
+        """Decode and add the numbers of further records, given as serialized lists.
+
+        Values are only needed as long as the field can be a column: every record so far has equally
+        many numbers, at most `WIDEST_COLUMN`.
+        """
         if self.can_be_column:
             values = [np.asarray(self.decode(data)) for data in lists]
             if self.num_decoded == 0:
@@ -189,27 +199,33 @@ class _FieldBuffer:
                 widths == {self.column_width} and self.column_width <= WIDEST_COLUMN
             )
 
-    def add_missing_rows(self, position: int) -> None:
-        """Add a row without the field for each record before `position` that has no row yet."""
+    def add_missing_rows(self, num_records: int) -> None:
+        """Add rows without the field until the first `num_records` records of the block have one.
+
+        A row is three integers, as `MISSING_ROW` for a record without the field.
+        """
         num_rows = len(self.rows) // len(MISSING_ROW)
-        self.rows.extend(MISSING_ROW * (position - num_rows))
+        self.rows.extend(MISSING_ROW * (num_records - num_rows))
 
     def arrays(self, number: int, num_records: int, *, whole_files: bool) -> dict[str, Array]:
-        """Return the arrays of the current block: `rows-N`, and `values-N` if it can be a column.
+        """Return the arrays of the current block of records, for the field with this `number` N.
 
-        N is the `number` of the field. `whole_files` says that the records are loose files.
+        `rows-N` locates the field in each record: its offset, length and CRC. `values-N` has the
+        numbers of each record, if all records have equally many. If a field is a whole file
+        (`whole_files`), a row has the number of the file in place of an offset.
         """
-        self.add_missing_rows(num_records)
-        locations, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(num_records, 3).T
-        self.max_offset = max(self.max_offset, int(locations.max()))
+        self.add_missing_rows(num_records)  # for the last records of the block
+        rows = np.frombuffer(self.rows, np.int64).reshape(num_records, 3)
+        offsets_or_files, lengths, crcs = rows.T
+        self.max_offset = max(self.max_offset, int(offsets_or_files.max()))
         self.max_length = max(self.max_length, int(lengths.max()))
-        # The narrowest integers that hold them. The merge converts them to those of the index.
+        # the narrowest integer types that hold the values; the index may need wider ones
         dtype = row_type(self.max_offset, self.max_length, whole_files=whole_files)
-        rows = np.empty(num_records, dtype)
-        rows["file" if whole_files else "offset"] = locations
-        rows["length"], rows["crc"] = lengths, crcs
-        arrays: dict[str, Array] = {f"rows-{number}": rows}
-        if self.can_be_column and len(self.values) == num_records:
+        narrow_rows = np.empty(num_records, dtype)
+        narrow_rows["file" if whole_files else "offset"] = offsets_or_files
+        narrow_rows["length"], narrow_rows["crc"] = lengths, crcs
+        arrays: dict[str, Array] = {f"rows-{number}": narrow_rows}
+        if self.can_be_column and len(self.values) == num_records:  # no record lacks the field
             values = np.concatenate(self.values)
             arrays[f"values-{number}"] = values.reshape(num_records, self.column_width)
         return arrays
@@ -281,44 +297,50 @@ class ShardScanner:
         self.finish_records(1, len(fields))
 
     def add_chunk(self, chunk: RecordChunk) -> None:
-        """Add the records of a chunk, which all have the same fields, as `add` adds a single one.
+        """Add the records of a chunk, which all have the same fields, to the block.
 
-        They are added as arrays, without a Python object for each record. `kept` are the indices in
-        the chunk of the records that are not skipped.
+        They are added as arrays, without a Python object for each record. Records without a label
+        may be skipped, and `kept` are the indices in the chunk of all other records.
         """
         if self.options.key is not None:
-            key_of(self.options.key, chunk.record(0), self.path)  # raises an error without a key
+            # Called only for its error if records have no such key: all have the same fields.
+            key_of(self.options.key, chunk.record(0), self.path)
             keys = chunk.values(self.options.key)
             chunk = chunk._replace(keys=[key.decode("utf-8", "surrogateescape") for key in keys])
         fields = self.select_fields(chunk.record(0))
         if fields is None:
             self.part.num_skipped += len(chunk.headers) - 1  # the other records lack the same field
             return
-        labelled = self.add_labels(chunk)
+        labelled = self.add_labels(chunk)  # an iterator over indices in the chunk
         # Only one label is added before the fields are checked, so that errors are raised in the
         # order of the records: an error in a field of the first record, then of later labels.
         first = next(labelled, None)
         if first is None:
             return
-        buffers = []
+        first_number = chunk.first_number + first  # of the record in the shard, for errors
+        field_ranges = []
         for name, stored_name in fields:
-            kind, starts, stops, heads = chunk.fields[stored_name]
+            kind, starts, stops, prefix_lengths = chunk.fields[stored_name]
             if kind == "bytes" and name in self.options.lists:
-                kind, starts = "bytes_list", starts - heads  # with the head of the list message
-            buffers.append((self.buffer_of(name, kind, chunk.first_number + first), starts, stops))
+                # A list of one value is the value with its prefix, a tag and a length.
+                kind, starts = "bytes_list", starts - prefix_lengths
+            buffer = self.buffer_of(name, kind, first_number)
+            if buffer is not None:  # None if the build starts again and reads lists
+                field_ranges.append((buffer, starts, stops))
         kept = [first, *labelled]
         self.keys += [key for key in map(chunk.keys.__getitem__, kept) if key is not None]
-        for buffer, starts, stops in buffers:
-            if buffer is not None:
-                buffer.add_chunk(self.num_records, chunk, starts[kept], stops[kept])
+        for buffer, starts, stops in field_ranges:
+            buffer.add_chunk(self.num_records, chunk, starts[kept], stops[kept])
         self.finish_records(len(kept), len(fields))
 
     def add_labels(self, chunk: RecordChunk) -> Iterator[int]:
-        """Add the label of each record of a chunk to the block.
+        """Add the labels of a chunk's records to the block, one label whenever `next` is called.
 
-        The index in the chunk of each record that is not skipped is yielded, after its label was
-        added. Labels are cached by what they are computed from: the bytes of the label's field, or
-        the record's key where folders or file names give the labels.
+        Each step yields the index in the chunk of the record whose label was added. Records that
+        are skipped, since they lack a label, are not yielded.
+
+        A label is computed from the bytes of a field, or from the record's key if folders or file
+        names give the labels. Labels are cached by these bytes or keys.
         """
         if self.label_source is None:
             yield from range(len(chunk.headers))  # all records; each has a header
@@ -330,14 +352,14 @@ class ShardScanner:
         if isinstance(field, str) and field in chunk.fields:
             kind, values = chunk.fields[field].kind, chunk.values(field)
         cache = self.cached_labels[kind]  # equal bytes of two kinds may be different labels
-        for n, value in enumerate(values):
+        for index, value in enumerate(values):
             if value in cache:
                 self.labels.append(cache[value])
-                yield n
-            elif self.add_label(chunk.record(n)):
+                yield index
+            elif self.add_label(chunk.record(index)):
                 if len(cache) < _CACHE_ITEMS and len(value) <= _MAX_CACHED_BYTES:
                     cache[value] = self.labels[-1]
-                yield n
+                yield index
 
     def finish_records(self, num_records: int, num_fields: int) -> None:
         """Count records that were added, with `num_fields` fields each; write the block if full."""
@@ -349,8 +371,11 @@ class ShardScanner:
     def add_label(self, record: Record) -> bool:
         """Add the label of a record to the block; return False if the record must be skipped.
 
-        A record without a label is skipped or raises DataCorruptionError, by `missing`, unless
-        there is a `background` label. Then None is added, which later stands for the background.
+        For a record without a label, None is added if there is a default label (`background`), for
+        which None stands. Otherwise the record is skipped if `options.missing` is "skip".
+
+        Raises:
+            DataCorruptionError: the record has no label, and neither of the two options applies.
         """
         source = self.label_source
         if source is None:
@@ -359,9 +384,9 @@ class ShardScanner:
         if label is not None:
             self.check_label_kind(label, record)
         elif self.options.background is None:
-            missing = f"a label: {label_source_text(source)} gives none"
-            from_field = isinstance(source, str | FromJson)
-            self.skip_or_raise(missing, record, _FIELD_ADVICE if from_field else _LABEL_ADVICE)
+            problem = f"a label: {label_source_text(source)} gives none"
+            advice = _FIELD_ADVICE if isinstance(source, str | FromJson) else _LABEL_ADVICE
+            self.skip_or_raise(problem, record, advice)
             return False
         self.labels.append(label)
         return True
@@ -375,10 +400,11 @@ class ShardScanner:
             check_one_kind(first_labels)
 
     def select_fields(self, record: Record) -> list[tuple[str, str]] | None:
-        """Return for each field to index its name in the index, and its name in the record.
+        """Return the fields of a record that are indexed, as pairs of names.
 
-        For example, `fields={"image": "jpg;png"}` gives [("image", "png")] for a record with the
-        fields "png" and "txt". None is returned if the record lacks a field and must be skipped.
+        A pair has the name of the field in the index, and its name in the record. For example, the
+        option `fields={"image": "jpg;png"}` gives [("image", "png")] for a record with the fields
+        "png" and "txt". None is returned if the record lacks a field and must be skipped.
         """
         if self.options.fields is None:
             return [(name, name) for name in record.fields if name not in self.key_and_label_names]
@@ -395,17 +421,17 @@ class ShardScanner:
                 return None
         return selected
 
-    def skip_or_raise(self, missing: str, record: Record, advice: str) -> None:
-        """Count a record as skipped if `missing="skip"` is set; otherwise raise an error.
+    def skip_or_raise(self, missing_item: str, record: Record, advice: str) -> None:
+        """Count a record that lacks a field or label as skipped, or raise an error.
 
-        `missing` is the field or label that the record lacks.
+        `missing_item` names the field or label in the error.
 
         Raises:
-            DataCorruptionError: the option `missing` is "error" or "empty".
+            DataCorruptionError: `options.missing` is not "skip".
         """
         if self.options.missing != "skip":
             tar_advice = _TAR_ADVICE if self.options.container == "tar" else ""
-            raise missing_error(missing, record, self.path, advice + tar_advice)
+            raise missing_error(missing_item, record, self.path, advice + tar_advice)
         self.part.num_skipped += 1
 
     def add_field(self, name: str, range_: Range, first_file_number: int, number: int) -> None:
@@ -419,18 +445,20 @@ class ShardScanner:
             range_ = self.as_list(range_)
         buffer = self.buffer_of(name, range_.kind, number)
         if buffer is not None:
-            location = first_file_number + range_.file_number if self.whole_files else range_.offset
-            buffer.add(self.num_records, range_, location)
+            file_number = first_file_number + range_.file_number
+            offset_or_file = file_number if self.whole_files else range_.offset
+            buffer.add(self.num_records, range_, offset_or_file)
 
     def buffer_of(self, name: str, kind: str, number: int) -> _FieldBuffer | None:
-        """Return the buffer of a field, which has this `kind` in record `number`.
+        """Return the buffer of a field, which has this `kind` in the record with this `number`.
 
-        Returns None if the field is single bytes in some records and a list of bytes in others. It
-        is added to `part.mixed_features`, and the build starts again, reading all as lists.
+        None is returned if the field has one bytes value in some records, and several values in
+        others. Then the field is added to `part.mixed_features`, and at the end of the scan the
+        build starts again, and reads this field as a list in every record.
 
         Raises:
-            ValueError: the field has other kinds in different records, such as "bytes" and
-                "float_list", or is called "label" but is not the label.
+            ValueError: the field has any other two kinds, such as "bytes" and "float_list", or is
+                called "label" but is not the label.
         """
         buffer = self.buffers.get(name)
         if buffer is None:
@@ -450,10 +478,11 @@ class ShardScanner:
         return buffer
 
     def as_list(self, range_: Range) -> Range:
-        """Return a single bytes value of a TFRecord as a list of one value.
+        """Return the range of a list with one bytes value, for the range of the value itself.
 
-        In the file, the value is the end of a BytesList message, which begins with a tag and a
-        length of `prefix_length` bytes. The range of the message reads as a list.
+        The list is a protobuf message: a prefix with a tag and the length of the value, and the
+        value. For example, the list of b"cat" is the bytes `0a 03 63 61 74`: `range_` covers the
+        last three, its `prefix_length` is 2, and the range that is returned covers all five.
         """
         prefix_length = range_.prefix_length
         start = range_.offset - prefix_length
@@ -481,16 +510,18 @@ class ShardScanner:
         self.start_block()
 
     def label_arrays(self) -> dict[str, Array]:
-        """Return the labels of the block: `labels` are integers; `names` are indices of names.
+        """Return the labels of the block as an array, in a dict with its name.
 
-        The indices are those of the label names in `vocabulary`, with None for a record without a
-        label. The classes of the index are numbered later, when the names of all shards are known.
+        Integer labels are the array "labels". A label of None, of a record without a label, becomes
+        the default label `background`. Label names, and None, become their indices in `vocabulary`,
+        the array "names": classes are numbered later, when the names of all shards are known.
         """
-        if "integers" not in self.part.first_labels:
+        has_integer_labels = "integers" in self.part.first_labels
+        if not has_integer_labels:
             return {"names": self.vocabulary.add(self.labels)}
         if None in self.labels:
-            background = integer_background(self.options.background)
-            self.labels = [background if label is None else label for label in self.labels]
+            default = integer_background(self.options.background)
+            self.labels = [default if label is None else label for label in self.labels]
         return {"labels": np.array(self.labels, np.int64)}
 
     def finish(self) -> None:

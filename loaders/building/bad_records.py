@@ -48,7 +48,8 @@ def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) 
     """Return the `BadRecord` for an error that reading a shard has raised.
 
     The number of the record is -1 if the whole shard or file is missing, unreadable, or changed
-    since it was indexed. `rest` says that the shard cannot be read after the record.
+    since it was indexed. If `rest` is True, all later records of the shard, the rest of it, cannot
+    be read either.
     """
     if isinstance(error, OSError):
         return BadRecord(shard, -1, problem=error.strerror or str(error))
@@ -103,8 +104,8 @@ def _parse_line(line: str) -> BadRecord:
 def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     """Return the jobs of `source`, each with the numbers of the records that it must skip.
 
-    A job is the scan of one shard, or of a group of loose files. If a bad record of `exclude` has
-    `rest`, all records of its shard after it are skipped too.
+    A job is the scan of one shard, or of a group of loose files. A bad record with `rest` stands
+    for all later records of its shard too, since the rest of the shard is unreadable.
 
     Raises:
         ValueError: `exclude` names a shard that the source does not have.
@@ -125,7 +126,7 @@ def exclude_records(source: ShardSource, exclude: Exclude, /) -> list[Job]:
     for job in source.jobs:
         records = by_shard[job.shard]
         _check_keys(job, records)
-        # All records after the first one with `rest` are excluded, whether they are listed or not.
+        # All records from the number `stop` on are excluded, whether they are listed or not.
         stop = min((record.record for record in records if record.rest), default=None)
         numbers = (record.record for record in records if stop is None or record.record <= stop)
         jobs.append(job._replace(exclude=frozenset(numbers), stop=stop))
@@ -146,15 +147,17 @@ def _parse_item(item: Any, root: Root) -> BadRecord:
     return record
 
 
-def _check_keys(job: Job, records: Iterable[BadRecord]) -> None:
-    """Raise ValueError if a bad record of loose files has another key than in `records`.
+def _check_keys(job: Job, bad_records: Iterable[BadRecord]) -> None:
+    """Raise ValueError if a bad record has another key than the record with its number in the job.
 
-    Then files were added or removed since the list was written, and its numbers are wrong.
+    Then files were added or removed since the list of bad records was written, and its numbers are
+    wrong. This can only be checked for loose files, whose keys are listed in `job.entries`; for a
+    shard, this list is empty.
     """
-    for record in records:
-        has_entry = 0 <= record.record < len(job.entries)  # False for every record of a shard
-        if has_entry and record.key not in (None, job.entries[record.record].key):
+    for bad in bad_records:
+        is_listed = 0 <= bad.record < len(job.entries)
+        if is_listed and bad.key not in (None, job.entries[bad.record].key):
             raise ValueError(
-                f"exclude= names {record.key!r}, which is not record {record.record} of "
+                f"exclude= names {bad.key!r}, which is not record {bad.record} of "
                 f"{job.shard}: remove the file, or name the record as (shard, number)"
             )

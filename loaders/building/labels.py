@@ -184,7 +184,8 @@ def label_of(source: RecordLabel, record: Record, shard: str) -> Label | None:
     elif isinstance(source, FromJson):
         value = _json_value(source, record, shard)
     elif isinstance(source, FromFolder):
-        # Loose files are listed with a label; keys in a tar and paths of shards have folders.
+        # A record of loose files has the label already, from its folder. In a tar, the folder is
+        # part of the record's key. A TFRecord has no key, so the shard's folder is the label.
         value = record.label or PurePosixPath(record.key or shard).parent.name or None
     elif isinstance(source, FromFile):
         file = record.paths[0] if record.paths else shard
@@ -373,10 +374,10 @@ def _read_table(path: str) -> dict[str, Label | float]:
 
 
 def _parse_cell(text: str) -> Label | float:
-    """Return the label in a cell of a table as text, such as "cat" or "3".
+    """Return the label in a cell of a CSV or TSV table as a str, such as "cat" or "3".
 
-    A fraction, nan or inf is returned as a float, which the caller refuses as a label: other
-    programs write missing values so.
+    A fraction, nan or inf is returned as a float, which the caller refuses as a label: it is how
+    other programs write a missing value.
     """
     text = text.strip()
     try:

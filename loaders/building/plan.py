@@ -44,15 +44,16 @@ class BuildPlan:
     ) -> BuildPlan:
         """Return the plan for indexing the shards of `source`.
 
-        A table of labels is not part of the plan: records are scanned without labels, and their
-        labels are looked up by key when the index is merged. Only with `missing="skip"` the scan
-        needs the table's keys, to skip other records, unless these get a `background` label.
+        The plan does not contain a table of labels: records are scanned without labels, and their
+        labels are looked up by key when the index is merged. It contains the keys of the table if
+        the scan must skip all records that are not in the table.
         """
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
             label = FromFolder()
         label_kind, label_name = _label_source_of(label)
         keys = None
         if isinstance(label, FromTable):
+            # With a default label (`background`), records that are not in the table get this label.
             if reading.missing == "skip" and reading.background is None:
                 keys = frozenset(label.labels)
             label = None
@@ -98,10 +99,10 @@ class BuildPlan:
 
 
 def add_headers(checksum: int, headers: Iterable[bytes]) -> int:
-    """Return the checksum of the headers so far and of further `headers`.
+    """Continue the running checksum of a shard's record headers over further `headers`.
 
-    The checksum of each header is a CRC-32C over the checksum before it and the header, so all
-    records of a shard have one checksum, from 0 on.
+    The checksum is 0 before the first header. Each header changes it to the CRC-32C of the previous
+    checksum followed by the header, so the last checksum depends on all headers.
     """
     for header in headers:
         checksum = crc32c(checksum.to_bytes(4, "little") + header)
@@ -133,9 +134,10 @@ def _label_source_of(label: LabelSource | None) -> tuple[LabelFrom | None, str |
 
 
 def _field_aliases(fields: Fields | None) -> dict[str, str] | None:
-    """Return by field the names that it may have in a record, with ";" between them.
+    """Map the name of each field in the index to the names that it may have in a record.
 
-    The list ["txt"] becomes {"txt": "txt"}. A mapping, such as {"image": "jpg;jpeg"}, stays.
+    The names are joined by ";". The list ["txt"] becomes {"txt": "txt"}. A mapping, such as
+    {"image": "jpg;jpeg"}, is returned unchanged.
 
     Raises:
         TypeError: `fields` is not a mapping or a list of names.

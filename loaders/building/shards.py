@@ -125,8 +125,8 @@ def check_distinct(names: Iterable[str], /) -> None:
 def _exists(name: str) -> bool:
     """Return whether a file or an object has exactly this name, so that it is not a pattern.
 
-    Of a URL without the characters of a pattern this need not be known, since nothing would be
-    expanded. False is returned, without a request to the store.
+    For a URL without any of the characters `*?[{`, False is returned without a request to the
+    store: expanding it as a pattern gives the URL itself.
     """
     if not is_url(name):
         return os.path.exists(name)
