@@ -27,6 +27,7 @@ from support.inside import (
     LIMITS,
     MANIFEST,
     VERSION,
+    StringColumn,
     TarWriter,
     file_digest,
     json_digest,
@@ -313,6 +314,18 @@ def with_array(folder: Path, name: str, array: np.ndarray[Any, Any]) -> None:
     entry = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
     entry |= {"shape": list(array.shape), "dtype": np.lib.format.dtype_to_descr(array.dtype)}
     rewrite(folder, lambda manifest: manifest["arrays"].update({name: entry}))
+
+
+def with_shard_names(folder: Path, *names: str) -> None:
+    """Have an index name these shards, with the right checksums."""
+    for array, values in StringColumn.of(names).arrays("shardpaths").items():
+        with_array(folder, array, values)
+
+
+def with_root(folder: Path, root: str) -> Path:
+    """Have an index name this root, with the right checksum."""
+    rewrite(folder, lambda manifest: manifest["options"].update(root=root))
+    return folder
 
 
 GONE = object()

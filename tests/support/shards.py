@@ -92,6 +92,12 @@ def tree(folder: Path) -> dict[str, bytes]:
     }
 
 
+def read_images(index: Index) -> list[bytes]:
+    """The images of all records, as bytes of their own."""
+    with Reader(index) as reader:
+        return [bytes(image) for image in reader.read(range(len(index)))["image"]]
+
+
 def total_bytes(reader: Reader) -> int:
     """The bytes of all images; here since a spawned process must be able to import it."""
     return sum(map(len, reader.read(range(len(reader.index)), ["image"])["image"]))

@@ -21,6 +21,7 @@ import obstore
 import pytest
 from obstore.store import S3Store
 from support.batches import expected
+from support.damage import rewrite
 from support.servers import RangeServer
 from support.shards import tars, tfrecords
 
@@ -36,7 +37,6 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.index import remote_index
-from twinfeed.loaders.index.manifest import json_digest
 from twinfeed.loaders.support.limits import Limits
 from twinfeed.samplers import BatchSampler, RandomSampler
 
@@ -253,14 +253,13 @@ def test_hostile_manifest_writes_no_file_elsewhere(
 ) -> None:
     tars(tmp_path, shards=1)
     index = build_index(tmp_path / "*.tar", tmp_path / "x.index")
-    manifest: Any = json.loads((index.path / "manifest.json").read_text())
+    file, shards = index.path / "manifest.json", index.manifest["arrays"]["shards"]
     if damage == "name":
-        manifest["arrays"]["../../x"] = manifest["arrays"]["shards"]
+        rewrite(index.path, lambda manifest: manifest["arrays"].update({"../../x": shards}))
     elif damage == "bytes":
         monkeypatch.setattr(remote_index, "LIMITS", Limits(download_bytes=1000))
-    del manifest["checksum"]
-    manifest["checksum"] = json_digest(manifest) if damage != "json" else "x"
-    (index.path / "manifest.json").write_text(json.dumps(manifest))
+    else:
+        file.write_text(json.dumps(index.manifest | {"checksum": "x"}))
     with pytest.raises((IndexFormatError, LoaderError)) as caught:
         open_index(f"{server.url}/x.index", cache=DiskCache(tmp_path / "cache", bytes=10**6))
     assert caught.value.path == f"{server.url}/x.index"

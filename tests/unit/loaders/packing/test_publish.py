@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import stat
 import subprocess
@@ -13,16 +12,14 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 from programs.killed_pack import samples
 from support import PROGRAMS
+from support.damage import with_shard_names
 from support.shards import numbered, tree
 
 from twinfeed.loaders import IndexFormatError, Reader, build_index, open_index, pack, verify
 from twinfeed.loaders.building import build
-from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.index.manifest import MANIFEST, file_digest, json_digest
 from twinfeed.loaders.index.paths import PUBLISHING
 from twinfeed.loaders.support import atomic
 from twinfeed.loaders.support.deletable import MARK, mark_deletable
@@ -100,7 +97,7 @@ def test_overwrite_deletes_no_file_that_an_index_falsely_names(tmp_path: Path, v
     file = out / name
     file.parent.mkdir(exist_ok=True)
     file.write_bytes(b"mine")
-    name_shard(out / "data.index", name)
+    with_shard_names(out / "data.index", name)
     assert len(pack(numbered(0, 6), out, overwrite=True)["data"]) == 6
     assert file.read_bytes() == b"mine"
 
@@ -118,18 +115,6 @@ def test_overwrite_refuses_files_that_pack_did_not_write(tmp_path: Path, name: s
     with pytest.raises(FileExistsError, match=r"holds files .* pack has not written .*\(1: data"):
         pack(numbered(0, 6), tmp_path, overwrite=True)
     assert tree(tmp_path) == before
-
-
-def name_shard(index: Path, name: str) -> None:
-    """Have an index name this shard, its checksums right."""
-    manifest = json.loads((index / MANIFEST).read_text())
-    del manifest["checksum"]
-    for array, values in StringColumn.of([name]).arrays("shardpaths").items():
-        file = index / manifest["folder"] / f"{array}.npy"
-        np.save(file, values)
-        facts = {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-        manifest["arrays"][array] |= facts | {"shape": list(values.shape)}
-    (index / MANIFEST).write_text(json.dumps(manifest | {"checksum": json_digest(manifest)}))
 
 
 def test_unmarked_folder_named_as_a_work_folder_is_kept(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from urllib.parse import urlsplit
 
 import boto3
 import pytest
-from support.servers import RangeServer, at_https, serving_securely
+from support.servers import RangeServer, at_https
 from support.shards import tfrecords
 
 from twinfeed.loaders import LoaderError, Reader, build_index
@@ -68,17 +68,10 @@ def answering(answer: bytes) -> Any:
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TWINFEED_PATIENCE", "0")
-    monkeypatch.setattr(open_store, "_stores", {})
+def without_exceptions(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have every host, this machine too, asked through a proxy where there is one."""
     for name in ("no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.fixture
-def secure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RangeServer]:
-    with serving_securely(tmp_path, monkeypatch) as serving_:
-        yield serving_
 
 
 def seconds(monkeypatch: pytest.MonkeyPatch, request: float) -> None:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.damage import rewrite
 from support.formats import no_hang
 from support.shards import made_parts, merged, tfrecords
 
@@ -30,7 +31,6 @@ from twinfeed.loaders import (
 from twinfeed.loaders.building.bad_records import read_bad_records
 from twinfeed.loaders.command_line import main
 from twinfeed.loaders.formats.files import Entry
-from twinfeed.loaders.index.manifest import json_digest
 
 Case = tuple[Path, Callable[[], object]]
 """The file that something else takes the place of, and what opens the file."""
@@ -62,14 +62,11 @@ def array_of(bytes_: int | None) -> Callable[[Path], Case]:
     def array(folder: Path) -> Case:
         index = made(folder)
         file = index.path / "manifest.json"
-        told = json.loads(file.read_text())
-        path = index.path / told["folder"] / "shards.npy"
+        path = index.path / json.loads(file.read_text())["folder"] / "shards.npy"
 
         def use() -> None:
-            del told["checksum"]
             size = path.stat().st_size if bytes_ is None else bytes_
-            told["arrays"]["shards"]["bytes"] = size
-            file.write_text(json.dumps(told | {"checksum": json_digest(told)}))
+            rewrite(index.path, lambda manifest: manifest["arrays"]["shards"].update(bytes=size))
             open_index(index.path)
 
         return path, use
