@@ -246,9 +246,9 @@ def _samples_of(
 ) -> tuple[Int64s, Int64s, int]:
     """Return the record id and the batch index of each sample, and how many records there are.
 
-    The samples are those of an epoch of a batch sampler or a sampler, or `stream` has the record
-    ids themselves, as -1 for padding, which is left out. The arguments are those of `diagnose`: if
-    `stream` is a list of ids, `num_records` is by default the highest id plus 1.
+    The arguments are those of `diagnose`. `stream` is a batch sampler or a sampler, of which one
+    epoch is drawn, or a list of record ids. In a list, `batch_size` ids in a row are a batch, and
+    `num_records` is by default the highest id plus 1. Padding, with the id -1, is left out.
     """
     if isinstance(stream, Sampler):
         stream = BatchSampler(stream, batch_size=_required_size(batch_size))

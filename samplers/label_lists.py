@@ -52,18 +52,20 @@ def class_order_of_lists(
     the class order. If record 0 has the labels a and b, and record 1 the label a, then class a has
     the records 0 1, and class b the record 0.
     """
-    # Sort the pairs (record, label) by label. In the example these are (0, a), (0, b), (1, a), so
-    # that class a has the pairs 0 2, and class b the pair 1.
-    records, _ = groups_and_indices(counts)  # of each pair: 0 0 1
-    pair_order = ClassOrder(labels)  # a class order with indices of pairs in place of records
-    content = f"{pair_order.digest} of {digest(records)}"
+    # Number the pairs (record, label), and sort their numbers by label. In the example, pairs 0, 1
+    # and 2 are (0, a), (0, b) and (1, a): class a has the pairs 0 2, and class b the pair 1.
+    record_of_pair, _ = groups_and_indices(counts)  # 0 0 1
+    pair_order = ClassOrder(labels)  # its `records` are numbers of pairs
+    # The hash must change with the labels, and with the records that have them.
+    hash_text = f"{pair_order.digest} of {digest(record_of_pair)}"
     if record_ids is not None:
-        pair_order = pair_order.subset(np.flatnonzero(np.isin(records, record_ids)))
+        is_used = np.isin(record_of_pair, record_ids)
+        pair_order = pair_order.subset(np.flatnonzero(is_used))
     starts, pairs = pair_order.starts, pair_order.records
     order = ClassOrder.from_arrays(
-        records=records[pairs], starts=starts, sizes=pair_order.sizes, digest=content
+        records=record_of_pair[pairs], starts=starts, sizes=pair_order.sizes, digest=hash_text
     )
-    # The records of a class ascend: if one has the label twice, it is next to itself.
+    # The records of a class ascend: if one has the label twice, its id is twice in a row.
     class_index, record = order.class_record_pairs()
     if ((np.diff(record) == 0) & (np.diff(class_index) == 0)).any():
         raise ValueError("labels must not have the same label twice for a record")
@@ -75,22 +77,25 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
     """Raise ValueError if two classes have fewer than 2 k distinct records together.
 
     A record may be of several classes, and comes once in a batch: so a batch could not have k
-    records of each of two such classes. `class_labels` are the labels of the classes.
+    records of each of two such classes. Each class has k records or more: so only classes with
+    records in common are compared. `class_labels` are the labels of the classes.
     """
     sizes = np.asarray(order.sizes)
     class_index, records = order.class_record_pairs()
-    # Each pair (class, record) as one integer. They are sorted, as the class order is.
+    # Each record of each class as one integer, `class * width + record`, which ascend.
     width = int(records.max(initial=0)) + 1
     keys = class_index * width + records
-    # Pairs of classes: class `first[i]` and class `second[i]` have records in common.
+    # Pair i is class `first[i]` and class `second[i]`, which may have records in common.
     for first, second in _overlapping_pairs(class_index, records, sizes, k):
-        # How many? For each record of the first class, search the key (second class, record).
-        pair, index_in_class = groups_and_indices(sizes[first])
-        shared_keys = second[pair] * width + order.record_ids(first[pair], index_in_class)
-        index = np.searchsorted(keys, shared_keys).clip(max=len(keys) - 1)
-        is_shared = keys[index] == shared_keys
-        num_shared = np.bincount(pair[is_shared], minlength=len(first))
-        too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)
+        # Take all records of the first class of each pair, and search them in the second class.
+        pair_index, index_in_class = groups_and_indices(sizes[first])
+        first_records = order.record_ids(first[pair_index], index_in_class)
+        searched_keys = second[pair_index] * width + first_records
+        key_index = np.searchsorted(keys, searched_keys).clip(max=len(keys) - 1)
+        is_shared = keys[key_index] == searched_keys
+        num_shared = np.bincount(pair_index[is_shared], minlength=len(first))
+        num_distinct = sizes[first] + sizes[second] - num_shared
+        too_few = np.flatnonzero(num_distinct < 2 * k)
         if len(too_few):
             classes = [first[too_few[0]], second[too_few[0]]]
             text = " and ".join(map(str, class_labels[classes]))
@@ -102,36 +107,46 @@ def _overlapping_pairs(
 ) -> Iterator[tuple[Int64s, Int64s]]:
     """Yield pairs of classes, among them all that have fewer than 2 k distinct records together.
 
-    `class_index` and `records` are the class and the id of each record, class after class, with
-    ascending ids. Each class has k records or more. To compare all pairs of classes would take too
-    long. So only classes are compared that share one record, if both have k records, or that share
-    two of their first k + 1 records (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive
-    operator for similarity joins in data cleaning", 2006). No pair is missed:
+    To compare all pairs of classes would take too long. So each class gets keys, and only classes
+    with an equal key are a pair (prefix filtering: Chaudhuri, Ganti and Kaushik, "A primitive
+    operator for similarity joins in data cleaning", 2006). The keys of a class are all pairs of its
+    first k + 1 records, and in a class of k records also each record with itself. With k = 2::
 
-    - Classes of a and b records that share s have `a + b - s` distinct records together. These are
-      fewer than 2 k if `s >= a + b - 2 k + 1`, which is 1 if both have k records, and otherwise at
-      least 2.
-    - The second of the s shared records is followed by `s - 2` of them. So it is among the first
-      `a - (s - 2)` records of its class, which is at most `2 k + 1 - b`, and so at most k + 1.
+        class   records   keys
+        0       1 2 3     1-2 1-3 2-3
+        1       1 2       1-1 1-2 2-2
+        2       2 4       2-2 2-4 4-4
+
+    Classes 0 and 1 have the key 1-2, and classes 1 and 2 the key 2-2. Classes 0 and 2 have no equal
+    key, and 4 records together.
+
+    `class_index` and `records` are the class and the id of each record, class after class, with
+    ascending ids. Each class has k records or more.
     """
+    # Why no pair is missed: classes of a and b records have `a + b - s` distinct records together
+    # if they share s. For fewer than 2 k, s must be at least `a + b - 2 k + 1`. If both have k
+    # records, this is one record, and a key of a record with itself is equal. Otherwise they share
+    # at least two records. The second shared record is followed by `s - 2` others in its class: it
+    # is among the first `a - (s - 2)` records, at most `2 k + 1 - b`, which is at most k + 1.
     _, index_in_class = groups_and_indices(sizes)
     size = sizes[class_index]  # of the class of each record
-    # For each record, how many of the first k + 1 of its class come from this record on: with k = 2
-    # and 3 records, 3 2 1. A class of 2 k records is left out: with any other it has enough.
-    prefix_size = np.where(size < 2 * k, np.minimum(size, k + 1), 0)
-    num_from_here = (prefix_size - index_in_class).clip(min=0)
+    # A class of 2 k records gets no keys: with any other class, it has enough records.
+    num_first_records = np.where(size < 2 * k, np.minimum(size, k + 1), 0)
+    # How many keys start with each record: as many as there are first records from it on. If these
+    # are 1 2 3, there are the three keys 1-1 1-2 1-3, then 2-2 2-3, and 3-3.
+    num_keys = (num_first_records - index_in_class).clip(min=0)
     width = int(records.max(initial=0)) + 1
-    num_parts = 1 + len(class_index) * k // _CHUNK  # to bound memory
-    for part in range(num_parts):  # of the pairs of records, by their first record
+    num_parts = 1 + len(class_index) * k // _CHUNK
+    for part in range(num_parts):  # a part of the keys, by their first record, to bound memory
         rows = np.flatnonzero(records % num_parts == part)
-        # All pairs of records of a class: each of these records with itself and with those after.
-        row, distance = groups_and_indices(num_from_here[rows])
-        first = rows[row]
-        # A pair of a record with itself stands for one shared record, in classes of k records.
-        is_pair = (distance > 0) | (size[first] == k)
-        first, second = first[is_pair], (first + distance)[is_pair]
-        pair_keys = records[first] * width + records[second]  # two records in one integer
-        yield from _pairs_with_equal_keys(pair_keys, class_index[first])
+        # The two records of each key, as indices in `records`.
+        row, distance = groups_and_indices(num_keys[rows])
+        first, second = rows[row], rows[row] + distance
+        # Keys of a record with itself are only for classes of k records.
+        is_key = (distance > 0) | (size[first] == k)
+        first, second = first[is_key], second[is_key]
+        keys = records[first] * width + records[second]  # two records as one integer
+        yield from _pairs_with_equal_keys(keys, class_index[first])
 
 
 def _pairs_with_equal_keys(keys: Int64s, classes: Int64s) -> Iterator[tuple[Int64s, Int64s]]:

@@ -17,7 +17,7 @@ from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.exclusion import Exclusion
 from twinfeed.samplers.iteration import IdStream
 from twinfeed.samplers.state import json_value
-from twinfeed.samplers.traits import check_without_steps
+from twinfeed.samplers.traits import check_independent_of_steps
 from twinfeed.samplers.types import Int64s
 
 _Inner = TypeVar("_Inner", bound="InnerSampler")
@@ -98,7 +98,7 @@ class Sampler(IdStream):
             TypeError: positions that are not integers, or ids that depend on the training step.
             IndexError: a position outside `[0, len(self))`.
         """
-        check_without_steps(self)
+        check_independent_of_steps(self)
         limit = validate.LIMIT // max(1, len(self))  # epochs whose positions fit int64
         epoch = validate.integer("epoch", epoch, minimum=0, below=limit)
         index = validate.unmasked("positions", positions)

@@ -195,20 +195,22 @@ class PKBatchSampler(BatchStream):
         """Return the records sorted by class, and the label of each class (or None).
 
         `labels` and `records` are the arguments of the sampler: one label or a list of labels for
-        each record, and the records to draw from. The label of each class is only needed, and
-        returned, if records have lists of labels. Also sets how many records there are, and the
-        sorted ids of those to draw from.
+        each record, and the ids of the records to draw from (None for all). The labels of the
+        classes are only returned if records have lists of labels.
+
+        Attributes that this sets: `_several_labels`, whether records have lists of labels;
+        `num_records`; and `_record_ids`, the sorted ids to draw from, or None.
         """
         labels = labels_of(labels)
-        lists = label_lists(labels)
-        self._several_labels = lists is not None
-        if lists is None:  # one label for each record
+        counts_and_labels = label_lists(labels)  # None if each record has one label
+        self._several_labels = counts_and_labels is not None
+        if counts_and_labels is None:
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
             self._set_records(len(order.records), records)
             return (order if self._record_ids is None else order.subset(self._record_ids)), None
         if self._small == "repeat":
             raise ValueError("small must be 'raise' or 'drop' with lists of labels, got 'repeat'")
-        num_labels, all_labels = lists
+        num_labels, all_labels = counts_and_labels  # of each record; record after record
         self._set_records(len(num_labels), records)
         return class_order_of_lists(num_labels, all_labels, self._record_ids)
 
@@ -254,25 +256,26 @@ class PKBatchSampler(BatchStream):
             )
 
     def _class_exclusions(self, exclude: Mapping[int, ArrayLike] | None) -> list[ClassExclusion]:
-        """Return which records of the classes remain from each training step of an exclusion on.
+        """Return the classes that lose records at each training step, and their other records.
 
-        `exclude` is `{training step: ids}`. The result has, for each step, the classes that have
-        some of these ids, and the records of the classes that are not excluded at this step or
-        earlier. Also adds the ids to `parameters`.
+        `exclude` is `{training step: ids}`, the option of the sampler. An item of the result is for
+        one step: it has the classes of these ids, and the records of these classes that are not
+        excluded at this step or earlier. Each class must have enough of them.
         """
-        # The ids by the name of a parameter, which has the step, such as "exclude from step 7".
+        # {name: ids}, with names such as "exclude from step 7", from which `first_step` returns 7.
         excluded = excluded_ids(exclude, self.num_records)
+        # The names and ids are parameters of this sampler, to be compared when a state is loaded.
         self.parameters = {**self.parameters, **excluded}
         if not excluded:
             return []
         if self._several_labels:
             raise ValueError("exclude must not be given with lists of labels")
-        # As many records of a class must remain: K, unless small="repeat" repeats fewer.
+        # K records of a class must remain, or 1 if small="repeat" repeats the records of a class.
         min_remaining = 1 if self._small == "repeat" else self._shape.largest_k
         class_of = self._classes._class_of_records(self.num_records)
         is_excluded = np.zeros(self.num_records, bool)
         exclusions = []
-        for field, ids in excluded.items():
+        for name, ids in excluded.items():
             is_excluded[ids] = True
             classes = np.unique(class_of[ids])
             classes = classes[classes >= 0]  # without -1, for ids that are in no class
@@ -285,9 +288,9 @@ class PKBatchSampler(BatchStream):
                 raise ValueError(
                     f"exclude must leave {min_remaining} records of each class, got "
                     f"{remaining.sizes[smallest]} of the class of record {in_smallest[0]}, "
-                    f"{field}: exclude fewer"
+                    f"{name}: exclude fewer"
                 )
-            exclusions.append(ClassExclusion(first_step(field), classes, remaining))
+            exclusions.append(ClassExclusion(first_step(name), classes, remaining))
         return exclusions
 
     def _check_coverage(self, batches_per_epoch: SupportsIndex | None, exclude: Any) -> None:
@@ -337,14 +340,15 @@ class PKBatchSampler(BatchStream):
     def traits(self) -> SamplerTraits:  # type: ignore[override]
         """Properties of the samples, on which loaders rely.
 
-        A loader of tf.data (`choose_from_datasets`) may have one iterator for each class, and take
-        the next record of a class from it. Some options need certain records instead:
-        `needs_records` is the first such option in use, as text for an error, or None.
+        A loader may read each class by an iterator of its own, which can only give its next record
+        (tf.data's `choose_from_datasets`). It takes from this sampler only the class of each
+        sample, and refuses the sampler if an option asks for certain records of a class:
+        `needs_records` is the first such option, as text for the error, or None.
 
-        The sample ids are class indices if each class has one record, as in a sampler of
-        `of_classes`. Only then is `num_groups` set, to the number of classes.
+        If each class has one record, as in a sampler of `of_classes`, record ids are class indices.
+        Only then is `num_groups` set, to the number of classes.
         """
-        # Options that need certain records of a class, and whether each is used.
+        # Options that ask for certain records of a class, and whether each is used.
         record_options = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
@@ -354,13 +358,13 @@ class PKBatchSampler(BatchStream):
             "several labels for a record": self._several_labels,
             f"{self.world_size} ranks": self.world_size > 1,
         }
-        used_options = [option for option, is_used in record_options.items() if is_used]
+        used_options = (option for option, is_used in record_options.items() if is_used)
         ids_are_classes = self.num_classes == self.num_records and not self._several_labels
         return SamplerTraits(
             repeats=self._small == "repeat",
             record_ids=self._record_ids,
             num_groups=self.num_classes if ids_are_classes else None,
-            needs_records=used_options[0] if used_options else None,
+            needs_records=next(used_options, None),
         )
 
     @property

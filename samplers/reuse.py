@@ -106,28 +106,33 @@ class ReuseSampler(Sampler):
         """Return the sample ids `record * reuse + use` at these positions, int64[positions].
 
         All uses of all records are one sequence: the records in random order, each `reuse` times in
-        a row. The sequence is divided into segments, which are read side by side (round-robin), so
-        that the uses of a record are spread over several batches. Each segment is read cyclically
-        from somewhere in its middle: its first entry comes in the round `_first_rounds[segment]`.
+        a row. The sequence is divided into segments, segment i from `_bounds[i]` on. Each round
+        takes the next use of every segment (round-robin), so that the uses of a record are spread
+        over several batches. Segment i is read from its middle to its end, and then from its start,
+        which comes in round `_first_rounds[i]`: so the segments reach new records in different
+        rounds, and few are decoded at once.
         """
+        # The key of the epoch. Two keys are derived from it: one for the order of the segments in
+        # each round (0), and one for the order of the records (1).
         key = derive(self._key, epoch)
         round_robin = self._cache.get(
             epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(key, 0))
         )
-        index_in_order, use = np.divmod(round_robin.indices_at(positions), self._reuse)
-        return permute(self.num_records, derive(key, 1), index_in_order) * self._reuse + use
+        # The record of each use, as its index in the random order of the records.
+        record_index, use = np.divmod(round_robin.indices_at(positions), self._reuse)
+        return permute(self.num_records, derive(key, 1), record_index) * self._reuse + use
 
 
 def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, Int64s]:
     """Return the bounds and the first rounds of segments, which say in what order records are used.
 
     Each of n records is used `reuse` times. The sequence of all uses, record after record, is
-    divided into segments. Each round reads the next use of every segment. A segment is read
-    cyclically: its first use is read in its *first round*, and its last use in the round before (or
-    in the last round, if the first round is 0).
-    First rounds differ, so that the segments come to new records at different times, and the number
-    of new records in each round is nearly constant. For 4 records that are used 3 times each, in 2
-    segments, the bounds are 0 6 12, and the first rounds 0 1. As record.use::
+    divided into segments. Each round reads the next use of every segment. A segment need not be
+    read from its start: its start is read in its *first round*, and its end in the round before.
+
+    First rounds differ, so that the segments reach new records in different rounds. Here 4 records
+    are used 3 times each, in 2 segments. The bounds are 0 6 12, and the first rounds 0 1. In the
+    table 2.0 is use 0 of record 2. New records come in rounds 0, 1, 3 and 4, one in each::
 
         round       0    1    2    3    4    5
         segment 0   0.0  0.1  0.2  1.0  1.1  1.2
@@ -137,17 +142,19 @@ def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, 
         The bounds, int64[num_segments + 1], and the first rounds, int64[num_segments].
     """
     bounds = equal_bounds(n * reuse, num_segments)
-    # If a segment starts in the middle of the uses of a record, the segment before it ends in the
-    # middle of them. Both get the same first round: so the uses at both sides of the bound are read
-    # in consecutive rounds. A *chain* is a segment that starts with a new record, and all segments
-    # after it that do not. With 3 records, used 4 times each, in 2 segments (bounds 0 6 12), the
-    # second segment starts in the middle of record 1, and both segments are one chain.
+    # A bound may divide the uses of a record. Then the segments before and after it get the same
+    # first round r: the uses before the bound are read up to round r - 1, and the others from round
+    # r on. Such segments are a *chain*: only its first segment starts with a new record. Here 3
+    # records are used 4 times each, and both segments are one chain:
+    #     0.0 0.1 0.2 0.3 1.0 1.1
+    #     1.2 1.3 2.0 2.1 2.2 2.3
     chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)
     chain_lengths = np.diff(np.append(chain_starts, num_segments))  # in segments
-    # The segments of a chain together come to a new record every `period` rounds. The first rounds
-    # of all chains of the same period are spread evenly over it: those of three chains with period
-    # 6 are 0, 2 and 4.
+    # The segments of a chain together reach a new record every `period` rounds: in the example
+    # in rounds 0, 2 and 4, so every gcd(6, 4) = 2 rounds for segments of 6 uses.
     periods = np.gcd(np.diff(bounds)[chain_starts], reuse)
+    # Spread the first rounds of all chains of the same period evenly over it: those of three chains
+    # with period 6 are 0, 2 and 4.
     first_rounds = np.empty_like(chain_starts)
     for period in np.unique(periods):
         chains = np.flatnonzero(periods == period)

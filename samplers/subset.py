@@ -162,24 +162,24 @@ def split(
     >>> split(6, fraction=0.5, seed=0, groups=["a", "a", "b", "b", "c", "c"])[1].tolist()
     [2, 3]
     """
-    seed, later_fractions = validate.seed(seed), _later_fractions(fraction)
+    seed, fractions_after = validate.seed(seed), _fractions_after(fraction)
     inputs = _hash_inputs_of_records(records)
     if groups is not None:
         if by is not None:
             raise ValueError("by= and groups= exclude each other: a group may have several labels")
         inputs = _hash_inputs_of_groups(groups, len(inputs))
     hashes = random_words(root_key(seed, "split"), inputs) >> np.uint64(11)  # below 2^53
-    part_of = np.zeros(len(hashes), np.min_scalar_type(len(later_fractions)))  # of each record
+    part_of = np.zeros(len(hashes), np.min_scalar_type(len(fractions_after)))  # of each record
     if by is None:
-        for later_fraction in later_fractions:
-            part_of += hashes < np.uint64(int(later_fraction * 2.0**53))
+        for fraction_after in fractions_after:
+            part_of += hashes < np.uint64(int(fraction_after * 2.0**53))
     else:
         order = by if isinstance(by, ClassOrder) else ClassOrder(by)
         _check_count("by", len(order.records), len(hashes))
-        _stratify(part_of, order, hashes, later_fractions, root_key(seed, "split by"))
-    parts = tuple(np.flatnonzero(part_of == number) for number in range(len(later_fractions) + 1))
+        _stratify(part_of, order, hashes, fractions_after, root_key(seed, "split by"))
+    parts = tuple(np.flatnonzero(part_of == number) for number in range(len(fractions_after) + 1))
     if groups is not None and len(hashes):
-        fractions = -np.diff([1.0, *later_fractions, 0.0])
+        fractions = -np.diff([1.0, *fractions_after, 0.0])
         for number, part in enumerate(parts):
             if fractions[number] > 0 and not len(part):
                 count = validate.counted(len(np.unique(inputs)), "group")
@@ -189,19 +189,20 @@ def split(
     return parts
 
 
-def _later_fractions(fraction: float | Sequence[float]) -> list[float]:
-    """Return the fraction of the records in parts 1 and later, in parts 2 and later, and so on.
+def _fractions_after(fraction: float | Sequence[float]) -> list[float]:
+    """Return the fraction of the records in all parts after part 0, after part 1, and so on.
 
-    `fraction` is that of part 1 (validation), or the fractions of all parts from part 0 on.
+    `fraction` is the argument of `split`: a list with the fraction of each part, or one number, the
+    fraction of part 1 (validation), if there are only the parts 0 and 1.
 
-    >>> _later_fractions([0.7, 0.2, 0.1])
+    >>> _fractions_after([0.7, 0.2, 0.1])
     [0.3, 0.1]
     """
     if not isinstance(fraction, (str, bytes)) and hasattr(fraction, "__len__"):
         decimals = validate.decimals("fraction", fraction)
         if round(sum(decimals), 9) != 1 or min(decimals) < 0:
             raise ValueError(f"fraction must be numbers from 0 on that sum to 1, got {fraction!r}")
-        return [min(float(sum(decimals[number:])), 1.0) for number in range(1, len(decimals))]
+        return [min(float(sum(decimals[part:])), 1.0) for part in range(1, len(decimals))]
     if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
         raise TypeError(f"fraction must be a number or a sequence of numbers, got {fraction!r}")
     number = float(fraction)
@@ -211,30 +212,31 @@ def _later_fractions(fraction: float | Sequence[float]) -> list[float]:
 
 
 def _stratify(
-    part_of: Integers, order: ClassOrder, hashes: UInt64s, later_fractions: list[float], key: int
+    part_of: Integers, order: ClassOrder, hashes: UInt64s, fractions_after: list[float], key: int
 ) -> None:
     """Write to `part_of` the part of each record, so that each class is split in proportion.
 
-    A stratified split into parts 0, 1, ... of all records: `later_fractions[i]` is the fraction of
-    the records in part i + 1 or a later part. Of each class, the records with the lowest hashes are
-    in the last part, the next ones in the part before it, and so on: with `later_fractions` of 0.5
-    and 0.25, a class of 4 records, by hash, is in parts 2 1 0 0. This is written part by part: at
-    first all are in part 0, then the lowest half moves to part 1, then the lowest quarter to part
-    2.
+    `part_of[i]` is the part of record i, at first 0. `order` has the records sorted by class, and
+    `hashes` a random number for each record. `fractions_after[p]` is the fraction of the records in
+    the parts after part p.
+
+    Of each class, the records with the lowest hashes are moved to part 1, then the lowest of these
+    to part 2, and so on. With `fractions_after` of 0.5 and 0.25, two of 4 records are moved to part
+    1, and one of the two to part 2: by hash, the parts are 2 1 0 0.
     """
-    # Sort the records by class, and within a class by hash. `rank` is the index in the class.
+    # Sort the records by class, and within a class by hash.
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
-    class_index, rank = groups_and_indices(order.sizes)
+    class_index, index_in_class = groups_and_indices(order.sizes)
     records = records[np.lexsort((hashes[records], class_index))]
     # Counts are rounded along a random order of the classes, so that no class is preferred.
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
-    # How many records of each class are in `part` or a later part: fewer with each part.
-    counts = order.sizes.copy()
-    for part, (previous, fraction) in enumerate(pairwise([1.0, *later_fractions]), 1):
-        share = fraction / previous if previous else 0.0  # of the records in `part - 1` or later
-        counts[classes] = _scaled_counts(counts[classes], share, derive(key, part))
-        is_in_part = rank < counts[class_index]  # in this part, or in a later one
-        part_of[records[is_in_part]] = part
+    num_moved = order.sizes.copy()  # of each class: at first all are in part 0
+    for part, (previous, fraction) in enumerate(pairwise([1.0, *fractions_after]), 1):
+        # Move this share of the records of the part before on to this part.
+        share = fraction / previous if previous else 0.0
+        num_moved[classes] = _scaled_counts(num_moved[classes], share, derive(key, part))
+        is_moved = index_in_class < num_moved[class_index]
+        part_of[records[is_moved]] = part
 
 
 def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
@@ -261,10 +263,11 @@ def _check_count(name: str, count: int, records: int) -> None:
 
 
 def _hash_inputs_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
-    """Return for each record the integer whose hash decides the part of `split` that it is in.
+    """Return an integer for each record, which is the same for all records of a group.
 
-    All records of a group have the same: the group, if groups are integers, or a hash of the
-    group's name. `count` is the number of records.
+    `split` hashes the integer to decide in which part the record is: so a group is in one part. The
+    integer is the group itself, or, if groups are strings, a hash of the string. `count` is the
+    number of records.
     """
     array = as_labels(groups, name="groups")
     _check_count("groups", len(array), count)
@@ -277,10 +280,10 @@ def _hash_inputs_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
 def _hash_inputs_of_records(
     records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
 ) -> Int64s | UInt64s:
-    """Return for each record the integer whose hash decides the part of `split` that it is in.
+    """Return an integer for each record: its id, or a hash of its key.
 
-    It is the record's id, or a hash of its key. `records` is the argument of `split`: a number of
-    records, a dataset, or a list of keys (str).
+    `split` hashes the integer to decide in which part the record is. `records` is the argument of
+    `split`: a number of records, a dataset, or a list with the key of each record (str).
     """
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
@@ -288,7 +291,8 @@ def _hash_inputs_of_records(
     first = next(iter(cast(Sequence[Any], records)), None) if is_list else None
     # A list of samples (dicts, tuples, arrays) is a dataset, not a list of keys.
     if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
-        return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
+        subset = "SubsetSampler(ids, …)"  # advice in the error if `records` is a list of ids
+        return np.arange(validate.record_count("records", records, subset=subset))
     keys = (
         records.tolist() if isinstance(records, np.ndarray) else list(cast(Sequence[str], records))
     )

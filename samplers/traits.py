@@ -50,20 +50,21 @@ class SamplerTraits:
 
     @property
     def why_records_matter(self) -> str:
-        """Why a loader needs the record of each sample, not only its group; "" if it does not.
+        """Why a loader must know the record of each sample; "" if its class or data set is enough.
 
-        A group is a class or a data set. A loader such as tf.data's `choose_from_datasets` has one
-        data set for each group, and takes the next record of the group's data set for each sample.
-        It refuses a sampler that draws certain records, with this reason in its error message.
+        A loader may read each class or data set by an iterator of its own, which can only give its
+        next record (tf.data's `choose_from_datasets`). It refuses a sampler that draws certain
+        records, and this text is the reason in the error message.
         """
-        if self.needs_records:
+        if self.needs_records:  # an option of the sampler
             return self.needs_records
-        if self.padded:
+        if self.padded:  # some samples are no record
             return "padding"
-        if self.reads_blocks:
+        if self.reads_blocks:  # records are read in ranges that are stored next to each other
             return "a shuffle by blocks"
-        if self.max_cached is not None:
+        if self.max_cached is not None:  # a decoded record is kept, and used again later
             return "reuse"
+        # An id is then one variant of a record, such as one of its captions.
         return "" if self.num_ids is None else "a stream of views"
 
 
@@ -121,13 +122,13 @@ class Samples:
 
 
 def check_record_ids(samples: Samples, source: str) -> None:
-    """Raise TypeError unless all sample ids are record ids, by which a dataset can be indexed.
+    """Raise TypeError unless the ids of a sampler are record ids, so that `dataset[id]` is right.
 
-    With other sample ids, `dataset[id]` would be another record: views (variants of a record, such
-    as one of its captions) and uses of a decoded record have ids of their own, and padding is -1.
+    Some samplers have another id for each *view* of a record (a variant, such as one of its
+    captions), or for each *use* of a decoded record, and some fill batches up with -1 (padding).
     `source` is the call that returns the ids, for the error message.
     """
-    check_without_steps(samples)
+    check_independent_of_steps(samples)
     if samples.traits.padded or samples.traits.num_ids is not None:
         raise TypeError(
             f"ids of {samples!r} are not record ids, but have padding (-1), views or uses:\n"
@@ -136,11 +137,11 @@ def check_record_ids(samples: Samples, source: str) -> None:
         )
 
 
-def check_without_steps(samples: Samples) -> None:
-    """Raise TypeError if ids depend on the training step, so that only a batch sampler can draw.
+def check_independent_of_steps(samples: Samples) -> None:
+    """Raise TypeError if the ids of a sampler depend on the training step.
 
-    Such a sampler changes at some steps, by a schedule of weights or exclusions. The step of a
-    position depends on the batch size, which only a batch sampler has.
+    Such a sampler changes at some steps, by a schedule of weights or exclusions. Only a batch
+    sampler can draw its ids, since it knows the batch size, and so the training step of each id.
     """
     if samples.traits.needs_steps:
         raise TypeError(

@@ -64,9 +64,10 @@ def integer(name: str, value: SupportsIndex, *, minimum: int, below: int = LIMIT
 
 
 def is_array_like(data: object) -> bool:
-    """Return whether `np.asarray(data)` is an array of their values, not of the object itself.
+    """Return whether `np.asarray(data)` has the items of `data` as its values.
 
-    It is for a sequence, an array, and a column or a table of pandas.
+    This holds for a sequence, an array, and a column or a table of pandas. Of any other object,
+    `np.asarray` makes an array with the object itself as the only value.
     """
     return isinstance(data, Sequence) or hasattr(data, "__array__")
 
@@ -78,16 +79,16 @@ def is_list(data: object) -> bool:
 
 
 def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: int = 0) -> int:
-    """Return a number of records as an int: `n`, or the length of the dataset `n`.
+    """Return a number of records as an int: `n` itself, or the length of the dataset `n`.
 
-    A dataset is any object with a length and with items that are not numbers, such as a dataset of
-    torch or an index. A list of numbers is refused, since it may be meant as ids: `subset` is the
-    advice in the error, the call that draws only these records.
+    A dataset is any object with a length and with items, such as a dataset of torch, or an index or
+    a source of `twinfeed.loaders`. A list of numbers is refused, since it may be meant as record
+    ids: `subset` is the call that draws only some of the records, for the advice in the error.
 
     Raises:
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
     """
-    # A number may also be an array or a tensor without dimensions, such as np.array(10).
+    # A number has no length and no items. An array of shape (), such as np.array(10), is a number.
     if not isinstance(n, (Sized, Iterable)) or getattr(n, "shape", None) == ():
         return integer(name, cast(SupportsIndex, n), minimum=minimum)
     kind = type(n).__name__
@@ -96,10 +97,11 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
             f"{name} must be the number of records or a dataset, got {kind} of numbers: to draw "
             f"only these records, use {subset}"
         )
-    # Items are read by index, or by the methods of a source, which has the attribute `digests`. (An
-    # IterableDataset of torch has __getitem__, but no length.)
+    # A source has no `__getitem__`, and is known by its attribute `digests`. An IterableDataset of
+    # torch has `__getitem__`, but no length.
     has_items = isinstance(n, Sized) and (hasattr(n, "__getitem__") or hasattr(n, "digests"))
-    # A feed and a loader have their sampler as an attribute.
+    # A sampler (`Samples`), and a feed or a loader, which have an attribute `sampler`, also have a
+    # length, but it is a number of batches.
     is_stream = isinstance(n, Samples) or isinstance(getattr(n, "sampler", None), Samples)
     if isinstance(n, (str, bytes, bytearray, Mapping)) or is_stream or not has_items:
         raise TypeError(

@@ -91,17 +91,23 @@ class ViewSampler(InnerSampler):
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
         `stop[i] - 1`, int64[n] both.
 
-        A record has several views, such as captions. The inner sampler decides the order: of the
-        records if an epoch has one view of each, or of all pairs (record, view). Pairs are numbered
-        record by record: if the records 0 and 1 have 2 and 3 views, these are the pairs 0 1 and
-        2 3 4. If the inner sampler reads the pairs 1 to 3 around the same time, the span of both
-        records is 0 to 1.
+        A record has several views, such as captions. If an epoch has one view of each record, the
+        inner sampler draws records, and the spans are those of the inner sampler. Otherwise it
+        draws pairs (record, view), which are numbered record by record. If the records 0 and 1 have
+        2 and 3 views::
+
+            pair      0 1 2 3 4
+            record    0 0 1 1 1
+
+        The span of a record is that of its first pair, as its other pairs come right after it: if
+        the span of the pairs 0 and 2 is the pairs 0 to 3, that of the records 0 and 1 is the
+        records 0 to 1.
         """
-        if self._per_epoch == "one":  # the inner sampler is over records
+        if self._per_epoch == "one":
             return self._inner_sampler.spans(records, epoch)
-        first_pair_of_record = self._view_sums.before(records)  # the views of earlier records
-        first_pair, stop_pair = self._inner_sampler.spans(first_pair_of_record, epoch)
-        return self.records(first_pair), self.records(stop_pair - 1) + 1
+        first_pair_of_record = self._view_sums.before(records)  # the number of pairs before it
+        span_start, span_stop = self._inner_sampler.spans(first_pair_of_record, epoch)  # in pairs
+        return self.records(span_start), self.records(span_stop - 1) + 1
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64[positions] both.
