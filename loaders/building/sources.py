@@ -125,10 +125,11 @@ def local_copy(path: Root) -> Iterator[tuple[str, str | None]]:
 
 
 def job_states(root: Root, jobs: Sequence[Job]) -> list[str]:
-    """Return for each job a text that identifies what its part is built from.
+    """Return a fingerprint of the inputs of each job, as a text.
 
-    It has the path, size and time (or ETag) of the shard or of each loose file, and the numbers of
-    the excluded records. A part that an earlier build left is used again if its text is the same.
+    A job is the scan of one shard, or of a group of loose files. The text has the path, size and
+    time (or ETag) of each file, and the numbers of the excluded records. The result of a scan that
+    an earlier build has stored is used again if its text is the same.
     """
     if isinstance(root, Location):
         infos = store_of(root).stat([job.shard for job in jobs], fresh=True)
@@ -150,10 +151,10 @@ def _file_states(root: str, job: Job) -> Iterator[tuple[str, int | None, str | N
 
 
 def _loose_entries(shards: Shards) -> list[Entry] | None:
-    """Return the `Entry` of each record, if an index of loose files is asked for.
+    """Return the `Entry` of each record, or None if `shards` has the names of shards.
 
-    Loose files are files that are a field each, such as images. `shards` then is a local folder of
-    images or a list of `Entry`. None is returned if it has the names of shards.
+    An `Entry` has the paths of the files of one record, such as an image, with a file for each
+    field. `shards` is a list of them, or a local folder of images, whose files are listed here.
     """
     if isinstance(shards, (str, os.PathLike)):
         if is_url(os.fspath(shards)) or not os.path.isdir(shards):
@@ -174,25 +175,32 @@ def _loose_entries(shards: Shards) -> list[Entry] | None:
 def _relative_entries(
     shards: Shards, entries: list[Entry], index_path: PathLike | None, root: PathLike | None
 ) -> tuple[str, list[Entry]]:
-    """Return the root of loose files, and the entries with paths relative to this root.
+    """Return the root folder of the files, and the entries with paths relative to this root.
 
-    By default, the root is the folder that contains the index, or without an index the one that
-    contains the folder of images, or else the current folder. The paths of images are relative to
-    their folder: for images in "photos" and the index "x.index" in the same place, "cat/1.jpg"
-    becomes "photos/cat/1.jpg". The paths in a list of entries are relative to the root already.
+    `shards` is a folder of images, or the list `entries`, whose paths are relative to the root
+    already. The default root is the first of these that exists:
+
+    - the folder that contains the index;
+    - the folder that contains the folder of images;
+    - the current folder.
+
+    The paths of images are relative to their folder. They get its name as a prefix: "cat/1.jpg" in
+    the folder "photos", beside the index, becomes "photos/cat/1.jpg".
     """
-    images = None
+    images_folder = None
     if isinstance(shards, (str, os.PathLike)):
         if not entries:
             raise no_images_error(shards)
-        images = os.path.realpath(shards)
-    index_or_images = index_path or images
-    default_root = os.path.join(index_or_images, os.pardir) if index_or_images else os.curdir
-    folder = os.path.abspath(root or default_root)
-    prefix = "." if images is None else relative_to(os.path.realpath(folder), images)
-    if prefix == ".":
-        return folder, entries
-    return folder, [
+        images_folder = os.path.realpath(shards)
+    inside_root = index_path or images_folder
+    default_root = os.path.join(inside_root, os.pardir) if inside_root else os.curdir
+    root_folder = os.path.abspath(root or default_root)
+    if images_folder is None:
+        return root_folder, entries
+    prefix = relative_to(os.path.realpath(root_folder), images_folder)
+    if prefix == ".":  # the folder of images is the root
+        return root_folder, entries
+    return root_folder, [
         entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})
         for entry in entries
     ]
@@ -228,9 +236,14 @@ def _relative(root: Root, shard: str) -> str:
 
 
 def _common_folder(urls: Sequence[str]) -> Location:
-    """Return the deepest folder that contains all `urls`."""
+    """Return the deepest folder that contains all `urls`.
+
+    Raises:
+        LoaderError: a URL is that of a server or a bucket, without a path.
+    """
     files = [Location.of(url) for url in urls]
-    split(min(files, key=lambda file: len(file.key)))  # raises an error for a URL without a file
+    shortest = min(files, key=lambda file: len(file.key))
+    split(shortest)  # called only for its error: if the shortest path names a file, all do
     folder = posixpath.commonpath([file.parent.key for file in files])
     return replace(files[0], key=folder)
 

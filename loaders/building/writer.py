@@ -52,7 +52,7 @@ from twinfeed.loaders.support.deletable import (
 )
 from twinfeed.loaders.support.regular import open_file
 
-_PART = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
+_PART_NAME = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
 PART_MAGIC = b"PK\x03\x04"
 """The first bytes of every part, which is a zip."""
 _BUFFER = 1 << 17  # bytes
@@ -97,7 +97,7 @@ class ArrayFile:
         self._out.close()
 
     def finish(self) -> dict[str, Any]:
-        """Finish the file, and return what the manifest says of it.
+        """Flush and close the file, and return its description for the manifest of the index.
 
         Raises:
             IndexFormatError: fewer or more rows were written than the shape has.
@@ -107,8 +107,8 @@ class ArrayFile:
         self.close()
         if self.bytes != self.size:
             raise damaged_part(self.path)
-        entry = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
-        return entry | {"sha256": self.digest.hexdigest()}
+        description = {"dtype": self._descr, "shape": list(self.shape), "bytes": self.bytes}
+        return description | {"sha256": self.digest.hexdigest()}
 
 
 class IndexWriter:
@@ -118,7 +118,7 @@ class IndexWriter:
         self.path = path
         self.folder = folder
         self.open_arrays: dict[str, ArrayFile] = {}
-        self._entries: dict[str, Any] = {}
+        self._finished_arrays: dict[str, Any] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
         """Create the file of an array, to be written in blocks."""
@@ -134,56 +134,75 @@ class IndexWriter:
     def finish_array(self, name: str, /) -> Array:
         """Finish the file of an array, and return the array memory-mapped."""
         file = self.open_arrays.pop(name)
-        self._entries[name] = file.finish()
+        self._finished_arrays[name] = file.finish()
         return np.asarray(np.lib.format.open_memmap(file.path, mode="r"))
 
     def finish(self, content: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
         """Write a manifest with `content` and `options`, and publish the index.
 
-        The manifest is written to the temporary folder of the arrays. This folder is renamed to the
-        folder of the index named after the content, and then the manifest is moved to its place:
-        from now on the index is the new one. At last the arrays of older indexes are deleted.
-
-        The manifest's `fingerprint` covers `content` and the bytes of the arrays, but neither
-        `options`, which say how the index was built, nor the ETags of the shards (the arrays
-        "tags-…"), which differ between stores.
+        The manifest is a JSON file that names the folder of the arrays. Only files that a marker
+        file (`MARK`) in their folder lists are deleted, now or by the next build.
         """
-        entries = self._entries | {name: file.finish() for name, file in self.open_arrays.items()}
-        manifest = {"format": FORMAT, "version": VERSION, **content}
-        data = {name: entry for name, entry in entries.items() if not name.startswith("tags-")}
-        manifest |= {"fingerprint": json_digest({**manifest, "arrays": data}), "arrays": entries}
-        manifest["options"] = dict(options)
-        manifest["folder"] = f"columns-{json_digest(entries)[:16]}"
-        manifest["checksum"] = json_digest(manifest)
+        arrays = self._finished_arrays
+        arrays |= {name: file.finish() for name, file in self.open_arrays.items()}
+        manifest = _manifest(content, options, arrays)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
-        add_deletable(self.folder, MANIFEST)  # if this build is killed now, the next deletes it
+        # The folder of the new arrays is still temporary. Its marker file lists all files in it, so
+        # the next build deletes it if this process is killed.
+        add_deletable(self.folder, MANIFEST)
         (self.folder / MANIFEST).write_bytes(text.encode())
         fsync_path(self.folder / MANIFEST)
+        # Rename the folder of the arrays, with the manifest in it, to its final name.
         array_folder = self.path / manifest["folder"]
         old_manifest = _old_manifest(self.path)
         if old_manifest is None or old_manifest["folder"] != array_folder.name:
-            delete_listed(array_folder)  # a build that was killed has left it
+            delete_listed(array_folder)  # not used by an index: left by a build that was killed
         manifest_folder = _publish_arrays(self.folder, array_folder)
-        with _deletable(self.path, old_manifest):
-            os.replace(manifest_folder / MANIFEST, self.path / MANIFEST)  # the commit point
+        # Replace the manifest of the index: from now on, readers open the new arrays.
+        with _deletable_after(self.path, old_manifest):
+            os.replace(manifest_folder / MANIFEST, self.path / MANIFEST)
             fsync_path(self.path)
-        (array_folder / MARK).unlink(missing_ok=True)  # the arrays are in use: do not delete them
+        # Delete the arrays of older indexes, but never the new ones, which are in use.
+        (array_folder / MARK).unlink(missing_ok=True)
         for folder in self.path.iterdir():
             if folder != array_folder and ARRAYS_FOLDER.fullmatch(folder.name.removeprefix(".")):
                 delete_listed(folder)
 
 
-@contextmanager
-def _deletable(path: Path, old: Mapping[str, Any] | None) -> Iterator[None]:
-    """Mark the old arrays deletable while the manifest is replaced, so that the next build can
-    remove them if this one is killed.
+def _manifest(
+    content: Mapping[str, Any], options: Mapping[str, Any], arrays: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the manifest of an index with these `arrays`, which are described by name.
+
+    The `fingerprint` identifies the content of the index: `content` and the bytes of the arrays. It
+    covers neither `options`, which say how the index was built, nor the ETags of the shards (the
+    arrays "tags-…"), which differ between stores. The name of the folder depends on all arrays.
     """
-    if old is None:
+    manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, **content}
+    same = {name: array for name, array in arrays.items() if not name.startswith("tags-")}
+    manifest["fingerprint"] = json_digest({**manifest, "arrays": same})
+    manifest["arrays"] = dict(arrays)
+    manifest["options"] = dict(options)
+    manifest["folder"] = f"columns-{json_digest(arrays)[:16]}"
+    manifest["checksum"] = json_digest(manifest)
+    return manifest
+
+
+@contextmanager
+def _deletable_after(path: Path, old_manifest: Mapping[str, Any] | None) -> Iterator[None]:
+    """Mark the old arrays of the index at `path` as deletable after the `with` block.
+
+    The block replaces the manifest by one with new arrays. The marker file is written before, so
+    that the next build deletes the old arrays if this process is killed in between. A kill before
+    the replacement does no harm: a build deletes no arrays that the manifest names. If the block
+    raises an error, the old arrays stay in use, and the marker file is removed.
+    """
+    if old_manifest is None:
         yield
         return
-    folder = path / old["folder"]
+    folder = path / old_manifest["folder"]
     with suppress(OSError):  # the arrays are missing
-        mark_deletable(folder, [f"{name}.npy" for name in old["arrays"]])
+        mark_deletable(folder, [f"{name}.npy" for name in old_manifest["arrays"]])
     try:
         yield
     except BaseException:
@@ -200,19 +219,26 @@ def _old_manifest(path: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def index_writer(path: Path) -> Iterator[IndexWriter]:
-    """Yield a writer of the index at `path`, under a lock; delete temporary files at the end."""
+    """Yield a writer of the index at `path`, and delete temporary files after the `with` block.
+
+    The folder `path` is locked. If another process writes the same index, this one waits for up to
+    a day.
+
+    Raises:
+        FileExistsError: `path` is a folder with other files.
+    """
     check_own_folder(path)
     with locked(path, make=make_folder, wait=DAY):
         store = IndexWriter(path, temporary_name(path / "columns"))
         store.folder.mkdir()
-        mark_deletable(store.folder)
+        mark_deletable(store.folder)  # so that a later build deletes it if this process is killed
         try:
             yield store
         finally:
             for file in store.open_arrays.values():
                 with suppress(OSError):  # a full disk was reported already
                     file.close()
-            with suppress(OSError):  # renamed to the folder of the index
+            with suppress(OSError):  # after `finish`, the folder has been renamed
                 delete_folder(store.folder)
 
 
@@ -247,31 +273,35 @@ def check_own_folder(path: Path) -> Path:
 def foreign_files(path: Path, /) -> list[str]:
     """Return the paths, relative to the folder of an index, of files that no build has written.
 
-    A build writes the manifest, the arrays that the manifest lists, lock files, parts, and folders
-    with a marker file, which lists their files.
+    A build writes to this folder its lock file and the manifest, and to the folders in it:
+
+    - the arrays that the manifest lists;
+    - parts, which are files with the arrays of one scanned shard, and their lock file;
+    - files that the folder's marker file (`MARK`) lists, since they may be deleted.
     """
-    written = {LOCK, MANIFEST} if is_index(path) else {LOCK}
-    if (manifest := _old_manifest(path)) is not None:
-        written |= set(array_files(manifest))
-    found = set[str]()
+    own_files = {LOCK, MANIFEST} if is_index(path) else {LOCK}
+    manifest = _old_manifest(path)
+    if manifest is not None:
+        own_files |= set(array_files(manifest))  # such as "columns-…/field-0.npy"
+    foreign = set[str]()
     for child in path.iterdir():
         if child.is_dir() and not child.is_symlink():
-            listed = deletable_files(child)  # by the marker file of the folder, if it has one
-            expected = {LOCK} if listed is None else {LOCK, MARK, *listed}
+            listed = deletable_files(child)  # None if the folder has no marker file
+            own_names = {LOCK} if listed is None else {LOCK, MARK, *listed}
             files = [file for file in child.iterdir() if not is_part(file)]
-            found |= {f"{child.name}/{file.name}" for file in files if file.name not in expected}
+            foreign |= {f"{child.name}/{file.name}" for file in files if file.name not in own_names}
         else:
-            found.add(child.name)
-    return sorted(found - written)
+            foreign.add(child.name)
+    return sorted(foreign - own_files)
 
 
 def is_part(path: Path) -> bool:
-    """Return whether a file is a part of a build, or a part that is still being written.
+    """Return whether a file is a part: a zip with the arrays of one shard that a build has scanned.
 
-    The file of a part has a name of its own kind and begins with `PART_MAGIC`. If its writer was
-    killed, it may have only a few of these bytes, or none.
+    The name of a part is a digest in hex and ".part". It begins with `PART_MAGIC`, as every zip. A
+    part whose writer was killed has a hidden name, and may have only a few of these bytes, or none.
     """
-    if not _PART.fullmatch(path.name):
+    if not _PART_NAME.fullmatch(path.name):
         return False
     with suppress(LoaderError, FileNotFoundError), open_file(path) as file:
         first_bytes = file.read(len(PART_MAGIC))
