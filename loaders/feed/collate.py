@@ -164,6 +164,10 @@ def _items_of(value: Any) -> list[Any] | None:
 def array_of(name: str, value: Any, /) -> Array:
     """Return the value of a field as an array of numbers in the machine's byte order.
 
+    `_COMMON_DTYPES` are the one-letter codes of the number dtypes that TensorFlow and torch have.
+    An array of these, or of bfloat16 (a dtype of another package), is returned as it is. Any other
+    array of numbers is converted.
+
     Raises:
         MisfitError: the value cannot be converted to an array of numbers, or is a masked array.
     """
@@ -172,18 +176,20 @@ def array_of(name: str, value: Any, /) -> Array:
     except (TypeError, ValueError, RuntimeError) as error:  # nested lists, a tensor on a device
         raise _unsupported_value(name, value, f" that is not an array ({error})") from error
     dtype, is_masked = array.dtype, isinstance(value, np.ma.MaskedArray)
-    is_common = dtype.char in _COMMON_DTYPES and not is_masked
-    if (is_common and dtype.isnative) or dtype.name == "bfloat16":  # `name` is slow, so last
+    is_common = dtype.char in _COMMON_DTYPES and dtype.isnative and not is_masked
+    if is_common or dtype.name == "bfloat16":  # `name` is slow, so it comes last
         return array
     # Booleans, integers, floats and complex numbers, but not the long doubles "g" and "G".
     is_number = dtype.kind in "biufc" and dtype.char not in "gG"
     if not is_number or is_masked:
+        # The message is "field 'x' holds a list of strings, which a batch cannot hold".
         contents = {"S": " of byte strings", "U": " of strings"}.get(dtype.kind, f" of {dtype}")
         if dtype.kind == "O":  # any Python objects
             has_none = array.ndim and any(item is None for item in array.flat)
             contents = " with None in it" if has_none else ""
         raise _unsupported_value(name, value, contents)
-    # Without ">", and with numpy's usual type in place of an alias, such as long long for int64.
+    # `dtype.str` is the byte order, the kind and the size, such as ">i8". Without the byte order,
+    # "i8" is int64 in the machine's own order, also for an alias of it such as long long.
     return array.astype(dtype.str[1:])
 
 
@@ -300,6 +306,7 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
     if not field.shape:
         if set(map(type, values)) == {string_type}:
             return list(values)
+        # By position in `values`, without those of None.
         texts = _convert_each(lambda value: _to_string(name, value, string_type), values)
         return [texts.get(position, string_type()) for position in range(len(values))]
 
@@ -309,7 +316,7 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
             raise _wrong_dtype(name, type(value).__name__, f"a list of {string_type.__name__}")
         return [_to_string(name, item, string_type) for item in items]
 
-    lists = _convert_each(to_strings, values)
+    lists = _convert_each(to_strings, values)  # by position in `values`, without those of None
     lengths = [len(lists.get(position, ())) for position in range(len(values))]
     strings = np.fromiter(chain.from_iterable(lists.values()), object, sum(lengths))
     return Ragged(strings, np.array(lengths, np.int64))
@@ -331,11 +338,13 @@ def _to_string(name: str, value: Any, string_type: type) -> Any:
 def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Array:
     """Return the values of a field as one array [batch, …], allocated by `empty`.
 
-    An array that decode has filled already is returned as it is.
+    `values` is an array with a row for each sample, or a list with a value for each.
     """
     if isinstance(values, np.ndarray) and _rows_match(values, field):
+        # A writable array was allocated for this batch, and decode has written into it. An array
+        # that was read from a source is read-only, and is copied.
         if values.flags.writeable:
-            return values  # decode wrote into this array; the arrays of a source are read-only
+            return values
         out = empty(values.shape, values.dtype)
         out[...] = values
         return out
@@ -463,27 +472,31 @@ def _to_field_arrays(
     """Return the values of a field as a list of arrays, and the shape that they have in common.
 
     The first `num_variable_axes` axes may differ in length: 0 axes of a field that is stacked, 1 of
-    a ragged field, and all of a padded field. The shape is that of the other axes: with one
-    variable axis, arrays of the shapes (2, 3) and (5, 3) have (3,) in common.
+    a ragged field, and all of a padded field. The shape is that of the other axes, the fixed ones:
+    with one variable axis, arrays of the shapes (2, 3) and (5, 3) have (3,) in common.
 
     A value of None, as for padding, becomes an array of zeros, whose variable axes have length 0.
 
     Raises:
-        MisfitError: the other axes differ in length, or do not fit the field's spec.
+        MisfitError: the fixed axes differ in length, or do not fit the field's spec.
     """
-    arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)  # by position
+    # A dict by position in `values`, without the positions of None.
+    arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
+    # In the spec, the length of an axis may be None, which stands for any length.
     expected, any_length = field.shape[num_variable_axes:], (None,) * num_variable_axes
-    first = next(iter(arrays), None)  # None if all values are None
+    first = next(iter(arrays), None)  # the first position; None if all values are None
+    # Without any array, the zeros have the shape of the spec, with 0 in place of None.
     shape = smallest_shape(expected if first is None else arrays[first].shape[num_variable_axes:])
     for position, array in arrays.items():
         if array.ndim != len(field.shape):
             raise _wrong_shape(name, array.shape, field.shape, position, from_spec=True)
         if array.shape[num_variable_axes:] != shape:
             raise _wrong_shape(name, array.shape, any_length + shape, position)
+    # All arrays have the fixed axes of the first one: compare these with the spec.
     if first is not None and not _matches(shape, expected):
         found = arrays[first].shape
         raise _wrong_shape(name, found, any_length + expected, first, from_spec=True)
-    if len(arrays) == len(values):
+    if len(arrays) == len(values):  # no value is None
         return [*arrays.values()], shape
     zeros = np.zeros((0,) * num_variable_axes + shape, field.dtype)
     return [arrays.get(position, zeros) for position in range(len(values))], shape

@@ -61,7 +61,8 @@ class FeedConfig:
         columns = self.index.columns
         check_names(self, "column", columns, "build the index with fields= that leave it out")
         check_names(self, "side table", self.side, "give it another name")
-        check_unreserved("side table", self.side, columns, "the name of a column of the index")
+        use, advice = "the name of a column of the index", "give the table another name in side="
+        check_unreserved("side table", self.side, columns, use, advice)
         for name, rows in self.side.items():
             self._check_side_table(name, rows)
         if self.decode is None and self.transform is None:
@@ -109,9 +110,9 @@ class FeedConfig:
         return bool(getattr(self.transform, "sets_global_state", False))
 
     def _check_stored_fields(self) -> None:
-        """Raise ValueError if fields cannot be collated as they are stored.
+        """Raise ValueError if the stored fields cannot be collated, or `spec` has others.
 
-        This is for feeds without decode and transform: what is collated is known before any call.
+        This is for feeds without decode and transform, whose batches have the stored fields.
         """
         stored = self.index.fields if isinstance(self.index, Index) else {}
         for name in sorted(stored.keys() & stored_fields(self)):
@@ -120,7 +121,8 @@ class FeedConfig:
                 raise ValueError(f"field {name!r} holds lists of byte strings: {advice}")
         check_collated(self, self.fields)
         if self.declared_spec is not None and self.declared_spec.keys() != set(self.fields):
-            raise ValueError(f"spec names {list(self.declared_spec)}, fields {list(self.fields)}")
+            found, expected = list(self.declared_spec), list(self.fields)
+            raise ValueError(f"spec has the fields {found}, but the feed reads {expected}")
 
     def _check_side_table(self, name: str, rows: Any) -> None:
         """Raise ValueError unless a side table has a row for each sample id, or for each record."""
@@ -145,30 +147,39 @@ def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
 def check_names(
     feed: FeedConfig, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError if a name is in `side` (side tables), or is one that the loader itself uses.
+    """Raise ValueError if a name is that of a side table, or is one that the loader itself uses.
 
-    The loader adds "id" and, with padding, "mask" to a batch, and the `TRANSFORM_EXTRAS` to the
-    sample that a transform gets. `kind` says what has these names, for the message: "field",
-    "column" or "side table".
+    The loader adds "id" and, with padding, "mask" to a batch. A transform gets a sample with the
+    names in `TRANSFORM_EXTRAS`: "id", "record", "view", "seed" and "seed32".
+
+    Args:
+        feed: says whether there are a transform and padding.
+        kind: what has the names, for the message: "field", "column" or "side table".
+        names: the names to check.
+        advice: what the user can do, for the message.
+        side: the names of the side tables that `names` must not have.
     """
-    check_unreserved(kind, names, side, f"the name of a side table: {advice}")
+    check_unreserved(kind, names, side, "the name of a side table", advice)
     owner = "batch" if feed.transform is None else "sample"
+    # `TRANSFORM_EXTRAS` has "id" too, which the loader adds to a batch in any case.
     reserved = {"id"} if feed.transform is None else {*TRANSFORM_EXTRAS}
     if feed.sampler.traits.padded:
         reserved.add("mask")
-    use = f"a name that the loader itself gives to every {owner}: {advice}"
-    check_unreserved(kind, names, reserved, use)
+    use = f"a name that the loader itself gives to every {owner}"
+    check_unreserved(kind, names, reserved, use, advice)
 
 
-def check_unreserved(kind: str, names: Iterable[str], reserved: Iterable[str], use: str, /) -> None:
+def check_unreserved(
+    kind: str, names: Iterable[str], reserved: Iterable[str], use: str, advice: str, /
+) -> None:
     """Raise ValueError if one of the names is in `reserved`.
 
-    For the message, `kind` says what has the names, and `use` what the reserved names are used for,
-    with an advice: "a name that …: give it another name".
+    The other arguments are for the message, `f"{kind} 'x' has {use}: {advice}"`. For example:
+    "field 'x' has the name of a side table: give it another name in decode".
     """
     conflicts = set(names).intersection(reserved)
     if conflicts:
-        raise ValueError(f"{kind} {min(conflicts)!r} has {use}")
+        raise ValueError(f"{kind} {min(conflicts)!r} has {use}: {advice}")
 
 
 def stored_fields(feed: FeedConfig, /) -> list[str]:

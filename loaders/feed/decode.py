@@ -156,7 +156,8 @@ class DecodeImage:
     def _decode(self, data: bytes, slot: Array | None = None) -> Array:
         """Return an image as an array: decoded, turned by its EXIF orientation, and resized.
 
-        If the array `slot` is given, and a JPEG needs no step after decoding, it is decoded into
+        A JPEG is decoded by simplejpeg to an array, all else by Pillow to an image of Pillow. If a
+        JPEG need not be turned or resized, and the array `slot` is given, the JPEG is decoded into
         `slot`, which is returned.
         """
         from PIL import Image, ImageOps
@@ -176,7 +177,9 @@ class DecodeImage:
         if orientation != 1:
             image.getexif()[_ORIENTATION] = orientation  # the decoded image has lost the tag
             image = ImageOps.exif_transpose(image)
-        is_huge = 4 * image.height * image.width > _MAX_POOLED  # Pillow takes four bytes a pixel
+        # Whether the image takes more than `_MAX_POOLED` bytes: Pillow takes four for each pixel.
+        # Such memory is given back to the system, and not kept for the next image.
+        is_huge = 4 * image.height * image.width > _MAX_POOLED
         if self.size is not None and image.size != self.size[::-1]:  # Pillow: (width, height)
             image = self._resized(image, *self.size)
         array = np.asarray(image)
@@ -200,6 +203,11 @@ class DecodeImage:
     def _decode_by_pillow(self, image: PIL.ImageFile.ImageFile) -> PIL.Image.Image:
         """Decode an image by Pillow, and convert it to `mode`.
 
+        1. An image of one channel with more than 8 bits is decoded by `_decode_grey`.
+        2. TIFFs whose pixels Pillow is known to read wrongly are refused, and also channels of 16
+           bits with dtype "native", since Pillow drops their lower bytes.
+        3. Transparent pixels are composed over `background`, or lose their transparency.
+
         Raises:
             ValueError: pixels that Pillow reads wrongly, or that cannot be converted as asked.
         """
@@ -210,7 +218,9 @@ class DecodeImage:
         # One channel of 32 bits (integers or floats) or of 16 bits, such as "I;16".
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
             return self._decode_grey(image, tags)
-        # Pillow takes signed integers as unsigned, and cannot read raw planes of 16 bits.
+        # Pillow takes signed integers as unsigned. It cannot read uncompressed ("raw") channels of
+        # 16 bits if the file has one plane after another, and not the channels of each pixel
+        # together.
         is_signed = tags.get(_SAMPLE_FORMAT, (_UNSIGNED,))[0] == _SIGNED
         has_planes = tags.get(_PLANAR_CONFIGURATION) == _SEPARATE_PLANES
         if is_signed or (has_16_bits and has_planes and image.tile[0].codec_name == "raw"):
@@ -220,8 +230,8 @@ class DecodeImage:
             raise ValueError(f"{problem}: dtype='uint8' takes these")
         if self.background is not None and image.has_transparency_data:
             has_transparent_colour = "transparency" in image.info and image.mode != "P"
-            # Pillow scales pixels of other than 8 bits (whose decoder has a name such as "RGB;16B")
-            # to 8 bits, but not the transparent colour.
+            # A ";" in the decoder's arguments, such as "RGB;16B", stands for pixels of other than 8
+            # bits. Pillow scales these to 8 bits, but not the transparent colour.
             if has_transparent_colour and ";" in str(image.tile):
                 raise ValueError("a transparent colour of other than 8 bits: leave out background=")
             background = Image.new("RGBA", image.size, (*self.background, 255))
@@ -233,7 +243,12 @@ class DecodeImage:
         """Decode an image of one channel with 16 or 32 bits per pixel.
 
         With dtype "uint8", the upper byte of 16-bit pixels is taken; with "native", pixels stay as
-        they are. `tags` are those of a TIFF, or empty.
+        they are. Pillow's mode says the type of a pixel: "I;16" and "I;16B" are unsigned integers
+        of 16 bits (B: big-endian), "I" is an integer and "F" a float of 32 bits.
+
+        Args:
+            image: the image that Pillow has opened.
+            tags: the tags of a TIFF, by number; empty for other formats.
 
         Raises:
             ValueError: Pillow reads wrong pixels, or the dtype cannot hold them.
@@ -250,13 +265,15 @@ class DecodeImage:
         if is_inverted or (is_unsigned and pixels.min() < 0):
             raise ValueError(_PILLOW_MISREADS)
         if self.dtype == "native":
-            is_big_endian = image.mode == "I;16B"  # which Pillow cannot resize
+            is_big_endian = image.mode == "I;16B"  # Pillow cannot resize this mode: convert it
             return Image.fromarray(pixels.astype(np.uint16)) if is_big_endian else image
-        # Of a PGM file with 16 bits, Pillow makes mode "I", which is of 32 bits everywhere else.
+        # The mode "I" stands for 32 bits, with one exception: Pillow also uses it for a file of the
+        # format PPM with 16 bits.
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
             problem = f"pixels of 32 bits or with a sign (mode {image.mode!r}) do not fit uint8"
             raise ValueError(f"{problem}: dtype='native' keeps them")
         bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]  # a TIFF may have 12
+        # Keep the upper 8 bits of each pixel.
         return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
 
     def _resized(self, image: PIL.Image.Image, height: int, width: int) -> PIL.Image.Image:
@@ -285,8 +302,12 @@ class DecodeImage:
     def _decode_jpeg(self, data: bytes, orientation: int, slot: Array | None) -> Array | None:
         """Decode a JPEG by simplejpeg, at a fraction of its size if `reducing_gap` allows it.
 
-        `orientation` is that of EXIF, by which the caller turns the image later. If the array
-        `slot` has the shape and dtype of the final image, the image is decoded into it.
+        There are three places for the pixels:
+
+        - `slot`, a row of the batch's array, if it has the shape and dtype of the decoded image,
+          and the caller will not turn the image (by its EXIF `orientation`) or resize it;
+        - otherwise, for a large image, an array whose memory comes from a pool (`_MIN_POOLED`);
+        - otherwise, an array that simplejpeg allocates.
 
         Returns:
             The array; or None for a broken image if `strict` is False: then Pillow decodes it.
@@ -305,7 +326,7 @@ class DecodeImage:
             if slot is not None and (not is_final or slot.shape != shape or slot.dtype != np.uint8):
                 slot = None
             buffer, nbytes = slot, math.prod(shape)
-            if buffer is None and nbytes >= _MIN_POOLED:
+            if slot is None and nbytes >= _MIN_POOLED:
                 buffer = _array_from_pool(nbytes)
             array = simplejpeg.decode_jpeg(
                 data,
@@ -320,6 +341,7 @@ class DecodeImage:
             if str(error).startswith("Corrupt JPEG data"):
                 raise ValueError(f"{error}: strict=False decodes it as Pillow does") from None
             raise
+        # With `slot`, `array` is another object over the same memory.
         return array.reshape(shape) if slot is None else slot
 
     def _divisor(self, height: int, width: int) -> int:
@@ -378,7 +400,8 @@ def _encoded_image(sample: Mapping[str, Any], field: str) -> Any:
 
 def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
     """Return whether the file of an image that is not decoded yet has channels of 16 bits."""
-    # They hold the name of the pixel layout, such as "RGB;16B" for big-endian numbers of 16 bits.
+    # The arguments of Pillow's decoder have the name of the pixel layout, such as "RGB;16B" for
+    # big-endian numbers of 16 bits.
     decoder_arguments = image.tile[0].args if image.tile else ""
     if image.format == "PPM" and isinstance(decoder_arguments, tuple):
         return bool(decoder_arguments[1] > 255)  # the largest value of a pixel
@@ -468,10 +491,12 @@ class _FeatureList(list[Any]):
     """A feature list of a SequenceExample: for each step an array of numbers or a list of bytes."""
 
     def stacked(self) -> Any:
-        """Return the values of T steps with n numbers each as one array [T, n], or [T] if n is 1.
+        """Return the values of all steps as one array, or as a list if they cannot be stacked.
 
-        Byte strings become a list: of T strings if each step has one, or of a list for each step.
-        Steps with different numbers of values are returned as a list of arrays.
+        - Numbers become an array [steps, n] if each step has n numbers; [steps] if n is 1. Steps
+          with different numbers of values become a list of arrays.
+        - Byte strings become a list of strings if each step has one. Otherwise they become a list
+          that has a list of strings for each step.
         """
         lengths = {len(values) for values in self}
         is_scalar = lengths <= {1}  # each step has a single value
@@ -483,12 +508,13 @@ class _FeatureList(list[Any]):
 
 
 def _parse_example(data: bytes) -> dict[str, Any]:
-    """Return by name the features of a serialized `tf.train.Example` or `SequenceExample`.
+    """Return the features of a serialized `tf.train.Example` or `SequenceExample`, by name.
 
-    The latter has context features, and feature lists, which become `_FeatureList`.
+    A `SequenceExample` has features of its context, as an `Example` has, and feature lists, each of
+    which becomes a `_FeatureList`.
 
     Raises:
-        ValueError: a name is in both.
+        ValueError: a feature of the context and a feature list have the same name.
     """
     context, lists = parse_sequence(data)
     duplicates = context.keys() & lists.keys()

@@ -21,30 +21,40 @@ _EXPECTED = {"bytes": "bytes or a str", "bytes_list": "a list of bytes"}
 def check_missing(
     index: Source, fields: Sequence[str], missing: MissingValues, /
 ) -> dict[str, Any]:
-    """Check the `missing` argument of a feed; return by field the values that it gives.
+    """Check the `missing` argument of a feed; return the value that it gives for each field.
 
-    The values are in the form in which the reader returns the field: b"x" for the str "x".
+    `missing` is "error", "late", or a dict of values by field: a field's value is used for the
+    records that lack the field. The result has the form in which the reader returns the field, such
+    as b"x" for the str "x". It has only fields that are read (`fields`), and is empty for "error"
+    and "late".
 
     Raises:
-        ValueError: some records lack a field that is read and has no value in `missing`; or
-            `missing` names a field that the source does not have.
+        ValueError: some records lack a field that is read and has no value, unless `missing` is
+            "late": then an error is raised when such a record is read; or the dict has a field
+            that the source does not have.
         TypeError: a value is of another type than the field.
     """
     values: dict[str, Any] = {}
     if isinstance(missing, Mapping):
         unknown = missing.keys() - {*index.fields}
         if unknown:
-            known = list(index.fields)
-            raise ValueError(f"missing names {sorted(unknown)}, the index has the fields {known}")
+            found, expected = sorted(unknown), list(index.fields)
+            raise ValueError(f"missing has the fields {found}, but the index has {expected}")
         stored = {name: _stored_value(index, name, value) for name, value in missing.items()}
         values = {name: value for name, value in stored.items() if name in fields}
     elif validate.choice("missing, if not a dict,", missing, ("error", "late")) == "late":
-        return values  # a record that lacks a field raises an error when it is read
-    without_value = set(fields).intersection(index.fields).difference(index.columns, values)
-    counts = _missing_counts(index)
-    incomplete = {name: n for name in sorted(without_value) if (n := counts.get(name))}
+        return values
+    _check_no_missing(index, fields, values)
+    return values
+
+
+def _check_no_missing(index: Source, fields: Sequence[str], values: Mapping[str, Any]) -> None:
+    """Raise ValueError if some records lack one of `fields` that has no value in `values`."""
+    stored = set(fields).intersection(index.fields).difference(index.columns)
+    counts = _missing_counts(index)  # how many records lack each field
+    incomplete = [name for name in sorted(stored.difference(values)) if counts.get(name)]
     if incomplete:
-        names = ", ".join(f"{name!r} ({n:,} of {len(index):,})" for name, n in incomplete.items())
+        names = ", ".join(f"{name!r} ({counts[name]:,} of {len(index):,})" for name in incomplete)
         complete = [name for name in fields if name not in incomplete]
         example = ", ".join(f"{name!r}: {_empty_value(index, name)}" for name in incomplete)
         problem = "lack" if isinstance(index, Index) else "have a null, or a null in a list, in"
@@ -52,14 +62,14 @@ def check_missing(
             f"records {problem} the field {names}: read only fields={complete}; or give a value, "
             f"missing={{{example}}}; or, if the sampler draws no such record, missing='late'"
         )
-    return values
 
 
 def _missing_counts(index: Source) -> Mapping[str, int]:
-    """Return by field the number of records that are known to lack it."""
+    """Return, for each field, the number of records that are known to lack it."""
     if isinstance(index, DatasetSource):
         return index.num_missing
-    # An index may be built so that a field that a record lacks is read as an empty value.
+    # With missing="empty", the index gives an empty value for a field that a record lacks: no
+    # record counts as lacking it. Other sources than an index do not know.
     if not isinstance(index, Index) or index.options.missing == "empty":
         return {}
     return {name: field.missing for name, field in index.fields.items()}

@@ -51,7 +51,8 @@ class Request(NamedTuple):
         """Return the request for the batch that a sampler draws for one step.
 
         Args:
-            sampler: draws the ids. It also maps each id to its record, its view and its seed.
+            sampler: draws the sample ids. It also maps each sample id to the record id and to the
+                number of the view (variant) of the record, and gives each sample of a step a seed.
             epoch: the epoch of the batch.
             step: the step of the batch.
             ids: the ids of the batch, int64[batch], if they are drawn already.
@@ -97,8 +98,9 @@ def requests(
 ) -> Iterator[Request]:
     """Yield the request for each batch of an epoch, from step `start` on.
 
-    The sampler maps the ids of several steps to records at a time, which is faster. It may be
-    replaced during the pass (`Schedule.change`), which concerns the steps not yielded yet.
+    The sampler draws several steps at a time, and maps their sample ids to record ids and to views
+    (variants of a record), which is faster than step by step. `Schedule.change` may replace the
+    sampler while this runs. Then the remaining steps are drawn again, by the new sampler.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -110,16 +112,19 @@ def requests(
     epoch_start = epoch * len(sampler)
     # Ranges of steps, first short, so that the first batch comes soon, then of up to STEPS steps.
     for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
-        drawn_by = None  # the sampler whose batches are in `all_ids`
+        previous_sampler = None
         for step in range(first_step, stop_step):
             sampler = schedule.commit(epoch_start + step)  # this step cannot change any more
-            if sampler is not drawn_by:  # in the first step, and after a change of the sampler
-                drawn_by = sampler
-                batches = schedule.batches(epoch, step, stop_step)  # of this step and the others
+            # In the first step of a range, and after a change of the sampler, draw the steps from
+            # this one to the end of the range. `all_ids` has the ids of their batches end to end.
+            if sampler is not previous_sampler:
+                previous_sampler = sampler
+                batches = schedule.batches(epoch, step, stop_step)
                 all_ids = np.concatenate(batches)
                 records, views = sampler.records(all_ids), sampler.views(all_ids)
                 ends = np.cumsum([len(ids) for ids in batches]).tolist()
-                slices = map(slice, [0, *ends], ends)  # of each batch in `all_ids`
+                # An iterator over where in `all_ids` each batch is, from this step on.
+                slices = map(slice, [0, *ends], ends)
             batch = next(slices)
             ids = all_ids[batch].copy()  # the user may write to the ids of a batch
             sample_seeds = sampler.seeds(epoch, step) if seeds else None

@@ -17,7 +17,7 @@ from twinfeed.loaders.support.array_types import Int64s
 Decode = Callable[[Int64s], Sequence[Fields]]
 """A function from record ids to their decoded samples."""
 
-# The most coming requests that one call of `get` searches for images that are not cached yet.
+# The largest number of coming requests that one call of `get` takes from `look_ahead`'s iterator.
 _MAX_SEARCHED = 64
 
 
@@ -38,12 +38,14 @@ class DecodedCache:
         self._images: dict[int, Fields] = {}  # by record id
         self._next_position: tuple[int, int] | None = None  # (epoch, step) of the next batch
         self._lock = Lock()
-        # To decode before a batch needs the images (`look_ahead`), coming requests are searched in
-        # order. The images that a request will add to the cache are one task of the pool.
+        # `look_ahead` decodes the images of coming requests on a pool of threads. The images that a
+        # request will add to the cache are one task of the pool.
         self._pool: ThreadPoolExecutor | None = None
         self._min_pending = 0
         self._coming_requests: Iterator[Request] = iter(())
-        self._future_records: set[int] = set()  # in the cache after the last searched request
+        # The record ids that will be in the cache after the last request that was taken from
+        # `_coming_requests`.
+        self._future_records: set[int] = set()
         # The record ids of each task and its result, until `get` takes the images.
         self._pending: deque[tuple[list[int], Future[Sequence[Fields]]]] = deque()
 
@@ -71,7 +73,8 @@ class DecodedCache:
         ahead. An image that this request uses for the last time is dropped from the cache.
         """
         with self._lock:
-            if (request.epoch, request.step) != self._next_position:  # out of order
+            # Only without `look_ahead` may requests be out of order, so no image is pending then.
+            if (request.epoch, request.step) != self._next_position:
                 self._images.clear()
             self._next_position = (request.epoch, request.step + 1)
             records = request.records.tolist()
@@ -86,6 +89,7 @@ class DecodedCache:
                 images = self._decode(np.array(new))
             self._images.update(zip(new, images, strict=True))
             self.decodes += len(new)
+            # Images that threads decode ahead take memory too, so they count for the peak.
             num_pending = 0 if self._pool is None else self._submit_new_images(self._pool)
             self.peak = max(self.peak, len(self._images) + num_pending)
             batch = [self._images[record] for record in records]
@@ -96,11 +100,15 @@ class DecodedCache:
     def _submit_new_images(self, pool: ThreadPoolExecutor) -> int:
         """Let `pool` decode the images that coming requests will add to the cache.
 
-        Requests are searched until enough images are pending. `_future_records` follows what `get`
-        will do with the cache: it adds the new images of a request, then drops those used last.
+        An image is pending from then on, until `get` takes it. Requests are taken from the iterator
+        `_coming_requests` until at least `_min_pending` images are pending.
+
+        `_future_records` are the record ids that will be in the cache after the last of these
+        requests. They change as `get` will change the cache: a request adds the images that are not
+        in the cache, and then drops the images that it uses for the last time.
 
         Returns:
-            The number of images that are pending: submitted, and not yet taken by `get`.
+            The number of pending images.
         """
         num_pending = sum(len(records) for records, _ in self._pending)
         if num_pending >= self._min_pending:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import starmap
 from typing import Any
 
 from twinfeed.loaders.errors import DecodeError, LoaderError
@@ -15,17 +16,22 @@ from twinfeed.loaders.support.fork import PerProcess
 
 
 def call_for_record(
-    index: Source, name: str, function: Callable[..., Fields], record: int, /, *arguments: Any
+    index: Source, function_name: str, function: Callable[..., Fields], record: int, /, *args: Any
 ) -> Fields:
-    """Call a user's function for a record, and return its dict of fields.
+    """Return `function(*args)`, the dict that a user's function returns for a sample of a record.
 
-    The first of `arguments` is the sample. `name` is the name of the function in messages.
+    Args:
+        index: the source of the record, which describes it in messages.
+        function_name: "decode" or "transform", for messages.
+        function: the user's function.
+        record: the record id.
+        args: the arguments of the function; the first is the sample.
 
     Raises:
         DecodeError: the function failed, or did not return a dict.
     """
     try:
-        result = function(*arguments)
+        result = function(*args)
         if not isinstance(result, (dict, Mapping)):
             raise TypeError(f"it must return a dict of fields, got a {type(result).__name__}")
         return dict(result)  # a copy, as the function may return the same dict for each sample
@@ -36,8 +42,9 @@ def call_for_record(
         raise type(error)(problem, advice=error.advice) from error
     except Exception as error:
         raise DecodeError(
-            f"{index.describe(record)}: {name} failed: {error!r}{_hint(error, arguments[0])}",
-            advice=f"mend {name}, or leave the record out: records= of the sampler, SubsetSampler",
+            f"{index.describe(record)}: {function_name} failed: {error!r}{_hint(error, args[0])}",
+            advice=f"correct {function_name}, or exclude the record: give the sampler records=, or "
+            "draw by a SubsetSampler",
         ) from error
 
 
@@ -51,15 +58,15 @@ def _hint(error: Exception, sample: Fields) -> str:
     return f"; it was given {sorted(sample)}" if isinstance(error, KeyError) else ""
 
 
-def check_values(index: Source, name: str, record: int, sample: Fields, /) -> None:
-    """Raise DecodeError if a field of a sample is None.
+def check_values(index: Source, function_name: str, record: int, sample: Fields, /) -> None:
+    """Raise DecodeError if a user's function has returned None for a field of a sample.
 
-    The user's function `name` (decode or transform) has returned `sample` for this record.
+    `function_name` ("decode" or "transform") and `record` (the record id) are for the message.
     """
     for field, value in sample.items():
         if value is None:
             raise DecodeError(
-                f"{index.describe(record)}: {name} returned None for field {field!r}: "
+                f"{index.describe(record)}: {function_name} returned None for field {field!r}: "
                 f"return an empty array or byte string where there is no value"
             )
 
@@ -77,25 +84,32 @@ class SampleMap:
 
     def map(
         self,
-        name: str,
+        function_name: str,
         function: Callable[..., Fields],
         records: Sequence[int] | Int64s,
         /,
         *arguments: Sequence[Any],
     ) -> list[Fields]:
-        """Call a user's function for each sample, on the threads, and return the results in order.
+        """Return `list(map(function, *arguments))`, computed on the threads.
 
-        The result is `list(map(function, *arguments))`, a dict of fields for each record. The first
-        of `arguments` are the samples. With n threads, each makes every n-th call.
+        The user's function returns a dict of fields for each sample. With n threads, each thread
+        makes every n-th call.
+
+        Args:
+            function_name: "decode" or "transform", for messages.
+            function: the user's function.
+            records: the record id of each sample, for messages.
+            arguments: sequences with an item for each sample; the first is the samples themselves.
 
         Raises:
-            DecodeError: the function failed; `name` is its name in messages.
+            DecodeError: the function failed.
         """
-        calls = list(zip(records, *arguments, strict=True))
+        call = partial(call_for_record, self.index, function_name, function)
+        calls = list(zip(records, *arguments, strict=True))  # (record, *arguments) of each call
 
         def run(calls: Sequence[Any]) -> list[Fields]:
-            """Make a thread's calls one after another."""
-            return [call_for_record(self.index, name, function, *arguments) for arguments in calls]
+            """Make the calls of one thread, one after another."""
+            return list(starmap(call, calls))
 
         if self.threads < 2 or len(calls) < 2:
             return run(calls)
@@ -106,24 +120,26 @@ class SampleMap:
         return results
 
     def values_by_field(
-        self, name: str, records: Sequence[int] | Int64s, samples: Sequence[Fields], /
+        self, function_name: str, records: Sequence[int] | Int64s, samples: Sequence[Fields], /
     ) -> dict[str, Sequence[Any]]:
         """Turn samples (dicts by field) into a dict that has a list of values for each field.
 
-        The user's function `name` (decode or transform) has returned the samples.
+        For example, [{"x": 1}, {"x": 2}] becomes {"x": [1, 2]}. A user's function has returned the
+        samples: `function_name` is "decode" or "transform". It and `records` (the record id of each
+        sample) are for messages.
 
         Raises:
             DecodeError: a value is None, or samples have different fields.
         """
-        names = samples[0].keys() if samples else ()
+        fields = samples[0].keys() if samples else ()
         for sample, record in zip(samples, records, strict=True):
-            check_values(self.index, name, record, sample)
-            if sample.keys() != names:
+            check_values(self.index, function_name, record, sample)
+            if sample.keys() != fields:
                 raise DecodeError(
-                    f"{self.index.describe(record)}: {name} returned the fields {sorted(sample)}, "
-                    f"but {sorted(names)} for another record"
+                    f"{self.index.describe(record)}: {function_name} returned the fields "
+                    f"{sorted(sample)}, but {sorted(fields)} for another record"
                 )
-        return {field: [sample[field] for sample in samples] for field in names}
+        return {field: [sample[field] for sample in samples] for field in fields}
 
     def close(self) -> None:
         """End the threads; a later call starts new ones."""

@@ -95,26 +95,27 @@ class BatchFunction:
         If only sizes of axes differ, it is the `batch_spec` that fits both batches: for example,
         shapes (3, 8) and (5, 8) of a field's rows fit (None, 8).
         """
-        spec = dict(self._declared)
+        advised = dict(self._declared)  # the advised `batch_spec`: the user's, with other shapes
         try:
             for name, field in self.spec.items():
                 shape = np.shape(values[name][0])
                 if len(shape) == len(field.shape) and shape != field.shape:
                     sizes = zip(shape, field.shape, strict=True)
                     common_shape = tuple(size if size == first else None for size, first in sizes)
-                    spec[name] = FieldSpec(common_shape, field.dtype)
-            collate(values, self.spec | spec, how=self.how)  # raises if this does not help
+                    advised[name] = FieldSpec(common_shape, field.dtype)
+            # Called only to see whether it raises: then the advised spec does not help.
+            collate(values, self.spec | advised, how=self.how)
         except (KeyError, MisfitError):
             return "make each batch like the first, or give the dtypes and shapes as batch_spec="
         shown = {
-            name: (field.shape, field.dtype and field.dtype.name) for name, field in spec.items()
+            name: (field.shape, field.dtype and field.dtype.name) for name, field in advised.items()
         }
         return f"give the feed batch_spec={shown}, or make each batch like the first"
 
     def _call(self, batch: Batch, request: Request) -> dict[str, Any]:
-        """Call the user's function on a batch, and return by field a row for each sample.
+        """Call the user's function on a batch, and return a dict of the fields that it returned.
 
-        The "id" of the batch is left out.
+        Each field has a row for each sample. The "id" of the batch is removed from the result.
 
         Raises:
             DecodeError: the function failed or returned something else.
@@ -148,15 +149,16 @@ def _errors_with_step(
 def _rows(name: str, value: Any, count: int) -> Sequence[Any]:
     """Return the value of a field as rows, one for each of `count` samples.
 
-    The user's function returned an array, a `Ragged`, or a list. The rows are an array, or a list
-    of strings or of arrays of different lengths.
+    The user's function has returned the value: a `Ragged` becomes a list of its rows, a list of
+    strings stays a list, and an array or a list of numbers becomes an array.
 
     Raises:
         ValueError: another number of rows.
     """
+    has_strings = isinstance(value, list) and any(isinstance(row, (bytes, str)) for row in value)
     if isinstance(value, Ragged):
         value = ragged_rows(name, value)
-    elif not isinstance(value, list) or not any(isinstance(row, (bytes, str)) for row in value):
+    elif not has_strings:
         value = np.ascontiguousarray(array_of(name, value))  # torch has no negative strides
     if len(value) != count:
         raise ValueError(f"field {name!r} must have a row for each of {count} samples")

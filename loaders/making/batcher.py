@@ -101,9 +101,13 @@ class Batcher(Closing):
     ) -> Batch:
         """Return the batch, a dict of arrays or lists, with a row for each sample of the request.
 
-        `table_rows` (from columns and side tables) and `values` (of fields) are by name. If `real`
-        is None, they have an item for each sample. Otherwise they have an item for each True in it,
-        and samples with False are padding: their rows become zeros or "".
+        Args:
+            request: says which samples the batch has.
+            real: bool[batch], False for samples that are padding; None if there is no padding.
+            table_rows: the rows of each column and side table, without those of padding.
+            values: the values of each field, without those of padding.
+
+        The batch has zeros or "" for padding.
 
         Raises:
             DecodeError: a value does not fit the spec of its field.
@@ -118,7 +122,7 @@ class Batcher(Closing):
         return {"id": request.ids, **table_rows, **fields}
 
     def samples_of_records(self, records: Int64s, seeds: npt.NDArray[np.uint64], /) -> list[Sample]:
-        """Return the samples of records that no sampler has drawn, such as `dataset[3]`.
+        """Return the samples of records that the user has chosen, as `dataset[3]` does.
 
         Args:
             records: the record ids.
@@ -128,8 +132,9 @@ class Batcher(Closing):
             A dict for each record: `id`, its columns, its rows of side tables, and its fields.
 
         Raises:
-            ValueError: the feed has a `batch_transform`, which needs whole batches, or a side table
-                with a row for each sample id of the sampler, which a record does not have.
+            ValueError: the feed has a `batch_transform`, which needs whole batches; or a side table
+                has a row for each sample id that the sampler may draw. A record without a sampler
+                has a record id only, by which `ByRecord` tables and equally long tables are read.
         """
         if self._batch_function is not None:
             raise ValueError(

@@ -177,15 +177,16 @@ class Feed(FeedConfig):
 
     @cached_property
     def _batch_function(self) -> BatchFunction | None:
-        """The user's `batch_transform`, checked by calls on the first batch of the stream.
+        """The user's `batch_transform`, checked by calls on batches of this feed.
 
-        It is tried on batches as large as a rank's, which have the same samples on every rank.
+        It is called several times for one batch, and once for another. The two batches have the
+        size of a rank's batch, but the same samples on every rank.
         """
         if self.batch_transform is None:
             return None
-        first, other = probe_requests(self, self.sampler.batch_size)
+        first_request, other_request = probe_requests(self, self.sampler.batch_size)
         with Batcher(PreparedFeed(self, self._spec)) as batcher:
-            return BatchFunction(self, self._spec, batcher, first, other)
+            return BatchFunction(self, self._spec, batcher, first_request, other_request)
 
     def __repr__(self) -> str:
         functions = "".join(f", {name}={text}" for name, text in self._function_names.items())
@@ -226,8 +227,8 @@ class Feed(FeedConfig):
         object.__setattr__(feed, "sampler", sampler)  # a feed refuses assignment
         feed.__post_init__()  # checks that the side tables fit
         if feed.shares_arrays != self.shares_arrays:
-            # A transform now gets read-only arrays, or no longer does. So the user's functions must
-            # be tried again: forget what was found out by calls of them.
+            # With only one of the two samplers, several samples may share arrays, which are then
+            # read-only. So the user's functions must be checked again: drop the cached results.
             vars(feed).pop("_spec", None)
             vars(feed).pop("_batch_function", None)
         return feed
@@ -236,8 +237,9 @@ class Feed(FeedConfig):
 def prepare_feed(feed: Feed, /) -> PreparedFeed:
     """Return a feed with the spec of its samples and its checked `batch_transform`.
 
-    A `Batcher` needs these. The first call for a feed reads the first samples of the stream, and
-    calls the user's functions on them; then the feed has cached both.
+    A `Batcher` needs these. To find the spec, and to check the user's functions, the first call for
+    a feed reads the first samples of the stream, and calls the functions on them. The feed caches
+    both as `_spec` and `_batch_function`, which are computed when they are first used.
     """
     return PreparedFeed(feed, feed._spec, feed._batch_function)
 

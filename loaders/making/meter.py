@@ -129,9 +129,9 @@ class Meter:
             self._total_ready = self._total_waiting = self._num_slow_steps = 0
 
     def start_external(self) -> None:
-        """Start to measure a pass in which a framework iterates, unless a loop's pass is running.
+        """Start to measure a pass that a framework iterates over, as in Keras's `fit`.
 
-        That pass goes on, and `report` is about it.
+        While a pass of a loop is running, do nothing: that pass is still measured.
         """
         if not self._loop_running:
             self.start(0, measures_loop=False)
@@ -167,12 +167,13 @@ class Meter:
     def take(self) -> StageTimes:
         """Return the times since the last call of `take`, and reset them.
 
-        A worker process sends them with each batch to the main process, which calls `add`.
+        A worker process calls this when it has made a batch, and sends the times with the batch to
+        the main process, which calls `add`.
         """
         with self._lock:
             stages, self._stages = self._stages, Counter()
-            self._made_at.clear()
-            return StageTimes(stages, perf_counter_ns())
+            self._made_at.clear()  # no loop in this process receives batches, which would do it
+            return StageTimes(stages, ready_at=perf_counter_ns())
 
     def add(self, step: int, times: StageTimes) -> None:
         """Add the times of the batch of a step that a worker process has made."""
@@ -199,7 +200,11 @@ class Meter:
             self._last_batch_time = now
 
     def report(self) -> PassReport:
-        """Return the report of the last pass, which may still be running, in seconds."""
+        """Return the report of the last pass, which may still be running.
+
+        Times are in seconds. `waiting` is how long the loop waited for batches, `ready` how long
+        batches waited for the loop, and `waited` the fraction of steps in which the loop waited.
+        """
         with self._lock:
             seconds = (self._last_batch_time - self._start_time) / 1e9
             stages = {stage: elapsed / 1e9 for stage, elapsed in self._stages.items()}

@@ -148,12 +148,14 @@ class _Stop(NamedTuple):
 def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
     """Put the items of `source` into the queue `ready`, each as (item, None).
 
-    At the end, put (None, error), where the error is a StopIteration or the source's own. This is
-    the function of the background thread.
+    This is the function of the background thread. At the end, it puts (None, error), where the
+    error is a StopIteration, or the exception that `source` has raised. Before each item, it takes
+    a permit from the queue `stop.permits`, into which the consumer puts one for each item that it
+    has taken. It ends early if `stop.event` is set.
     """
     try:
         for item in source:
-            stop.permits.get()  # waits while the consumer has not taken enough items
+            stop.permits.get()  # waits until the consumer has taken an earlier item
             if stop.event.is_set():
                 return
             ready.put((item, None))
@@ -161,7 +163,8 @@ def _produce(source: Iterator[Any], ready: _Ready, stop: _Stop) -> None:
     except BaseException as error:
         ready.put((None, error))
     finally:
-        getattr(source, "close", object)()
+        if hasattr(source, "close"):  # as a generator has
+            source.close()
 
 
 def _stop_thread(
@@ -175,7 +178,7 @@ def _stop_thread(
     While it waits, `while_closing` is called every tenth of a second.
     """
     stop.event.set()
-    stop.permits.put(None)
+    stop.permits.put(None)  # the thread may be waiting for a permit to make an item: this wakes it
     if thread is threading.current_thread():
         return
     deadline = time.monotonic() + timeout

@@ -85,7 +85,8 @@ def buffer_error(name: str, field: str, /) -> ValueError:
 def first_shared(values: Sequence[Any], /) -> int | None:
     """Return the position of the first value that shares its memory with a later value, or None.
 
-    Read-only arrays do not count, since samples may share them.
+    Read-only arrays may share memory: `_writable_address` returns None for them, and None is not
+    counted as shared. For example, with two writable arrays a and b, [a, b, b] gives 1.
     """
     # Fast path: if each array has its own memory (a view's `base` owns it), nothing is shared. This
     # is twenty times as fast as comparing addresses.
@@ -138,7 +139,10 @@ def bitwise_equal(value: Any, other: Any, /) -> bool:
         return False
     if array.dtype != object:
         return array.tobytes() == other_array.tobytes()
-    return all(map(bitwise_equal if array.shape else _equal, array.flat, other_array.flat))
+    # The items of an object array may be arrays. But an array of no axes has one object, which
+    # numpy could not convert to an array.
+    items_equal = bitwise_equal if array.ndim else _equal
+    return all(map(items_equal, array.flat, other_array.flat))
 
 
 def _to_array(value: Any) -> Array:

@@ -96,10 +96,12 @@ class Samples:
         self._in_place_fields = self._fields_in_place(prepared)
 
     def table_rows(self, request: Request, /) -> dict[str, Rows]:
-        """Return by name the rows of columns and side tables for the samples of a request.
+        """Return, for each column and side table by name, its rows for the samples of a request.
 
-        The request has no padding. Columns and `ByRecord` tables have a row for each record id,
-        other side tables for each sample id.
+        The request has no padding. It has two ids for each sample: the record id (`records`), and
+        the sample id (`ids`), of which a record has several if the sampler draws several views of
+        it. Columns and `ByRecord` tables have a row for each record id, other side tables for each
+        sample id.
         """
         columns = self.index.columns
         rows = {name: _rows_of(columns[name], request.records) for name in columns}
@@ -113,16 +115,21 @@ class Samples:
     def field_values(
         self, request: Request, table_rows: Mapping[str, Rows], /, *, cached: bool = True
     ) -> Values:
-        """Read, decode and transform the records of a request; return by field a list of values.
+        """Read, decode and transform the records of a request.
 
         Args:
-            request: without padding.
-            table_rows: the rows of columns and side tables, which the transform gets too.
+            request: the samples that are wanted, without padding.
+            table_rows: the rows of each column (an array of the index) and each side table (of the
+                user) for the samples. The transform gets them beside the fields.
             cached: whether the cache of decoded images is used.
+
+        Returns:
+            For each field, the values of all samples.
         """
         records = request.records
         if self.decode is None and self.transform is None:
             return self._read_fields(records)
+        # `_in_place_fields` are fields that decode can write directly into the arrays of the batch.
         has_repeats = len(set(records.tolist())) < len(records)
         if self._in_place_fields and not has_repeats:
             return self._decode_in_place(records)
@@ -135,14 +142,22 @@ class Samples:
     def probe_sample(self, first: Request, other: Request, /) -> Fields:
         """Return the sample of the request `first`, after checking the user's functions with it.
 
-        Each of the two requests has one sample. The first is read, decoded and transformed several
-        times, under different global random seeds: the results must be equal. A last call for
-        `other` must not change them, which it does if a function fills one buffer again and again.
+        Each of the two requests has one sample. Three steps are checked one after another:
+
+        1. reading, if the records do not come from an index;
+        2. decode, unless it is known to be deterministic;
+        3. transform.
+
+        Each step is run for `first` several times, under different global random seeds: the results
+        must be equal. Then it is run for `other` once, which must not change the results for
+        `first`, as it would if a function filled one buffer again and again.
 
         Raises:
             ValueError: the results of the calls differ, or one is changed later.
         """
-        self._mutation_checks_left = 1  # one is enough, since all calls must do the same
+        # How many calls of the transform are checked for writing to arrays that samples share. All
+        # calls below must do the same, so the first of them is enough.
+        self._mutation_checks_left = 1
         if not isinstance(self.index, Index):  # of a user's own source; an index is deterministic
             self._probe_read(first.records, other.records)
         if is_own_decode(self.decode):
@@ -168,11 +183,13 @@ class Samples:
     def _probe_read(self, first: Int64s, other: Int64s) -> None:
         """Check that a source's reads are repeatable, and do not return one buffer for two records.
 
-        `first` and `other` each have one record id.
+        `first` and `other` are arrays of one record id. `call_repeatedly` reads `first` several
+        times, and then `other` once. At last, both are read alone and together: a source that fills
+        one buffer for all records returns the values of the last record for both when they are read
+        together, but the right values when each is read alone.
 
         Raises:
-            ValueError: repeated reads of the first record differ; or one read of both records
-                returns equal values for them, although reads of one record return different ones.
+            ValueError: repeated reads of `first` differ, or the source fills one buffer.
         """
 
         def read(records: Int64s) -> Sample:
@@ -185,15 +202,17 @@ class Samples:
             first_alone, other_alone = array_copy(read(first)), array_copy(read(other))
             first_of_both, other_of_both = self._read_samples(np.concatenate([first, other]))
             for name in first_of_both:
-                is_equal = bitwise_equal(first_of_both[name], other_of_both[name])
-                if is_equal and not bitwise_equal(first_alone[name], other_alone[name]):
+                equal_together = bitwise_equal(first_of_both[name], other_of_both[name])
+                if equal_together and not bitwise_equal(first_alone[name], other_alone[name]):
                     raise buffer_error("read", name)
 
     def _probe_in_place_decode(self, first: Int64s, other: Int64s, sample: Fields) -> None:
         """Check that `decode.into` writes what decode has returned as `sample` for record first[0].
 
-        `decode.into` writes the fields `decode.writes` into arrays, which are first full of zeros
-        and then of ones: an element that it does not write differs at least once.
+        `decode.into` writes the fields `decode.writes` into arrays that it is given. It is tried
+        with arrays full of zeros, and then with arrays full of ones: an element that it does not
+        write differs from `sample` at least once. For each, `call_repeatedly` decodes record
+        first[0] three times and then record other[0], which must not change the earlier results.
 
         Raises:
             ValueError: it writes other values, or not all elements.
@@ -245,14 +264,16 @@ class Samples:
         """Decode records directly into the rows of new arrays, which saves a copy of each image.
 
         `decode.into(sample, slots)` is called for each record, where slots[field] is the record's
-        row of the field's array. The sample that it returns has this very row if the value was
-        written there, or another value (of another shape or dtype) if it does not fit.
+        row of the field's new array. If the value fits, decode writes it there, and returns a
+        sample whose field is this row object itself. Otherwise the field is another array.
 
         Returns:
-            By field the array, if all values were written there, or else a list of values.
+            For each field: the new array if all values were written there, or else a list of the
+            values.
         """
         arrays = {
-            # All shapes are known, so `smallest_shape` changes nothing but the type.
+            # No shape has a None in it, which `smallest_shape` would replace by 0. It is called
+            # for its return type, in which no size may be None.
             name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
             for name, field in self._in_place_fields.items()
         }
@@ -260,7 +281,8 @@ class Samples:
         samples = self._call_decode(records, slots)
         values = self.sample_map.values_by_field("decode", records, samples)
         for name, array in arrays.items():
-            if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
+            pairs = zip(samples, slots, strict=True)
+            if all(sample[name] is slot[name] for sample, slot in pairs):  # written into the array
                 values[name] = array  # type: ignore[assignment]
         return values
 
@@ -298,7 +320,8 @@ class Samples:
         `decode.into(sample, slots)` is called in place of `decode(sample)`.
 
         Raises:
-            DecodeError: decode failed, or a call has changed the result of an earlier call.
+            DecodeError: decode failed, or a call has overwritten the result of an earlier call, as
+                a decode does that fills and returns the same buffer each time.
         """
         function: Any = self.decode
         arguments: list[Any] = [records, self._read_samples(records)]
@@ -306,8 +329,9 @@ class Samples:
             function = function.into
             arguments.append(slots)
         decoded = self.meter.timed("decoding", self.sample_map.map, "decode", function, *arguments)
-        # Slots are rows of one array, so they share memory on purpose.
+        # Slots are rows of one array, so the fields in them share memory on purpose.
         unchecked_fields = () if slots is None else self._in_place_fields
+        # To check, some records may be decoded once more, by their position in `records`.
         decode_again = partial(self._decode_one, records)
         self._check_overwritten("decode", decoded, records, decode_again, unchecked_fields)
         return decoded
@@ -336,9 +360,9 @@ class Samples:
         names = samples[0] if samples else ()
         # Names that the transform gets from elsewhere must not be fields.
         advice = "give it another name in decode"
-        check_unreserved("field", names, self.side_tables, f"the name of a side table: {advice}")
-        use = f"a name that the loader itself gives to every sample: {advice}"
-        check_unreserved("field", names, TRANSFORM_EXTRAS, use)
+        check_unreserved("field", names, self.side_tables, "the name of a side table", advice)
+        use = "a name that the loader itself gives to every sample"
+        check_unreserved("field", names, TRANSFORM_EXTRAS, use, advice)
         seeds = request.seeds
         assert seeds is not None  # requests have seeds if the feed has a transform
         extras: dict[str, Iterable[Any]] = {
@@ -392,33 +416,35 @@ class Samples:
 
     def _check_overwritten(
         self,
-        name: str,
+        function_name: str,
         samples: Sequence[Fields],
         records: Int64s,
-        make_again: Callable[[int], Fields],
+        recompute: Callable[[int], Fields],
         unchecked_fields: Container[str] = (),
     ) -> None:
         """Raise DecodeError if a user's function has overwritten the result of an earlier call.
 
-        This happens if it returns the same buffer again and again. That samples share memory is no
-        proof: they may be a constant, or views of a cache. So the first sample that shares memory
-        is made again, and compared.
+        This happens if it fills and returns the same buffer each time. Then samples share memory.
+        But samples may also share memory rightly, as parts of one constant array. So the first
+        sample that shares memory with a later one is computed once more: if the result differs, the
+        sample was overwritten.
 
         Args:
-            name: of the function: "decode" or "transform".
+            function_name: "decode" or "transform", for the message.
             samples: the results of the calls.
-            records: the record id of each sample.
-            make_again: makes the sample at a position once more.
+            records: the record id of each sample, for the message.
+            recompute: a function that returns the sample at a position, computed once more.
             unchecked_fields: fields that are written into one array on purpose.
         """
         for field in samples[0] if len(samples) > 1 else ():
             values = [sample.get(field) for sample in samples]
+            # The position of the first value whose memory a later value has too, or None.
             first = None if field in unchecked_fields else first_shared(values)
             if first is not None:
                 value = array_copy(values[first])  # a copy, as the same buffer may be filled again
-                if not bitwise_equal(value, make_again(first).get(field)):
+                if not bitwise_equal(value, recompute(first).get(field)):
                     where = self.index.describe(int(records[first]))
-                    raise DecodeError(f"{where}: {buffer_error(name, field)}")
+                    raise DecodeError(f"{where}: {buffer_error(function_name, field)}")
 
 
 def _rows_of(table: Any, indices: Int64s) -> Rows:

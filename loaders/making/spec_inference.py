@@ -30,10 +30,13 @@ _MAX_STEPS = 32
 
 
 def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
-    """Return the spec (shape and dtype) of each field of a feed: the user's, or the first sample's.
+    """Return the spec (shape and dtype) of each field of a feed, and check the user's functions.
 
-    Decode and transform are called several times with different global random seeds, to check that
-    they are deterministic, unless this is known.
+    The spec is what the user gave as `spec=`, or else that of the first sample of the stream.
+
+    Decode and transform are called for this sample several times, with different global random
+    seeds, to check that they are deterministic. This is not needed if the feed has no transform,
+    reads an index, and its decode is None or a class of this library, such as `DecodeImage`.
 
     Raises:
         ValueError: two calls return different results.
@@ -46,19 +49,23 @@ def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
     _check_spec(feed, feed.declared_spec)
     is_deterministic = isinstance(feed.index, Index) and is_own_decode(feed.decode)
     if feed.transform is not None or not is_deterministic:
+        # The sample itself is not needed, as the spec is known.
         with suppress(LoaderError, OSError):  # a damaged record, raised when its batch is made
-            _probe_first_sample(feed)  # only to check the functions: the spec is known
+            _probe_first_sample(feed)
     return feed.declared_spec
 
 
 def probe_requests(feed: FeedConfig, size: int = 1) -> tuple[Request, Request]:
-    """Return two requests of `size` samples each, to try the user's functions on.
+    """Return two requests of `size` samples each, for records that differ, to try functions on.
 
-    The first request has the first samples of the stream, or record 0 if the stream is empty. The
-    second has the last samples of the first step whose records differ from those. If no step has
-    such samples, it has the first records in reverse order, with other seeds.
+    The first request has the first samples of step 0. The second has the last samples of a batch:
+    of the first batch whose last records are not those of the first request. For example, with
+    size 1, batches of the records [4, 7], [2, 9] give requests for the records 4 and 7. Batches of
+    the records [4, 4], [2, 9] give 4 and 9.
 
-    For example, with one sample each, batches of the records [4, 7], [2, 9] give 4 and 7.
+    If no batch has other records, the second request has the records of the first in reverse order.
+    If there is no batch at all, both are for record 0. The requests that no sampler has drawn are
+    `Request.plain`, of epoch 0, step 0 and seeds 0.
     """
     # The sampler of the global batches, so that every rank tries the same samples.
     sampler = Schedule(feed.sampler).all_ranks.sampler
@@ -109,27 +116,32 @@ def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
 
 
 def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> None:
-    """Check that the fields of a batch can be collated, and have names of their own.
+    """Check that the fields of a batch have unused names, and can be collated as the feed says.
+
+    Other names of a batch are those of columns (arrays of the index), of side tables (`side=` of
+    the feed), and of arrays that collating with "pad" adds: `x_length` or `x_shape` for a field x.
 
     Raises:
         TypeError: the name of a field is not a str.
-        ValueError: two parts of a batch (fields, columns, side tables, what is added to them) have
-            the same name; or a field cannot be collated as the feed says.
+        ValueError: a name of the batch is used twice, or a field cannot be collated.
     """
     for name in spec:
         if not isinstance(name, str):
             raise TypeError(f"the name of a field must be a str, got {name!r}")
     last_function = "decode" if feed.transform is None else "transform"
-    side = feed.side if feed.transform is None else ()  # a transform may replace side rows
-    check_names(feed, "field", spec, f"give it another name in {last_function}", side=side)
+    # A transform may return a field with the name of a side table, in place of the table's rows.
+    side_names = feed.side if feed.transform is None else ()
+    check_names(feed, "field", spec, f"give it another name in {last_function}", side=side_names)
     check_collated(feed, spec)
     names_by_kind = {"field": spec, "column": feed.index.columns, "side table": feed.side}
     for name, field in spec.items():
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
-        # "pad" adds `<name>_length` or `<name>_shape` to the batch. To collate a batch of no
-        # samples shows which, and raises an error if the value of a `Pad` does not fit the dtype.
-        added = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
-        use = f"the name of the sizes that 'pad' adds for {name!r}: rename one in {last_function}"
+        # A batch of no samples shows which names collating adds. It also raises an error if the
+        # padding value of a `Pad` does not fit the dtype of the field.
+        empty_batch = collate({name: ()}, {name: field}, how=feed.collate)
+        added_names = empty_batch.keys() - {name}
+        use = f"the name of the sizes that 'pad' adds for {name!r}"
+        advice = f"rename one in {last_function}"
         for kind, names in names_by_kind.items():
-            check_unreserved(kind, names, added, use)
+            check_unreserved(kind, names, added_names, use, advice)

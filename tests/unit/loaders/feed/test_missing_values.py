@@ -98,7 +98,7 @@ REFUSED: list[tuple[Callable[[Index], object], type[Exception], str]] = [
         ValueError,
         r"(?s)'txt' \(1 of 10\).*fields=\['jpg'\].*missing={'txt': b''}.*missing='late'",
     ),
-    (feed(missing={"a": b""}), ValueError, r"missing names \['a'\], .* fields \['jpg', 'txt'\]$"),
+    (feed(missing={"a": b""}), ValueError, r"missing has the fields \['a'\], .* \['jpg', 'txt'\]$"),
     (feed(fields=["caption"], missing={"text": b""}), KeyError, "no field 'caption'"),
     (feed(missing={"txt": 0}), TypeError, "bytes or a str for the field 'txt', got 0"),
     (feed(missing="empty"), ValueError, "one of 'error', 'late', got 'empty'"),
@@ -110,7 +110,11 @@ REFUSED: list[tuple[Callable[[Index], object], type[Exception], str]] = [
     (feed(decode=DecodeImage("jpeg"), missing="late"), KeyError, r"as in DecodeImage\('jpg'\)"),
     (feed(decode=DecodeImage(), fields=[]), KeyError, "but the feed reads .*: give decode one of"),
     (feed(fields=["jpg"], collate={"text": "pad"}), ValueError, r"collate names \['text'\]"),
-    (feed(fields=["jpg"], spec={"text": ((), None)}), ValueError, r"spec names \['text'\], fields"),
+    (
+        feed(fields=["jpg"], spec={"text": ((), None)}),
+        ValueError,
+        r"spec has the fields \['text'\], but",
+    ),
 ]
 
 

@@ -183,7 +183,11 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
         TypeError,
         "plan needs an index.* has a Words",
     ),
-    (batch(Words(), missing={"wrod": b""}), ValueError, r"missing names \['wrod'\], .*'word'"),
+    (
+        batch(Words(), missing={"wrod": b""}),
+        ValueError,
+        r"missing has the fields \['wrod'\], .*'word'",
+    ),
     (batch(Words(), missing={"word": None}), TypeError, "a value for the field 'word', got None"),
     (
         batch(Words(), side={"n": np.ma.masked_less(LABELS, 1)}),
