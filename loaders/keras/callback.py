@@ -116,7 +116,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self._warned_not_finite = False
         self._callbacks: ResumedCallbackList | None = None  # within `fit` of this object
         self._epoch = self._first_step = self._step = 0
-        self._sync_position()
+        self._start_tracking()
 
     def fit(
         self,
@@ -245,7 +245,7 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.load_state_dict(state["loader"])
         self._last_checkpoint = self._restored_checkpoint = checkpoint
         self._has_unsaved_batches = False
-        self._sync_position()
+        self._start_tracking()
         return True
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -295,7 +295,7 @@ class ResumeCallback(keras.callbacks.Callback):
             )
         # In a `model.fit` of the user, this may load the model that the training continues from.
         self._pop_restored_checkpoint()
-        self._sync_position()
+        self._start_tracking()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count a batch that was trained on, and save after every `save_freq` batches."""
@@ -347,7 +347,7 @@ class ResumeCallback(keras.callbacks.Callback):
         """Save the model as it is now, and the position of the training."""
         self._save(None)
 
-    def _sync_position(self) -> None:
+    def _start_tracking(self) -> None:
         """Set the counters of epoch and step to the loader's position, and count from there on.
 
         From now on only this callback moves the position, also before `fit`: under a strategy,

@@ -73,7 +73,7 @@ class BatchSource(GraphSource):
         self._open_passes: dict[int, _OpenPass] = {}  # by pass_id
         # Errors of batches that could not be read, by pass_id and step. They stay when the pass is
         # closed: all batches may be read before the loop gets to the failed batch.
-        self._errors: dict[int, dict[int, Exception]] = {}
+        self._errors_by_pass: dict[int, dict[int, Exception]] = {}
 
     def _max_batches_per_call(self) -> int:
         """Return how many batches one call from the graph into Python reads: 1, 2, 4, 8 or 16.
@@ -101,7 +101,7 @@ class BatchSource(GraphSource):
         """
         if batch_number < 0:
             failed_step = -1 - int(batch_number)
-            errors = self._errors[PassState.unpack(pass_state).pass_id]
+            errors = self._errors_by_pass[PassState.unpack(pass_state).pass_id]
             # `pop`, or the traceback of the stored error would keep the pass alive.
             raise errors.pop(failed_step)
         return super().end_pass(pass_state, batch_number)
@@ -113,8 +113,8 @@ class BatchSource(GraphSource):
         A batcher makes batches of requests; each rank has one. A chunk is what one call reads.
         """
         # Delete the errors of closed passes, whose loops have not reached the failed batch.
-        for closed_pass in self._errors.keys() - self._open_passes.keys():
-            del self._errors[closed_pass]
+        for closed_pass in self._errors_by_pass.keys() - self._open_passes.keys():
+            del self._errors_by_pass[closed_pass]
         options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
         batchers = [Batcher(prepare_feed(feed), **options) for feed in self.feeds]
         chunks = self.chunks(start)
@@ -125,7 +125,7 @@ class BatchSource(GraphSource):
             system.keep_freed_memory()  # new batches reuse the memory of earlier ones
             yield len(chunks)
         except GeneratorExit:  # the loop has dropped the iterator, and will see no error
-            self._errors.pop(pass_id, None)
+            self._errors_by_pass.pop(pass_id, None)
             raise
         finally:
             del self._open_passes[pass_id]
@@ -230,7 +230,7 @@ class BatchSource(GraphSource):
             try:
                 self._read_batches(state, first + index, [ids])  # only to see whether it fails
             except Exception as error:
-                self._errors.setdefault(state.pass_id, {})[first + index] = error
+                self._errors_by_pass.setdefault(state.pass_id, {})[first + index] = error
                 return index
         return len(batches)
 

@@ -38,7 +38,7 @@ _OBJECTS: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 _KEYS = count()
 
 
-class _RunningCalls:
+class _CallCounter:
     """Count the running calls of TensorFlow's threads into Python; refuse calls at exit.
 
     Each call is a `with` block of this object. Without it, the exit of the program can hang: a
@@ -75,8 +75,8 @@ class _RunningCalls:
             time.sleep(_POLL_INTERVAL)
 
 
-_RUNNING_CALLS = PerProcess(_RunningCalls)
-atexit.register(lambda: _RUNNING_CALLS().wait_at_exit())
+_call_counter = PerProcess(_CallCounter)
+atexit.register(lambda: _call_counter().wait_at_exit())
 
 
 def release_in_thread(references: list[Any], /) -> None:
@@ -99,7 +99,7 @@ def release_in_thread(references: list[Any], /) -> None:
             time.sleep(_POLL_INTERVAL)
         # A running call, since the exit of the program waits for these. It raises RuntimeError if
         # the exit has begun.
-        with suppress(RuntimeError), _RUNNING_CALLS():
+        with suppress(RuntimeError), _call_counter():
             references.clear()
         released.set()
 
@@ -129,7 +129,7 @@ def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: 
 
     def call(*arrays: Any) -> Any:
         # Counted, so that the exit of the program waits for the call.
-        with _RUNNING_CALLS(), _registered_object(key) as instance:
+        with _call_counter(), _registered_object(key) as instance:
             return getattr(instance, name)(*arrays)
 
     return tf.numpy_function(call, inputs, types)
@@ -154,7 +154,7 @@ def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
     """
     with _registered_object(key) as instance, closing(getattr(instance, name)(*inputs)) as items:
         while True:
-            with _RUNNING_CALLS():  # counted, so that the exit of the program waits for the call
+            with _call_counter():  # counted, so that the exit of the program waits for the call
                 item = next(items, None)
             if item is None:  # the generator has ended
                 return

@@ -15,7 +15,7 @@ import tensorflow as tf
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.external_passes import Order
 from twinfeed.loaders.loop.loader import B, Loader, explain_key_error
-from twinfeed.loaders.tensorflow._iterators import destroy_in_thread
+from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
 from twinfeed.loaders.tensorflow._operators import check_position, feed_of
 from twinfeed.loaders.tensorflow.device import chosen_device, prefetch_to_device
 from twinfeed.loaders.tensorflow.original import OriginalErrors
@@ -41,7 +41,7 @@ class _Adapter(Adapter):
         loader = self.loader
         if not callable(arrange):
             _check_length(arrange, len(loader))
-            return destroy_in_thread(arrange)
+            return destroy_iterators_in_thread(arrange)
         strategy = getattr(model, "distribute_strategy", None)
         dataset_for = getattr(loader, "dataset_for", None)  # the loader of `choose` has none
         if dataset_for and strategy is not None and strategy.num_replicas_in_sync > 1:
@@ -49,7 +49,7 @@ class _Adapter(Adapter):
                 lambda context: dataset_for(context).map(arrange)
             )
         with explain_key_error(loader.dataset.element_spec):
-            return destroy_in_thread(loader._to_device(loader.dataset.map(arrange)))
+            return destroy_iterators_in_thread(loader._to_device(loader.dataset.map(arrange)))
 
     def check_position(self, batches: Any) -> None:
         if not isinstance(batches, tf.distribute.DistributedDataset):
@@ -107,7 +107,7 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
 
         Warns if a third pass starts in the same training epoch: the same batches come again.
         """
-        return destroy_in_thread(self._make_dataset())
+        return destroy_iterators_in_thread(self._make_dataset())
 
     @abstractmethod
     def _make_dataset(self) -> tf.data.Dataset:
@@ -199,7 +199,7 @@ class _Pass(Iterator[Any]):
     def __next__(self) -> Any:
         with OriginalErrors(self._loader.external_passes):
             if self._batches is None:
-                self._batches = iter(destroy_in_thread(self._dataset))
+                self._batches = iter(destroy_iterators_in_thread(self._dataset))
             return next(self._batches)
 
     def close(self) -> None:

@@ -11,11 +11,11 @@ from twinfeed.loaders.tensorflow._callbacks import release_in_thread
 
 # TensorFlow does not export the class of its iterators.
 _OwnedIterator: Any = tf.data.IteratorSpec(tf.TensorSpec([])).value_type
-# At exit, the modules that `_destroy_iterator` needs are cleared before the last iterators.
+# At exit, the modules that `_destroy_marked_iterator` needs are cleared before the last iterators.
 atexit.register(setattr, _OwnedIterator, "__del__", lambda _: None)
 
 
-def destroy_in_thread(dataset: Any, /) -> Any:
+def destroy_iterators_in_thread(dataset: Any, /) -> Any:
     """Mark a dataset so that its iterators are destroyed in a new thread; return the dataset.
 
     Destroying an iterator waits for the threads of its pipeline. The garbage collector may do so in
@@ -26,11 +26,11 @@ def destroy_in_thread(dataset: Any, /) -> Any:
     """
     if isinstance(dataset, tf.data.Dataset):
         dataset._destroyed_in_thread = True
-        _OwnedIterator.__del__ = _destroy_iterator
+        _OwnedIterator.__del__ = _destroy_marked_iterator
     return dataset
 
 
-def _destroy_iterator(iterator: Any) -> None:
+def _destroy_marked_iterator(iterator: Any) -> None:
     """Destructor of TensorFlow's iterators: destroy those of marked datasets in a new thread.
 
     Here the garbage collector may hold a lock that the threads of the pipeline need.
@@ -43,7 +43,7 @@ def _destroy_iterator(iterator: Any) -> None:
 
 
 def _is_marked(dataset: Any) -> bool:
-    """Return whether `destroy_in_thread` has marked a dataset, or one that it is made of."""
+    """Return whether a dataset, or one that it is made of, has the mark of this module."""
     stack, seen = [dataset], {id(None)}  # an iterator may have None for its dataset: ignore it
     while stack:
         upstream = stack.pop()

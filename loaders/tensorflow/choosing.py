@@ -147,7 +147,7 @@ class ChoiceSource(GraphSource):
     def batches_of(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the dataset of (step, dataset index of each sample) of a pass."""
         batches = self._batch(self._choice_dataset(pass_state), self._sizes_of(pass_state))
-        return tf.data.Dataset.zip((self._steps_of(pass_state), batches))
+        return tf.data.Dataset.zip((self._steps_of_pass(pass_state), batches))
 
     def sizes(self, pass_state: Int64s) -> Int64s:
         """Return the number of samples of each batch of a pass, int64[steps]."""
@@ -155,7 +155,7 @@ class ChoiceSource(GraphSource):
         starts, stops = self.sampler.rank_slices(state.epoch, state.start, self.steps)
         return stops - starts
 
-    def draw_choices(self, pass_state: Int64s, step: np.int64) -> Int64s:
+    def draw_indices(self, pass_state: Int64s, step: np.int64) -> Int64s:
         """Return the dataset index of each sample of `_steps_per_call` steps from `step` on.
 
         They are those of all these batches, one after the other, as int64[samples].
@@ -170,7 +170,7 @@ class ChoiceSource(GraphSource):
     def check_shapes(self, dataset_indices: Int64s, epoch: int, step: int) -> None:
         """Do nothing. A subclass raises ValueError if elements of a batch cannot be stacked."""
 
-    def _steps_of(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
+    def _steps_of_pass(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
         """Return the dataset of the steps of a pass, or of every `by`-th step."""
         return tf.data.Dataset.range(PassState.unpack(pass_state).start, self.steps, by)
 
@@ -196,11 +196,11 @@ class ChoiceSource(GraphSource):
         """
 
         def draw(step: tf.Tensor) -> tf.Tensor:
-            dataset_indices = numpy_function_of(self.draw_choices, [pass_state, step], tf.int64)
+            dataset_indices = numpy_function_of(self.draw_indices, [pass_state, step], tf.int64)
             dataset_indices.set_shape([None])
             return dataset_indices
 
-        return self._steps_of(pass_state, by=self._steps_per_call).map(draw).unbatch()
+        return self._steps_of_pass(pass_state, by=self._steps_per_call).map(draw).unbatch()
 
 
 class ElementSource(ChoiceSource):
@@ -260,7 +260,7 @@ class ElementSource(ChoiceSource):
             return step, _set_batch_size(batch, self.sampler.fixed_size)
 
         rows = rows.concatenate(empty_batch.repeat())
-        parts = [self._steps_of(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows]
+        parts = [self._steps_of_pass(pass_state), tf.data.Dataset.from_tensor_slices(sizes), rows]
         if self._labels:
             parts.append(self._batch(self._choice_dataset(pass_state), sizes))
         return tf.data.Dataset.zip(tuple(parts)).map(check_length)

@@ -21,7 +21,7 @@ from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import generator_dataset
 from twinfeed.loaders.tensorflow._datasets import check_process
 from twinfeed.loaders.tensorflow._graph_source import PassState
-from twinfeed.loaders.tensorflow._iterators import destroy_in_thread
+from twinfeed.loaders.tensorflow._iterators import destroy_iterators_in_thread
 from twinfeed.loaders.tensorflow._layout import Layout
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.drawing.chunks import growing_ranges
@@ -128,7 +128,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         # `range` raises IndexError for a group that there is not.
         dataset = self._dataset(pass_state, range(len(self))[group])
         dataset.twinfeed_owner = self  # keeps this object alive, whose method the graph calls
-        return destroy_in_thread(dataset)
+        return destroy_iterators_in_thread(dataset)
 
     def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Make the datasets of a pass, in the graph: a variant tensor of shape [groups]."""
