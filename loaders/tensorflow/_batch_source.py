@@ -72,7 +72,7 @@ class BatchSource(GraphSource):
         self.batches_per_call = self._max_batches_per_call()
         self._open_passes: dict[int, _OpenPass] = {}  # by pass_id
         # Errors of batches that could not be read, by pass_id and step. They stay when the pass is
-        # closed: all batches may be read before the loop gets to the failed batch.
+        # closed: all batches may be read ahead before the loop gets to the failed batch.
         self._errors_by_pass: dict[int, dict[int, Exception]] = {}
 
     def _max_batches_per_call(self) -> int:
@@ -94,10 +94,12 @@ class BatchSource(GraphSource):
         return 1 << (limit.bit_length() - 1)  # the largest power of two up to the limit: 4 for 6
 
     def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
-        """Set the position after the last batch of a pass, or raise the error of a failed batch.
+        """End a pass (an iteration of the dataset), or raise the error of a batch that failed.
 
-        The graph calls this for both. `read_chunk` has stored the error, and has given the failed
-        batch the batch number -1 - step.
+        The graph calls this when the last batch of the pass leaves the pipeline: then the loader's
+        position moves to the next epoch. The graph also calls it for a batch that `read_chunk`
+        could not read. `read_chunk` has stored the error, and has given this batch the negative
+        number -1 - step: -7 for step 6.
         """
         if batch_number < 0:
             failed_step = -1 - int(batch_number)
@@ -108,11 +110,14 @@ class BatchSource(GraphSource):
 
     @contextmanager
     def _open_pass(self, pass_id: int, epoch: int, start: int) -> Iterator[int]:
-        """Open the batchers of a pass for the `with` block, and yield its number of chunks.
+        """Open what a pass reads batches with, for the `with` block; yield its number of chunks.
 
-        A batcher makes batches of requests; each rank has one. A chunk is what one call reads.
+        A pass is one iteration of the dataset, from step `start` to the end of the epoch. Each rank
+        has a batcher, which reads and decodes its batches. A chunk is the batches that one call
+        from the graph into Python reads; the number is 0 if each call reads a single batch.
         """
-        # Delete the errors of closed passes, whose loops have not reached the failed batch.
+        # Delete the errors that no loop has raised: the loops over these passes have stopped before
+        # the batch that failed.
         for closed_pass in self._errors_by_pass.keys() - self._open_passes.keys():
             del self._errors_by_pass[closed_pass]
         options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
@@ -148,14 +153,15 @@ class BatchSource(GraphSource):
         return batch_numbers.map(fetch, **self.map_options)
 
     def read_batch(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
-        """Return the arrays of one batch, in the order of `Layout.flatten`.
+        """Return the arrays of one batch, as the flat list of `Layout.flatten`.
 
-        The batch number is step * ranks + rank.
+        The batch number is step * ranks + rank: with 2 ranks, number 7 is rank 1 of step 3.
         """
         state = PassState.unpack(pass_state)
         step, rank = divmod(int(batch_number), self.ranks)
+        # The schedule has the ids of each batch. The batcher reads and decodes their records.
         schedule, batcher = self.schedules[rank], self._open_passes[state.pass_id].batchers[rank]
-        # After `commit`, no change of the sampler may concern this step.
+        # From now on, the user can change the sampler only for later steps (counted over epochs).
         sampler = schedule.commit(state.epoch * self.steps + step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
         request = Request.of(sampler, state.epoch, step, ids, seeds=self.feed.seeded)
@@ -172,20 +178,20 @@ class BatchSource(GraphSource):
         return [*growing_ranges(start, self.steps, self.batches_per_call)]
 
     def read_chunk(self, pass_state: Int64s, chunk: np.int64) -> list[Array]:
-        """Read the batches of chunk number `chunk` of a pass; each batch is a row of each array.
+        """Read the batches of one chunk of a pass. A chunk is the steps that one call reads.
 
-        The arrays [batches, …] are: `pass_state`, the batch numbers, the batch sizes, and those
-        of `Layout.flatten`.
+        Each batch is a row of each of the returned arrays [batches, …]: `pass_state`, the batch
+        numbers (the steps), the batch sizes, and the arrays of the fields.
 
         If a batch cannot be read, its error is stored, and the batches before it are returned.
-        After them comes a sentinel row with the batch number -1 - step: if step 6 of the steps 4 to
-        7 fails, the batch numbers are 4, 5, -7. When the loop gets to this row, the graph calls
-        `end_pass`, which raises the error.
+        After them comes a row that marks the failure by the batch number -1 - step, which is
+        negative: if step 6 of the steps 4 to 7 fails, the batch numbers are 4, 5, -7. When the loop
+        gets to this row, the graph calls `end_pass`, which raises the stored error.
         """
         state = PassState.unpack(pass_state)
         first, stop = self._open_passes[state.pass_id].chunks[int(chunk)]
         (schedule,) = self.schedules  # chunks are for a single rank
-        # After `commit`, no change of the sampler may concern these steps.
+        # From now on, the user can change the sampler only for later steps (counted over epochs).
         schedule.commit(state.epoch * self.steps + stop - 1)
         batches = schedule.batches(state.epoch, first, stop)
         batch_numbers = np.arange(first, stop)
@@ -197,22 +203,24 @@ class BatchSource(GraphSource):
                 raise
             failed_step = first + num_readable
             batch_numbers = np.append(batch_numbers[:num_readable], -1 - failed_step)
-            # The sentinel row needs values, which nobody sees: those of the first batch.
+            # The row that marks the failure needs some values, which nobody sees: the first batch.
             batches = [*batches[:num_readable], batches[0]]
             arrays = self._read_batches(state, first, batches)  # raises if the first batch failed
         sizes = np.array([len(ids) for ids in batches])
         return [np.tile(pass_state, (len(batch_numbers), 1)), batch_numbers, sizes, *arrays]
 
     def _read_batches(self, state: PassState, first: int, batches: list[Int64s]) -> list[Array]:
-        """Read several batches of ids by a single request; return arrays [batches, samples, …].
+        """Read several batches at once; return an array [batches, samples, …] for each field.
 
-        `first` is the step of the first batch. If batches differ in size, the shorter ones are
-        padded.
+        `batches` has the sample ids of each batch, and `first` is the step of the first batch. All
+        are read as if they were one large batch. Each array is then divided into the batches: 2
+        batches of 3 images [8, 8] become an array [2, 3, 8, 8]. If batches differ in size, the
+        shorter ones are padded.
         """
         ids = np.concatenate(batches)
-        # Without seeds: chunks are read only for feeds without functions.
+        # Only the user's functions need seeds, and a feed with functions never gets here.
         request = Request.of(self.feed.sampler, state.epoch, first, ids, seeds=False)
-        (batcher,) = self._open_passes[state.pass_id].batchers  # chunks are for a single rank
+        (batcher,) = self._open_passes[state.pass_id].batchers  # only a single rank gets here
         arrays = self.layout.flatten(batcher(request))
         sizes = np.array([len(ids) for ids in batches])
         if self.layout.batch_size is not None:  # all batches have the same size

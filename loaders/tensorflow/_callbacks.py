@@ -75,7 +75,7 @@ class _CallCounter:
             time.sleep(_POLL_INTERVAL)
 
 
-_call_counter = PerProcess(_CallCounter)
+_call_counter = PerProcess(_CallCounter)  # called, it returns the counter of this process
 atexit.register(lambda: _call_counter().wait_at_exit())
 
 
@@ -84,11 +84,13 @@ def release_in_thread(references: list[Any], /) -> None:
 
     Destroying an iterator blocks until the threads of its pipeline have ended. The garbage
     collector may destroy it in a thread that holds a lock which those threads need: a deadlock. A
-    new thread holds no lock. It waits until only the list refers to the iterator, or for a timeout,
-    and then clears the list.
+    new thread holds no lock.
 
-    If the list has the last reference, this waits for up to `_RELEASE_TIMEOUT` seconds, so that
-    the pipeline has usually ended when it returns.
+    The new thread waits until nothing but the list refers to the iterator, for at most
+    `_EXIT_TIMEOUT` seconds. Then it clears the list, which destroys the iterator.
+
+    If nothing else refers to the iterator from the start, the caller waits too, for at most
+    `_RELEASE_TIMEOUT` seconds, so that the pipeline has usually ended when this returns.
     """
     released = threading.Event()
     has_last_reference = not _has_other_references(references)
@@ -97,8 +99,8 @@ def release_in_thread(references: list[Any], /) -> None:
         deadline = time.monotonic() + _EXIT_TIMEOUT
         while _has_other_references(references) and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL)
-        # A running call, since the exit of the program waits for these. It raises RuntimeError if
-        # the exit has begun.
+        # The block counts as a call into Python, so that the exit of the program waits for it. The
+        # counter raises RuntimeError if the exit has begun: then the iterator stays.
         with suppress(RuntimeError), _call_counter():
             references.clear()
         released.set()
@@ -128,7 +130,7 @@ def numpy_function_of(method: Callable[..., Any], inputs: Sequence[Any], types: 
     key, name = _register(method)
 
     def call(*arrays: Any) -> Any:
-        # Counted, so that the exit of the program waits for the call.
+        # `_call_counter` counts the call, so that the exit of the program waits for it.
         with _call_counter(), _registered_object(key) as instance:
             return getattr(instance, name)(*arrays)
 
@@ -154,7 +156,7 @@ def _generate(key: int, name: str, *inputs: Any) -> Generator[Any, None, None]:
     """
     with _registered_object(key) as instance, closing(getattr(instance, name)(*inputs)) as items:
         while True:
-            with _call_counter():  # counted, so that the exit of the program waits for the call
+            with _call_counter():  # counts the call: the exit of the program waits for it
                 item = next(items, None)
             if item is None:  # the generator has ended
                 return

@@ -30,20 +30,21 @@ class _Adapter(Adapter):
 
         Args:
             backend: Keras's backend.
-            arrange: a function that makes inputs and targets of a batch, by which the loader's
-                dataset is mapped; or a dataset, which the user has made of the loader's dataset.
-            model: if it trains by a `tf.distribute` strategy with several replicas, each replica
-                gets the batches of its rank.
+            arrange: how `fit` gets inputs and targets. Either a function that makes them of a
+                batch, or a dataset of them, which the user has made of the loader's dataset.
+            model: the model to train. Under a `tf.distribute` strategy with several replicas, each
+                replica gets the batches of its rank.
 
         Raises:
-            ValueError: `arrange` is a dataset of another length than an epoch.
+            ValueError: `arrange` is a dataset, and its length is not that of an epoch.
         """
         loader = self.loader
         if not callable(arrange):
             _check_length(arrange, len(loader))
             return destroy_iterators_in_thread(arrange)
         strategy = getattr(model, "distribute_strategy", None)
-        dataset_for = getattr(loader, "dataset_for", None)  # the loader of `choose` has none
+        # Only a `TensorFlowLoader` has this method, and not the loader that `choose` returns.
+        dataset_for = getattr(loader, "dataset_for", None)
         if dataset_for and strategy is not None and strategy.num_replicas_in_sync > 1:
             return strategy.distribute_datasets_from_function(
                 lambda context: dataset_for(context).map(arrange)
@@ -59,7 +60,7 @@ class _Adapter(Adapter):
         return feed_of(batches)
 
     def original_errors(self) -> AbstractContextManager[None]:
-        # None: of all loaders, since the validation of a `fit` has another loader.
+        # None: also the errors of other loaders, such as that of the validation data.
         return OriginalErrors(None)
 
 
@@ -89,24 +90,27 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     def dataset(self) -> tf.data.Dataset:
         """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`.
 
-        A pass is one iteration of the dataset: from the loader's position, an epoch and a step, to
-        the end of the epoch. It starts when its first batch is requested. An evaluation always runs
-        whole, except in the first pass after `load_state_dict`.
+        Each iteration of the dataset runs from the loader's position, an epoch and a step, to the
+        end of the epoch. It starts when its first batch is requested. An evaluation always runs
+        whole, except in the first iteration after `load_state_dict`.
 
         The length of the dataset is always the number of batches of a whole epoch. Shapes are
         static where they can be.
 
-        Batches received are not counted. The position changes only when the last batch of a pass
-        has left the dataset: then it is the next epoch. A pass that is abandoned before changes
-        nothing. So a validation needs its own loader, or it would move the training to the next
-        epoch. `track` and `ResumeCallback` count batches: the position is that of those received.
+        The loader's position changes only when the last batch of an iteration has left the dataset:
+        then it becomes the start of the next epoch. An iteration that is stopped before changes
+        nothing. For a position that changes with each batch, loop over `track(dataset)`, or train
+        with a `ResumeCallback`. A validation needs its own loader, or it would move the training to
+        the next epoch.
 
         A `map` or `prefetch` after the dataset reads ahead. It may read a whole short epoch when a
-        single batch is requested, and then the next pass is of the next epoch. Under a strategy,
-        `fit` requests a batch only to infer its shapes: use `track` or a `ResumeCallback` there.
+        single batch is requested, and then the next iteration is of the next epoch. Under a
+        `tf.distribute` strategy, `fit` requests a batch only to infer its shapes: use `track` or a
+        `ResumeCallback` there.
 
-        Warns if a third pass starts in the same training epoch: the same batches come again.
+        Warns if a third iteration starts in the same training epoch: the same batches come again.
         """
+        # The garbage collector may destroy an iterator in a thread that holds a lock: a deadlock.
         return destroy_iterators_in_thread(self._make_dataset())
 
     @abstractmethod
@@ -135,12 +139,14 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
+        # From now on, this loop sets the loader's position, and the end of an iteration does not.
+        # `reshardable` says that a strategy may divide batches: it must not divide those of a rank.
         self.external_passes.track_from(epoch, start, reshardable=distributed)
         self.meter.start(start)
         running = _Pass(self, dataset)
-        # A strategy divides the batches of a dataset among its processes. It does not divide those
-        # of `distribute_datasets_from_function`, a class that TensorFlow does not export: there
-        # `dataset_for` has to give each process its part.
+        # `divided`: each process gets its own batches. A strategy sees to that by dividing batches,
+        # except those of `distribute_datasets_from_function`, a class that TensorFlow does not
+        # export. There the user's function decides; `dataset_for` gives each process its batches.
         from_function = "FromFunction" in type(dataset).__name__
         divided = distributed and (self._by_rank or not from_function)
         yield from self._iterate_pass(running, self._count_received, divided=divided)

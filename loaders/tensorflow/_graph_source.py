@@ -71,15 +71,18 @@ class GraphSource(ABC):
         """
 
     def run_pass(self) -> Iterator[Int64s]:
-        """Start a pass, and yield its `PassState` as int64[5], the only item.
+        """Start a pass (an iteration of the dataset); yield its `PassState`, int64[5], only.
 
         It is a generator because the pass must be closed: TensorFlow closes the generator when the
         dataset's iterator has ended or is destroyed.
         """
-        # In a loop over the loader itself, no strategy divides batches (`reshardable` is False).
+        # A `tf.distribute` strategy may divide the batches among its processes, unless the loop is
+        # over the loader itself, or each replica has a dataset of its rank (`_by_rank`).
         if self.external_passes.reshardable and not self._by_rank:
             check_auto_shard(self.sampler)
-        self.meter.start_external()
+        self.meter.start_external()  # measures how long batches are waited for
+        # The epoch and step where the pass starts. The generation shows `end_pass` whether a Keras
+        # callback or `track` sets the loader's position since: then the pass no longer changes it.
         epoch, start, generation = self.external_passes.start()
         pass_id = next(_PASS_IDS)
         with self._open_pass(pass_id, epoch, start) as num_chunks:
@@ -87,18 +90,23 @@ class GraphSource(ABC):
 
     @contextmanager
     def _open_pass(self, pass_id: int, epoch: int, start: int) -> Iterator[int]:
-        """Yield `num_chunks` of a pass: 0, since each call into Python reads a single batch.
+        """Yield the number of chunks of a pass, which is one iteration of the dataset.
 
-        A subclass also opens what the pass reads from, and closes it after the `with` block.
+        A chunk is several batches that one call from the graph into Python reads. The number is 0
+        here, which says that each call reads a single batch. A subclass that opens files for a pass
+        overrides this method, and closes them after the `with` block.
         """
         yield 0
 
     def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
-        """Move the loader's position to the next epoch, unless a Keras callback or `track` sets it.
+        """Move the loader's position to the next epoch, at the end of a pass.
 
-        The graph calls this with the number of the last batch of a pass, when that batch leaves the
-        pipeline. Subclasses use the number. Returns True, since a graph needs a result.
+        A pass is one iteration of the dataset. The graph calls this when the last batch of a pass
+        leaves the pipeline, with the number of that batch, which only a subclass needs. It returns
+        True, since a graph needs a result.
         """
         state = PassState.unpack(pass_state)
+        # While a Keras callback or `track` sets the position, `finish` does not. It also ignores a
+        # pass that started before they began or ended, which is of an older generation.
         self.external_passes.finish(PassStart(state.epoch, state.start, state.generation))
         return True

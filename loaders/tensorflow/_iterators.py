@@ -31,9 +31,11 @@ def destroy_iterators_in_thread(dataset: Any, /) -> Any:
 
 
 def _destroy_marked_iterator(iterator: Any) -> None:
-    """Destructor of TensorFlow's iterators: destroy those of marked datasets in a new thread.
+    """Destructor of TensorFlow's iterators: destroy those of a loader's datasets in a new thread.
 
-    Here the garbage collector may hold a lock that the threads of the pipeline need.
+    `destroy_iterators_in_thread` has marked the datasets of loaders. Destroying an iterator waits
+    for the threads of its pipeline. The garbage collector may call this destructor in a thread that
+    holds a lock which those threads need, and waiting here would be a deadlock.
     """
     attributes = vars(iterator)
     # In a graph, the resource is a symbolic tensor, and there is nothing to destroy.

@@ -51,7 +51,7 @@ class Layout:
         return [array for name in self.specs for array in _arrays_of(batch[name])]
 
     def restore(self, flat: Sequence[tf.Tensor]) -> dict[str, Any]:
-        """Return a batch, a dict by field name, of its tensors in the order of `flatten`."""
+        """Make a batch, a dict by field name, of a flat list of tensors. It reverts `flatten`."""
         tensors = iter(flat)
         return {
             name: _join([next(tensors) for _ in specs], specs) for name, specs in self.specs.items()
@@ -65,15 +65,16 @@ def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) ->
 
 
 def _sample_shape(prepared: PreparedFeed, name: str, array: Array) -> Sequence[int | None]:
-    """Return the static shape of a sample of field `name`, whose values in a batch are `array`.
+    """Return the static shape of one sample of a field, whose samples `array` has in its rows.
 
-    Sizes that differ between batches, as of padded fields, are None.
+    A size that differs between batches is None: a field of padded images has [None, None].
     """
     spec, collate = prepared.shapes
     if mode_of(collate, name) == "pad":
         return [None] * (array.ndim - 1)
-    # The spec lacks fields that every batch has, such as "id". The lengths of a ragged field have
-    # one dimension, unlike its spec. Their samples have the shape of the array's rows.
+    # The shape in the spec is not used in two cases. The lengths of a ragged field are one number
+    # per sample, while the spec has the shape of its values. And the spec lacks fields that the
+    # loader adds to every batch, such as "id".
     if array.ndim == 1 or name not in spec:
         return array.shape[1:]
     return spec[name].shape

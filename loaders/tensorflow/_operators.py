@@ -22,7 +22,8 @@ def check_position(dataset: Any, passes: ExternalPasses, /) -> None:
     """Raise ValueError unless element n of a dataset is batch n of a loader.
 
     The dataset must be made of the loader's dataset, by operators that keep the order of batches.
-    `passes` are the `external_passes` of the loader, by which its datasets are recognised.
+    Each loader has one object `external_passes`, to which all its datasets refer. `passes` is that
+    of this loader, and shows which datasets are its own.
     """
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     sources = [source for source in map(_source, datasets) if source is not None]

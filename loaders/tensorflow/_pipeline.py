@@ -21,20 +21,22 @@ Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     """Return the dataset of the batches of `source`. Each iteration of it ends with the epoch.
 
-    Keras takes the cardinality of a dataset for its length, so the cardinality is always the number
-    of steps of a whole epoch. But an iteration may start in the middle of the epoch, and a step may
-    have a batch for each of several ranks.
+    Its cardinality, which Keras takes for the number of steps, is always that of a whole epoch. But
+    an iteration may have fewer batches, if it starts in the middle of the epoch, or more, if each
+    step has a batch for each of several ranks.
 
-    This works by `unbatch`. It computes the cardinality of its output from the static number of
-    rows of its input, and does not compare it with the rows that come. So `_with_row_count`
-    declares, say, 1 row for each step, while there are 0 or 2 (for 2 ranks).
+    `unbatch` makes this possible. It takes the batches out of tensors that have batches as rows,
+    and computes the cardinality from the static number of rows of these tensors. When the graph
+    runs, it does not compare this number with the rows that come. So each step of an epoch has a
+    tensor that is declared (`_with_row_count`) to have 1 row. It has 2 rows for 2 ranks, and none
+    for a step that the iteration lacks.
     """
     last = source.num_batches - 1
 
     def deliver(pass_state: tf.Tensor, batch_number: tf.Tensor, batch: Any) -> Any:
         """Return the batch; after a last batch, or for a failed one, call `source.end_pass`."""
         is_last = tf.equal(batch_number, last)  # in a graph of TF1, == compares objects
-        has_failed = batch_number < 0
+        has_failed = batch_number < 0  # the source marks a batch that it could not read so
         # tf.data runs the call for its effect, though nothing uses the result.
         tf.cond(
             is_last | has_failed,
@@ -65,12 +67,15 @@ def _passes_of(source: GraphSource) -> tf.data.Dataset:
 def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
     """Return the dataset of batches where each call into Python makes a single batch.
 
-    The batches of a step are wrapped as the rows of a variant tensor, one for each rank. It is
-    declared to have one row, so that `unbatch` gets the cardinality of an epoch (see `dataset_of`).
-    If the pass starts in the middle of the epoch, tensors without rows stand for the other steps:
-    of 5 steps from step 3 on, 2 have a batch, and 3 have no rows.
+    Each step is a tensor, whose rows are the batches of the ranks. To be a row, a batch of any
+    structure is wrapped into a scalar (`wrap`). The tensor is declared to have 1 row, whatever it
+    has, because `unbatch` computes the cardinality, the number of steps of an epoch, from that. A
+    pass (an iteration of the dataset) that starts in the middle of the epoch gets tensors without
+    rows for the missing steps: of 5 steps from step 3 on, 2 have a batch, and 3 have no rows.
     """
-    spec: Any = None  # of (pass state, batch number, batch), known when `steps_of` is traced
+    # The specs of (pass state, batch number, batch), which `unwrap` needs. TensorFlow traces
+    # `steps_of`, which sets them, before the function that uses them.
+    spec: Any = None
 
     def steps_of(pass_state: tf.Tensor) -> tf.data.Dataset:
         nonlocal spec
@@ -100,8 +105,9 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
 
     A call takes as long as reading many short records. The batches of a chunk are the rows of its
     tensors. Chunks differ in size (1, 2, 4, … batches), but all are declared to have the same
-    number of rows, so that `unbatch` gets the cardinality of an epoch (see `dataset_of`). If the
-    pass starts in the middle of the epoch, chunks without rows are appended.
+    number of rows, because `unbatch` computes the cardinality, the number of steps of an epoch,
+    from that. If the pass (an iteration of the dataset) starts in the middle of the epoch, chunks
+    without rows are appended.
     """
     layout, num_chunks = source.layout, len(source.chunks(0))
     declared_rows = -(-source.steps // num_chunks)  # rounded up; `take` below cuts the excess
@@ -139,7 +145,11 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
 
 
 def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
-    """Return the dataset of the rows of batches, as `Dataset.unbatch` does, but without its map."""
+    """Return the dataset of the rows of tensors, as the method `Dataset.unbatch` does.
+
+    The method would first map each tensor, to make ragged ones dense. There are none here, and the
+    map would cost time for each batch.
+    """
     spec = tf.nest.map_structure(
         lambda batch: tf.TensorSpec(batch.shape[1:], batch.dtype), batches.element_spec
     )
@@ -153,9 +163,13 @@ def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _with_row_count(count: int, rows: tf.Tensor) -> tf.Tensor:
-    """Declare that the tensor `rows` has `count` rows, however many it has when the graph runs."""
+    """Return the tensor `rows` with a static row count, whatever it has when the graph runs.
+
+    `unbatch` computes the cardinality of its dataset from the static count. So the dataset of an
+    epoch always has the same length, which Keras needs, even if an iteration has fewer batches.
+    """
     row_shape = rows.shape[1:]
-    # This op returns its input, and may forget its static shape: so another can be declared.
+    # This op returns its input, with None as the static row count. Then another count can be set.
     rows = tf.raw_ops.PlaceholderWithDefault(input=rows, shape=[None, *row_shape])
     rows.set_shape([count, *row_shape])
     return rows

@@ -31,8 +31,9 @@ def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShard
 def check_auto_shard(sampler: BatchStream, /) -> None:
     """Check that a `tf.distribute` strategy may divide a sampler's batches among its processes.
 
-    Warns if sums over the processes would not be exact: in an evaluation, and if the caller has
-    declared that the sampler is sharded.
+    Warns of an evaluation, and of a sampler that the caller has declared as sharded (each process
+    has other records): nothing ensures that all processes together have each record exactly once,
+    so a metric over them is not exact.
 
     Raises:
         ValueError: the batches are already of one rank of several, or P×K batches, whose classes
@@ -49,10 +50,11 @@ def check_auto_shard(sampler: BatchStream, /) -> None:
     if sampler.evaluation or sampler.sharded:
         batches = "batches of its own" if sampler.sharded else "a part of each batch"
         warnings.warn(
-            f"each of {processes} processes gets {batches} of {sampler!r}, and sums over them are "
-            f"not exact: {_ADVISE_DATASET_FOR}",
+            f"each of {processes} processes gets {batches} of {sampler!r}, so a metric over all "
+            f"processes is not exact: {_ADVISE_DATASET_FOR}",
             stacklevel=2,
         )
+    # A strategy divides only batches of a sampler that is not declared as sharded.
     elif isinstance(sampler, PKBatchSampler):
         raise ValueError(f"a strategy would divide classes of {sampler!r}: {_ADVISE_DATASET_FOR}")
 

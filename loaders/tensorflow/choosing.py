@@ -121,7 +121,7 @@ class _ChoosingLoader(DatasetLoader[Any]):
             groups, examples = datasets.checked_group_schedule(sampler, source), [datasets[0]]
         else:
             datasets = examples = list(datasets)
-        # Only for its element spec. TensorFlow raises if the specs of the datasets differ.
+        # Made only for its element spec. TensorFlow raises if the specs of the datasets differ.
         chosen = tf.data.Dataset.choose_from_datasets(examples, tf.data.Dataset.range(0))
         self._choices = Choices(sampler, len(datasets), source, groups)
         super().__init__(sampler, ledger=ledger)
@@ -156,9 +156,11 @@ class ChoiceSource(GraphSource):
         return stops - starts
 
     def draw_indices(self, pass_state: Int64s, step: np.int64) -> Int64s:
-        """Return the dataset index of each sample of `_steps_per_call` steps from `step` on.
+        """Return, for several batches, the index of the dataset that each sample comes from.
 
-        They are those of all these batches, one after the other, as int64[samples].
+        The batches are those of `_steps_per_call` steps from `step` on, as far as the epoch goes.
+        The indices of all batches are in one array, int64[samples]: [1, 0, 2, 1] for a batch of
+        datasets 1, 0 and a batch of datasets 2, 1.
         """
         epoch, start = PassState.unpack(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
@@ -170,9 +172,9 @@ class ChoiceSource(GraphSource):
     def check_shapes(self, dataset_indices: Int64s, epoch: int, step: int) -> None:
         """Do nothing. A subclass raises ValueError if elements of a batch cannot be stacked."""
 
-    def _steps_of_pass(self, pass_state: tf.Tensor, by: int = 1) -> tf.data.Dataset:
-        """Return the dataset of the steps of a pass, or of every `by`-th step."""
-        return tf.data.Dataset.range(PassState.unpack(pass_state).start, self.steps, by)
+    def _steps_of_pass(self, pass_state: tf.Tensor, every: int = 1) -> tf.data.Dataset:
+        """Return the dataset of the steps of a pass; with `every=4`, only each fourth step."""
+        return tf.data.Dataset.range(PassState.unpack(pass_state).start, self.steps, every)
 
     def _sizes_of(self, pass_state: tf.Tensor) -> tf.Tensor:
         """Return the number of samples of each batch of a pass as a tensor."""
@@ -192,7 +194,11 @@ class ChoiceSource(GraphSource):
     def _choice_dataset(self, pass_state: tf.Tensor) -> tf.data.Dataset:
         """Return the choice dataset of a pass, as `choose_from_datasets` takes it.
 
-        Its elements are int64 scalars: the dataset index of each sample.
+        A pass is one iteration, and `pass_state` says where it starts. The elements are int64
+        scalars: for each sample of the pass, the index of the dataset that it comes from.
+
+        A call into Python takes long. So each call of `draw` returns the indices for
+        `_steps_per_call` steps from `step` on, and `unbatch` makes scalars of them.
         """
 
         def draw(step: tf.Tensor) -> tf.Tensor:
@@ -200,7 +206,7 @@ class ChoiceSource(GraphSource):
             dataset_indices.set_shape([None])
             return dataset_indices
 
-        return self._steps_of_pass(pass_state, by=self._steps_per_call).map(draw).unbatch()
+        return self._steps_of_pass(pass_state, every=self._steps_per_call).map(draw).unbatch()
 
 
 class ElementSource(ChoiceSource):
@@ -266,14 +272,16 @@ class ElementSource(ChoiceSource):
         return tf.data.Dataset.zip(tuple(parts)).map(check_length)
 
     def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return the datasets that a pass reads, as a variant tensor [datasets].
+        """Return the datasets that a pass (one iteration over all of them) reads.
 
-        A variant tensor holds datasets, and is turned back by `from_variant`. With `replay`, each
-        dataset skips the elements that were drawn from it before the position of the pass.
+        The result is a variant tensor [datasets]. Each item is a dataset as a scalar, which
+        `from_variant` turns into a dataset again. `pass_state` says at which step the pass starts.
+        With `replay`, an option of the user, each dataset skips as many elements as were drawn from
+        it in all steps before.
         """
-        if isinstance(self._datasets, SourceDatasets):
+        if isinstance(self._datasets, SourceDatasets):  # made for each pass, from its step on
             return self._datasets.variants(pass_state)
-        if not self._replay:
+        if not self._replay:  # each dataset starts at its first element
             return self._variants
         counts = numpy_function_of(self.counts_before_pass, [pass_state], tf.int64)
         counts.set_shape([len(self._datasets)])
@@ -346,10 +354,13 @@ def _set_batch_size(batch: Any, size: int | None) -> Any:
 
 
 def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
-    """Make a dataset of batches, int64[batch], that say from which source each record comes.
+    """Make a dataset that says from which source each record of a batch comes.
 
-    They are the source numbers that a loop over the `Selector` gets: those of a class or set that
-    its sampler draws. `selector_dataset(selector).unbatch()` is a choice dataset for
+    A source has the records of one class or set, in an iterator or dataset of yours. Sources are
+    numbered as the classes or sets of the sampler. A `Selector` is a loader of source numbers: an
+    element of this dataset is its next batch, int64[batch], the source number of each record.
+
+    `selector_dataset(selector).unbatch()` is a choice dataset for
     `tf.data.Dataset.choose_from_datasets`.
 
     Each iteration runs from the selector's position to the end of the epoch, as those of

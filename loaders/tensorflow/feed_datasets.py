@@ -39,17 +39,19 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
 
     The loader `choose(sampler, source_datasets(feed))` has the same batches as
     `TensorFlowLoader(feed)`. The index may have any number of shards, and the feed may be of any
-    rank. Passes of this loader start at its position, with and without `replay`.
+    rank. An iteration over this loader starts at its position; `choose(…, replay=True)` changes
+    nothing.
 
     If you iterate over one of the datasets, you get the samples that the sampler draws from its
     class in epoch 0, in the order in which they are drawn.
 
     Each dataset reads its samples of up to 4 batches at once. All together read at most 1,024
-    samples, or one larger batch, before the batches need them. No other thread reads.
+    samples, or one larger batch, before the batches need them. Only the thread that needs the
+    samples reads them.
 
     Args:
-        feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or reads segments of a
-            shuffle side by side (`ShardShuffleSampler`).
+        feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or takes turns between
+            segments, the parts of a shuffled sequence (`ShardShuffleSampler`).
 
     Returns:
         a sequence of datasets of samples, each a dict as a batch of the feed has it.
@@ -99,23 +101,24 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
     def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
         """Check that `choose` got the feed's sampler, and return the schedule of its groups.
 
-        A group is a class, set or segment. This schedule has the batches of the sampler, with the
-        group of each sample in place of its id.
+        A group is a class, set or segment that the sampler draws from. The schedule says of which
+        group each sample of a batch is: the batch of ids 7, 3 is 2, 0 there, if the record with the
+        id 7 is of class 2, and the one with the id 3 of class 0.
 
         Args:
-            sampler: of `choose`.
-            source: of `choose`, a user's function from ids to groups, or None.
+            sampler: the sampler that the user has given to `choose`.
+            source: a function from ids to groups that the user has given to `choose`, or None.
 
         Raises:
             ValueError: `sampler` draws other samples than the feed's, or `source` is not None.
         """
-        own = self._feed.sampler
-        is_same_rank = (sampler.rank, sampler.world_size) == (own.rank, own.world_size)
-        is_same_stream = is_same_rank and str(sampler.fingerprint) == str(own.fingerprint)
+        expected = self._feed.sampler
+        is_same_rank = (sampler.rank, sampler.world_size) == (expected.rank, expected.world_size)
+        is_same_stream = is_same_rank and str(sampler.fingerprint) == str(expected.fingerprint)
         if source is not None or not is_same_stream:
             raise ValueError(
-                f"these datasets have the samples of {own!r}, rank {own.rank} of "
-                f"{own.world_size}: call choose(feed.sampler, source_datasets(feed))"
+                f"these datasets have the samples of {expected!r}, rank {expected.rank} of "
+                f"{expected.world_size}: call choose(feed.sampler, source_datasets(feed))"
             )
         return self._group_schedule
 
@@ -131,7 +134,11 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return destroy_iterators_in_thread(dataset)
 
     def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Make the datasets of a pass, in the graph: a variant tensor of shape [groups]."""
+        """Make the dataset of each group (a class, set or segment) for one pass of the loader.
+
+        A pass is one iteration, and `pass_state` says where it starts. The result is a variant
+        tensor [groups]. Each item is a dataset as a scalar, which `from_variant` turns back.
+        """
         return tf.map_fn(
             lambda group: tf.data.experimental.to_variant(self._dataset(pass_state, group)),
             tf.range(len(self), dtype=tf.int64),
@@ -139,7 +146,12 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         )
 
     def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
-        """Return the dataset of the samples of a group (a class, set or segment) in a pass."""
+        """Return the dataset of the samples that a pass draws from one group.
+
+        A pass is one iteration of the loader, and `pass_state` says where it starts. A group is a
+        class, a set or a segment (a part of a shuffled sequence) of the feed's sampler.
+        """
+        # Each item of `samples` has several samples in its arrays: `unbatch` makes single ones.
         samples = generator_dataset(
             self.samples, tuple(self._layout.flat_specs), (pass_state, group)
         )
@@ -165,23 +177,28 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
                     yield arrays
 
     def _read(self, *parts: Request) -> tuple[Array, ...]:
-        """Read the samples of several requests at once, and return their arrays."""
-        # The first two fields of a request are its epoch and step, and the others are arrays.
-        columns: Any = map(np.concatenate, list(zip(*parts, strict=True))[2:])
-        batch = self._batcher(Request(parts[0].epoch, parts[0].step, *columns))
-        return tuple(self._layout.flatten(batch))
+        """Read the samples of several requests at once, and return the arrays of all fields."""
+        # All requests as one: their ids, records, views and seeds, one request after the other. Its
+        # epoch and step are those of the first request: only an error message has them.
+        names = ("ids", "records", "views", "seeds")
+        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+        return tuple(self._layout.flatten(self._batcher(parts[0]._replace(**arrays))))
 
 
 def _requests_by_group(
     id_schedule: Schedule, group_schedule: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
-    """Return by group (class, set or segment) the requests for its samples in steps [first, stop).
+    """Return a dict with the requests for the samples of each group in the steps [first, stop).
 
-    A `Schedule` has the batches of a sampler: `id_schedule` with the ids of the samples, and
-    `group_schedule` with the group of each sample in place of its id.
+    A group is a class, set or segment. A request says which samples of a batch to read. A batch
+    that has samples of groups 0 and 2 adds a request to the list of each of the two groups.
+
+    `id_schedule` has the batches of the sampler as sample ids. `group_schedule` has the same
+    batches as groups: the batch of ids 7, 3 is 2, 0 there, if 7 is of group 2, and 3 of group 0.
     """
     requests_by_group = defaultdict(list)
     for request in islice(requests(id_schedule, epoch, first), stop - first):
+        # The group of each sample of the batch.
         (sample_groups,) = group_schedule.batches(epoch, request.step, request.step + 1)
         for group in np.unique(sample_groups).tolist():
             requests_by_group[group].append(request.where(sample_groups == group))

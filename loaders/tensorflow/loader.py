@@ -91,10 +91,11 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         self.threads = None if threads is None and not feed.sets_global_state else resolved
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
-        """Return the loader's feed with another sampler, as a change of the sampler needs it.
+        """Return the loader's feed with the new sampler that the user has given to the loader.
 
         Raises:
-            ValueError: its batches have another `fixed_size`, the static batch size of tensors.
+            ValueError: the new sampler has another `fixed_size`, the size of all its batches, or
+                None if they differ. The tensors of the dataset have this size in their shape.
         """
         old_size, new_size = self._sampler.fixed_size, sampler.fixed_size
         if old_size != new_size:
@@ -105,14 +106,16 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         return super()._changed_feed(sampler)
 
     def dataset_for(self, context: tf.distribute.InputContext, /) -> tf.data.Dataset:
-        """Make the dataset of one input pipeline, which has a batch for each of its replicas.
+        """Make the dataset of one input pipeline of a `tf.distribute` strategy.
 
         Pass this method to `strategy.distribute_datasets_from_function(loader.dataset_for)`. Each
         replica is a rank, and gets the batches of its rank. So the classes of a P×K batch are not
         divided, and an evaluation has each record exactly once.
 
-        The length of the dataset is the number of steps of an epoch, as Keras expects, though each
-        step has a batch for every replica. Its iterations and the position are those of `dataset`.
+        In each step, the dataset yields a batch for every replica of the pipeline: with 2 replicas
+        and 100 steps, it yields 200 batches. Its length is still 100, the number of steps of an
+        epoch, as Keras expects. An iteration starts at the loader's position and changes it at its
+        end, as that of `dataset` does.
 
         Raises:
             ValueError: the replicas cannot be shared out evenly over the pipelines.
@@ -133,9 +136,11 @@ class TensorFlowLoader(DatasetLoader[B], FeedLoader[B]):
         return self._dataset_of([self.feed])
 
     def _dataset_of(self, feeds: list[Feed], *, by_rank: bool = False) -> tf.data.Dataset:
-        """Return the dataset of the batches of feeds, one feed for each rank, in turn.
+        """Return the dataset of the batches of feeds, of which there is one for each rank.
 
-        With `by_rank`, each replica gets the batches of its rank; else a strategy may divide them.
+        It yields the batches of step 0 of all feeds, then those of step 1, and so on. With
+        `by_rank`, each replica of a `tf.distribute` strategy gets the batches of its rank. Without
+        it, there is one feed, and a strategy may divide its batches among the replicas.
         """
         check_process()
         options: Any = {"prefetch": self.prefetch, "threads": self.threads, "by_rank": by_rank}

@@ -59,16 +59,17 @@ class OriginalErrors(AbstractContextManager[None]):
 def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
     """Raise the original exception in place of an error of TensorFlow, if the exception is known.
 
-    TensorFlow has called Python methods. The object of each method that failed is in
-    `FAILED_OBJECTS`, and its attribute `raised` has its last exceptions. The original one is that
-    whose text is in TensorFlow's message.
+    TensorFlow calls Python methods to read batches. If such a method fails, its object is added to
+    `FAILED_OBJECTS`, and the exception to the attribute `raised` of the object. TensorFlow keeps
+    only the text of the exception in its own error. So the original exception is the one whose text
+    is in TensorFlow's message.
 
-    `external_passes` is an attribute of a loader, which its objects share: only objects with this
-    attribute value are looked at. With None, all are.
+    Each loader has one object `external_passes`, which the objects that read for it share. Only
+    exceptions of the loader with this `external_passes` are looked for; with None, of all loaders.
     """
     for reference in reversed(FAILED_OBJECTS):
         failed_object = reference()
-        # The datasets of `source_datasets` have no loader: their errors are raised for any loader.
+        # Those of `source_datasets` have no loader: their exceptions count for any loader.
         its_passes = getattr(failed_object, "external_passes", external_passes)
         if external_passes is not None and its_passes is not external_passes:
             continue
@@ -79,8 +80,8 @@ def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | 
                 raise original from error
     if "Too many open files" in error.message:
         raise LoaderError(
-            f"this process may open {system.file_limit()} files, and choose keeps the files of "
-            f"each dataset open after its first element",
+            f"this process may open {system.file_limit()} files, and the loader of choose(…) keeps "
+            f"the files of each dataset open after its first element",
             advice="raise `ulimit -n`, or index the files (build_index) and take a "
             "TensorFlowLoader, which opens few at a time",
         ) from error
