@@ -55,18 +55,19 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states.
 
-        In a resume within an epoch, callbacks see the learning rates as they were when the epoch
-        started, from which schedulers compute new ones. Then the saved rates are set again.
+        If the epoch was resumed at a step within it, callbacks see the learning rates as they were
+        when the epoch started, from which schedulers compute new ones. After that, the rates of the
+        resumed step are set again.
         """
         rates = _model.learning_rates(self.model.optimizer)
-        checkpoint = self._resume._pop_restored_checkpoint()
-        saved_rates = _model.to_numpy(rates)
+        checkpoint = self._resume._start_resumed_training()  # None except in the first epoch
+        rates_at_resume = _model.to_numpy(rates)
         if checkpoint is not None:
-            self._restore_states(checkpoint, rates)
+            self._restore_states(checkpoint, rates)  # sets the rates as when the epoch started
         self._epoch_rates = _model.to_numpy(rates)
-        super().on_epoch_begin(epoch, logs)
+        super().on_epoch_begin(epoch, logs)  # schedulers set new rates
         if checkpoint is not None and checkpoint.state["loader"]["step"]:
-            _model.assign(rates, saved_rates)
+            _model.assign(rates, rates_at_resume)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(batch + self._resume._first_step, logs)
@@ -77,13 +78,11 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def on_train_end(self, logs: Any = None) -> None:
         """Call the callbacks' `on_train_end`.
 
-        If the run was killed after its last epoch, no epoch follows in which `on_epoch_begin` would
-        have restored the callbacks' states. So they are restored here.
+        A run may be resumed after its last epoch, if it was killed before it ended. Then no epoch
+        starts, and `on_epoch_begin` cannot restore the callbacks' states. So this restores them.
         """
-        # None if `on_epoch_begin` has restored the states. Nothing was trained otherwise, so the
-        # model stays as the final checkpoint has it.
-        checkpoint = self._resume._pop_restored_checkpoint(resumes_training=False)
-        if checkpoint is not None:
+        checkpoint = self._resume._pop_restored_checkpoint()
+        if checkpoint is not None:  # no epoch has started
             _callback_states.restore(self.user_callbacks, checkpoint.state["callbacks"])
         super().on_train_end(logs)
 

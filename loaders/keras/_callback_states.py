@@ -9,7 +9,6 @@ from typing import Any
 import keras
 
 from twinfeed.loaders.keras._checkpoints import to_json
-from twinfeed.loaders.support.array_types import Array
 
 _MODEL_CHECKPOINT = ("best", "_batches_seen_since_last_saving", "_last_batch_seen")
 
@@ -33,7 +32,7 @@ _CHANGING_ATTRIBUTES: dict[str, tuple[str, ...]] = {
 
 
 def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
-    """Return by name the state of each callback, to be saved in a checkpoint.
+    """Return a dict with the state of each callback by its name, to be saved in a checkpoint.
 
     Raises:
         TypeError: a value cannot be saved; the error names the callback.
@@ -41,9 +40,8 @@ def get_states(callbacks: Iterable[Any]) -> dict[str, Any]:
     states = {}
     for name, callback in _by_name(callbacks).items():
         state = _state_of(callback)
-        arrays: list[Array] = []
         try:
-            to_json(state, arrays)
+            to_json(state, [])  # only to see whether it raises: `Checkpoints.write` converts again
         except TypeError as error:
             raise TypeError(
                 f"get_state of {name} must give numbers, texts, NumPy arrays, and lists and dicts "
@@ -73,8 +71,9 @@ def clear_early_stop(callbacks: Iterable[Any]) -> None:
 def unrestorable_callbacks(callbacks: Iterable[Any]) -> list[str]:
     """Return the names of the callbacks whose state cannot be saved and restored.
 
-    It can be for those that have `get_state` and `set_state`, and for most of Keras's own
-    callbacks, whose attributes are known. A subclass of these may have other attributes.
+    The state of a callback can be restored if it has `get_state` and `set_state`, and if it is one
+    of Keras's own callbacks, such as EarlyStopping, whose attributes are known. A subclass of these
+    may have more attributes, so its state cannot be restored without the two methods.
     """
     return [
         name

@@ -75,16 +75,20 @@ class Checkpoints:
         folders = self._folders()
         return _read(folders[-1]) if folders else None
 
-    def previous(self, checkpoint: Checkpoint) -> Checkpoint | None:
-        """Return the checkpoint before a final one, if it has the same position, else None.
+    def before_train_end(self, final: Checkpoint) -> Checkpoint | None:
+        """Return the checkpoint with the model as it was before `on_train_end` of the callbacks.
 
-        Both are of the same trained batches. The final one was written after `on_train_end` of the
-        callbacks, which may have changed the model; this one has the model without these changes.
+        At the end of a run, `fit` writes a checkpoint after the last batch, and a final one after
+        `on_train_end` of the callbacks, which may have changed the model: it may then have averaged
+        weights, for example. A run with more epochs trains on from the first of the two.
+
+        Returns None if the checkpoint before the final one has another position: then no checkpoint
+        was written after the last batch, or it was deleted.
         """
-        number = _number_of(checkpoint.folder)
+        number = _number_of(final.folder)
         older = [folder for folder in self._folders() if _number_of(folder) < number]
         previous = _read(older[-1]) if older else None
-        if previous is None or previous.state["loader"] != checkpoint.state["loader"]:
+        if previous is None or previous.state["loader"] != final.state["loader"]:
             return None
         return previous
 
@@ -193,13 +197,13 @@ def _check_types(state: dict[str, Any]) -> None:
 
 
 def checksums(folder: Path) -> dict[str, int]:
-    """Return by name the CRC-32C of each file of a checkpoint."""
-    checksum_of_file = dict.fromkeys(_FILES, 0)
+    """Return the CRC-32C of each file of a checkpoint, in a dict by file name."""
+    checksum_by_name = dict.fromkeys(_FILES, 0)
     for name in _FILES:
         with open_file(folder / name) as file:
-            while chunk := file.read(1 << 20):
-                checksum_of_file[name] = crc32c(chunk, checksum_of_file[name])
-    return checksum_of_file
+            while data := file.read(1 << 20):  # 1 MiB at a time
+                checksum_by_name[name] = crc32c(data, checksum_by_name[name])
+    return checksum_by_name
 
 
 def _check_arrays(file: Any) -> None:
@@ -235,13 +239,13 @@ def check_weights(path: Path) -> None:
 
 @contextmanager
 def readable(folder: Path) -> Iterator[None]:
-    """Turn the errors that reading a damaged checkpoint raises in the block into an OSError."""
+    """Raise OSError in place of the many errors that reading a damaged checkpoint may raise."""
     try:
         yield
     except (*_UNREADABLE, json.JSONDecodeError, zipfile.BadZipFile) as error:
         raise OSError(
-            f"{folder}: this checkpoint cannot be read: {error}: delete the folder, and the "
-            f"checkpoint before it is restored, if there is one"
+            f"{folder}: this checkpoint cannot be read: {error}: delete the folder; if there is a "
+            f"previous checkpoint, the next run restores that one"
         ) from error
 
 

@@ -40,10 +40,11 @@ def check_loader(loader: Any) -> None:
 
 
 def resolve_arrange(arrange: Any) -> Any:
-    """Check the `arrange` argument of `fit`; turn ("image", "label") into a function.
+    """Check the argument `arrange` of `fit`, which says how to get inputs and targets.
 
-    `arrange` says how inputs and targets are made of batches. The function takes a batch, and
-    returns the values of these fields. A function or a dataset of the user is returned as it is.
+    A tuple of field names, such as ("image", "label"), becomes a function that takes a batch and
+    returns the values of these fields. The user may also pass such a function, or a dataset of
+    (inputs, targets). It is returned as it is.
 
     Raises:
         TypeError: `arrange` is neither two or three names, nor a function, nor a dataset.
@@ -54,8 +55,8 @@ def resolve_arrange(arrange: Any) -> Any:
     is_dataset = isinstance(arrange, Iterable) and not hasattr(arrange, "__getitem__")
     if isinstance(arrange, (Loader, Feed)) or not (callable(arrange) or is_dataset):
         raise TypeError(
-            f"arrange must be names of fields, as in ('image', 'label'), a function that makes "
-            f"(inputs, targets) of a batch, or a dataset made of loader.dataset, got a "
+            f"arrange must be names of fields, as in ('image', 'label'), a function from a batch "
+            f"to (inputs, targets), or a dataset made from loader.dataset, got a "
             f"{type(arrange).__name__}"
         )
     return arrange
@@ -69,11 +70,12 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
     Args:
         loader: the loader of the training.
         options: the options of `model.fit`.
-        arrange: a function that makes inputs and targets of a batch, or a dataset of them.
+        arrange: a function from a batch to (inputs, targets), or a dataset of such pairs.
 
     Raises:
-        ValueError: the loader, its sampler or the checkpoint decides what an option would say.
-        TypeError: `validation_data` is a feed, or a loader though `arrange` is no function.
+        ValueError: an option sets what the loader, its sampler or the checkpoint decides already.
+        TypeError: `validation_data` is a feed; or it is a loader and `arrange` is a dataset, so
+            that no function makes (inputs, targets) of the loader's batches.
     """
     for name, advice in _REFUSED_OPTIONS.items():
         if options.get(name) is not None and options[name] is not False:
@@ -81,9 +83,9 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
     validation = options.get("validation_data")
     if isinstance(validation, Feed) or (isinstance(validation, Loader) and not callable(arrange)):
         raise TypeError(
-            f"validation_data must be a dataset of (inputs, targets), or a loader if arrange is "
-            f"names or a function, got a {type(validation).__name__}: map a loader's batches to "
-            f"(inputs, targets)"
+            f"validation_data must be a dataset of (inputs, targets), or a loader if arrange is a "
+            f"function or names of fields, got a {type(validation).__name__}: map the batches of "
+            f"the loader's dataset to (inputs, targets)"
         )
     _check_classes(loader, validation)
 
@@ -91,32 +93,39 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
 def _check_classes(loader: Loader[Any], validation: Any) -> None:
     """Warn if a class index means another class in the validation data than in the training data.
 
-    Classes are compared if both have an `Index`. Only the first difference is reported.
+    `loader` has the training data. `validation` is a loader or a dataset. Nothing is compared
+    unless both read from an `Index`. Only the first difference is reported.
     """
-    test_feed = getattr(validation, "feed", None) or adapter_of(loader).feed_of(validation)
-    feeds = getattr(loader, "feed", None), test_feed
-    train, test = (getattr(feed, "index", None) for feed in feeds)
-    if not (isinstance(train, Index) and isinstance(test, Index) and train.classes):
+    # The adapter of a framework finds the feed from which a dataset of this framework was made.
+    validation_feed = getattr(validation, "feed", None) or adapter_of(loader).feed_of(validation)
+    feeds = getattr(loader, "feed", None), validation_feed
+    train_index, index = (getattr(feed, "index", None) for feed in feeds)
+    if not (isinstance(index, Index) and isinstance(train_index, Index) and train_index.classes):
         return
-    # The validation may lack the last classes of the training.
-    pairs = zip_longest(islice(train.classes, len(test.classes)), test.classes)
-    for class_index, (train_class, test_class) in enumerate(pairs):
-        if train_class != test_class:
+    # None is the name of a missing class. The validation data may lack the last classes.
+    names = zip_longest(train_index.classes, index.classes)
+    for class_index, (train_name, name) in enumerate(islice(names, len(index.classes))):
+        if train_name != name:
             warnings.warn(
-                f"class {class_index} is {train_class!r} in the training and {test_class!r} in "
+                f"class {class_index} is {train_name!r} in the training and {name!r} in "
                 f"validation_data: give both the same order of classes, by twinfeed index "
-                f"VALIDATION --classes {train.where} --out {test.where}",
+                f"VALIDATION --classes {train_index.where} --out {index.where}",
                 stacklevel=4,
             )
             return
 
 
 def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
-    """Refuse training and validation data of `fit` on which no model can be trained.
+    """Refuse data of `fit` that is not in the form that a model takes.
+
+    Args:
+        loader: the loader of the training.
+        data: the training data. Nothing is checked unless it is a dataset with an `element_spec`.
+        validation: the validation data.
 
     Raises:
-        TypeError: `validation` has whole batches, and not (inputs, targets) as `data`, the training
-            data; or `data` has images as bytes.
+        TypeError: an element of `validation` is a batch as the loader makes it, a dict, while
+            `data` has (inputs, targets); or `data` has images that are not decoded.
     """
     spec = getattr(data, "element_spec", None)
     validation_spec = getattr(validation, "element_spec", None)
@@ -127,8 +136,9 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     feed = getattr(loader, "feed", None)
     dtypes = [getattr(leaf, "dtype", None) for leaf in keras.tree.flatten(spec)]
     has_strings = any(dtype == "string" for dtype in dtypes)
+    # Strings may be the bytes of images, unless the user's decode or transform has made them.
     if feed is None or feed.has_functions or not has_strings:
-        return  # there are no bytes, or decode or transform may have made them
+        return
     for name, values in feed[0, 0].items():
         first = values[0] if isinstance(values, list) else None
         if isinstance(first, bytes) and image_extension(first[:64]):
@@ -191,8 +201,8 @@ def check_callbacks(callbacks: Any, resume: keras.callbacks.Callback) -> list[An
         )
     if unrestorable := _callback_states.unrestorable_callbacks(user_callbacks):
         warnings.warn(
-            f"a resumed run cannot restore the states of {', '.join(unrestorable)}: "
-            f"give classes of your own get_state and set_state, and CSVLogger append=True",
+            f"a resumed run cannot restore the states of {', '.join(unrestorable)}: implement "
+            f"get_state and set_state in your own callbacks, and create CSVLogger with append=True",
             stacklevel=3,
         )
     return user_callbacks

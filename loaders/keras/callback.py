@@ -26,7 +26,7 @@ from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.support.argument_hints import hint_arguments
 from twinfeed.samplers import StateMismatchError, validate
 
-# A true value of `stop_training`: this callback stops `fit` where a resumed epoch ends.
+# A true value of `stop_training`, by which this callback ends an epoch that was resumed within.
 _STOPPED_AT_EPOCH_END = "the rest of the epoch was trained on"
 
 
@@ -250,8 +250,8 @@ class ResumeCallback(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Raise ValueError if a checkpoint was not restored, or the order of batches is unknown."""
-        # `_callbacks` is set in `fit` of this object, which checks the dataset. It is None in a
-        # `model.fit` of the user, whose dataset a callback cannot see.
+        # `fit` of this object sets `_callbacks`, and checks the dataset. If the user calls
+        # `model.fit` instead, it is None, and a callback cannot see the dataset.
         if self._callbacks is None and self.order is None:
             raise ValueError(
                 "ResumeCallback cannot check the dataset of model.fit: train by "
@@ -266,9 +266,11 @@ class ResumeCallback(keras.callbacks.Callback):
             )
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Prepare the loader for a validation on it: passes get a whole epoch from now on.
+        """Let a validation read the loader of the training, without changing the loader's position.
 
-        They do not change the position of the training, until `on_test_end`.
+        Until `on_test_end`, each iteration over the loader reads a whole epoch from its first step,
+        and its end does not move the loader to the next epoch. `external_passes` decides this, the
+        object that has the loader's position while Keras iterates.
         """
         self.loader.external_passes.peeking = True
 
@@ -279,8 +281,8 @@ class ResumeCallback(keras.callbacks.Callback):
         """Set the counters of batches to the loader's position when an epoch starts.
 
         Raises:
-            ValueError: the epochs of `fit` are not those of the loader: they differ in the number
-                of the epoch or in the number of steps.
+            ValueError: the epoch of `fit` has another number than the loader's epoch, or another
+                number of steps.
         """
         if epoch != self.loader.epoch:
             raise ValueError(
@@ -293,22 +295,24 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"fit must have the {loader_steps} steps of the loader's epoch, got {fit_steps}: "
                 f"remove steps_per_epoch, and batch or take after the loader's dataset"
             )
-        # In a `model.fit` of the user, this may load the model that the training continues from.
-        self._pop_restored_checkpoint()
+        # This may load the weights that the training starts from. Within `fit` of this object, the
+        # callback list has called it before, and it does nothing.
+        self._start_resumed_training()
         self._start_tracking()
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Count a batch that was trained on, and save after every `save_freq` batches."""
+        # `external_passes` has the loader's position while Keras iterates over its dataset.
         passes, start = self.loader.external_passes, self._first_step
-        # At the first batch: if the loader has not delivered it, no pass has started there.
+        # After the first batch: if it came from the loader, an iteration has started at its step.
         if self._step == start and not passes.started_at(self._epoch, start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, but fit got others"
                 f": remove dataset.cache(), and give fit the dataset of this loader"
             )
-        # `batch` counts from the epoch's first step in `fit` of this object (the callback list sees
-        # to it), and from the resumed step in a `model.fit` of the user. With steps_per_execution,
-        # the last execution may end after the epoch's last step: hence the `min`.
+        # In `fit` of this object, which sets `_callbacks`, `batch` is the step of the epoch. If the
+        # user calls `model.fit` instead, Keras counts `batch` from the step of the resume. With
+        # steps_per_execution, `batch` may go beyond the last step of the epoch: hence the `min`.
         trained = batch + 1 if self._callbacks is not None else start + batch + 1
         previous, self._step = self._step, min(trained, len(self.loader))
         self._has_unsaved_batches = True
@@ -320,9 +324,10 @@ class ResumeCallback(keras.callbacks.Callback):
             if is_due or getattr(self._model, "stop_training", False):
                 self._save(logs)
         elif start:
-            # The epoch was resumed, and Keras would request as many batches as a whole epoch has. A
-            # step without a batch warns, and advances the optimizer's counters. So stop `fit` here;
-            # `on_epoch_end` lets it continue.
+            # The epoch was resumed at a later step, but Keras would request as many batches as a
+            # whole epoch has, and a step without a batch warns, and advances the optimizer's
+            # counters. So end the epoch by a true `stop_training`. `on_epoch_end` sees that it is
+            # this value, and sets False again, so that `fit` continues with the next epoch.
             self.model.stop_training = self.model.stop_training or _STOPPED_AT_EPOCH_END
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -332,35 +337,39 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(logs)
 
     def on_train_end(self, logs: Any = None) -> None:
-        """Save the model as `fit` leaves it, and stop tracking the loader's position.
+        """Save the model as `fit` leaves it, in a checkpoint that is marked as final.
 
         Other callbacks may have changed the model in their `on_train_end`.
         """
         last = self._last_checkpoint
-        # Without a checkpoint, or with a final one, nothing was trained. If batches are unsaved,
-        # `fit` was not allowed to save them, since the loss or a weight is not finite.
+        # After the last batch, `on_epoch_end` has written a checkpoint that is not final. If there
+        # is none, or it is final, this `fit` has trained nothing. Batches that are still unsaved
+        # could not be saved, because the loss or a weight is not a finite number.
         if last is not None and not last.final and not self._has_unsaved_batches:
             self._save(logs, final=True)
-        self.loader.external_passes.stop_tracking()
+        self.loader.external_passes.stop_tracking()  # the callback no longer sets the position
 
     def save(self) -> None:
         """Save the model as it is now, and the position of the training."""
         self._save(None)
 
     def _start_tracking(self) -> None:
-        """Set the counters of epoch and step to the loader's position, and count from there on.
+        """Set the counters of epoch and step to the loader's position, and track it from now on.
 
-        From now on only this callback moves the position, also before `fit`: under a strategy,
-        `fit` draws batches to infer their shapes, which must not move it.
+        Only this callback sets the loader's position then: iterations over the loader's dataset no
+        longer change it. This starts before `fit` calls the callback, since `fit` may first read
+        batches only to infer their shapes (under a `tf.distribute` strategy).
         """
         self._epoch, self._first_step = self.loader.epoch, self.loader.step
         self._step = self._first_step
+        # `external_passes` has the loader's position while a framework iterates over its dataset.
         self.loader.external_passes.track_from(self._epoch, self._first_step)
 
     def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
-        """Write a checkpoint if batches were trained on since the last one, or if it is `final`.
+        """Write a checkpoint, if batches were trained on since the last one, or if it is `final`.
 
-        Nothing is saved if the loss or a weight is not finite; a warning says so.
+        The `final` checkpoint has the model at the end of `fit`, after `on_train_end` of the other
+        callbacks. Nothing is saved if the loss or a weight is not finite; a warning says so.
         """
         if not (self._has_unsaved_batches or final):
             return
@@ -368,7 +377,8 @@ class ResumeCallback(keras.callbacks.Callback):
             self._warn_not_finite()
             return
         position = self.loader.state_at(self._epoch, self._step)
-        # In a `model.fit` of the user, the other callbacks are not known.
+        # The states of the other callbacks, the learning rates at the start of the epoch, and the
+        # metrics. If the user calls `model.fit`, and not `fit` of this object, they are not known.
         fit_state: dict[str, Any] = {"callbacks": {}, "rates": [], "metrics": []}
         if self._callbacks is not None:
             fit_state = self._callbacks.state(position["step"])
@@ -398,28 +408,33 @@ class ResumeCallback(keras.callbacks.Callback):
             stacklevel=2,
         )
 
-    def _pop_restored_checkpoint(self, *, resumes_training: bool = True) -> Checkpoint | None:
-        """Return the restored checkpoint at the first call, and None later.
-
-        A final checkpoint has the model as it was after `on_train_end` of the callbacks, which may
-        have changed it. If the run `resumes_training`, the checkpoint before it, which has the
-        model without these changes, is loaded and returned instead.
-        """
+    def _pop_restored_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint that was restored before `fit`, at the first call; then None."""
         checkpoint, self._restored_checkpoint = self._restored_checkpoint, None
-        if checkpoint is None or not (checkpoint.final and resumes_training):
+        return checkpoint
+
+    def _start_resumed_training(self) -> Checkpoint | None:
+        """Return the checkpoint that the training continues from, at the first call; then None.
+
+        If the restored checkpoint is final, it has the model as it was after `on_train_end` of the
+        callbacks, which may have changed it. A training must not continue from these changes: so
+        the checkpoint before it is loaded into the model, and is returned instead.
+        """
+        checkpoint = self._pop_restored_checkpoint()
+        if checkpoint is None or not checkpoint.final:
             return checkpoint
-        previous = self._checkpoints.previous(checkpoint)
-        if previous is None:
-            return checkpoint
-        _load_checkpoint(self.model, previous)
-        return previous
+        unchanged = self._checkpoints.before_train_end(checkpoint)
+        if unchanged is not None:
+            _load_checkpoint(self.model, unchanged)
+        return unchanged or checkpoint
 
     def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> None:
-        """Restore the last checkpoint into a model, unless there is none or `restart` was given.
+        """Restore the last checkpoint of this run into a model, if there is one.
 
-        If the model or its metrics are not built yet, a batch is evaluated to build them. `arrange`
-        makes inputs and targets of a batch, or is a dataset of them.
+        If the variables of the model or its metrics are not built yet, a batch is evaluated to
+        build them. `arrange` is a function from a batch to (inputs, targets), or a dataset of them.
         """
+        # With `restart`, checkpoints of earlier runs are not restored, only those of this object.
         if self.restart and self._last_checkpoint is None:
             return
         checkpoint = self._checkpoints.last()
@@ -431,31 +446,33 @@ class ResumeCallback(keras.callbacks.Callback):
         lacks_metrics = len(model.metrics_variables) < len(checkpoint.state["metrics"])
         if not model.built or (lacks_metrics and not _has_strategy(model)):
             data = _fit_data(self.loader, arrange, None)
-            with self.loader.external_passes.peek():  # the loader's position stays as it is
+            with self.loader.external_passes.peek():  # reading does not move the loader's position
                 model.evaluate(data, steps=1, verbose=0)  # builds the variables
         self.restore(model)
 
     def _print_position(self, epochs: int, *, ended: bool) -> None:
         """Print the position from which a run is resumed, or that all epochs were trained."""
-        epoch, step = self.loader.epoch, self.loader.step
         if ended:
-            print(f"{self.folder}: already trained {epoch} of {epochs} epochs")
+            print(f"{self.folder}: already trained {self.loader.epoch} of {epochs} epochs")
         else:
-            print(f"resuming {self.folder} at epoch {epoch}, step {step}")
+            print(f"resuming {self.folder} at epoch {self.loader.epoch}, step {self.loader.step}")
 
 
 def _fit_data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
     """Return the batches of a loader as Keras's `fit` takes them.
 
-    This is a dataset if the loader's framework has datasets, and else a data adapter of Keras.
+    This is a dataset if the loader's framework has datasets, such as TensorFlow. Otherwise it is a
+    data adapter, Keras's class for all other kinds of data.
 
     Args:
         loader: its batches are trained or validated on.
-        arrange: a function that makes inputs and targets of a batch; or a dataset that the user has
-            made of the loader's, which is returned.
-        model: the model to train; None to evaluate a batch without a strategy.
+        arrange: a function from a batch to (inputs, targets); or a dataset of such pairs, which the
+            user has made from the loader's dataset. A dataset is returned as it is.
+        model: the model to train, whose `tf.distribute` strategy may divide batches; or None, if
+            they are not to be divided.
         weights: the `class_weight` of `fit`.
     """
+    # The adapter of the loader's framework returns None if the framework has no datasets.
     dataset = adapter_of(loader).dataset(keras.config.backend(), arrange, model)
     if dataset is not None:
         return dataset

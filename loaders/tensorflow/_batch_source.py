@@ -116,8 +116,8 @@ class BatchSource(GraphSource):
         has a batcher, which reads and decodes its batches. A chunk is the batches that one call
         from the graph into Python reads; the number is 0 if each call reads a single batch.
         """
-        # Delete the errors that no loop has raised: the loops over these passes have stopped before
-        # the batch that failed.
+        # Delete the errors of closed passes. No loop has raised them: the loops over these passes
+        # have stopped before the batch that failed.
         for closed_pass in self._errors_by_pass.keys() - self._open_passes.keys():
             del self._errors_by_pass[closed_pass]
         options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
@@ -232,7 +232,7 @@ class BatchSource(GraphSource):
     def _store_first_error(self, state: PassState, first: int, batches: list[Int64s]) -> int:
         """Read batches one by one until one fails, store its error, and return how many succeeded.
 
-        `first` is the step of the first batch. The error goes into `_errors`.
+        `first` is the step of the first batch. The error goes into `_errors_by_pass`.
         """
         for index, ids in enumerate(batches):
             try:

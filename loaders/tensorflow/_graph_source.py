@@ -71,7 +71,7 @@ class GraphSource(ABC):
         """
 
     def run_pass(self) -> Iterator[Int64s]:
-        """Start a pass (an iteration of the dataset); yield its `PassState`, int64[5], only.
+        """Start a pass, an iteration of the dataset, and yield one item: its `PassState`, int64[5].
 
         It is a generator because the pass must be closed: TensorFlow closes the generator when the
         dataset's iterator has ended or is destroyed.

@@ -36,7 +36,7 @@ def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     def deliver(pass_state: tf.Tensor, batch_number: tf.Tensor, batch: Any) -> Any:
         """Return the batch; after a last batch, or for a failed one, call `source.end_pass`."""
         is_last = tf.equal(batch_number, last)  # in a graph of TF1, == compares objects
-        has_failed = batch_number < 0  # the source marks a batch that it could not read so
+        has_failed = batch_number < 0  # the number that a batch gets if it cannot be read
         # tf.data runs the call for its effect, though nothing uses the result.
         tf.cond(
             is_last | has_failed,

@@ -123,7 +123,7 @@ def layers(*given: keras.layers.Layer, **options: Any) -> keras.Model:
 
 
 LOADER = r"as in TensorFlowLoader\(feed\), got a"
-ARRANGE = r"makes \(inputs, targets\) of a batch, or .* got a"
+ARRANGE = r"from a batch to \(inputs, targets\), or .* got a"
 MAP = r"map .* to \(inputs, targets\)"
 OUTPUTS = r"record \d+ \(.*\) has the label [2-6], and the model has 2 outputs: .* \(7\)"
 OTHERS = "must come from the loader, but fit got others"
@@ -163,7 +163,7 @@ REFUSED: Refused = [
             model(), one.dataset.map(pairs), validation_data=on_torch()
         ),
         TypeError,
-        "a loader if arrange is names",
+        "a loader if arrange is a function or names",
     ),
     *(
         (lambda path, make=make: model().fit(make()), AttributeError, r"fit\(model, \('x', 'y'\)\)")
