@@ -63,12 +63,13 @@ class CoverageBatches:
         epoch = int(steps[0]) // self.steps  # the same for all steps
         table = self._cache.get(epoch, lambda: self._epoch_table(epoch))
         chunks = self._chunks_of_rank(epoch, steps % self.steps, rank, world_size)
-        # Class `class_order[i]` has the chunks `bounds[i]` to `bounds[i + 1] - 1`.
+        # The classes are in random order: class `class_order[i]` has the chunks `bounds[i]` to
+        # `bounds[i + 1] - 1`.
         i = np.searchsorted(table.bounds, chunks, side="right") - 1
         classes = table.class_order[i]
         if self.by_class:  # class indices in place of record ids
             return np.repeat(classes, self._k)
-        # The K records of each chunk, as indices among the records of the class that are used.
+        # The K records of each chunk: random indices among the records of the class that are used.
         index_among_used = table.record_subsets.subsets(classes, chunks - table.bounds[i])
         # If 4 of the 5 records of a class are used, epoch 0 uses the records 0 1 2 3 of the class,
         # epoch 1 the records 1 2 3 4, and epoch 2 the records 2 3 4 0.

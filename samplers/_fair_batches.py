@@ -153,7 +153,7 @@ class _PhaseSchedule:
         record 15, in subset 7 (records 14 and 15). Subset 7 is the first that has only remaining
         records.
         """
-        if not self._exclusions:
+        if not self._exclusions:  # before the first exclusion these arrays must not be changed
             self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
         classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
         size, first_subset = self._sizes[classes], self._first_subset[classes]
@@ -176,15 +176,15 @@ class _PhaseSchedule:
         A batch has P classes. Only those at the indices `start` to `stop - 1` are returned, the
         classes of one rank. Both arrays are int64[steps, stop - start].
         """
-        # Batches are numbered from the step at which P last changed. The phase starts there, too,
-        # or later, if K has changed since.
+        # Number the batches from `p_start`, the step at which P last changed. If only K has changed
+        # since, the phase starts later.
         batch = steps - self._phase.p_start
-        # A super-class is a group of classes, and a batch has classes of one super-class: which,
-        # and how many batches of the same super-class come before.
+        # The classes of a batch are of one super-class, a group of classes. Find which one, and how
+        # many batches of the same super-class come before.
         super_class, batch_index = self._super_class_order.elements_at(batch)
         classes, num_earlier = self._classes_of(super_class, batch_index, start, stop)
-        # Subtract the batches before the phase: a class was in one for each time that all classes
-        # of its super-class came, and some classes were in one more.
+        # Subtract the batches before the phase. All classes of a super-class came together in as
+        # many batches as there were traversals, and some classes in one batch more.
         num_earlier -= self._traversals_before_phase[super_class][:, None]
         num_earlier -= self._once_more_before_phase[classes]
         return classes, num_earlier
@@ -218,7 +218,8 @@ class _PhaseSchedule:
 
         A phase is a range of steps with constant P and K.
         """
-        super_class = np.zeros_like(classes)  # of each class, a group of classes
+        # The super-class of each class (a group of classes). Without super-classes it is 0.
+        super_class = np.zeros_like(classes)
         if self._super_classes is not None:
             # It has the classes sorted by super-class, like the ids of records sorted by class.
             super_class = self._super_classes._class_of_records(len(self._classes))[classes]

@@ -59,8 +59,7 @@ def class_order_of_lists(
     # The hash must change with the labels, and with the records that have them.
     hash_text = f"{pair_order.digest} of {digest(record_of_pair)}"
     if record_ids is not None:
-        is_used = np.isin(record_of_pair, record_ids)
-        pair_order = pair_order.subset(np.flatnonzero(is_used))
+        pair_order = pair_order.subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
     starts, pairs = pair_order.starts, pair_order.records
     order = ClassOrder.from_arrays(
         records=record_of_pair[pairs], starts=starts, sizes=pair_order.sizes, digest=hash_text
@@ -94,14 +93,18 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
         key_index = np.searchsorted(keys, searched_keys).clip(max=len(keys) - 1)
         is_shared = keys[key_index] == searched_keys
         num_shared = np.bincount(pair_index[is_shared], minlength=len(first))
-        num_distinct = sizes[first] + sizes[second] - num_shared
-        too_few = np.flatnonzero(num_distinct < 2 * k)
+        too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)
         if len(too_few):
             classes = [first[too_few[0]], second[too_few[0]]]
             text = " and ".join(map(str, class_labels[classes]))
             raise ValueError(f"classes {text} together have fewer than {2 * k} records: lower k")
 
 
+# Why `_overlapping_pairs` misses no pair: if classes of a and b records share s records, they have
+# `a + b - s` distinct records together. For fewer than 2 k, s must be at least `a + b - 2 k + 1`.
+# If a and b are k, this is one record, and a key of a record with itself is equal. Otherwise they
+# share at least two records. The second one is followed by `s - 2` others in its class. So it is
+# among the first `a - (s - 2)` records, which is at most `2 k + 1 - b`, and so at most k + 1.
 def _overlapping_pairs(
     class_index: Int64s, records: Int64s, sizes: Int64s, k: int
 ) -> Iterator[tuple[Int64s, Int64s]]:
@@ -123,11 +126,6 @@ def _overlapping_pairs(
     `class_index` and `records` are the class and the id of each record, class after class, with
     ascending ids. Each class has k records or more.
     """
-    # Why no pair is missed: classes of a and b records have `a + b - s` distinct records together
-    # if they share s. For fewer than 2 k, s must be at least `a + b - 2 k + 1`. If both have k
-    # records, this is one record, and a key of a record with itself is equal. Otherwise they share
-    # at least two records. The second shared record is followed by `s - 2` others in its class: it
-    # is among the first `a - (s - 2)` records, at most `2 k + 1 - b`, which is at most k + 1.
     _, index_in_class = groups_and_indices(sizes)
     size = sizes[class_index]  # of the class of each record
     # A class of 2 k records gets no keys: with any other class, it has enough records.

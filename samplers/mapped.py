@@ -45,10 +45,9 @@ def as_mapped(array: Array) -> Array:
     else:
         view = mapped = array.view(MappedArray)
         mapped._location = location
-        # If the file was deleted, its path may now lead to another file: then the identity is (),
-        # which no file has, so that unpickling raises. The mapping is found by an address in it.
-        is_deleted = _is_deleted(array.ctypes.data)
-        mapped._file_identity = () if is_deleted else _identity_of(location[0])
+        # If the file that is mapped at the array's address was deleted, its path may now lead to
+        # another file: then the identity is (), which no file has, so that unpickling raises.
+        mapped._file_identity = () if _is_deleted(array.ctypes.data) else _identity_of(location[0])
     view.flags.writeable = False
     return view
 

@@ -358,13 +358,13 @@ class PKBatchSampler(BatchStream):
             "several labels for a record": self._several_labels,
             f"{self.world_size} ranks": self.world_size > 1,
         }
-        used_options = (option for option, is_used in record_options.items() if is_used)
         ids_are_classes = self.num_classes == self.num_records and not self._several_labels
         return SamplerTraits(
             repeats=self._small == "repeat",
             record_ids=self._record_ids,
             num_groups=self.num_classes if ids_are_classes else None,
-            needs_records=next(used_options, None),
+            # The first option that is used.
+            needs_records=next((option for option, used in record_options.items() if used), None),
         )
 
     @property

@@ -291,8 +291,8 @@ def _hash_inputs_of_records(
     first = next(iter(cast(Sequence[Any], records)), None) if is_list else None
     # A list of samples (dicts, tuples, arrays) is a dataset, not a list of keys.
     if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
-        subset = "SubsetSampler(ids, …)"  # advice in the error if `records` is a list of ids
-        return np.arange(validate.record_count("records", records, subset=subset))
+        # `subset` is the advice in the error if `records` is a list of ids.
+        return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
     keys = (
         records.tolist() if isinstance(records, np.ndarray) else list(cast(Sequence[str], records))
     )
