@@ -121,9 +121,10 @@ class ShardShuffleSampler(Sampler):
         size = self._blocks.commonest_size
         # A segment must be longer than a block. Otherwise it would enter a block that the next
         # segment is still reading.
-        segments = max(1, min(self.window // self._sections, self._section_size // (size + 2)))
+        max_segments = self._section_size // (size + 2)
+        segments = max(1, min(self.window // self._sections, max_segments))
         self._segment_bounds = desynchronized_bounds(self._section_size, segments, size)
-        self._cache: FifoCache[_EpochTable] = FifoCache(2)
+        self._cache: FifoCache[_EpochTables] = FifoCache(2)
 
     def __repr__(self) -> str:
         return (
@@ -136,11 +137,11 @@ class ShardShuffleSampler(Sampler):
     def spans(self, records: Int64s, epoch: int | None = None) -> tuple[Int64s, Int64s]:
         """Return for each record a range of records that are read around the same time: its span.
 
-        A loader prefetches a span as a whole. Here it is the block of consecutive records that has
-        the record, from `first[i]` to `stop[i] - 1`. Segments of the shuffled blocks are read side
-        by side, and a few blocks are divided by the end of a segment and the start of the next.
-        Such a block is read in two parts: its end when the epoch begins, and its beginning when the
-        epoch ends. With `epoch`, the span is the part that has the record.
+        A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
+        `stop[i] - 1`: the block of consecutive records that contains it. All blocks in random order
+        are one sequence, which is divided into segments that are read side by side. If a segment
+        starts in the middle of a block, the block is read in two parts, at different times. With
+        `epoch`, the span is the part that contains the record.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
         >>> order.spans(np.array([5, 9, 0]))
@@ -148,16 +149,17 @@ class ShardShuffleSampler(Sampler):
         """
         first, stop = self._blocks.bounds_around(records)
         if epoch is not None:
-            # `split_records` are the records at which blocks are divided.
-            first, stop = _parts(first, stop, self._table(epoch).split_records, records)
+            # `split_records` are the first records of the segments that start within a block.
+            first, stop = _part_at(records, first, stop, self._tables(epoch).split_records)
         return first, stop
 
     def for_batches(self, batch_size: int, num_steps: int) -> ShardShuffleSampler:
         """Return a copy of this sampler for `num_steps` batches an epoch, each of `batch_size`.
 
-        The shuffled blocks are divided into `sections` sections of as many records, and each batch
-        has the same number of records of every section. With two sections and batches of 6, these
-        are 3 and 3.
+        All blocks in random order are one sequence of records. It is divided into `sections`
+        sections of equal size, and each batch has equally many records of every section, so that
+        ranks with different parts of a batch read different blocks. With two sections, a batch of 6
+        has 3 records of each.
 
         Raises:
             ValueError: `batch_size` is not a multiple of the number of sections.
@@ -173,26 +175,27 @@ class ShardShuffleSampler(Sampler):
 
     @property
     def by_group(self) -> tuple[int, Sampler]:
-        """The number of segments, and a sampler whose ids are segment numbers, not record ids.
+        """The number of segments, and a sampler that gives the segment of each position.
 
-        All blocks in random order are one sequence of records. It is divided into `sections` parts
-        of as many records, and each section into segments, which are read side by side. A loader
-        can read each segment as one tf.data dataset, and choose between them by this sampler.
+        All blocks in random order are one sequence of records. It is divided into segments, which
+        are read side by side. A loader can read each segment as a tf.data dataset of its own. The
+        sampler says from which dataset the next record comes: its ids are segment numbers.
         """
-        num_segments = self._sections * (len(self._segment_bounds) - 1)
+        segments_per_section = len(self._segment_bounds) - 1  # bounds: all starts, and the end
+        num_segments = self._sections * segments_per_section
         return num_segments, GroupSampler(self, num_segments, self._segments_at)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch: int64[n], as `positions`.
 
-        They are the shuffle, `_permutation(epoch, positions)`, in which excluded records are
-        replaced by others.
+        They are the shuffled records, in which excluded records are replaced by others.
         """
-        # With many shards, the order of the blocks has a large table. `prepare` computes a part of
-        # that of the next epoch, so that the next epoch does not start with a long computation.
+        # With many shards, the order of the blocks has a large table. Compute a part of the table
+        # of the next epoch now, so that the next epoch does not start with a long computation.
         if self._blocks.has_many_shards:
             fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
             self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
+        # This calls `self._permutation` for the shuffled records, and replaces excluded ones.
         return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
@@ -201,128 +204,130 @@ class ShardShuffleSampler(Sampler):
         The blocks of all shards in random order are one sequence of records. It is divided into
         segments, which are read side by side. The records of a block are permuted within the block.
         """
-        table = self._table(epoch)
-        entries = self._indices_at(table.round_robin, positions)  # indices into the sequence
+        tables = self._tables(epoch)
+        index = self._indices_at(tables.round_robin, positions)  # into the sequence
         # The first record of the block, the offset of the record in it, and the size of the block.
-        first_record, offset, size = table.locate(entries)
+        first_record, offset, size = tables.locate(index)
         if self._within == "random":
             keys = random_words(derive(self._key, epoch, _RECORDS_KEY), first_record)
             offset = permute_rows(size, keys, offset[:, None])[:, 0]
         return first_record + offset
 
     def _indices_at(self, round_robin: RoundRobin, positions: Int64s) -> Int64s:
-        """Return which entry of the sequence of blocks comes at each position of an epoch.
+        """Return the index into the block sequence that is read at each position of an epoch.
 
-        All blocks in random order are one sequence of records. It is divided into sections of equal
-        size, and each section into segments, which are read side by side (round-robin). An entry is
-        an index into the sequence.
+        The block sequence has the records of all blocks, block after block in random order. It is
+        divided into sections of equal size, and each batch has equally many records of every
+        section. `round_robin` says in which order the records of a section are read.
         """
         if self._sections == 1:
             return round_robin.indices_at(0, positions)
         section, section_position = self._positions_in_sections(positions)
-        entries = section * self._section_size + round_robin.indices_at(section, section_position)
-        # The last positions are those of the records in no section: they keep their indices.
-        return np.where(positions < self._sections * self._section_size, entries, positions)
+        index = section * self._section_size + round_robin.indices_at(section, section_position)
+        # If the sections cannot have equal size, the last records are in no section. They come last
+        # in an epoch, in the order of the sequence.
+        return np.where(positions < self._sections * self._section_size, index, positions)
 
     def _positions_in_sections(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the section of each position of an epoch, and its position within the section.
 
-        Each batch has the next records of section 0, then as many of section 1, and so on. The last
-        batch has what remains of each section, then the records that are in no section. With 11
-        records, two sections of 5, and batches of 4::
+        The records of an epoch are divided into sections of equal size. Each batch has the next
+        records of section 0, then equally many of section 1, and so on. The last batch has what
+        remains of each section. With two sections of 5 records, and batches of 4::
 
-            position            0 1 2 3   4 5 6 7   8 9 10
-            section             0 0 1 1   0 0 1 1   0 1 (1)
-            section position    0 1 0 1   2 3 2 3   4 4 (4)
+            position            0 1 2 3   4 5 6 7   8 9
+            section             0 0 1 1   0 0 1 1   0 1
+            section position    0 1 0 1   2 3 2 3   4 4
 
-        Callers ignore the results for records in no section, here those in parentheses. They are
-        valid indices all the same.
+        If the sections cannot have equal size, the last records are in no section. Their positions
+        get the result of the last position that is in a section.
         """
+        positions = np.minimum(positions, self._sections * self._section_size - 1)
         num_per_batch = self._batch_size // self._sections  # records of a section in a batch
-        last_step, num_in_last = divmod(self._section_size, num_per_batch)
-        step, index = np.divmod(positions, self._batch_size)
-        # The last batch may have no records of sections: divide by 1 then, not by 0.
-        num_in_batch = np.where(step == last_step, max(1, num_in_last), num_per_batch)
-        section, offset = np.divmod(index, num_in_batch)
-        section_position = (step * num_per_batch + offset).clip(max=self._section_size - 1)
-        return section.clip(max=self._sections - 1), section_position
+        last_step, num_in_last_batch = divmod(self._section_size, num_per_batch)
+        step, index_in_batch = np.divmod(positions, self._batch_size)
+        num_in_batch = np.where(step == last_step, num_in_last_batch, num_per_batch)
+        section, offset = np.divmod(index_in_batch, num_in_batch)
+        return section, step * num_per_batch + offset
 
     def _segments_at(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the segment of each position of an epoch, numbered section by section.
+        """Return the number of the segment that is read at each position of an epoch, int64[n].
 
-        Each section has `len(_segment_bounds) - 1` segments, which are read side by side: the index
-        in a round (slot) is the number of the segment in its section.
+        The records are divided into sections, and a section into segments. A section is read in
+        rounds, which read one record of each segment. Segments are numbered in the order in which
+        rounds read them: with 3 segments in a section, those of section 1 are 3 4 5.
         """
         section, section_position = self._positions_in_sections(positions)
-        slots = self._table(epoch).round_robin.slots_at(section_position)
-        return section * (len(self._segment_bounds) - 1) + slots
+        index_in_round = self._tables(epoch).round_robin.slots_at(section_position)
+        segments_per_section = len(self._segment_bounds) - 1  # bounds: all starts, and the end
+        return section * segments_per_section + index_in_round
 
-    def _table(self, epoch: int) -> _EpochTable:
+    def _tables(self, epoch: int) -> _EpochTables:
         """Return the tables of an epoch, from the cache if they are there."""
-        return self._cache.get(epoch, lambda: self._compute_table(epoch))
+        return self._cache.get(epoch, lambda: self._compute_tables(epoch))
 
     def _blocks_key(self, epoch: int) -> int:
         """Return the key of the order of the blocks in an epoch."""
         return derive(self._key, epoch, _BLOCKS_KEY)
 
-    def _compute_table(self, epoch: int) -> _EpochTable:
-        """Return the tables of an epoch: the order of its blocks, and where segments divide blocks.
+    def _compute_tables(self, epoch: int) -> _EpochTables:
+        """Return the tables of an epoch: its order of blocks, and where segments split blocks.
 
-        All blocks in random order are a sequence of records. It is divided into sections of equal
-        size, and each section into segments, which are read side by side. A segment may start in
-        the middle of a block, and so split the block into two parts. If the blocks are the records
-        8 9, 4 5 6 7 and so on, and a segment starts at index 3 of this sequence, then it splits the
-        block 4 5 6 7, which starts at index 2. The first record of the segment is 5.
+        The block sequence has the records of all blocks, block after block in random order. It is
+        divided into segments, which are read side by side. A segment may start in the middle of a
+        block, and so split it into two parts, which are read at different times. If the sequence is
+        8 9 | 4 5 6 7, and a segment starts at index 3, then it splits the second block at record 5.
         """
-        order = self._blocks.order(self._blocks_key(epoch))
+        block_order = self._blocks.order(self._blocks_key(epoch))
+        # Each section of the sequence has the same bounds of segments, from its own start on.
         section_starts = np.arange(self._sections)[:, None] * self._section_size
         segment_starts = (section_starts + self._segment_bounds[:-1]).reshape(-1)
-        block_start, first_record, _ = order.locate(segment_starts)
-        split_offset = segment_starts - block_start  # 0: the segment starts with a whole block
-        splits_block = split_offset > 0
-        split_records = np.sort((first_record + split_offset)[splits_block])
+        block_start, first_record, _ = block_order.locate(segment_starts)
+        offset_in_block = segment_starts - block_start
+        splits_block = offset_in_block > 0  # at 0, the segment starts with a whole block
+        split_records = np.sort((first_record + offset_in_block)[splits_block])
         # The key of each section's order of segments.
         keys = random_words(derive(self._key, epoch, _SEGMENTS_KEY), np.arange(self._sections))
         round_robin = RoundRobin(self._segment_bounds, keys)
-        return _EpochTable(order, segment_starts[splits_block], split_records, round_robin)
+        return _EpochTables(block_order, segment_starts[splits_block], split_records, round_robin)
 
 
-def _parts(starts: Int64s, stops: Int64s, points: Int64s, index: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the start and the stop of the part of each range that contains an index, int64[n].
+def _part_at(index: Int64s, start: Int64s, stop: Int64s, splits: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the start and the stop of the part of a range that contains an index, int64[n] each.
 
-    Range i is `starts[i]` to `stops[i] - 1`, and contains `index[i]`. Sorted `points` split all
-    ranges into parts: with points 5 and 8, the part of the range 4 5 6 that contains 6 is 5 6.
+    Range i is `start[i]` to `stop[i] - 1`, and contains `index[i]`. It is split at the points
+    `splits`, which are sorted. Split at 5 and 8, the range 4 5 6 has the parts 4 and 5 6: the part
+    that contains 6 has the start 5 and the stop 7.
     """
-    # The points around the index: the last that is at most the index, and the next.
-    number = np.searchsorted(points, index, side="right")
-    previous_point = np.append(-1, points)[number]
-    next_point = np.append(points, validate.LIMIT)[number]
-    return np.maximum(starts, previous_point), np.minimum(stops, next_point)
+    num_splits = np.searchsorted(splits, index, side="right")  # how many are at most the index
+    previous_split = np.append(-1, splits)[num_splits]  # -1: there is none
+    next_split = np.append(splits, validate.LIMIT)[num_splits]  # LIMIT: there is none
+    return np.maximum(start, previous_split), np.minimum(stop, next_split)
 
 
-class _EpochTable(NamedTuple):
+class _EpochTables(NamedTuple):
     """The tables of an epoch: its order of blocks, and the segments that split some of them."""
 
-    order: BlockOrder
-    split_points: Int64s  # where segments split blocks: sorted indices into the block sequence
+    block_order: BlockOrder
+    split_indices: Int64s  # where segments split blocks: sorted indices into the block sequence
     split_records: Int64s  # the records at these indices, sorted
     round_robin: RoundRobin  # of the segments
 
-    def locate(self, entries: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the block of each record, and its offset in it, by its index into the epoch.
+    def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Return the part of a block that contains each index, and the offset in this part.
 
-        All blocks in random order are one sequence of records, and `entries` are indices into it.
-        Segments of the sequence are read side by side, so a block in which a segment starts is read
-        in two parts, at different times, as if it were two blocks. If the sequence starts with the
-        blocks 8 9 and 4 5 6 7, and a segment starts at index 3, then the second block is the blocks
-        4 and 5 6 7. Index 4 has record 6: its block has the first record 5, the offset of the
-        record is 1, and the size is 3.
+        The block sequence has the records of all blocks, block after block in random order. It is
+        divided into segments, which are read side by side. If a segment starts in the middle of a
+        block, the block is read in two parts, at different times. If the sequence is
+        8 9 | 4 5 6 7, and a segment starts at index 3, then the parts of the second block are 4 and
+        5 6 7. Index 4 (record 6) is in the part with first record 5 and size 3, at offset 1.
 
         Returns:
-            The first record of the block, the offset of the record in the block, and the number of
-            records of the block, int64[n] each.
+            The first record of the part, the offset of the index in it, and its size, int64[n]
+            each.
         """
-        # Without the division: where the block starts in the sequence, its first record, its size.
-        block_start, first_record, block_size = self.order.locate(entries)
-        start, stop = _parts(block_start, block_start + block_size, self.split_points, entries)
-        return first_record + start - block_start, entries - start, stop - start
+        # The whole block: its first index in the sequence, its first record and its size.
+        block_start, first_record, block_size = self.block_order.locate(index)
+        # The part of the block: its first index, and the index after its last.
+        start, stop = _part_at(index, block_start, block_start + block_size, self.split_indices)
+        return first_record + (start - block_start), index - start, stop - start
