@@ -61,7 +61,7 @@ class FairBatches:
     ) -> None:
         self.classes, self.super_classes, self._shape = classes, super_classes, shape
         self.stored, self._class_labels = stored, class_labels
-        self.keys = {of: root_key(seed, f"pk {of}") for of in ("super", "class", "record")}
+        self.keys = {name: root_key(seed, f"pk {name}") for name in ("super", "class", "record")}
         self.exclusions = exclusions
         self._cache: FifoCache[_PhaseSchedule] = FifoCache(2)
         self._schedule(shape.phases[0])  # computed here, so that the first batch comes at once
@@ -285,9 +285,9 @@ class _PhaseSchedule:
         """Return the ids of K records of each class, int64[n, K].
 
         Row i is subset `subset_index[i]`, of K records, of class `class_index[i]` of `order` (the
-        records sorted by class). In stored order, subset t has the records `t * K` to `t * K + K -
-        1` of the class, modulo its size: of 5 records and K = 2, subset 2 has records 4 and 0.
-        Otherwise it is that of `subsets`, the random subsets of these classes.
+        records sorted by class). In stored order, each subset has the next K records of the class,
+        cyclically: of 5 records and K = 2, subset 2 has the records 4 and 0. Otherwise the subsets
+        are random, those of `subsets`.
         """
         k = self._phase.k
         if self._stored:

@@ -107,13 +107,14 @@ class ClassOrder:
         records = validate.counted(len(self.records), "record")
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
-    def record_ids(self, class_number: Int64s, member: Int64s) -> Int64s:
-        """Return ids of records, int64: record `member[i]` of class `class_number[i]`, from 0 on.
+    def record_ids(self, class_index: Int64s, index_in_class: Int64s) -> Int64s:
+        """Return the ids of the records at these indices of these classes, int64.
 
-        The two arrays are broadcast against each other, as numpy does.
+        If class 0 has the records 1 2 4, index 2 in class 0 is record 4. The two arrays are
+        broadcast against each other, as numpy does.
         """
         starts, records = np.asarray(self.starts), np.asarray(self.records)
-        ids: Int64s = records[starts[class_number] + member].astype(np.int64)
+        ids: Int64s = records[starts[class_index] + index_in_class].astype(np.int64)
         return ids
 
     def class_record_pairs(self) -> tuple[Int64s, Int64s]:
@@ -145,8 +146,8 @@ class ClassOrder:
     def _remaining(self, classes: Int64s, is_excluded: NDArray[np.bool_]) -> ClassOrder:
         """Return the records of some classes that are not excluded, class after class.
 
-        `is_excluded` has an entry for each record id. Class i of the result is class `classes[i]`
-        of this class order, so the result is not sorted by size.
+        `is_excluded[id]` says whether a record is excluded. Class i of the result is class
+        `classes[i]` of this class order, so the result is not sorted by size.
         """
         all_ids = [self.record_ids(i, np.arange(self.sizes[i])) for i in classes]
         kept = [ids[~is_excluded[ids]] for ids in all_ids]
@@ -172,7 +173,7 @@ def super_class_order(
 
     A super-class is a set of classes: those whose records have the same super-label, such as
     "animal" for "cat" and "dog". `super_labels` has the super-label of each record. All records of
-    a class must have the same.
+    a class must have the same super-label.
 
     The result is a class order with super-classes in place of classes, and classes in place of
     records: if classes 0 and 2 are animals and class 1 is a plant, its "records" are 0 2 1.
@@ -197,7 +198,7 @@ def super_class_order(
 
 
 def by_size(sizes: Int64s, first: Integers) -> Int64s:
-    """Return the classes by size, the largest first; equal sizes by their first record.
+    """Return the classes by size, the largest first; classes of equal size by their first record.
 
     >>> by_size(np.array([1, 3, 1]), np.array([4, 0, 2])).tolist()
     [1, 2, 0]

@@ -358,11 +358,12 @@ def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
     # Groups of the same size are equally likely: how many groups there are of each size.
     group_sizes, num_groups = np.unique(np.bincount(group), return_counts=True)
     # For each size of a group, the probability that a random batch has no record of the group.
-    missing = np.array([_probability_missing(n, count, size) for count in group_sizes.tolist()])
-    expected = float((num_groups * (1 - missing)).sum())
+    p_missing = np.array([_probability_missing(n, count, size) for count in group_sizes.tolist()])
+    expected = float((num_groups * (1 - p_missing)).sum())
     # The variance if groups were independent: an upper bound, as they are negatively correlated (a
     # batch with records of one group has less room for other groups).
-    variance = (num_groups * missing * (1 - missing)).sum() / len(counts)
+    # The mean of as many batches as there are counts varies less by their number.
+    variance = (num_groups * p_missing * (1 - p_missing)).sum() / len(counts)
     return Measure(float(counts.mean()), expected, float(np.sqrt(variance)))
 
 

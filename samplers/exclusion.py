@@ -92,13 +92,13 @@ class Exclusion:
         key = derive(self._key, epoch)
         # The indices, in `ids`, of the records that still need a replacement.
         pending = np.flatnonzero(self._is_excluded(ids, steps))
-        # Candidates are drawn from a random sequence of all positions of the epoch. Each excluded
-        # record has a number (0, 1, 2, …): the search for its replacement starts at this index of
-        # the sequence, so that the first candidates of all excluded records differ.
+        # The candidates are the records at all positions of the epoch, in a random order of these
+        # positions. For excluded record number 7 the search starts at index 7 of this order, so
+        # that all excluded records start with different candidates.
         index = self._numbers[np.searchsorted(self._excluded_ids, ids[pending])]
         attempt = 0
         while len(pending):
-            new_positions = permute(self._num_records, key, index)  # of the sequence
+            new_positions = permute(self._num_records, key, index)  # at each index of the order
             candidates = sampler._permutation(epoch, new_positions)
             is_valid = ~self._is_excluded(candidates, steps[pending])
             # A record of the same batch would be twice in it. After many attempts it is valid, too:
@@ -106,8 +106,8 @@ class Exclusion:
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
                 is_valid &= new_positions // batch_size != positions[pending] // batch_size
             ids[pending[is_valid]] = candidates[is_valid]
-            # Go on `_stride` positions later in the sequence. This leads to all of them before any
-            # comes again, and at least half of the records are not excluded: so the loop ends.
+            # Next try the index `_stride` higher, modulo n. All indices come before any comes
+            # again, and at least half of the records are not excluded: so the loop ends.
             pending = pending[~is_valid]
             index = (index[~is_valid] + self._stride) % self._num_records
             attempt += 1

@@ -35,7 +35,10 @@ def num_processes() -> int:
 
 
 def warn_unsharded(stream: Any, /) -> None:
-    """Warn, once, if there are several processes and each would get every batch of a stream."""
+    """Warn, once, if there are several processes and each would get every batch of a stream.
+
+    This is so unless `shard` was called, even as `shard(0, 1)`: then `stream.sharded` is true.
+    """
     if stream.sharded or _warned:
         return
     ranks = num_processes()
@@ -46,4 +49,4 @@ def warn_unsharded(stream: Any, /) -> None:
             f"all of them are meant to get every batch"
         )
         _warned.append(message)
-        warnings.warn(message, stacklevel=4)
+        warnings.warn(message, stacklevel=4)  # show a line of the user's code

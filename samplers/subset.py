@@ -202,6 +202,7 @@ def _fractions_after(fraction: float | Sequence[float]) -> list[float]:
         decimals = validate.decimals("fraction", fraction)
         if round(sum(decimals), 9) != 1 or min(decimals) < 0:
             raise ValueError(f"fraction must be numbers from 0 on that sum to 1, got {fraction!r}")
+        # At most 1: the decimals of a user may sum to slightly more.
         return [min(float(sum(decimals[part:])), 1.0) for part in range(1, len(decimals))]
     if isinstance(fraction, (bool, np.bool_)) or not isinstance(fraction, Real):
         raise TypeError(f"fraction must be a number or a sequence of numbers, got {fraction!r}")
@@ -301,7 +302,7 @@ def _hash_inputs_of_records(
 
 
 def _hashed(keys: Sequence[str]) -> UInt64s:
-    """Return one number for each key."""
+    """Return a hash of each string, uint64[keys], the same in every process."""
     encoded = (key.encode("utf-8", "surrogatepass") for key in keys)
     digests = b"".join(hashlib.blake2b(key, digest_size=8).digest() for key in encoded)
     return np.frombuffer(digests, dtype="<u8").astype(np.uint64)

@@ -32,7 +32,7 @@ def show_call(call: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
         @wraps(function)
         def check_and_call(*args: P.args, **kwargs: P.kwargs) -> T:
-            try:
+            try:  # only the names and the number of arguments: other errors stay as they are
                 parameters.bind(*args, **kwargs)
             except TypeError as error:
                 raise TypeError(f"{error}: write {call}") from None

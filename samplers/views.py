@@ -123,6 +123,7 @@ class ViewSampler(InnerSampler):
         # they are permuted every V epochs, and each epoch has the next view of the permutation.
         num_views = np.asarray(self._counts)[inner_ids].astype(np.int64)
         permutation, index = np.divmod(epoch, num_views)
+        # A random key for each record and permutation, and of each permutation the view at `index`.
         keys = random_words(random_words(self._key, inner_ids), permutation)
         view = permute_rows(num_views, keys, index[:, None])[:, 0]
         return self._view_sums.before(inner_ids) + view
