@@ -39,6 +39,14 @@ def write_tar(path: Path, samples: Iterable[tuple[str, Mapping[str, bytes]]]) ->
     return path
 
 
+def write_files(root: Path, *names: str) -> Path:
+    """Write files that hold their own names."""
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(name)
+    return root
+
+
 def numbered(start: int, stop: int, *, size: int = 20) -> list[dict[str, Any]]:
     """Samples of 7 classes; the image has the number of the sample."""
     return [

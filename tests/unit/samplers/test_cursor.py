@@ -50,7 +50,7 @@ def where(place: Cursor | BatchStream) -> tuple[int, int]:
     return place.epoch, place.step
 
 
-def begins(stream: BatchStream) -> tuple[int, int]:
+def start_of_pass(stream: BatchStream) -> tuple[int, int]:
     """Begin a pass, break it off, and return where it began."""
     epoch, step, _ = next(stream.passes())
     return epoch, step
@@ -158,7 +158,7 @@ def test_last_batch_of_a_pass_moves_to_the_next_epoch() -> None:
 def test_interrupted_pass_begins_again() -> None:
     """A look at the first batch takes nothing away; the state in between counts what was drawn."""
     stream = training()
-    assert begins(stream) == (0, 0)
+    assert start_of_pass(stream) == (0, 0)
     assert where(stream) == (0, 1)
     assert [step for _, step, _ in stream.passes()] == [0, 1, 2, 3, 4]
     assert where(stream) == (1, 0)
@@ -198,7 +198,7 @@ def test_iterator_draws_nothing_before_its_first_next() -> None:
     stream.load_state_dict(stream.state_at(2, 3))
     del thrown_away
     assert [step for _, step, _ in stream.passes()] == [3, 4]
-    assert begins(stream) == (3, 0)
+    assert start_of_pass(stream) == (3, 0)
 
 
 @pytest.mark.parametrize("make", [training, evaluation])
@@ -207,10 +207,10 @@ def test_only_the_first_pass_after_a_state_is_partial(make: Any) -> None:
     stream = make()
     stream.load_state_dict(stream.state_at(2, 3))
     assert [(epoch, step) for epoch, step, _ in stream.passes()] == [(2, 3), (2, 4)]
-    assert begins(stream) == (2 if stream.evaluation else 3, 0)
+    assert start_of_pass(stream) == (2 if stream.evaluation else 3, 0)
     stream.load_state_dict(stream.state_at(2, 3))
-    assert begins(stream) == (2, 3)
-    assert begins(stream) == (2, 0)
+    assert start_of_pass(stream) == (2, 3)
+    assert start_of_pass(stream) == (2, 0)
 
 
 @pytest.mark.parametrize("make", [training, evaluation])
@@ -233,7 +233,7 @@ def test_set_epoch_during_a_pass_does_not_change_the_pass(
     assert drawn == [(2, step) for step in range(5)]
     following = following or (2 if stream.evaluation else 3, 0)
     assert where(stream) == following
-    assert begins(stream) == following
+    assert start_of_pass(stream) == following
 
 
 def test_older_pass_continues_without_moving_the_cursor() -> None:
@@ -248,7 +248,7 @@ def test_older_pass_continues_without_moving_the_cursor() -> None:
     stream.load_state_dict(stream.state_at(4, 1))
     assert [step for _, step, _ in late] == [3, 4]
     assert where(stream) == (4, 1)
-    assert begins(stream) == (4, 1)
+    assert start_of_pass(stream) == (4, 1)
 
 
 def test_state_within_a_pass_counts_drawn_batches() -> None:
@@ -257,7 +257,7 @@ def test_state_within_a_pass_counts_drawn_batches() -> None:
     for _, step, _ in stream.passes():
         fresh = training()
         fresh.load_state_dict(stream.state_dict())
-        assert begins(fresh) == divmod(step + 1, 5)
+        assert start_of_pass(fresh) == divmod(step + 1, 5)
 
 
 def test_copies_and_pickles_keep_position_and_move_independently() -> None:
@@ -270,7 +270,7 @@ def test_copies_and_pickles_keep_position_and_move_independently() -> None:
     for other in (copy.copy(stream), copy.deepcopy(stream), pickled, stream.shard(0, 2)):
         assert where(other) == (1, 3)
         other.set_epoch(6)
-        assert begins(other) == (6, 0)
+        assert start_of_pass(other) == (6, 0)
     assert [step for _, step, _ in running] == [3, 4]
     assert where(stream) == (2, 0)
 
@@ -279,7 +279,8 @@ def test_copy_of_loaded_stream_resumes_at_its_state() -> None:
     """A state that no pass has begun at yet is copied too."""
     stream = training()
     stream.load_state_dict(stream.state_at(1, 2))
-    assert begins(stream.shard(1, 2)) == begins(copy.copy(stream)) == begins(stream) == (1, 2)
+    for other in (stream.shard(1, 2), copy.copy(stream), stream):
+        assert start_of_pass(other) == (1, 2)
 
 
 def test_stream_is_freed_without_the_garbage_collector() -> None:
@@ -298,21 +299,21 @@ def test_stream_is_freed_without_the_garbage_collector() -> None:
 # The warning
 
 
-def looks(stream: BatchStream, times: int) -> None:
+def start_passes(stream: BatchStream, times: int) -> None:
     """Begin so many passes."""
     for _ in range(times):
-        begins(stream)
+        start_of_pass(stream)
 
 
 def test_third_start_of_an_epoch_warns_with_advice() -> None:
     """Keras and sanity checks begin twice, which is no mistake."""
     stream = training()
-    looks(stream, 2)
+    start_passes(stream, 2)
     with pytest.warns(UserWarning, match=r"epoch 0 .* third time.*set_epoch.*twinfeed\.loaders"):
-        looks(stream, 1)
+        start_passes(stream, 1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        looks(stream, 3)
+        start_passes(stream, 3)
 
 
 def test_intended_restarts_do_not_warn() -> None:
@@ -324,11 +325,11 @@ def test_intended_restarts_do_not_warn() -> None:
             list(stream)
         for _ in range(5):
             stream.set_epoch(2)
-            begins(stream)
+            start_of_pass(stream)
         for _ in range(5):
             stream.load_state_dict(stream.state_at(2, 1))
-            begins(stream)
-        looks(once, 5)
+            start_of_pass(stream)
+        start_passes(once, 5)
 
 
 # Chunks, sizes and costs

@@ -38,13 +38,13 @@ def test_batches_have_p_classes_with_k_distinct_records(
     for ids in batches:
         assert len(set(ids.tolist())) == p * k
         blocks = [classes_of(block, lists) for block in ids.reshape(p, k)]
-        assert apart(blocks)
+        assert can_be_distinct(blocks)
 
 
-def apart(blocks: list[set]) -> bool:
+def can_be_distinct(blocks: list[set]) -> bool:
     """Whether each block can be of a class of its own."""
     return not blocks or any(
-        apart([other - {name} for other in blocks[1:]]) for name in sorted(blocks[0])
+        can_be_distinct([other - {name} for other in blocks[1:]]) for name in sorted(blocks[0])
     )
 
 
@@ -79,7 +79,7 @@ def test_classes_of_one_super_class_share_records() -> None:
         assert len(set(ids.tolist())) == 8
         assert len(set(ids % 2)) == 1
         blocks = [classes_of(block, lists) for block in ids.reshape(4, 2)]
-        assert apart(blocks)
+        assert can_be_distinct(blocks)
         seen.add(int(ids[0] % 2))
     assert seen == {0, 1}
 

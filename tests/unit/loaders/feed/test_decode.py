@@ -101,7 +101,7 @@ def test_decoded_images_do_not_share_memory() -> None:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
+def free_memory(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
     """The memory that images have left, none at first; small images count as large."""
     memory: deque[np.ndarray] = deque(maxlen=8)
     monkeypatch.setattr("twinfeed.loaders.feed.decode._FREE_BLOCKS", memory)
@@ -111,17 +111,17 @@ def left(monkeypatch: pytest.MonkeyPatch) -> deque[np.ndarray]:
 
 @pytest.mark.parametrize("size", [None, (3, 3)])
 def test_memory_of_huge_image_is_not_kept(
-    monkeypatch: pytest.MonkeyPatch, left: deque[np.ndarray], size: Any
+    monkeypatch: pytest.MonkeyPatch, free_memory: deque[np.ndarray], size: Any
 ) -> None:
     """What is kept is for the images that come often."""
     monkeypatch.setattr("twinfeed.loaders.feed.decode._MAX_POOLED", PIXELS.size)
     twice = np.tile(PIXELS, (2, 2, 1))
     for pixels, kept in ((twice, []), (PIXELS, [PIXELS.size])):
         DecodeImage(size=size)({"image": encoded(pixels, "jpeg")})
-        assert [len(memory) for memory in left] == kept
+        assert [len(memory) for memory in free_memory] == kept
 
 
-def test_memory_is_reused_once_no_view_of_it_is_alive(left: deque[np.ndarray]) -> None:
+def test_memory_is_reused_once_no_view_of_it_is_alive(free_memory: deque[np.ndarray]) -> None:
     def image(pixels: np.ndarray) -> np.ndarray:
         return DecodeImage()({"image": encoded(pixels, "jpeg")})["image"]
 
@@ -129,19 +129,19 @@ def test_memory_is_reused_once_no_view_of_it_is_alive(left: deque[np.ndarray]) -
     place, expected = first.ctypes.data, first[2:, 3:].copy()
     crop = first.view()[2:, 3:]
     del first
-    assert not left
+    assert not free_memory
     other = image(255 - PIXELS)
     assert other.ctypes.data != place
     np.testing.assert_array_equal(crop, expected)
     del crop
-    assert len(left) == 1
+    assert len(free_memory) == 1
     again = image(PIXELS[:9])
     assert again.ctypes.data == place
     assert again.flags.writeable
     np.testing.assert_array_equal(again[2:6], image(PIXELS[:9])[2:6])
     del again, other
     image(PIXELS[:3])
-    assert len(left[-1]) == PIXELS[:3].size  # the memory of the others was too large
+    assert len(free_memory[-1]) == PIXELS[:3].size  # the memory of the others was too large
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])

@@ -6,21 +6,14 @@ import os
 from pathlib import Path
 
 import pytest
+from support.shards import write_files
 
 from twinfeed.loaders import DataCorruptionError, UnsafeContentError
 from twinfeed.loaders.formats.files import Entry, scan
 
 
-def tree(root: Path, *names: str) -> Path:
-    """Make files that hold their own names."""
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).write_text(name)
-    return root
-
-
 def test_scan_reads_what_the_entries_name(tmp_path: Path) -> None:
-    tree(tmp_path, "1.jpg", "1.xml")
+    write_files(tmp_path, "1.jpg", "1.xml")
     [record] = scan(tmp_path, [Entry("1", {"image": "1.jpg", "boxes": "1.xml"}, "cat")])
     assert record.paths == ("1.jpg", "1.xml")
     assert {n: (p.file_number, p.offset, p.length, p.data) for n, p in record.fields.items()} == {
@@ -39,8 +32,8 @@ def test_scan_reads_names_that_are_not_utf8(tmp_path: Path) -> None:
 
 
 def test_scan_refuses_paths_outside_root(tmp_path: Path) -> None:
-    root = tree(tmp_path / "root", "1.jpg")
-    tree(tmp_path, "secret")
+    root = write_files(tmp_path / "root", "1.jpg")
+    write_files(tmp_path, "secret")
     (root / "link").symlink_to("../secret")
     (root / "up").symlink_to("..")
     (root / "inner").symlink_to("1.jpg")
@@ -51,7 +44,7 @@ def test_scan_refuses_paths_outside_root(tmp_path: Path) -> None:
 
 
 def test_scan_passes_too_long_records_to_on_bad(tmp_path: Path) -> None:
-    tree(tmp_path, "1.jpg", "long-name.jpg")
+    write_files(tmp_path, "1.jpg", "long-name.jpg")
     bad: list[DataCorruptionError] = []
     entries = [Entry(name, {"image": f"{name}.jpg"}) for name in ("1", "long-name")]
     found = list(scan(tmp_path, entries, max_record_bytes=6, on_bad=bad.append))

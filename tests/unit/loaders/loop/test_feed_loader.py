@@ -39,13 +39,13 @@ def evaluation() -> BatchStream:
     return ExactOnceBatchSampler(20, batch_size=5)
 
 
-def new_for_each_epoch(make: Callable[[], Any]) -> None:
+def new_loader_each_epoch(make: Callable[[], Any]) -> None:
     for _ in range(2):
         for _ in make():
             pass
 
 
-def new_in_a_variable(make: Callable[[], Any]) -> None:
+def new_loader_in_a_variable(make: Callable[[], Any]) -> None:
     for _ in range(2):
         loader = make()
         for _ in loader:
@@ -58,25 +58,25 @@ def several_epochs(make: Callable[[], Any]) -> None:
         list(loader)
 
 
-def a_training_after_the_other(make: Callable[[], Any]) -> None:
+def second_training(make: Callable[[], Any]) -> None:
     several_epochs(make)
     several_epochs(make)
 
 
-def a_look_before_the_training(make: Callable[[], Any]) -> None:
+def peek_before_training(make: Callable[[], Any]) -> None:
     next(iter(make()))
     next(iter(make()))
     several_epochs(make)
 
 
-def epochs_that_are_named(make: Callable[[], Any]) -> None:
+def set_epoch_each_time(make: Callable[[], Any]) -> None:
     for epoch in (0, 1, 0):
         loader = make()
         loader.set_epoch(epoch)
         list(loader)
 
 
-def states_that_are_loaded(make: Callable[[], Any]) -> None:
+def load_a_state(make: Callable[[], Any]) -> None:
     state = make().state_dict()
     for _ in range(2):
         loader = make()
@@ -84,7 +84,7 @@ def states_that_are_loaded(make: Callable[[], Any]) -> None:
         list(loader)
 
 
-def loaders_that_are_compared(make: Callable[[], Any]) -> None:
+def compare_two_loaders(make: Callable[[], Any]) -> None:
     first, second = make(), make()
     assert len(list(first)) == len(list(second))
 
@@ -94,7 +94,7 @@ def feed_of(sampler: BatchStream) -> Feed:
 
 
 @pytest.mark.parametrize("loader", LOADERS)
-@pytest.mark.parametrize("loop", [new_for_each_epoch, new_in_a_variable])
+@pytest.mark.parametrize("loop", [new_loader_each_epoch, new_loader_in_a_variable])
 def test_new_loader_that_repeats_epoch_0_warns(loader: Any, loop: Any) -> None:
     """At the second, with the cure; an evaluation is meant to come again."""
     feed = feed_of(training())
@@ -111,11 +111,11 @@ def test_new_loader_that_repeats_epoch_0_warns(loader: Any, loop: Any) -> None:
     "loop",
     [
         several_epochs,
-        a_training_after_the_other,
-        a_look_before_the_training,
-        epochs_that_are_named,
-        states_that_are_loaded,
-        loaders_that_are_compared,
+        second_training,
+        peek_before_training,
+        set_epoch_each_time,
+        load_a_state,
+        compare_two_loaders,
     ],
 )
 @pytest.mark.filterwarnings("error", "ignore:the state and the source share no digest")

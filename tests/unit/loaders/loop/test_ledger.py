@@ -223,7 +223,7 @@ def test_two_open_loaders_cannot_share_a_ledger(tmp_path: Path) -> None:
 def test_ledger_of_killed_process_is_completed(tmp_path: Path) -> None:
     """The range that the process was in gets its end, and a torn line is removed."""
     path = tmp_path / "ledger.jsonl"
-    _killed(path, "ledger.delivered(0, 5)")
+    run_and_kill(path, "ledger.delivered(0, 5)")
     whole = path.read_bytes()
     assert len(who(path, SAMPLER, 4)) == 1
     with pytest.raises(IndexError, match="no step 5: the last is 4 at least"):
@@ -239,7 +239,7 @@ def test_ledger_of_killed_process_is_completed(tmp_path: Path) -> None:
 def test_stale_position_file_adds_no_steps(tmp_path: Path) -> None:
     """It may be older than the ledger, of another range, or zeros."""
     path = tmp_path / "ledger.jsonl"
-    _killed(path, "ledger.delivered(0, 5); ledger.delivered(3, 1)")
+    run_and_kill(path, "ledger.delivered(0, 5); ledger.delivered(3, 1)")
     begin, stop = position(path)
     assert stop == 4
     for stale, steps in [((0, 5), 5), ((0, 0), 5), ((-1, 0), 5), ((begin, 3), 5), ((begin, 4), 6)]:
@@ -250,7 +250,7 @@ def test_stale_position_file_adds_no_steps(tmp_path: Path) -> None:
     assert len(who(path, SAMPLER, 3)) == 1
 
 
-def _killed(path: Path, work: str) -> None:
+def run_and_kill(path: Path, work: str) -> None:
     """Do work with a ledger in a process that is killed then."""
     program = f"""
 import os, signal

@@ -56,7 +56,7 @@ def feed(at: int | None = None, *, of: Any = SAMPLER, **options: Any) -> Callabl
     return make
 
 
-def worded(sample: dict[str, Any]) -> dict[str, Any]:
+def word_as_field_name(sample: dict[str, Any]) -> dict[str, Any]:
     return {sample["word"].decode(): 1}
 
 
@@ -67,11 +67,11 @@ def decoded_in_place(index: Index) -> object:
     return feed(1, decode=decode, spec=spec)(index)
 
 
-def none(sample: dict[str, Any]) -> dict[str, Any]:
+def none_for_or(sample: dict[str, Any]) -> dict[str, Any]:
     return {"x": None if sample["word"] == b"or" else 1}
 
 
-def widened(sample: dict[str, Any]) -> dict[str, Any]:
+def other_dtype_for_not(sample: dict[str, Any]) -> dict[str, Any]:
     return {"x": np.full(2, 7, np.int64 if sample["word"] == b"not" else np.uint8)}
 
 
@@ -119,7 +119,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
                 f"{name} must be .*, got <class .*DecodeImage",
             ),
             (
-                feed(2, **{name: none}),
+                feed(2, **{name: none_for_or}),
                 DecodeError,
                 rf"record 2.*{name} returned None for field 'x",
             ),
@@ -150,9 +150,9 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (feed(0, decode=dict, transform=dict, side=TABLE), ValueError, f"'word' {TAKEN}.* in decode"),
     (feed(0, collate={"wrod": "pad"}), ValueError, r"\['wrod'\], the fields are \['word'\]"),
     (feed(0, decode=lambda _: {1: 2}), TypeError, "the name of a field must be a str, got 1"),
-    (feed(2, decode=worded), DecodeError, r"record 2 .*\['or'\].*\['be'\]"),
+    (feed(2, decode=word_as_field_name), DecodeError, r"record 2 .*\['or'\].*\['be'\]"),
     (
-        lambda index: batch_of(Feed(index, SAMPLER, decode=worded), request_of(2)),
+        lambda index: batch_of(Feed(index, SAMPLER, decode=word_as_field_name), request_of(2)),
         DecodeError,
         r"record 2 .*\['or'\] where \['to'\] are expected",
     ),
@@ -227,7 +227,11 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
     (lambda _: DecodeImage(size=(2, 2), reducing_gap=float("nan")), ValueError, "1, got nan"),
     (feed(collate={"word": "concat"}), ValueError, "stack, pad, ragged, or a Pad, got 'concat'"),
     *(
-        (feed(3, decode=widened, collate=how), DecodeError, r"record 3 \(.*\): .*int64 where ui")
+        (
+            feed(3, decode=other_dtype_for_not, collate=how),
+            DecodeError,
+            r"record 3 \(.*\): .*int64 where ui",
+        )
         for how in ("stack", "pad", "ragged")
     ),
     (

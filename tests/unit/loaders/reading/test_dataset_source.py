@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support import PROGRAMS
-from support.batches import noted
+from support.batches import noted, two_epochs
 from support.datasets import FRAMEWORKS, KINDS, LABELS, RECORDS, SAMPLES, Buffered, Dicts, Once, X
 from support.programs import run
 
@@ -52,15 +52,6 @@ def samplers(labels: Any) -> list[Any]:
         ExactOnceBatchSampler(RECORDS, batch_size=7, last_batch="pad").shard(1, 2),
         PKBatchSampler(labels, p=2, k=3, seed=1, batches_per_epoch=4),
     ]
-
-
-def two_epochs(loader: Any) -> list[Any]:
-    got = []
-    with loader:
-        for epoch in (0, 1):
-            loader.set_epoch(epoch)
-            got += [noted(batch) for batch in loader]
-    return got
 
 
 @pytest.mark.parametrize(

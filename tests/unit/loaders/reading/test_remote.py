@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import threading
 import time
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -33,7 +33,6 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.reading.prefetch.read_plan import FILE_RANGE, NO_BLOCK
 from twinfeed.loaders.storage import request_pool
-from twinfeed.loaders.storage import retries as _retries
 from twinfeed.samplers import (
     BatchSampler,
     ExactOnceBatchSampler,
@@ -47,15 +46,9 @@ from twinfeed.samplers import (
 MIB = 1 << 20
 
 
-def network(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-    """Use the network in another way; the pauses are short in every test."""
-    fast = replace(_retries.NETWORK, first_pause=0.01, longest_pause=0.02, patience=0.09)
-    monkeypatch.setattr(_retries, "NETWORK", replace(fast, **changes))
-
-
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    network(monkeypatch)
+def short_pauses(network: Callable[..., None]) -> None:
+    network(first_pause=0.01, longest_pause=0.02, patience=0.09)
 
 
 def large(folder: Path, *, shards: int, records: int, size: int) -> Index:
@@ -118,10 +111,10 @@ def test_adjacent_records_are_one_request(tmp_path: Path, server: RangeServer) -
 
 
 def test_requests_in_flight_reach_their_limit(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
     """Blocks of 4 MiB: 8 at once, of two shards, before any answer comes."""
-    network(monkeypatch, requests=8, in_flight=64 * MIB)
+    network(requests=8, in_flight=64 * MIB)
     index = large(tmp_path, shards=2, records=8, size=4 * MIB)
     server.hold(8)
     with Reader(at(server, index)) as reader:
@@ -133,9 +126,9 @@ def test_requests_in_flight_reach_their_limit(
 
 
 def test_bytes_in_flight_stay_within_their_limit(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
-    network(monkeypatch, requests=8, in_flight=3 * MIB)
+    network(requests=8, in_flight=3 * MIB)
     index = large(tmp_path, shards=1, records=16, size=MIB)
     server.hold(2)
     with Reader(at(server, index)) as reader:
@@ -160,10 +153,10 @@ def test_range_is_fetched_once_and_released_after_use(tmp_path: Path, server: Ra
 
 @pytest.mark.parametrize("batch_size", [4, pytest.param(16, marks=pytest.mark.long), 64])
 def test_open_blocks_stay_buffered_beyond_buffer_bytes(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch, batch_size: int
+    tmp_path: Path, server: RangeServer, network: Callable[..., None], batch_size: int
 ) -> None:
     """Else a block that made room would be asked for record by record."""
-    network(monkeypatch, buffer_bytes=20_000)
+    network(buffer_bytes=20_000)
     index = large(tmp_path, shards=2, records=1024, size=900)
     sampler = ShardShuffleSampler(index.shard_lengths, block=8, window=16, seed=0)
     feed = Feed(at(server, index), BatchSampler(sampler, batch_size=batch_size))
@@ -176,10 +169,10 @@ def test_open_blocks_stay_buffered_beyond_buffer_bytes(
 
 
 def test_ranges_may_be_read_in_another_order_than_announced(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
     """All ranges come, even if not all can begin at once, and none drops another of its batch."""
-    network(monkeypatch, buffer_bytes=1000)
+    network(buffer_bytes=1000)
     index = large(tmp_path, shards=1, records=8, size=900)
     with Reader(at(server, index)) as reader, Reader(index) as local:
         fetch_ahead(reader, extents(index, [5, 3, 7, 1]))
@@ -199,10 +192,10 @@ def test_transient_errors_are_retried(tmp_path: Path, server: RangeServer, fate:
 
 
 def test_range_that_failed_in_prefetch_is_requested_again(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
     """After an outage a loader goes on, and does not raise old errors one by one."""
-    network(monkeypatch, patience=0)
+    network(patience=0)
     index = large(tmp_path, shards=1, records=8, size=1000)
     server.fail = lambda _path, _start: 503
     with Reader(at(server, index)) as reader, Reader(index) as local:
@@ -309,10 +302,10 @@ def test_idle_request_threads_end(tmp_path: Path, server: RangeServer) -> None:
 
 
 def test_loader_keeps_requests_in_flight_at_their_limit(
-    tmp_path: Path, server: RangeServer, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, server: RangeServer, network: Callable[..., None]
 ) -> None:
     """Blocks of 4 MiB of a shuffle: behind the first batches, the plan fills the pool."""
-    network(monkeypatch, requests=8)
+    network(requests=8)
     index = large(tmp_path, shards=4, records=16, size=MIB)
     server.hold(8, after=5)  # the size of a shard, and the blocks of the first batches
     order = ShardShuffleSampler(index.shard_lengths, block=4, window=4, seed=0)

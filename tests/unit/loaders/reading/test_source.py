@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.batches import noted
+from support.batches import noted, two_epochs
 from support.inside import batcher_of
 from support.own_source import LABELS, WORDS, Words, noisy, samplers, size
 from support.plain import batches
@@ -13,15 +13,6 @@ from twinfeed.loaders import DecodeError, Feed, Index, LoaderError, NumpyLoader,
 from twinfeed.loaders.feed.request import Request
 from twinfeed.samplers import BatchSampler, SequentialSampler, StateMismatchError
 from twinfeed.testing import check_source
-
-
-def of_epochs(loader: Any) -> list[Any]:
-    """The batches of two epochs, of an evaluation too."""
-    got = []
-    for epoch in (0, 1):
-        loader.set_epoch(epoch)
-        got += [noted(batch) for batch in loader]
-    return got
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +31,7 @@ def test_source_gives_same_batches_as_index(index: Index, options: dict[str, Any
         expected = [noted(batch) for epoch in (0, 1) for batch in batches(other, epoch)]
         assert [noted(batch) for epoch in (0, 1) for batch in batches(own, epoch)] == expected
         for threads in (0, 2):
-            with NumpyLoader(own, threads=threads, readahead=1000) as loader:
-                assert of_epochs(loader) == expected
+            assert two_epochs(NumpyLoader(own, threads=threads, readahead=1000)) == expected
 
 
 @pytest.mark.frameworks

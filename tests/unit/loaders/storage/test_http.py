@@ -74,7 +74,7 @@ def without_exceptions(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.delenv(name, raising=False)
 
 
-def seconds(monkeypatch: pytest.MonkeyPatch, request: float) -> None:
+def limit_seconds(monkeypatch: pytest.MonkeyPatch, request: float) -> None:
     fast = replace(retries.NETWORK, first_pause=0.01, longest_pause=0.02)
     monkeypatch.setattr(retries, "NETWORK", replace(fast, request_seconds=request))
 
@@ -100,7 +100,7 @@ def test_silent_kept_connections_take_one_deadline(
     with serving(handle) as address, ThreadPoolExecutor(24) as pool:
         store = store_of(Location.of(f"http://{address}"))
         list(pool.map(lambda _: store.read("a.tar", 0, 3), range(24)))
-        seconds(monkeypatch, 3)
+        limit_seconds(monkeypatch, 3)
         assert bytes(store.read("a.tar", 0, 3).data) == b"abc"
         over.set()
     assert len(silent) == 1
@@ -115,7 +115,7 @@ def test_trickling_response_takes_one_deadline(monkeypatch: pytest.MonkeyPatch) 
             handler.wfile.write(b"b")
             time.sleep(0.05)
 
-    seconds(monkeypatch, 0.5)
+    limit_seconds(monkeypatch, 0.5)
     with serving(handle) as address, pytest.raises(LoaderError, match="TimeoutError"):
         store_of(Location.of(f"http://{address}")).read("a.tar", 0, 3)
 

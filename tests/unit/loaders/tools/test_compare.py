@@ -42,7 +42,7 @@ def measure(sample: dict[str, Any]) -> dict[str, Any]:
     return {"size": np.float32(length), "ones": np.ones(length), "word": sample["word"]}
 
 
-def a_bit_off(sample: dict[str, Any]) -> dict[str, Any]:
+def decode_slightly_off(sample: dict[str, Any]) -> dict[str, Any]:
     """Decode otherwise in the processes of one backend."""
     found = measure(sample)
     return {
@@ -70,7 +70,7 @@ def test_compare_accepts_a_custom_backend(index: Index, monkeypatch: pytest.Monk
     assert (found.ok, [run.backend for run in found.runs]) == (True, ["numpy", "boxes"])
 
 
-def sizes_added() -> Callable[[Mapping[str, Any]], float]:
+def add_sizes() -> Callable[[Mapping[str, Any]], float]:
     """A "model" that remembers, and whose last digits differ from backend to backend."""
     total = 0.0
 
@@ -86,7 +86,7 @@ def test_compare_measures_differences_and_losses_before_them(
     index: Index, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(BACKENDS, "other", Backend(NAME, "NumpyLoader"))
-    steps = [sizes_added] * 2
+    steps = [add_sizes] * 2
     backends: Any = ["numpy", "other"]
     sampler = ExactOnceBatchSampler(20, batch_size=5)
     feed = Feed(index, sampler, decode=measure, collate={"ones": "pad"})
@@ -95,7 +95,7 @@ def test_compare_measures_differences_and_losses_before_them(
     assert found.runs[0].losses == (10, 45, 105, 190)
     assert [line.split()[-1] for line in str(found).splitlines()[:3]] == ["apart", "0", "1"]
 
-    other = Feed(index, sampler, decode=a_bit_off, collate={"ones": "pad"})
+    other = Feed(index, sampler, decode=decode_slightly_off, collate={"ones": "pad"})
     found = compare(other, backends=backends, steps=steps)
     assert (found.ok, found.differing, found.largest) == (False, {"size": [2, 3]}, {"size": 0.5})
     assert found.findings == ["size: differs in 2 of 4 batches, first in 2, by 0.5 at most"]
@@ -116,7 +116,7 @@ def test_compare_measures_differences_and_losses_before_them(
     )
 
 
-def no_step() -> None:
+def return_nothing() -> None:
     """A function of `steps` that returns nothing."""
 
 
@@ -145,7 +145,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
             ("other", AttributeError, "support.own_backend.Other"),
         )
     ),
-    (call(compare, steps=[sizes_added]), ValueError, "must be 2 functions, one per backend, got 1"),
+    (call(compare, steps=[add_sizes]), ValueError, "must be 2 functions, one per backend, got 1"),
     (call(compare, batches="2"), TypeError, "batches must be an integer, got '2'"),
     (compare, TypeError, r"feed must be Feed\(index, sampler\), got Index"),  # type: ignore[arg-type]
     (
@@ -154,7 +154,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
         "define the functions that you pass",
     ),
     (call(compare, fails, backends=["numpy"] * 2), DecodeError, "(?s)record 7.*in backend 'numpy'"),
-    (call(compare, steps=[no_step] * 2, backends=["numpy"] * 2), TypeError, "not callable"),
+    (call(compare, steps=[return_nothing] * 2, backends=["numpy"] * 2), TypeError, "not callable"),
 ]
 
 

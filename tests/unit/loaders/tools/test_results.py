@@ -101,10 +101,10 @@ def test_metrics_are_equal_for_every_world_size(world: int) -> None:
         for _, _, ids in sampler.passes():
             results.add(ids, embedding=embedding[ids], label=label[ids])
     table = ranks[-1].gather(gather_of(ranks))
-    assert figures(table["embedding"], table["label"]) == figures(embedding, label)
+    assert metrics(table["embedding"], table["label"]) == metrics(embedding, label)
 
 
-def figures(embedding: np.ndarray, label: np.ndarray) -> tuple[float, float]:
+def metrics(embedding: np.ndarray, label: np.ndarray) -> tuple[float, float]:
     distance = ((embedding[:, None] - embedding) ** 2).sum(-1)
     np.fill_diagonal(distance, np.inf)
     same = label[np.argsort(distance, axis=1, kind="stable")[:, :-1]] == label[:, None]

@@ -64,12 +64,12 @@ RECORD = LOCAL_GAP + 1000
 """Bytes of a record that is never merged with another but its neighbour."""
 
 
-class Noting:
+class RecordingReader:
     """Reads the batches of a plan, and notes what is fetched; reading waits for a disk, or not."""
 
     def __init__(self, index: Index, stream: BatchStream, limit: int | None, waiting: bool) -> None:
         self.plan = ReadPlan(index, list(index.fields), Schedule(stream), 0, limit=limit)
-        self.told: list[list[tuple[int, int, int, int]]] = []
+        self.fetched: list[list[tuple[int, int, int, int]]] = []
         self.probes = 0
         self.waiting = waiting
 
@@ -85,11 +85,11 @@ class Noting:
             self.probes += 1
             self.plan.check_page_cache, self.plan.enabled = False, self.waiting
         if self.plan.enabled:
-            self.told.append(event.ranges[["file", "start", "stop", "step"]].tolist())
+            self.fetched.append(event.ranges[["file", "start", "stop", "step"]].tolist())
 
     @property
     def ranges(self) -> list[tuple[int, int, int, int]]:
-        return [one for told in self.told for one in told]
+        return [row for rows in self.fetched for row in rows]
 
     @property
     def bytes(self) -> int:
@@ -107,10 +107,10 @@ def long(tmp_path_factory: pytest.TempPathFactory) -> Index:
     return pack(samples, tmp_path_factory.mktemp("long"), shard_records=50)["data"]
 
 
-def noting(
+def recording(
     index: Index, stream: BatchStream, limit: int | None = 10 * RECORD, *, waiting: bool = True
-) -> tuple[ReadPlan, Noting]:
-    reads = Noting(index, stream, limit, waiting)
+) -> tuple[ReadPlan, RecordingReader]:
+    reads = RecordingReader(index, stream, limit, waiting)
     return reads.plan, reads
 
 
@@ -125,7 +125,7 @@ def test_plan_fetches_every_range_before_its_batch(name: str, long: Index) -> No
     """For every sampler, within the bound, and with as many uses as there are."""
     stream = dict(CASES)[name]()
     assert stream.num_records <= len(long)
-    plan, reader = noting(long, stream)
+    plan, reader = recording(long, stream)
     consumed: set[tuple[int, int]] = set()
     for step, ids in enumerate(stream.batches(0, 0, len(stream))):
         reader.read(step)
@@ -143,7 +143,7 @@ def test_plan_fetches_every_range_before_its_batch(name: str, long: Index) -> No
 def test_each_block_is_fetched_once_as_a_whole(limit: int, long: Index) -> None:
     """For any bound; the few ranges that a segment boundary cuts may be requested twice."""
     order = ShardShuffleSampler(long.shard_lengths, seed=0, block=10, window=4)
-    plan, reader = noting(long, BatchSampler(order, batch_size=4), limit=limit)
+    plan, reader = recording(long, BatchSampler(order, batch_size=4), limit=limit)
     for step in range(50):
         reader.read(step)
         assert plan.next_step > step
@@ -153,7 +153,7 @@ def test_each_block_is_fetched_once_as_a_whole(limit: int, long: Index) -> None:
 
 def test_next_batch_is_fetched_for_any_limit(long: Index) -> None:
     """Else it would be read only when it is asked for."""
-    plan, reader = noting(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
+    plan, reader = recording(long, BatchSampler(RandomSampler(200, seed=0), batch_size=4), limit=1)
     for step in range(49):
         reader.read(step)
         assert plan.next_step == step + 2
@@ -161,14 +161,14 @@ def test_next_batch_is_fetched_for_any_limit(long: Index) -> None:
 
 def test_reused_image_is_fetched_once(long: Index) -> None:
     stream = BatchSampler(ReuseSampler(200, reuse=5, live=20, seed=0), batch_size=10)
-    _, reader = noting(long, stream, limit=1)
+    _, reader = recording(long, stream, limit=1)
     for step in range(len(stream)):
         reader.read(step)
     assert 200 * RECORD <= reader.bytes <= 240 * (RECORD + LOCAL_GAP)
 
 
 def test_sequential_records_are_few_large_ranges(long: Index) -> None:
-    _, reader = noting(long, BatchSampler(SequentialSampler(200), batch_size=4), limit=10**12)
+    _, reader = recording(long, BatchSampler(SequentialSampler(200), batch_size=4), limit=10**12)
     for step in range(50):
         reader.read(step)
     assert len(reader.ranges) <= 16
@@ -198,13 +198,13 @@ def test_adjacent_rows_are_merged_up_to_a_gap_and_a_length() -> None:
 
 def test_plan_without_limit_probes_disk_at_first_batch(long: Index) -> None:
     stream = BatchSampler(RandomSampler(200, seed=0), batch_size=1)
-    plan, reader = noting(long, stream, limit=None, waiting=False)
+    plan, reader = recording(long, stream, limit=None, waiting=False)
     for step in range(200):
         reader.read(step)
-    assert reader.told == []
+    assert reader.fetched == []
     assert reader.probes == 1
     assert not plan.continues_at(200)
-    plan, reader = noting(long, stream, limit=None)
+    plan, reader = recording(long, stream, limit=None)
     for step in range(200):
         reader.read(step)
     assert reader.ranges
@@ -269,7 +269,7 @@ def test_data_larger_than_memory_are_read_ahead_without_a_probe(
     monkeypatch.setattr(system, "memory", lambda: 300 * RECORD)
     assert exceeds_memory(long)
     stream = BatchSampler(RandomSampler(200, seed=0), batch_size=10)
-    _, reader = noting(long, stream, limit=None, waiting=False)
+    _, reader = recording(long, stream, limit=None, waiting=False)
     reader.read(0)
     assert reader.ranges
 
@@ -359,7 +359,7 @@ def test_shuffle_too_large_for_memory_warns(long: Index, monkeypatch: pytest.Mon
 def test_next_epoch_is_fetched_before_it_begins(name: str, long: Index) -> None:
     """Once passes follow each other; each block once an epoch; an evaluation reads on nowhere."""
     stream = dict(CASES)[name]()
-    plan, reader = noting(long, stream, limit=30 * RECORD)
+    plan, reader = recording(long, stream, limit=30 * RECORD)
     steps = len(stream)
     for epoch in range(4):
         if epoch:

@@ -100,7 +100,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Index:
 
 
 @pytest.fixture
-def drawn(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def drawn_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The number of ids of each drawing."""
     sizes: list[int] = []
     whole = BatchStream._batches
@@ -131,22 +131,22 @@ def passes(loader: Any, epochs: int = EPOCHS) -> Iterator[int]:
 @pytest.mark.parametrize("options", [{"threads": 0, "prefetch": 0}, {"threads": 3}], ids=str)
 @pytest.mark.parametrize("readahead", [None, pytest.param(0, marks=pytest.mark.long), 1 << 20])
 def test_each_id_is_drawn_once(
-    index: Index, drawn: list[int], kind: str, options: dict[str, Any], readahead: int | None
+    index: Index, drawn_sizes: list[int], kind: str, options: dict[str, Any], readahead: int | None
 ) -> None:
     sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
     feed = Feed(index, sampler, decode=lambda sample: {"size": len(sample["x"])})
     with NumpyLoader(feed, readahead=readahead, **options) as loader:
-        drawn.clear()
+        drawn_sizes.clear()
         delivered = sum(passes(loader))
     assert delivered == EPOCHS * len(sampler) * 16 - EPOCHS * (-sampler.num_ids % 16)
-    assert sum(drawn) <= 1.1 * delivered + len(sampler) * 16 * (readahead != 0)
+    assert sum(drawn_sizes) <= 1.1 * delivered + len(sampler) * 16 * (readahead != 0)
 
 
 @pytest.mark.parametrize("kind", ORDERS)
 @pytest.mark.parametrize("cached", [False, True], ids=["no cache", "cache"])
 @pytest.mark.parametrize("world", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_each_id_is_drawn_once_over_remote_shards(
-    index: Index, tmp_path: Path, drawn: list[int], kind: str, cached: bool, world: int
+    index: Index, tmp_path: Path, drawn_sizes: list[int], kind: str, cached: bool, world: int
 ) -> None:
     """With a cache, all ranks are followed, whose batches this rank's are cut from."""
     fsspec.filesystem("memory").put(f"{index.path.parent}/", f"/{tmp_path.name}", recursive=True)
@@ -155,26 +155,26 @@ def test_each_id_is_drawn_once_over_remote_shards(
     sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
     feed = Feed(there, sampler)
     with NumpyLoader(feed.shard(0, world) if world > 1 else feed) as loader:
-        drawn.clear()
+        drawn_sizes.clear()
         delivered = sum(passes(loader))
     beyond = (4 if cached else 1) * len(sampler) * 16  # drawn beyond the end, not counted
     most = (world if cached else 1) + 0.1
-    assert sum(drawn) <= most * delivered + beyond
+    assert sum(drawn_sizes) <= most * delivered + beyond
 
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("kind", ["random", "blocks"])  # reuse is for one process
 @pytest.mark.parametrize("workers", [0, 2])
 def test_each_id_is_drawn_once_by_torch(
-    index: Index, drawn: list[int], kind: str, workers: int
+    index: Index, drawn_sizes: list[int], kind: str, workers: int
 ) -> None:
     from twinfeed.loaders.torch import TorchLoader
 
     sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
     with TorchLoader(Feed(index, sampler), num_workers=workers) as loader:
-        drawn.clear()
+        drawn_sizes.clear()
         delivered = sum(passes(loader))
-    assert sum(drawn) <= 1.1 * delivered + len(sampler) * 16
+    assert sum(drawn_sizes) <= 1.1 * delivered + len(sampler) * 16
 
 
 @pytest.mark.frameworks
@@ -183,33 +183,33 @@ def test_each_id_is_drawn_once_by_torch(
     "decode", mark_long([lambda sample: {"size": len(sample["x"])}, None], but_every=2)
 )
 def test_each_id_is_drawn_once_by_tensorflow(
-    index: Index, drawn: list[int], kind: str, decode: Any
+    index: Index, drawn_sizes: list[int], kind: str, decode: Any
 ) -> None:
     from twinfeed.loaders.tensorflow import TensorFlowLoader
 
     sampler = BatchSampler(ORDERS[kind](index), batch_size=16)
     with TensorFlowLoader(Feed(index, sampler, decode=decode)) as loader:
-        drawn.clear()
+        drawn_sizes.clear()
         delivered = sum(passes(loader.dataset))
-    assert sum(drawn) <= 1.1 * delivered + len(sampler) * 16
+    assert sum(drawn_sizes) <= 1.1 * delivered + len(sampler) * 16
 
 
 @pytest.mark.frameworks
-def test_each_id_is_drawn_once_for_source_datasets(index: Index, drawn: list[int]) -> None:
+def test_each_id_is_drawn_once_for_source_datasets(index: Index, drawn_sizes: list[int]) -> None:
     """And the number of its segment once."""
     from twinfeed.loaders.tensorflow import choose, source_datasets
 
     order = ShardShuffleSampler(index.shard_lengths, seed=0, block=50, window=5)
     feed = Feed(index, BatchSampler(order, batch_size=16))
     with choose(feed.sampler, source_datasets(feed)) as loader:
-        drawn.clear()
+        drawn_sizes.clear()
         delivered = sum(passes(loader.dataset))
-    assert sum(drawn) <= 2.2 * delivered
+    assert sum(drawn_sizes) <= 2.2 * delivered
 
 
 @pytest.mark.frameworks
 @pytest.mark.parametrize("replay", [False, pytest.param(True, marks=pytest.mark.long)])
-def test_each_id_is_drawn_once_by_choose(drawn: list[int], replay: bool) -> None:
+def test_each_id_is_drawn_once_by_choose(drawn_sizes: list[int], replay: bool) -> None:
     import tensorflow as tf
 
     from twinfeed.loaders.tensorflow import choose
@@ -218,19 +218,19 @@ def test_each_id_is_drawn_once_by_choose(drawn: list[int], replay: bool) -> None
     datasets = [tf.data.Dataset.range(9).repeat() for _ in range(5)]
     with choose(sampler, datasets, replay=replay) as loader:
         delivered = sum(len(batch) for _ in range(EPOCHS) for batch in loader)
-    assert sum(drawn) <= 1.1 * delivered
+    assert sum(drawn_sizes) <= 1.1 * delivered
 
 
-def test_reading_one_batch_draws_few_ids(index: Index, drawn: list[int]) -> None:
+def test_reading_one_batch_draws_few_ids(index: Index, drawn_sizes: list[int]) -> None:
     feed = Feed(index, BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=16))
-    drawn.clear()
+    drawn_sizes.clear()
     assert feed.spec  # which takes one batch to see what a sample holds, once for a feed
-    assert sum(drawn) == 16
+    assert sum(drawn_sizes) == 16
     for options in ({"threads": 0, "prefetch": 0}, {}):
         with NumpyLoader(feed, **options) as loader:
-            drawn.clear()
+            drawn_sizes.clear()
             next(iter(loader))
-        assert sum(drawn) <= 32 * 16
+        assert sum(drawn_sizes) <= 32 * 16
 
 
 DRAWING = re.compile(r"(sampler|stream)s?\)?\.(batch|batches|_batches|_chunks|_draw)\(")
