@@ -42,7 +42,7 @@ def main() -> None:
     columns = {name: [sample[name] for sample in SAMPLES] for name in SAMPLES[0]}
     x = polars.Series(columns["x"], dtype=polars.Array(polars.Float32, 4))
     frame = polars.DataFrame({**columns, "x": x})
-    with pytest.raises(TypeError, match=r"give frame.to_arrow\(\) of polars"):
+    with pytest.raises(TypeError, match=r"give frame.to_arrow\(\) \(polars\)"):
         DatasetSource(frame)
     rows = DatasetSource(frame.to_arrow(), label="label")
     assert batches(NumpyLoader(Feed(rows, sampler))) == expected
