@@ -20,7 +20,10 @@ Bytes = npt.NDArray[np.uint8]
 
 
 class _LayoutDiffersError(Exception):
-    """A message has another layout than the usual one, or than the first message."""
+    """A message has an unusual layout, or another layout than the first message.
+
+    Then the messages are parsed one by one.
+    """
 
 
 def chunk_features(data: bytes, starts: Int64s, stops: Int64s, /) -> dict[str, FieldRanges] | None:
@@ -41,17 +44,17 @@ def chunk_features(data: bytes, starts: Int64s, stops: Int64s, /) -> dict[str, F
     array = np.frombuffer(data, np.uint8)
     features: dict[str, FieldRanges] = {}
     try:
-        positions = _last_payloads(array, starts, TAG_1, stops)  # in Features
+        positions = _payload_starts(array, starts, TAG_1, stops)  # in Features
         while (positions < stops).any():
-            positions, entry_ends = _payloads(array, positions, TAG_1)
+            positions, entry_ends = _payload_ranges(array, positions, TAG_1)
             name, positions = _read_name(array, positions)
             is_too_many = len(features) == LIMITS.features
             if name in features or is_too_many or (entry_ends > stops).any():
                 return None
-            positions = _last_payloads(array, positions, TAG_2, entry_ends)  # in Feature
+            positions = _payload_starts(array, positions, TAG_2, entry_ends)  # in Feature
             list_tag = array[positions[0]]
-            list_starts = _last_payloads(array, positions, list_tag, entry_ends)
-            value_starts = _last_payloads(array, list_starts, TAG_1, entry_ends)
+            list_starts = _payload_starts(array, positions, list_tag, entry_ends)
+            value_starts = _payload_starts(array, list_starts, TAG_1, entry_ends)
             kind = KIND_OF_TAG[list_tag]
             if kind == "bytes_list":
                 prefix_lengths = value_starts - list_starts
@@ -67,42 +70,59 @@ def chunk_features(data: bytes, starts: Int64s, stops: Int64s, /) -> dict[str, F
     return features
 
 
-def _payloads(array: Bytes, positions: Int64s, tag: int) -> tuple[Int64s, Int64s]:
-    """Return the (starts, ends) of the payloads of the fields that begin at `positions`.
+def _payload_ranges(array: Bytes, positions: Int64s, tag: int) -> tuple[Int64s, Int64s]:
+    """Return the starts and the ends of the payloads of protobuf fields, one in each message.
 
-    A field is the byte `tag`, the length of the payload as a varint, and the payload.
+    `positions` says where the fields begin in `array`. A field is the byte `tag`, the length of the
+    payload as a varint, and the payload. In a varint, each byte has seven bits of the number, and
+    its high bit is 1 if another byte follows: `ac 02` is 0x2c + (2 << 7) = 300.
+
+    Raises:
+        _LayoutDiffersError: a field has another tag. The caller parses each message on its own.
     """
     if (array[positions] != tag).any():
         raise _LayoutDiffersError
-    lengths, continues = np.zeros_like(positions), np.ones_like(positions)
     positions = positions + 1
+    lengths = np.zeros_like(positions)
+    has_more_bytes = np.ones_like(positions)  # 1 for each length that is not complete yet, else 0
     for shift in range(0, 35, 7):  # a length has at most five bytes of seven bits
-        byte = np.where(continues, array[positions], 0).astype(np.int64)
+        byte = np.where(has_more_bytes, array[positions], 0).astype(np.int64)
         lengths |= (byte & 127) << shift
-        positions = positions + continues
-        continues = byte >> 7  # the high bit is 1 if another byte of the varint follows
-        if not continues.any():
+        positions = positions + has_more_bytes  # complete lengths stay at their end
+        has_more_bytes = byte >> 7
+        if not has_more_bytes.any():
             return positions, positions + lengths
     raise _LayoutDiffersError
 
 
-def _last_payloads(array: Bytes, positions: Int64s, tag: int, ends: Int64s) -> Int64s:
-    """Return the starts of the payloads of the fields at `positions`, which must end at `ends`."""
-    starts, payload_ends = _payloads(array, positions, tag)
+def _payload_starts(array: Bytes, positions: Int64s, tag: int, ends: Int64s) -> Int64s:
+    """Return the starts of the payloads of protobuf fields that must end at `ends`.
+
+    `positions` says where the field begins in each of many messages, which are parsed at once. A
+    field is the byte `tag`, the length of the payload, and the payload.
+
+    Raises:
+        _LayoutDiffersError: a field ends elsewhere. The caller parses each message on its own.
+    """
+    starts, payload_ends = _payload_ranges(array, positions, tag)
     if (payload_ends != ends).any():
         raise _LayoutDiffersError
     return starts
 
 
 def _read_name(array: Bytes, positions: Int64s) -> tuple[str, Int64s]:
-    """Return the name of a feature, and the position after the name in each message.
+    """Return the name of the feature at `positions`, and the position after it in each message.
 
-    The layout is the same in all messages if they have the same names in the same order. A name is
-    preceded by its tag and its length, which must be a single byte.
+    All messages must have the same name. It is stored as the tag 0x0a (`TAG_1`), its length as a
+    single byte, and its characters: `0a 03 63 61 74` is "cat".
+
+    Raises:
+        _LayoutDiffersError: the names differ. The caller parses each message on its own.
     """
     length = int(array[positions[0] + 1])
     size = 2 + length  # with the tag and the length
-    names = array[positions[:, None] + np.arange(size)]
-    if names[0, 0] != TAG_1 or length > 127 or (names != names[0]).any():
+    stored_names = array[positions[:, None] + np.arange(size)]  # a row of bytes for each message
+    first_name = stored_names[0]
+    if first_name[0] != TAG_1 or length > 127 or (stored_names != first_name).any():
         raise _LayoutDiffersError
-    return names[0, 2:].tobytes().decode(), positions + size
+    return first_name[2:].tobytes().decode(), positions + size

@@ -84,16 +84,16 @@ class HeaderReader:
 
     def next_member(self) -> Member | None:
         """Read the extended headers and the header of the next member; None at the end."""
-        start, blocks = self.position, b""
-        headers: dict[bytes, Any] = {}  # extended headers of this member, by kind
+        start, extended = self.position, b""
+        headers: dict[bytes, Any] = {}  # the contents of the extended headers, by kind
         while (block := self._read_block()) is not None:
             kind, size = block[156:157], self._parse_size(block[124:136])
             self.position += BLOCK
             if kind not in b"xXgLK":
-                return self._build_member(start, block, size, blocks, headers)
+                return self._build_member(start, block, size, extended, headers)
             data = self._read_payload(size)
-            blocks += block + data
-            if len(blocks) > 2 * LIMITS.header_bytes:
+            extended += block + data
+            if len(extended) > 2 * LIMITS.header_bytes:
                 raise self._error(f"extended headers of more than {2 * LIMITS.header_bytes} bytes")
             self._add_extended(headers, kind, data[:size])
         if headers:
@@ -145,17 +145,24 @@ class HeaderReader:
         return data
 
     def _add_extended(self, headers: dict[bytes, Any], kind: bytes, data: bytes) -> None:
-        """Store the contents of an extended header in `headers`, by its kind, or `global_pax`."""
+        """Add the contents of an extended header to `headers`, by its kind, or to `global_pax`.
+
+        The kind is tar's type flag: "x" is a PAX header for the next member (also written "X"), "g"
+        a PAX header for all later members, "L" a long name and "K" a long link target of GNU tar.
+        """
         if kind == b"g":
             self.global_pax_bytes += len(data)
             if self.global_pax_bytes > LIMITS.header_bytes:
                 raise self._error(f"global PAX headers of more than {LIMITS.header_bytes} bytes")
             self.global_pax.update(self._parse_pax(data))
             return
-        gnu, kind = kind in b"LK", b"x" if kind == b"X" else kind
+        is_gnu = kind in b"LK"
+        if kind == b"X":
+            kind = b"x"
         if kind in headers:
-            raise self._error(f"two {'GNU long names' if gnu else 'PAX headers'} before one member")
-        headers[kind] = data.rstrip(b"\x00") if gnu else self._parse_pax(data)
+            names = "GNU long names" if is_gnu else "PAX headers"
+            raise self._error(f"two {names} before one member")
+        headers[kind] = data.rstrip(b"\x00") if is_gnu else self._parse_pax(data)
 
     def _parse_pax(self, data: bytes) -> dict[bytes, bytes]:
         """Return the PAX records with a key that matters here: path, link path, size, sparse.
@@ -177,22 +184,26 @@ class HeaderReader:
         return records
 
     def _build_member(
-        self, start: int, block: bytes, size: int, blocks: bytes, headers: Mapping[bytes, Any]
+        self, start: int, plain: bytes, size: int, extended: bytes, headers: Mapping[bytes, Any]
     ) -> Member:
-        """Return the member whose headers begin at offset `start`: `blocks` has the extended
-        headers, and `block` the plain header, in which the size of the data is `size`.
+        """Return the member whose headers begin at offset `start` of the archive.
 
-        `headers` has the contents of the extended headers by kind: "x" is a PAX header, "L" a long
-        name and "K" a long link target of GNU tar. They take precedence over the plain header.
+        `extended` has the bytes of the extended headers, and `plain` the block of the plain header,
+        in which the size of the data is `size`. `headers` has the contents of the extended headers
+        by kind: "x" is a PAX header, "L" a long name and "K" a long link target of GNU tar. They
+        take precedence over the plain header.
         """
-        kind, name, link = block[156:157], _text(block[:100]), _text(block[157:257])
+        # The fields of a plain header, by offset: name 0, type flag 156, link target 157, magic
+        # 257, and 345 the first part of a name that is longer than 100 bytes.
+        kind, name, link = plain[156:157], _text(plain[:100]), _text(plain[157:257])
+        name_prefix = _text(plain[345:500])
         if kind == b"\x00" and name.endswith(b"/"):
             kind = b"5"  # a directory as tar of Unix Version 7 wrote it
         if kind in _UNSUPPORTED:
             raise self._unsupported_error(kind, start)
-        if block[345] and block[257:263] == b"ustar\x00":
-            name = _text(block[345:500]) + b"/" + name
-        if blocks or self.global_pax:
+        if name_prefix and plain[257:263] == b"ustar\x00":
+            name = name_prefix + b"/" + name
+        if extended or self.global_pax:
             pax = self.global_pax | headers.get(b"x", {})
             if any(key.startswith(_SPARSE) for key in pax):
                 raise self._unsupported_error(b"S", start)
@@ -210,7 +221,7 @@ class HeaderReader:
             size = 0
         if self.position + padded_size(size) > self.size:
             raise self._truncated(f"member {name!r}", size, at=start)
-        return Member(name, kind, start, self.position, size, link, blocks + block)
+        return Member(name, kind, start, self.position, size, link, extended + plain)
 
     def _full_name(self, short: bytes, gnu: bytes | None, pax: bytes | None) -> bytes:
         """Return the PAX or GNU name (if both exist, they must be equal), else the short name."""

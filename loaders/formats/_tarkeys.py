@@ -33,15 +33,17 @@ def split_name(name: str, /) -> tuple[str, str] | None:
     >>> split_name("a/.txt"), split_name("a.b/.txt")
     (('a/', 'txt'), None)
     """
-    # Equal to webdataset's ^((?:.*/|)[^.]+)[.]([^/]*)$, which can take quadratic time.
-    key_end = name.find(".", name.rfind("/") + 1)  # the first dot of the base name
+    # The result is that of webdataset's regular expression ^((?:.*/|)[^.]+)[.]([^/]*)$, which can
+    # take quadratic time. Its first group is the key, which ends at the first dot of the base name.
+    key_end = name.find(".", name.rfind("/") + 1)
     if key_end < 0:
         return None
-    # `.*/` matches up to the first "/" after the last dot of the key: `[^.]+`, which follows,
-    # matches no dot. It must match one character, and `.` does not match a newline.
-    dot = name.rfind(".", 0, key_end)
-    start = name.find("/", dot) + 1 if dot >= 0 else 0
-    if start == key_end or "\n" in name[:start]:
+    # In the group, `.*/` matches some folders, and `[^.]+` the rest of the key, which has at least
+    # one character and no dot. So the rest must begin after the last folder with a dot in its name.
+    last_dot = name.rfind(".", 0, key_end)
+    rest_start = name.find("/", last_dot) + 1 if last_dot >= 0 else 0
+    has_empty_rest = rest_start == key_end  # as in "a.b/.txt"
+    if has_empty_rest or "\n" in name[:rest_start]:  # `.*` does not match a newline
         return None
     return name[:key_end], name[key_end + 1 :].lower()
 

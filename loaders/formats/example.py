@@ -56,11 +56,12 @@ _TEXT = (bytes, bytearray, memoryview, str)
 
 
 def locate(data: bytes, /, *, base: int = 0) -> dict[str, Range]:
-    """Return by name the byte range of each feature of a serialized Example.
+    """Map the name of each feature of a serialized Example to its byte range.
 
     `base` is the offset of `data` in its file, and is added to the offsets. A bytes feature with
-    one value has the kind "bytes", and the range of this value. Any other feature has the range of
-    its list message. A feature without a list is skipped: TensorFlow's parsers count it as missing.
+    one value has the kind "bytes", and the range of this value. Any other feature has the kind
+    "bytes_list", "int64_list" or "float_list", and the range of the message with all its values. A
+    feature without such a list is skipped: TensorFlow's parsers count it as missing.
 
     Raises:
         DataCorruptionError: the message is malformed.
@@ -112,7 +113,7 @@ def decode_list(kind: str, data: bytes | memoryview, /) -> Values:
     if kind not in WIRE_TYPES:
         raise ValueError(f"kind must be one of {sorted(WIRE_TYPES)}, got {kind!r}")
     try:
-        return _list_values(kind, bytes(data))
+        return _parse_list(kind, bytes(data))
     except WireError as error:
         raise _corrupt(error, 0) from None
 
@@ -160,34 +161,36 @@ def encode(features: Mapping[str, Any], /) -> bytes:
 
 
 def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
-    """Check the list message data[start:stop] of a feature, and return the `Range` to read.
+    """Check the values of a feature, and return the `Range` of bytes to read it from.
 
-    A bytes list of exactly one value has the range of this value, and is read without parsing.
-    Every other list has the range of the list message. `base` is the offset of `data` in its file.
+    The values are the list message data[start:stop], of a kind such as "bytes_list". A bytes list
+    of exactly one value has the range of this value, which is read without parsing. Every other
+    list has the range of the list message. `base` is the offset of `data` in its file.
     """
-    only_value = None  # (start, stop) of the value if the list has exactly one
+    num_values = 0
     if stop - start > 1 and data[start] == TAG_1:
         length, value_start = data[start + 1], start + 2
         if length > 127:  # not a length, but the first byte of a longer varint
             length, value_start = read_varint32(data, start + 1, stop)
         if value_start + length == stop:  # the usual case: one value, or all numbers packed
             check_numbers(kind, data, LEN, value_start, stop)
-            only_value = value_start, stop
-    if only_value is None:
-        values = list_values(kind, data, start, stop)  # an iterator, which checks each value
-        only_value = next(values, None)
-        num_more_values = sum(1 for _ in values)
-        if num_more_values:
-            only_value = None
-    if kind == "bytes_list" and only_value is not None:
-        low, high = only_value
-        offset, prefix_length = base + low, low - start
-        return Range("bytes", offset, high - low, data[low:high], prefix_length=prefix_length)
+            num_values, value_stop = 1, stop
+    if num_values == 0:
+        for value_range in list_values(kind, data, start, stop):  # checks each value
+            num_values += 1
+            value_start, value_stop = value_range
+    if kind == "bytes_list" and num_values == 1:
+        offset, value = base + value_start, data[value_start:value_stop]
+        prefix_length = value_start - start  # of the tag and the length before the value
+        return Range("bytes", offset, len(value), value, prefix_length=prefix_length)
     return Range(kind, base + start, stop - start, data[start:stop])
 
 
 def _feature_spans(data: bytes) -> dict[str, Span]:
-    """Return by name (kind, start, stop) of the list message of each feature that has one."""
+    """Map the name of each feature that has a list of values to where this list is.
+
+    A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop).
+    """
     spans = canonical_spans(data)
     if spans is None:
         spans_or_none = any_layout_spans(data)
@@ -198,11 +201,15 @@ def _feature_spans(data: bytes) -> dict[str, Span]:
 
 def _values_at(data: bytes, span: Span | None) -> Values:
     """Return the values of the list message at a span (kind, start, stop); [] without a list."""
-    return [] if span is None else _list_values(span[0], data[span[1] : span[2]])
+    return [] if span is None else _parse_list(span[0], data[span[1] : span[2]])
 
 
-def _list_values(kind: str, data: bytes) -> Values:
-    """Return the values of a list message of this kind."""
+def _parse_list(kind: str, data: bytes) -> Values:
+    """Return the values of a BytesList, FloatList or Int64List message: a list of bytes, float32[n]
+    or int64[n].
+
+    `kind` is "bytes_list", "float_list" or "int64_list".
+    """
     values = [data[start:stop] for start, stop in list_values(kind, data, 0, len(data))]
     if kind == "bytes_list":
         return values
@@ -220,38 +227,44 @@ def _decode_packed_lists(kind: str, lists: Sequence[bytes]) -> Sequence[Values] 
     """Decode many list messages of packed numbers at once; None if a message has another layout.
 
     A message of packed numbers is a header, which is the tag 0x0a and the number of bytes as a
-    varint, and the numbers: `0a 02 07 08` is [7, 8] as an int64_list.
+    varint, and the numbers. As an int64_list, `0a 02 07 08` is [7, 8], and `0a 02 ac 02` is [300].
+    The packed numbers of both messages are `07 08 ac 02`: the messages end there after 2 and 4
+    bytes (`byte_stops`), and after 2 and 3 numbers (`number_stops`).
     """
     sizes = list(map(len, lists))
     headers = list(map(_packed_header, sizes))
     if not (all(headers) and all(map(bytes.startswith, lists, headers))):
         return None
     packed = b"".join(map(bytes.removeprefix, lists, headers))
-    # where the numbers of each message end, in bytes of `packed`
     byte_stops = np.cumsum(sizes) - np.cumsum(list(map(len, headers)))
-    # `stops` is where they end, as a count of numbers; no number may continue in the next message
+    # Check that no number continues in the next message, which would be malformed.
     if kind == "float_list":
-        stops, remainders = np.divmod(byte_stops, 4)
+        number_stops, remainders = np.divmod(byte_stops, 4)
         is_whole = not remainders.any()
     else:
         is_last_byte = np.frombuffer(packed, np.uint8) < 128  # of a varint
-        stops = np.flatnonzero(is_last_byte).searchsorted(byte_stops)
+        last_bytes = np.flatnonzero(is_last_byte)
+        number_stops = last_bytes.searchsorted(byte_stops)  # how many numbers end before
         is_whole = is_last_byte[byte_stops[byte_stops > 0] - 1].all()
     if not is_whole:
         return None
     values = _decode_packed(kind, packed)
-    if (stops == stops[0] * np.arange(1, len(lists) + 1)).all():  # all have equally many numbers
+    equal_stops = number_stops[0] * np.arange(1, len(lists) + 1)
+    if (number_stops == equal_stops).all():  # all messages have equally many numbers
         return cast(Sequence[Values], values.reshape(len(lists), -1))
-    return np.split(values, stops[:-1])
+    return np.split(values, number_stops[:-1])
 
 
 @lru_cache(1 << 12)
 def _packed_header(message_size: int) -> bytes:
-    """Return the tag and the length with which a message of packed numbers begins.
+    """Return the header of a message of packed numbers: the tag and the length of the numbers.
 
-    `message_size` is the number of bytes of header and numbers. The header is empty if no message
-    has this size. For 130 bytes, a header of 2 bytes would leave 128, but lengths above 127 need a
-    header of 3 bytes; and a header of 3 bytes would leave 127, for which 2 bytes are enough.
+    `message_size` is the size of header and numbers together. If a message of this size begins with
+    other bytes, it has another layout and must be parsed in full.
+
+    No message has 130 bytes, and an empty header is returned: lengths up to 127 have a header of 2
+    bytes, which gives messages of at most 129 bytes. Longer ones have a header of 3 bytes or more,
+    and at least 131 bytes.
 
     >>> _packed_header(4).hex(), _packed_header(130).hex(), _packed_header(131).hex()
     ('0a02', '', '0a8001')

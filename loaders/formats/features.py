@@ -35,11 +35,17 @@ TAG_1, TAG_2, TAG_3 = 1 << 3 | LEN, 2 << 3 | LEN, 3 << 3 | LEN  # of fields 1 to
 _FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # field numbers
 
 Span = tuple[str, int, int]
-"""A list message: (kind of the list, start, stop), where [start, stop) is its range of bytes."""
+"""Where the list of a feature's values is: (kind, start, stop), such as ("int64_list", 14, 17).
+
+The bytes [start, stop) are the content of a BytesList, FloatList or Int64List message."""
 
 
 def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
-    """Return by name (kind, start, stop) of each feature's list message; None for a rare layout.
+    """Map the name of each feature of an Example to where its list of values is; None if the layout
+    is unusual.
+
+    A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
+    BytesList, FloatList or Int64List message.
 
     The canonical layout, which all usual writers produce, is `Features`, in which each map entry is
     a short key and a `Feature` of one list, and each message fills the message around it. Nearly
@@ -82,19 +88,25 @@ def canonical_spans(data: bytes, /) -> dict[str, Span] | None:
 
 
 def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each value in the list message data[start:stop].
+    """Check and yield the byte range (start, stop) of each value in a list.
 
-    Numbers that are packed together are yielded as one value.
+    The list is `data[start:stop]`, the content of a BytesList, FloatList or Int64List message; its
+    kind is "bytes_list", "float_list" or "int64_list". Numbers that are packed together are yielded
+    as one value.
+
+    Raises:
+        WireError: the list is malformed. It is raised when the iterator reaches the bad value.
     """
     wire_types = WIRE_TYPES[kind]
     has_values = False
-    for i, (number, wire_type, low, high) in enumerate(fields(data, start, stop)):
+    for i, (number, wire_type, value_start, value_stop) in enumerate(fields(data, start, stop)):
         if i == LIMITS.values:
-            raise WireError(f"a list of more than {LIMITS.values} values, stored one by one", low)
+            problem = f"a list of more than {LIMITS.values} values, stored one by one"
+            raise WireError(problem, value_start)
         if number == 1 and wire_type in wire_types:
-            check_numbers(kind, data, wire_type, low, high)
+            check_numbers(kind, data, wire_type, value_start, value_stop)
             has_values = True
-            yield low, high
+            yield value_start, value_stop
     if start < stop and not has_values:
         raise WireError("a list has bytes but no value", start)
 
@@ -110,7 +122,10 @@ def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int)
 
 
 def any_layout_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Span | None]:
-    """Return by name (kind, start, stop) of each feature's list message; None if it has no list.
+    """Map the name of each feature of an Example to where its list of values is.
+
+    A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
+    BytesList, FloatList or Int64List message. It is None for an empty Feature, without a list.
 
     Any layout that proto3 allows is parsed, which takes longer than `canonical_spans`. With
     `sequence`, `data` is a SequenceExample, and these are the features of its context.
@@ -121,31 +136,32 @@ def any_layout_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Spa
         for start, stop in feature_ranges:  # usually one; proto3 merges several
             span = _list_span(data, start, stop, merge_with=span)
         spans.pop(name, None)  # if a name occurs twice, the last feature counts
-        if feature_ranges:
+        if feature_ranges:  # empty for a name without a Feature, which is no feature at all
             spans[name] = span
     return spans
 
 
 def feature_list_spans(data: bytes, /) -> dict[str, list[Span | None]]:
-    """Return by name where each feature list of a `tf.train.SequenceExample` has its steps.
+    """Map the name of each feature list of a `tf.train.SequenceExample` to its steps.
 
-    A step, for example a frame of a video, is (kind, start, stop) of the list message in its
-    Feature; None if the Feature is empty. The layout of the message is `SequenceExample{1: Features
-    context, 2: FeatureLists{1: map<string, FeatureList{1: repeated Feature}>}}`.
+    A step, for example a frame of a video, is a Feature. Its span is (kind, start, stop), such as
+    ("bytes_list", 14, 90), for the bytes [start, stop) of its list of values. It is None for an
+    empty Feature. The layout of the message is `SequenceExample{1: Features context, 2:
+    FeatureLists{1: map<string, FeatureList{1: repeated Feature}>}}`.
     """
     lists: dict[str, list[Span | None]] = {}
     for name, list_ranges in _map_entries(data, _FEATURE_LISTS, sequence=True):
-        steps = [
-            _list_span(data, start, stop)
-            for list_range in list_ranges
-            for start, stop in _messages(data, *list_range, _FEATURE)
-        ]
+        if not list_ranges:  # a name without a FeatureList
+            continue
+        steps = []
+        for list_start, list_stop in list_ranges:  # usually one; proto3 merges several
+            for start, stop in _message_ranges(data, list_start, list_stop, _FEATURE):
+                steps.append(_list_span(data, start, stop))
         if len(steps) > LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} steps", list_ranges[0][0])
         if not steps and any(stop > start for start, stop in list_ranges):
             raise WireError("a feature list has bytes but no Feature", list_ranges[0][0])
-        if list_ranges:
-            lists[name] = steps
+        lists[name] = steps
     return lists
 
 
@@ -165,52 +181,64 @@ def check_is_example(data: bytes, *features: Mapping[str, object]) -> None:
 def _map_entries(
     data: bytes, map_field: int, *, sequence: bool
 ) -> Iterator[tuple[str, list[tuple[int, int]]]]:
-    """Yield the key of each entry of the map in field `map_field` of the message `data`, and the
-    ranges (start, stop) of the entry's values.
+    """Yield the name of each entry of a protobuf map, and the byte ranges of the entry's values.
 
-    An entry should have one value; proto3 allows several, which are merged. Unless a `sequence` is
-    expected, a message with feature lists is refused.
+    The map is in field `map_field` of the message `data`. A range is (start, stop). An entry should
+    have one value, but proto3 allows none or several, which are merged.
+
+    Raises:
+        WireError: the map is malformed, or `data` is a SequenceExample without `sequence`.
     """
-    list_range = None if sequence else next(_messages(data, 0, len(data), _FEATURE_LISTS), None)
-    if list_range is not None:
-        problem = "it may be a tf.train.SequenceExample: use example=False and DecodeExample"
-        raise WireError(problem, list_range[0])
+    if not sequence:
+        for start, _ in _message_ranges(data, 0, len(data), _FEATURE_LISTS):
+            problem = "it may be a tf.train.SequenceExample: use example=False and DecodeExample"
+            raise WireError(problem, start)
+    entry_ranges = (
+        entry_range
+        for map_start, map_stop in _message_ranges(data, 0, len(data), map_field)
+        for entry_range in _message_ranges(data, map_start, map_stop, _ENTRY)
+    )
     names = set[str]()
-    for map_range in _messages(data, 0, len(data), map_field):
-        for start, stop in _messages(data, *map_range, _ENTRY):
-            name = ""
-            for low, high in _messages(data, start, stop, _KEY):
-                try:
-                    name = data[low:high].decode()
-                except UnicodeDecodeError:
-                    raise WireError("a feature's name is not UTF-8", low) from None
-            names.add(name)
-            if len(names) > LIMITS.features:
-                raise WireError(f"more than {LIMITS.features} features or lists", start)
-            yield name, list(_messages(data, start, stop, _VALUE))
+    for entry_start, entry_stop in entry_ranges:
+        name = ""  # of an entry without a key
+        for start, stop in _message_ranges(data, entry_start, entry_stop, _KEY):
+            try:
+                name = data[start:stop].decode()
+            except UnicodeDecodeError:
+                raise WireError("a feature's name is not UTF-8", start) from None
+        names.add(name)
+        if len(names) > LIMITS.features:
+            raise WireError(f"more than {LIMITS.features} features or lists", entry_start)
+        yield name, list(_message_ranges(data, entry_start, entry_stop, _VALUE))
 
 
-def _messages(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
-    """Yield (start, stop) of each message or string in field `number` of data[start:stop]."""
-    for field_number, wire_type, low, high in fields(data, start, stop):
+def _message_ranges(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
+    """Yield the byte range (start, stop) of each value of a field in the message data[start:stop].
+
+    The field has this `number`. Its values are messages or strings, and other values are ignored.
+    """
+    for field_number, wire_type, value_start, value_stop in fields(data, start, stop):
         if field_number == number and wire_type == LEN:
-            yield low, high
+            yield value_start, value_stop
 
 
 def _list_span(data: bytes, start: int, stop: int, merge_with: Span | None = None) -> Span | None:
-    """Return (kind, start, stop) of the list message of the Feature data[start:stop].
+    """Return where the list of values in the Feature data[start:stop] is; None if it is empty.
+
+    The result is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop)
+    of a BytesList, FloatList or Int64List message.
 
     A Feature may be stored as several messages, which proto3 merges. `merge_with` is the list of
     the messages before this one: it is returned if this message has no list. Two lists, whose
     values would have to be joined, are an error.
     """
     span = merge_with
-    for number, wire_type, low, high in fields(data, start, stop):
+    for number, wire_type, list_start, list_stop in fields(data, start, stop):
         if number in KINDS and wire_type == LEN:
             if span is not None:
-                raise WireError("a feature has several lists", low)
-            span = KINDS[number], low, high
-            for _ in list_values(KINDS[number], data, low, high):
+                raise WireError("a feature has several lists", list_start)
+            span = KINDS[number], list_start, list_stop
+            for _ in list_values(KINDS[number], data, list_start, list_stop):
                 pass  # the iterator checks each value
     if span is None and stop > start:
         raise WireError("a feature has bytes but no list", start)

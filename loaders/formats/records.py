@@ -110,7 +110,11 @@ class RecordChunk(NamedTuple):
     fields: dict[str, FieldRanges]
 
     def record(self, i: int) -> Record:
-        """Return record `i` of the chunk as a `Record`, with offsets in the shard."""
+        """Return record `i` of the chunk as a `Record`, with offsets in the shard.
+
+        `prefix_lengths` has the size of the tag and the length that precede a bytes value. It is
+        kept because the value with this prefix can be read as a list of one value.
+        """
         fields = {}
         for name, (kind, starts, stops, prefix_lengths) in self.fields.items():
             start, stop, prefix_length = int(starts[i]), int(stops[i]), int(prefix_lengths[i])

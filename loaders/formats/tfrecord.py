@@ -101,11 +101,14 @@ def _chunk_fields(chunk: RecordChunk, example: bool) -> dict[str, FieldRanges] |
         return None
     starts, stops = chunk.starts + HEADER_SIZE, chunk.stops - FOOTER_SIZE
     fields: dict[str, FieldRanges] | None
-    fields = {"data": FieldRanges("bytes", starts, stops, np.zeros_like(starts))}
     if example:
         fields = chunk_features(chunk.data, starts, stops)
-    is_good = fields is not None and _has_checksums(chunk.data, starts, stops, stops).all()
-    return fields if is_good else None
+    else:
+        no_prefixes = np.zeros_like(starts)  # the value is not preceded by a tag and a length
+        fields = {"data": FieldRanges("bytes", starts, stops, no_prefixes)}
+    if fields is None or not _has_valid_checksums(chunk.data, starts, stops).all():
+        return None
+    return fields
 
 
 def _parse_each(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> Iterator[Record]:
@@ -117,7 +120,8 @@ def _parse_each(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> 
     offsets = (chunk.starts + chunk.offset).tolist()
     records = zip(offsets, chunk.headers, messages, strict=True)
     for number, (offset, header, data) in enumerate(records, chunk.first_number):
-        # the headers of a chunk have also the footers, which are the checksums of the data
+        # An item of `chunk.headers` is the header and the footer of a record. The footer is the
+        # checksum of the data.
         stored_crc = _DATA_CRC.unpack(header[HEADER_SIZE:])[0]
         data_offset = offset + HEADER_SIZE
         try:
@@ -190,6 +194,8 @@ def _complete_records(data: bytes, max_record_bytes: int) -> tuple[Int64s, Int64
     """Return (starts, stops) of the TFRecord records in `data`, up to the first that is incomplete,
     too long, or has a length with a wrong checksum.
     """
+    # First follow the stored lengths, without a check of each: a wrong length only adds wrong ends
+    # after it. Then check all lengths at once, and cut the records off at the first wrong one.
     ends, end = [0], 0
     while end + HEADER_SIZE <= len(data):
         length, _ = _LENGTH_CRC.unpack_from(data, end)
@@ -198,19 +204,20 @@ def _complete_records(data: bytes, max_record_bytes: int) -> tuple[Int64s, Int64
             ends.append(end)
     starts, stops = np.array(ends[:-1], np.int64), np.array(ends[1:], np.int64)
     is_good = stops - starts <= HEADER_SIZE + max_record_bytes + FOOTER_SIZE
-    length_stops = starts + 8  # a length has 8 bytes, and its checksum follows
-    is_good &= _has_checksums(data, starts, length_stops, length_stops)
+    is_good &= _has_valid_checksums(data, starts, starts + 8)  # a length has 8 bytes
     num_good = len(starts) if is_good.all() else int(is_good.argmin())  # argmin: the first False
     return starts[:num_good], stops[:num_good]
 
 
-def _has_checksums(data: bytes, starts: Int64s, stops: Int64s, crc_positions: Int64s) -> Array:
-    """Return for each range data[start:stop] whether its masked CRC-32C is stored in the four bytes
-    from its item of `crc_positions` on.
+def _has_valid_checksums(data: bytes, starts: Int64s, stops: Int64s) -> Array:
+    """Return for each range data[start:stop] whether the four bytes after it are its checksum.
+
+    The checksum is the masked CRC-32C, as a little-endian integer.
     """
-    stored = np.frombuffer(data, np.uint8)[crc_positions[:, None] + np.arange(4)].view("<u4")[:, 0]
-    has_checksum: Array = masked_crc32c_of_each(slices(data, starts, stops)) == stored
-    return has_checksum
+    crc_indices = stops[:, None] + np.arange(4)  # a row with the indices of four bytes per range
+    stored = np.frombuffer(data, np.uint8)[crc_indices].view("<u4")[:, 0]
+    is_valid: Array = masked_crc32c_of_each(slices(data, starts, stops)) == stored
+    return is_valid
 
 
 def _truncated_error(expected: int, found: int, location: dict[str, Any]) -> TruncatedShardError:
