@@ -195,7 +195,8 @@ def _stream_error(
 def _scan(path: str, reading: Reading) -> Iterator[Record]:
     """Yield the records of a decompressed shard, a tar or a TFRecord file."""
     if is_tar(read_head(path)):
-        replace(reading, container="tar")  # raises ValueError for an option of TFRecords
+        # Called only for its error: `Reading` refuses the options `key` and `example` for a tar.
+        replace(reading, container="tar")
         return tar.scan(path)
     return tfrecord.scan(path, example=reading.example)
 
@@ -208,6 +209,7 @@ def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str,
 
     Raises:
         DataCorruptionError: the record lacks the label or the key that `shards` asks for.
+        ValueError: the record has another field "label", which is not the label.
     """
     label, key_field = shards.label, shards.reading.key
     sample: dict[str, Any] = {}
@@ -221,13 +223,16 @@ def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str,
     if record.key is not None:
         sample["__key__"] = record.key
     if label is not None:
-        whole_field = label.field if isinstance(label, FromJson) and not label.key else label
-        if isinstance(whole_field, str):
-            sample.pop(whole_field, None)
+        # A field whose whole value is the label is packed as "label" only. A JSON field in which
+        # one key holds the label is packed under its own name too.
+        if isinstance(label, str):
+            sample.pop(label, None)
+        elif isinstance(label, FromJson) and not label.key:
+            sample.pop(label.field, None)
         if "label" in sample:
             raise label_field_error(path)
         sample["label"] = label_of(label, record, path)
         if sample["label"] is None:
-            missing = f"a label: {label_source_text(label)} gives none"
-            raise missing_error(missing, record, path, _MISSING_LABEL_ADVICE)
+            problem = f"a label: {label_source_text(label)} gives none"
+            raise missing_error(problem, record, path, _MISSING_LABEL_ADVICE)
     return sample

@@ -154,12 +154,13 @@ def pack(
 
 
 def _open_source(source: Any) -> Records:
-    """Return the `source` argument of `pack` as an object.
+    """Return what `pack` reads records from, for its argument `source`.
 
-    A path is opened as an index, a folder of images or compressed shards.
+    A path becomes an `Index`, an `ImageFolder` or `CompressedShards`, by what is stored there, and
+    a list of paths becomes `CompressedShards`. Any other source is returned itself.
 
     Raises:
-        TypeError: it cannot be packed.
+        TypeError: `source` cannot be packed.
     """
     if isinstance(source, (list, tuple)) and source:
         if all(isinstance(path, (str, os.PathLike)) for path in source):
@@ -273,7 +274,7 @@ def _build_index(packed: PackedSplit, classes: tuple[str, ...], progress: bool) 
     if container == "tar":
         # Integers are stored as JSON, and must be read as integers, not as text.
         label = "cls" if packed.class_names else FromJson("cls")
-        fields = {field: ";".join(names) for field, names in packed.extensions.items()}
+        fields = {field: ";".join(names) for field, names in packed.member_suffixes.items()}
         key = None  # the index reads it from the names of the members
     missing: Missing = "empty" if packed.missing_counts else "error"
     num_shards = len(packed.shard_files)

@@ -70,9 +70,9 @@ def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> 
 def staging_folder(folder: Path, /) -> Iterator[Path]:
     """Create a hidden folder inside `folder` to pack into, and delete it after the `with` block.
 
-    It is locked, so that other processes see that it is in use. If an earlier `pack` was killed,
-    its publish is finished, or its staging folder is deleted, before that. If `folder` was created
-    here and nothing was packed, it is removed again.
+    The hidden folder is locked, so that other processes see that it is in use. What an earlier
+    `pack` that was killed has left in `folder` is cleaned up first. If `folder` is created here and
+    nothing is packed, it is removed again.
     """
     existed = folder.exists()
     staging = temporary_name(folder / _STAGING_NAME)
@@ -91,17 +91,19 @@ def staging_folder(folder: Path, /) -> Iterator[Path]:
 def _create_staging(folder: Path, staging: Path) -> int:
     """Create the folder `staging` inside `folder`, lock it, and return the lock's file descriptor.
 
-    If a process was killed while it packed to `folder`, its publish is finished, or its staging
-    folder is deleted, before that.
+    If an earlier `pack` to `folder` was killed, it left one of two states, which are repaired
+    first: if it had begun to move its files to `folder`, the remaining files are moved; before
+    that, its staging folder is deleted.
     """
     make = partial(Path.mkdir, parents=True, exist_ok=True)
     with explain_unwritable(folder, _UNWRITABLE_ADVICE), locked(folder, make=make):
-        _finish_publish(folder)
+        _move_published_files(folder)
         for old in folder.glob(f".{_STAGING_NAME}-*"):
             if _STAGING_FOLDER.fullmatch(old.name):
-                # Without a complete marker file, only the marker and an empty folder are deleted.
-                delete = _delete_unlocked if is_deletable(old) else delete_listed
-                delete(old)
+                if is_deletable(old):  # it has a complete marker file of this library
+                    _delete_unlocked(old)
+                else:  # delete only an incomplete marker file, and the folder if it is empty
+                    delete_listed(old)
         staging.mkdir(mode=0o700)  # so that other users cannot open and lock the folder
         mark_deletable(staging)
         lock_fd = os.open(staging, os.O_RDONLY)
@@ -124,35 +126,38 @@ def _delete_unlocked(staging: Path) -> None:
 def publish(staging: Path, folder: Path, /) -> None:
     """Move the shards and indexes in `staging` to `folder`, as one transaction.
 
-    First `staging` is renamed to `PUBLISHING` (a folder in `folder`): this is the commit point.
-    Then its files are moved to `folder`. As long as it exists, readers refuse an index NAME if it
-    has a file `NAME.placing`, so nobody reads old and new files together. If this process is
-    killed, the next `pack` moves the remaining files.
+    First `staging` is renamed to the folder `PUBLISHING` in `folder`: this is the commit point.
+    Then its files are moved to `folder`, and `PUBLISHING` is deleted. In between, readers refuse
+    each index for which `PUBLISHING` has a file `NAME.placing`, so nobody reads old and new files
+    together. If this process is killed, the next `pack` moves the remaining files.
     """
-    _finish_publish(folder)  # of another process that was killed meanwhile
+    _move_published_files(folder)  # of another process that was killed meanwhile
     for index in list(staging.glob("*.index")):
         (staging / f"{index.name}.placing").touch()
     fsync_path(staging)
     os.rename(staging, folder / PUBLISHING)
     fsync_path(folder)
-    _finish_publish(folder)
+    _move_published_files(folder)
 
 
-def _finish_publish(folder: Path) -> None:
-    """Move the files of the folder `PUBLISHING`, if it exists, to `folder`, and delete it.
+def _move_published_files(folder: Path) -> None:
+    """Move the files in the folder `PUBLISHING`, if it exists, to `folder`, and delete it.
+
+    This is the second step of `publish`. If the process is killed, the next `pack` repeats it.
 
     Raises:
-        FileExistsError: `PUBLISHING` is not a folder that `publish` has made.
+        FileExistsError: `PUBLISHING` has no marker file, so this library did not create it.
     """
     publish_folder = folder / PUBLISHING
     if not os.path.lexists(publish_folder):
         return
-    if not is_deletable(publish_folder):
-        problem = "pack needs this name, and did not create this: move it elsewhere"
+    if not is_deletable(publish_folder):  # it has no marker file
+        problem = "pack uses a folder of this name, and did not create this one: move it elsewhere"
         raise FileExistsError(errno.EEXIST, problem, str(publish_folder))
     for index in sorted(publish_folder.glob("*.index")):
         _publish_index(publish_folder, folder, index.name)
     fsync_path(folder)
+    # After this rename, readers open the new indexes, while the folder is deleted.
     done = temporary_name(folder / _STAGING_NAME)
     os.rename(publish_folder, done)
     delete_folder(done)
@@ -161,19 +166,22 @@ def _finish_publish(folder: Path) -> None:
 def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
     """Move the shards of the index `name`, and then the index itself, to `folder`.
 
-    They replace an older index of the same name and its shards. The older index is replaced last,
-    since it lists the older shards: if this process is killed, the next one can still delete them.
+    They replace an older index of the same name and its shards. If this process is killed at any
+    step, the next `pack` calls this again and continues: until the index itself has been moved, the
+    index in `folder` still lists the old shards to delete, and that in `publish_folder` the new
+    ones to move.
     """
-    old = _listed_shards(folder / name)
-    new = _listed_shards(publish_folder / name)
-    new |= {shard.name for shard in _shard_files(publish_folder, name.removesuffix(".index"))}
-    for shard in sorted(old - new):
+    old_shards = _listed_shards(folder / name)
+    new_shards = _listed_shards(publish_folder / name)
+    split_name = name.removesuffix(".index")
+    new_shards |= {shard.name for shard in _shard_files(publish_folder, split_name)}
+    for shard in sorted(old_shards - new_shards):
         (folder / shard).unlink(missing_ok=True)
-    for shard in sorted(new):
+    for shard in sorted(new_shards):
         with suppress(FileNotFoundError):  # it was moved before the last process was killed
             os.replace(publish_folder / shard, folder / shard)
     if (folder / name).exists():
-        os.rename(folder / name, publish_folder / f"{name}.old")
+        os.rename(folder / name, publish_folder / f"{name}.old")  # deleted with publish_folder
     os.rename(publish_folder / name, folder / name)
 
 

@@ -49,7 +49,8 @@ class PackedSplit:
       those that were written.
     - `num_keys` and `field_counts` say how many of these have a key, and each field.
     - `class_names` are the labels that are names.
-    - `extensions` has for each field its extensions in a tar, as the keys of a dict, in order.
+    - `member_suffixes` has for each field the suffixes of its members in a tar, such as "jpg" and
+      "png", as the keys of a dict, which keeps their order.
     """
 
     folder: Path
@@ -62,7 +63,7 @@ class PackedSplit:
     num_records: int = 0
     num_keys: int = 0
     class_names: set[str] = field(default_factory=set)
-    extensions: dict[str, dict[str, None]] = field(default_factory=dict)
+    member_suffixes: dict[str, dict[str, None]] = field(default_factory=dict)
     field_counts: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -168,47 +169,49 @@ def _check_key(key: str, number: int, keys: dict[str, int]) -> None:
 
 
 def _members(
-    values: dict[str, Any], extensions: dict[str, str], packed: PackedSplit
+    values: dict[str, Any], file_extensions: dict[str, str], packed: PackedSplit
 ) -> dict[str, bytes]:
-    """Return the members of a sample in a tar: the bytes of each field, by the member's extension.
+    """Return the bytes of each tar member of a sample, by the suffix of the member's name.
 
-    The extension of each field is added to `packed.extensions`. `extensions` are those of the files
-    that the fields were read from, by field.
+    The member `0001.caption.txt` has the key 0001 of the sample and the suffix "caption.txt".
+    `file_extensions` maps fields to the extension of the file that they were read from, as "txt".
 
     Raises:
-        ValueError: there are no fields, or two have the same extension.
+        ValueError: there are no fields, or two would have the same suffix.
     """
     if not values:
         raise ValueError(
             "it has no field, so it would have no member in a tar: remove it, or pack to TFRecord"
         )
-    members: dict[str, str] = {}  # the name of the field by extension
+    field_of_suffix: dict[str, str] = {}
     for name, value in values.items():
-        extension = _extension(name, value, extensions)
-        other = members.setdefault(extension, name)
-        if other != name:
+        suffix = _member_suffix(name, value, file_extensions)
+        first_name = field_of_suffix.setdefault(suffix, name)
+        if first_name != name:
             raise ValueError(
-                f"the fields {other!r} and {name!r} would both be the tar member {extension!r}: "
+                f"the fields {first_name!r} and {name!r} would both be the tar member {suffix!r}: "
                 f"{_FIELD_ADVICE}"
             )
         if name != "label":
-            packed.extensions.setdefault(name, {})[extension] = None
-    return {extension: _as_bytes(name, values[name]) for extension, name in members.items()}
+            # A dict is an ordered set here: the suffixes of the field, in the order they occur.
+            packed.member_suffixes.setdefault(name, {})[suffix] = None
+    return {suffix: _as_bytes(name, values[name]) for suffix, name in field_of_suffix.items()}
 
 
-def _extension(name: str, value: Any, extensions: dict[str, str]) -> str:
-    """Return the extension of a field's member in a tar, such as "caption.txt".
+def _member_suffix(name: str, value: Any, file_extensions: dict[str, str]) -> str:
+    """Return the suffix of the tar member for a field: "caption.txt" for 0001.caption.txt.
 
-    It is the name of the field and the extension of its file, if there is one. A label has the
-    extension "cls", and an image only that of its file or its format.
+    It is the name of the field, with the extension of the file that the field was read from, if
+    there is one in `file_extensions`. The suffix of a label is "cls". That of an image is only an
+    extension: of its file, or by the format of its bytes.
     """
     if name == "label":
         return "cls"
     lower_name = name.replace("/", ".").lower()
     if name == "image":
         image_format = image_extension(value) if isinstance(value, bytes) else None
-        return extensions.get(name) or image_format or lower_name
-    return f"{lower_name}.{extensions[name]}" if name in extensions else lower_name
+        return file_extensions.get(name) or image_format or lower_name
+    return f"{lower_name}.{file_extensions[name]}" if name in file_extensions else lower_name
 
 
 def _as_bytes(name: str, value: Any) -> bytes:
