@@ -110,8 +110,8 @@ class MixtureSampler(Sampler):
         first_weights = StepSchedule([0], self._weights.values[:1])
         self._interleave = InterleaveSchedule(first_weights, [self._key])
         self._lengths = np.array([len(order) for order in self._samplers])
-        # How many samples at the start of a sampler's epoch may be reordered, after each change of
-        # the weights: int64[changes + 1, samplers]. `for_batches` sets it.
+        # How many samples at the start of an epoch of each sampler may be reordered, with a row for
+        # each set of weights: int64[sets of weights, samplers]. `for_batches` sets it.
         self._max_reordered = np.zeros((1, len(self._lengths)), np.int64)
         self._cache: list[FifoCache[Int64s]] = [FifoCache(1) for _ in self._samplers]  # chunks
         self._id_bounds = _bounds([order.num_ids for order in self._samplers])
@@ -179,24 +179,24 @@ class MixtureSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> MixtureSampler:
         """Return a copy of this mixture for `num_steps` batches an epoch, each of `batch_size`.
 
-        The batches decide at which positions the weights change, and which samples are reordered. A
-        sampler may start its next epoch within a batch, which then has the end of the previous
-        epoch, too. The samples at the start of an epoch are reordered, so that the batch has no
-        record twice: at most as many samples as a batch has of this sampler.
+        A sampler may start its next epoch in the middle of a batch, which then has the end of the
+        previous epoch, too. The first samples of the epoch are reordered, so that the batch has no
+        record twice. This depends on the batches, as do the positions at which the weights change.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
         mixture._interleave = self._interleave_for(batch_size, num_steps)
-        # The most samples of each sampler in a batch, after each change of the weights.
+        # The most samples of each sampler in a batch, with a row for each set of weights.
         max_counts = np.array([_max_samples_in_batch(w, batch_size) for w in self._weights.values])
-        # The first m samples of an epoch are reordered, if m is the most in a batch. The last m - 1
-        # may be in a batch with the next epoch, so they must be other samples.
-        is_long = self._lengths >= 2 * max_counts - 1
-        # A sampler that repeats records by itself is not reordered. A mixture is, since it declares
-        # repetitions as long as it does not know its batches.
-        repeats_records = np.array([order.traits.repeats for order in self._samplers])
-        is_mixture = [isinstance(order, MixtureSampler) for order in self._samplers]
-        is_reordered = (~repeats_records | is_mixture) & is_long
+        # A batch with m samples of a sampler may have the last m - 1 samples of one epoch. The
+        # first m samples of the next epoch are reordered. These must be different samples.
+        is_long_enough = self._lengths >= max_counts + (max_counts - 1)
+        # Where a sampler repeats records within an epoch, a new order at its start does not help.
+        # An inner mixture declares that it repeats records only because it does not know the
+        # batches: it is reordered all the same.
+        repeats_records = np.array([sampler.traits.repeats for sampler in self._samplers])
+        is_mixture = [isinstance(sampler, MixtureSampler) for sampler in self._samplers]
+        is_reordered = is_long_enough & (~repeats_records | is_mixture)
         mixture._max_reordered = np.where(is_reordered, max_counts, 0)
         repeats = bool(repeats_records.any() or not is_reordered.all())
         mixture.traits = replace(self.traits, repeats=repeats)
@@ -224,50 +224,52 @@ class MixtureSampler(Sampler):
         """
         if not len(positions):
             return positions
-        # The sampler of each position, and the index of the sample over all epochs of the sampler.
-        sampler, index = self._interleave.elements_at(epoch * self._samples + positions)
-        self._move_duplicates_back(sampler, index)  # changes `index`
+        # The number of the sampler at each position, and the index of the sample over all epochs of
+        # this sampler.
+        mixture_positions = epoch * self._samples + positions  # over all epochs
+        number, sample_index = self._interleave.elements_at(mixture_positions)
+        self._reorder_starts(number, sample_index)  # changes `sample_index`
         # Samplers are drawn in chunks of `_CHUNK` consecutive samples, which are cached. Draw each
         # distinct (sampler, chunk) once: `first` has the index of a sample of each, and sample i is
         # `chunks[chunk_of[i]][offset[i]]`.
-        chunk, offset = np.divmod(index, _CHUNK)
-        first, chunk_of = distinct_pairs(sampler, chunk)
+        chunk, offset = np.divmod(sample_index, _CHUNK)
+        first, chunk_of = distinct_pairs(number, chunk)
         chunks = [
-            self._cache[i].get(number, lambda: _draw_chunk(self._samplers[i], number))  # noqa: B023
-            for i, number in zip(sampler[first].tolist(), chunk[first].tolist(), strict=True)
+            self._cache[n].get(c, lambda: _draw_chunk(self._samplers[n], c))  # noqa: B023
+            for n, c in zip(number[first].tolist(), chunk[first].tolist(), strict=True)
         ]
         own_ids: Int64s = np.stack(chunks)[chunk_of, offset]
-        return self._id_bounds[sampler] + own_ids
+        return self._id_bounds[number] + own_ids
 
-    def _move_duplicates_back(self, sampler: Int64s, index: Int64s) -> None:
-        """Reorder the samples at the start of a sampler's epoch, so that no batch repeats a record.
+    def _reorder_starts(self, sampler_number: Int64s, sample_index: Int64s) -> None:
+        """Reorder the first samples of each sampler's epoch, so that no batch repeats a record.
 
-        A sampler of a mixture may start its next epoch within a batch, which then has the end of
-        the previous epoch, too. Sample i of a draw is of sampler `sampler[i]`, and `index[i]` is
-        its number, counted over all epochs of this sampler. `index` is changed in place: a sample
-        at position p of its epoch becomes the one at position `new_order[p]`.
+        A sampler of a mixture may start its next epoch in the middle of a batch, which then has the
+        end of the previous epoch, too. Sample i of the mixture is number `sample_index[i]` of the
+        samples of sampler `sampler_number[i]`, counted over all its epochs. `sample_index` is
+        changed: with epochs of 10 samples, 20 (position 0 of epoch 2) may become 23.
         """
-        epoch, position = np.divmod(index, self._lengths[sampler])
-        # Only the first samples of an epoch may be in the batch in which the epoch starts.
-        max_reordered = self._max_reordered.max(axis=0)[sampler]
+        epoch, position = np.divmod(sample_index, self._lengths[sampler_number])
+        # At most so many samples at the start of an epoch are reordered, whatever the weights are.
+        max_reordered = self._max_reordered.max(axis=0)[sampler_number]
         candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))
         if not len(candidates):
             return
-        # Compute the new order once for each distinct pair (sampler, epoch). `first` has the index
-        # of a candidate of each pair, and candidate i has pair number `pair_of[i]`.
-        first, pair_of = distinct_pairs(sampler[candidates], epoch[candidates])
+        # Compute the new positions once for each distinct pair (sampler, epoch). `first` has the
+        # index of a candidate of each pair, and candidate i has pair number `pair_of[i]`.
+        first, pair_of = distinct_pairs(sampler_number[candidates], epoch[candidates])
         for pair, sample in enumerate(candidates[first].tolist()):
-            new_order = self._order_at_start(int(sampler[sample]), int(epoch[sample]))
+            new_positions = self._reordered_start(int(sampler_number[sample]), int(epoch[sample]))
             samples = candidates[pair_of == pair]
-            samples = samples[position[samples] < len(new_order)]
-            index[samples] += new_order[position[samples]] - position[samples]
+            samples = samples[position[samples] < len(new_positions)]
+            sample_index[samples] += new_positions[position[samples]] - position[samples]
 
-    def _order_at_start(self, sampler: int, epoch: int) -> Int64s:
-        """Return the order of the samples at the start of a sampler's epoch, as positions in it.
+    def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
+        """Return the reordered positions of the first samples of a sampler's epoch.
 
-        The epoch may start within a batch of the mixture. Then the batch also has the last samples
-        of the previous epoch, and samples of the same records move back, after the next samples.
-        Say that the batch has four samples of this sampler, two of each epoch::
+        The epoch may start in the middle of a batch of the mixture, which then has the last samples
+        of the previous epoch, too. First samples of the same records move back, after the next
+        samples. Say that the batch has four samples of this sampler, two of each epoch::
 
             end of the previous epoch   records 1 2
             start of the epoch          records 2 0 3 4    2 is in the batch already
@@ -276,42 +278,41 @@ class MixtureSampler(Sampler):
         The result is empty if the batch has no samples of the previous epoch, or if this sampler is
         not reordered.
         """
-        order, length = self._samplers[sampler], int(self._lengths[sampler])
-        position = self._interleave.position_of(sampler, epoch * length)
-        # The batch in which the sampler's epoch starts: its first position, and where it stops. The
-        # last batch of an epoch of the mixture may be smaller.
-        offset = position % self._samples  # in the epoch of the mixture
-        start = position - offset % self._batch_size
-        stop = min(start + self._batch_size, position - offset + self._samples)
-        # How many samples of this sampler are in the batch, and how many of these are old: of the
-        # previous epoch.
-        num_before = int(self._interleave.num_before(start)[sampler])
-        num_in_batch = int(self._interleave.num_before(stop)[sampler]) - num_before
+        sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
+        # The position in the mixture at which the sampler's epoch starts, over all epochs of both.
+        position = self._interleave.position_of(sampler_number, epoch * length)
+        # The batch that contains it. The last batch of an epoch of the mixture may be smaller.
+        mixture_start = position - position % self._samples  # of this epoch of the mixture
+        batch_start = position - (position - mixture_start) % self._batch_size
+        batch_stop = min(batch_start + self._batch_size, mixture_start + self._samples)
+        # How many samples of this sampler are in the batch, and how many are of the previous epoch.
+        num_before = int(self._interleave.num_before(batch_start)[sampler_number])
+        num_in_batch = int(self._interleave.num_before(batch_stop)[sampler_number]) - num_before
         num_old = epoch * length - num_before
-        num_changes = self._interleave.weights.index_at(position)  # of the weights, up to here
-        if not num_old or not self._max_reordered[num_changes, sampler]:
+        weights_number = self._interleave.weights.index_at(position)  # of the weights at this point
+        if not num_old or not self._max_reordered[weights_number, sampler_number]:
             return np.empty(0, np.int64)
-        old = order.records(checked_draw(order, epoch - 1, np.arange(length - num_old, length)))
-        new = order.records(checked_draw(order, epoch, np.arange(num_in_batch)))
-        is_new = ~np.isin(new, old)
+        last_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))
+        first_ids = checked_draw(sampler, epoch, np.arange(num_in_batch))
+        is_new = ~np.isin(sampler.records(first_ids), sampler.records(last_ids))
         # The first samples of new records complete the batch. All others follow, in their order: a
         # stable argsort lists the positions with False before those with True.
         completes_batch = is_new & (np.cumsum(is_new) <= num_in_batch - num_old)
         return np.argsort(~completes_batch, kind="stable")
 
 
-def _check_mixable(order: Sampler) -> Sampler:
-    """Return `order` if it can be a sampler of a mixture; otherwise raise ValueError."""
+def _check_mixable(sampler: Sampler) -> Sampler:
+    """Return a sampler if it can be one of a mixture; otherwise raise ValueError."""
     problem = ""
-    if not len(check_sampler(order, name="each of orders")):
+    if not len(check_sampler(sampler, name="each of orders")):
         problem = "be empty"
-    elif order.traits.max_cached is not None:  # a decoded record is kept for its next use
+    elif sampler.traits.max_cached is not None:  # a decoded record is kept for its next use
         problem = "reuse records, since samples of other samplers would come between the uses"
-    elif order.traits.needs_steps:
+    elif sampler.traits.needs_steps:
         problem = "change at training steps, since a mixture draws its samples at other steps"
     if problem:
-        raise ValueError(f"each of orders must not {problem}, got {order!r}")
-    return order
+        raise ValueError(f"each of orders must not {problem}, got {sampler!r}")
+    return sampler
 
 
 def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
@@ -329,36 +330,38 @@ def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.b
         yield number, mask, ids[mask] - bounds[number]
 
 
-def _draw_chunk(order: Sampler, chunk: int) -> Int64s:
+def _draw_chunk(sampler: Sampler, chunk: int) -> Int64s:
     """Return chunk number `chunk` of the ids of all epochs of a sampler, int64[_CHUNK].
 
     A sampler is drawn for one epoch at a time, and a chunk may be in several epochs.
     """
-    epoch, position = np.divmod(chunk * _CHUNK + np.arange(_CHUNK), len(order))
+    epoch, position = np.divmod(chunk * _CHUNK + np.arange(_CHUNK), len(sampler))
     epoch_starts = np.flatnonzero(np.diff(epoch)) + 1
     parts = zip(np.split(epoch, epoch_starts), np.split(position, epoch_starts), strict=True)
-    return np.concatenate([checked_draw(order, int(e[0]), positions) for e, positions in parts])
+    return np.concatenate([checked_draw(sampler, int(e[0]), positions) for e, positions in parts])
 
 
 def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
-    """Return weights and samplers of a mixture as fields of its fingerprint, which states compare.
+    """Return weights and samplers of a mixture as fields of its fingerprint.
 
-    A field whose name has a training step is compared only with states of later steps. So if
-    sampler B has weight 0 until step 9, it becomes a field of step 9: a state that was saved before
-    step 9, by a mixture without B, stays valid. The fields of {0: [1, 0], 9: [1, 2]} for the
-    samplers A and B are::
+    A saved state has these fields, and can be loaded only if they are the same. A field such as
+    "weights from step 9" is compared only if the state was saved after step 9. So a sampler that
+    joins at step 9, with weight 0 before, must be such a field: an earlier state, saved by a
+    mixture without this sampler, stays valid. The weights {0: [1, 0], 9: [1, 2]} of the samplers A
+    and B have the fields::
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    # The number of samplers after each change: up to the last that has had a weight above 0.
-    counts = [int(np.flatnonzero(values)[-1]) + 1 for values in weights.values]
-    counts = np.maximum.accumulate(counts).tolist()
-    used_weights = [values[:n].tolist() for values, n in zip(weights.values, counts, strict=True)]
-    new_samplers = [samplers[start:stop] for start, stop in pairwise([0, *counts])]
+    # How many samplers have joined at each change: all up to the last one with a weight above 0,
+    # at this change or an earlier one.
+    last_used = [int(np.flatnonzero(values)[-1]) for values in weights.values]
+    num_joined = (np.maximum.accumulate(last_used) + 1).tolist()
+    joined_weights = [w[:n].tolist() for w, n in zip(weights.values, num_joined, strict=True)]
+    joining_samplers = [samplers[start:stop] for start, stop in pairwise([0, *num_joined])]
     # `parameters` names the fields by the steps, as in the example.
-    weight_fields = StepSchedule(weights.starts, used_weights).parameters("weights")
-    sampler_fields = StepSchedule(weights.starts, new_samplers).parameters("orders")
-    return {**weight_fields, **{field: new for field, new in sampler_fields.items() if new}}
+    weight_fields = StepSchedule(weights.starts, joined_weights).parameters("weights")
+    sampler_fields = StepSchedule(weights.starts, joining_samplers).parameters("orders")
+    return {**weight_fields, **{name: value for name, value in sampler_fields.items() if value}}
 
 
 def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
@@ -367,8 +370,11 @@ def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:
     In each period of `sum(weights)` samples, sampler i has `weights[i]`, in any order. A batch is
     some complete periods, and a part of a period at either end. The two parts together have at most
     `2 * weights[i]` samples of sampler i, all of its samples of both periods. With weights 2 and 1,
-    a batch of 4 samples without a complete period may have 4 samples of the first sampler, or 2 of
-    the second. With a complete period, it has at most 3 or 2.
+    a batch of 4 samples has no or one complete period of 3::
+
+        complete periods    size of both parts    first sampler         second sampler
+        0                   4                     0 + min(4, 4) = 4     0 + min(4, 2) = 2
+        1                   1                     2 + min(1, 4) = 3     1 + min(1, 2) = 2
     """
     period = int(weights.sum())
     max_periods = batch_size // period
