@@ -11,7 +11,7 @@ import numpy as np
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.collate import is_string, mode_of
 from twinfeed.loaders.feed.config import Batch
-from twinfeed.loaders.loop.feed_loader import MakingLoader
+from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.making.prefetch import Prefetcher
@@ -20,7 +20,7 @@ from twinfeed.loaders.support.array_types import Array
 from twinfeed.samplers import BatchStream
 
 
-class JaxLoader(MakingLoader[B]):
+class JaxLoader(ThreadedLoader[B]):
     """Iterate over the batches of the whole `feed` as global arrays of JAX.
 
     Every process gives the whole feed. Which rows a process makes follows from the sharding, and

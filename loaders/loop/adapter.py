@@ -29,7 +29,9 @@ class Adapter:
         """
         loader = self.loader
         loader._end_pass()
-        pass_start = loader.external_passes.start()  # decides the first step
+        # `external_passes` decides at which epoch and step the iteration of a framework starts, and
+        # changes the loader's position when it is told that the iteration is complete.
+        pass_start = loader.external_passes.start()
         loader.meter.start(pass_start.step)
         num_batches = len(loader) - pass_start.step
         batch_numbers = count(1)
@@ -48,15 +50,16 @@ class Adapter:
             yield arranged
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return a dataset of the framework that Keras's `fit` trains on, or None.
+        """Return a `tf.data.Dataset`, or the like, for Keras's `fit` to iterate over, or None.
 
-        None means that the framework has no datasets: `fit` then iterates over `batches`. A
+        None means that the framework has no such class: `fit` then iterates over `batches`. A
         subclass overrides this.
 
         Args:
             backend: the name of Keras's backend.
-            arrange: a function that turns a batch into what the model takes, or a dataset that the
-                user has derived from `loader.dataset`.
+            arrange: the user's function, which turns a batch into what the model takes, such as
+                (inputs, targets). Or a `tf.data.Dataset` that the user has made of `loader.dataset`
+                by methods such as `map`.
             model: the model to train.
         """
         return None

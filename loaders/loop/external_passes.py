@@ -63,8 +63,9 @@ class ExternalPasses:
 
     def __init__(self, cursor: Cursor, /, *, advice: str, ledger: Ledger | None = None) -> None:
         self._cursor, self._advice, self._ledger = cursor, advice, ledger
-        # The (epoch, step) at which the next pass starts; None unless a caller tracks the position.
-        self._next_start: tuple[int, int] | None = None
+        # The (epoch, step) at which the next pass starts, while a caller tracks the position, from
+        # `track_from` to `stop_tracking`; otherwise None.
+        self._tracked_start: tuple[int, int] | None = None
         self._latest_start: tuple[int, int] | None = None  # where the latest pass started
         self._generation = 0  # rises when tracking starts or stops
         self.peeking = False
@@ -75,73 +76,89 @@ class ExternalPasses:
         return partial(ExternalPasses, advice=self._advice), (self._cursor,)
 
     def start(self) -> PassStart:
-        """Return where the pass starts that a framework is starting now.
+        """Return the epoch and step at which a framework's new iteration, a pass, must start.
 
         - While `peeking` is set (the framework looks at one batch, or validates on the loader of
           the training), it is step 0 of the epoch.
-        - While a caller tracks the position, it is where the previous pass ended.
+        - From `track_from` to `stop_tracking`, a caller such as a Keras callback sets the loader's
+          position. A pass then starts where the previous pass ended (`_tracked_start`).
         - Otherwise it is the loader's position. Warns if the same training epoch starts for the
           third time: the position does not move.
+
+        The result also has the generation, a number that rises whenever tracking starts or stops,
+        so that `finish` can ignore the end of a pass that started before.
         """
         training = not self._cursor.stream.evaluation
         with _LOCK:
             if self.peeking and training:
                 return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step
-            if self._next_start is None:  # nobody tracks the position
+            if self._tracked_start is None:  # no caller tracks the position
                 self._latest_start = self._cursor.start_pass()
+                # Warns with this advice if too many passes start at the same epoch.
                 self._cursor.count_pass(self._latest_start[0], self._advice)
-            elif training and position > self._next_start:
-                # Batches after `_next_start` were trained on, but their pass has not ended: it was
-                # abandoned, or the framework only draws a batch to infer its shape.
+            elif training and position > self._tracked_start:
+                # Batches after `_tracked_start` were trained on, but their pass has not ended: it
+                # was abandoned, or the framework only draws a batch to infer its shape.
                 return PassStart(*position, self._generation)
             else:
-                self._latest_start = self._next_start
+                self._latest_start = self._tracked_start
             return PassStart(*self._latest_start, self._generation)
 
     def finish(self, pass_start: PassStart, /) -> None:
-        """Set where the next pass starts, after the last batch of the pass that `start` returned.
+        """Set where the next pass (iteration of a framework) starts, after the end of a pass.
 
-        While a caller tracks the loader's position (from `track_from` to `stop_tracking`), only the
-        start of the next pass is set. Otherwise the loader's position becomes the start of the next
-        epoch; in an evaluation, the start of the same epoch.
+        `pass_start` is where the pass started, as `start` has returned it. There are three cases:
+
+        1. Tracking has started or stopped since the pass started: nothing changes.
+        2. A caller tracks the loader's position, from `track_from` to `stop_tracking`: the next
+           pass starts at the next epoch, but the position does not change.
+        3. Otherwise the loader's position becomes the start of the next epoch.
+
+        In an evaluation, the same epoch stands in place of the next one.
         """
         epoch, step, generation = pass_start
         evaluation = self._cursor.stream.evaluation
         with _LOCK:
-            # The generation rises when tracking starts or stops. A pass that was abandoned before
-            # may still prefetch to its end, which would skip an epoch.
+            # The generation is a number that rises when tracking starts or stops. A pass that was
+            # abandoned before may still prefetch to its end: to count it would skip an epoch.
             if generation != self._generation:
                 return
-            if self._next_start is not None:  # a caller tracks the position
-                if self._next_start[0] == epoch:
-                    self._next_start = (epoch if evaluation else epoch + 1), 0
+            if self._tracked_start is not None:  # a caller tracks the position
+                if self._tracked_start[0] == epoch:
+                    self._tracked_start = (epoch if evaluation else epoch + 1), 0
                 return
             num_steps = len(self._cursor.stream)
-            if self._ledger is not None:  # the file of received steps gets those of this pass
+            if (
+                self._ledger is not None
+            ):  # write the steps of this pass to the file of received steps
                 self._ledger.delivered(epoch * num_steps + step, num_steps - step)
             if evaluation:
                 self._cursor.end()
             elif self._cursor.epoch == epoch:  # else `set_epoch` has changed it meanwhile
-                self._cursor.seek(epoch, num_steps)  # the end of this epoch: the next one's start
+                # Step `num_steps` is the end of the epoch, which is the start of the next one.
+                self._cursor.seek(epoch, num_steps)
 
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
-        """Let the caller track the loader's position: the next pass starts at this epoch and step.
+        """Let the caller set the loader's position while a framework iterates over the loader.
 
-        From now on, the end of a pass does not change the position: the caller does, by
-        `advance_to`. `reshardable` says whether a `tf.distribute` strategy may divide the batches.
+        The next pass (iteration of the framework) starts at this epoch and step. From now on, until
+        `stop_tracking`, the end of a pass does not change the loader's position. The caller sets it
+        by `advance_to`. `reshardable` says whether a `tf.distribute` strategy may divide the
+        batches among its replicas.
         """
         with _LOCK:
-            if self._next_start is None:  # tracking starts: ends of earlier passes are ignored
+            if self._tracked_start is None:  # the caller did not track the position before
+                # `finish` ignores the end of a pass that started in an earlier generation.
                 self._generation += 1
-            self._next_start = epoch, step
+            self._tracked_start = epoch, step
             self.peeking, self.reshardable = False, reshardable
 
     @contextmanager
     def peek(self) -> Iterator[None]:
-        """Let a framework look at batches: iterations started in the block move no position.
+        """Let a framework look at batches in a `with` block without changing the loader's position.
 
-        In the `with` block, `start` starts each of them at step 0, and `finish` ignores their end.
+        An iteration that starts in the block starts at step 0. Its end is ignored.
         """
         was_peeking, self.peeking = self.peeking, True
         try:
@@ -165,13 +182,15 @@ class ExternalPasses:
         self._cursor.seek(epoch, step)
 
     def stop_tracking(self) -> None:
-        """End what `track_from` began: the caller no longer sets the loader's position.
+        """Undo `track_from`, so that the caller no longer sets the loader's position.
 
-        From now on, a pass starts at the position, and its end moves the position to the next
-        epoch. Passes that started before this call no longer change the position.
+        From now on, a pass (iteration of a framework) starts at the loader's position, and its end
+        moves the position to the next epoch. Passes that started before this call no longer change
+        the position. All attributes that `track_from` and `start` set get their first values.
         """
         with _LOCK:
-            if self._next_start is not None:
-                self._generation += 1  # `finish` ignores passes of an older generation
-            self._next_start = self._latest_start = None
+            if self._tracked_start is not None:  # a caller tracked the position
+                # `finish` ignores the end of a pass that started in an earlier generation.
+                self._generation += 1
+            self._tracked_start = self._latest_start = None
             self.peeking, self.reshardable = False, True

@@ -38,11 +38,11 @@ class FeedLoader(Loader[B]):
 
     @property
     def lookahead(self) -> int | None:
-        """The most batches that may be drawn from the sampler before the loop receives them.
+        """How many batches are drawn from the sampler, at most, before the loop receives them.
 
-        None here, since a framework such as TensorFlow draws the batches as far ahead as it likes.
-        Loaders that draw them themselves override this, with a number by their options, which is
-        the same on all ranks.
+        It is None, for no limit, if a framework such as TensorFlow draws the batches. Loaders that
+        draw the batches themselves override this property. Their limit depends only on the
+        loader's options, so that it is the same on all ranks.
         """
         return None
 
@@ -189,8 +189,8 @@ class FeedLoader(Loader[B]):
             )
 
 
-class MakingLoader(FeedLoader[B]):
-    """The base class of loaders that make the batches in this process, in order, on threads."""
+class ThreadedLoader(FeedLoader[B]):
+    """The base class of loaders whose batches are made by threads of this process, in order."""
 
     @hint_arguments(**LOADER_HINTS, **PROCESS_HINTS)
     def __init__(
@@ -209,9 +209,14 @@ class MakingLoader(FeedLoader[B]):
 
     @property
     def lookahead(self) -> int:
-        """The most batches that may be drawn from the sampler before the loop receives them."""
-        # By default, the number of threads is that of the processors, at most the constant. The
-        # bound must not differ between machines, so it counts at least this constant.
+        """How many batches are drawn from the sampler, at most, before the loop receives them.
+
+        They are the batches that wait for the loop (`prefetch`), one for each thread that makes
+        batches, and one that was just drawn for the next free thread. The limit is the same on all
+        machines.
+        """
+        # The default number of threads is that of the processors, which differs between machines,
+        # but is at most MAX_DEFAULT_THREADS. So this many threads count in any case.
         threads = max(MAX_DEFAULT_THREADS, self.threads) if self.threads else 0
         return self.prefetch + 1 + threads
 
@@ -220,11 +225,13 @@ class MakingLoader(FeedLoader[B]):
     ) -> Generator[T, None, None]:
         """Yield `convert(batch)` for each batch of an epoch, in order, from step `start` on.
 
-        Each thread makes a whole batch. But if the sampler reuses decoded images, batches are made
-        one after another, and the threads share the samples of each. `empty` allocates the arrays.
+        Each thread makes a whole batch. But if the sampler draws each decoded image several times,
+        batches are made one after another, and the threads divide the samples of each batch.
+        `empty` allocates the arrays of a batch, as numpy.empty does.
         """
         feed = self.feed
         schedule = self.schedules.of(feed.sampler)
+        # `max_cached` is the number of decoded images to cache until they are drawn again, or None.
         reuses_images = feed.sampler.traits.max_cached is not None
         decode_threads, batch_threads = (self.threads, 0) if reuses_images else (0, self.threads)
         with Batcher(

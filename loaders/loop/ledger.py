@@ -34,7 +34,7 @@ LEDGER_VERSION = 1
 POSITION = Struct("<qq")
 
 _LINE_START = b'{"ledger": %d,' % LEDGER_VERSION  # every line of a ledger starts so
-_NO_OPEN_RANGE = POSITION.pack(-1, 0)  # the position file while no range is open
+_NO_OPEN_RANGE = POSITION.pack(-1, 0)  # the position file while each range has an "end" line
 _LONGEST_LINE = 1 << 20  # bytes read from the end of the file to find its last complete line
 
 _LEDGERS: WeakSet[Ledger] = WeakSet()  # ledgers to close at exit, and to leave alone after a fork
@@ -71,11 +71,17 @@ def position_path(path: Path, /) -> Path:
     return path.with_name(f"{path.name}.position")
 
 
-def sampler_of(stream: Feed | BatchStream, /) -> BatchStream:
-    """Return the sampler of a feed, or the sampler itself; raise TypeError for anything else."""
-    sampler = stream.sampler if isinstance(stream, Feed) else stream
+def sampler_of(feed_or_sampler: Feed | BatchStream, /) -> BatchStream:
+    """Return the batch sampler of a feed, or the argument itself if it is a batch sampler.
+
+    `BatchStream` is the base class of batch samplers.
+
+    Raises:
+        TypeError: the argument is neither of them.
+    """
+    sampler = feed_or_sampler.sampler if isinstance(feed_or_sampler, Feed) else feed_or_sampler
     if not isinstance(sampler, BatchStream):
-        raise TypeError(f"expected a Feed or a batch sampler, got a {type(stream).__name__}")
+        raise TypeError(f"expected a Feed or a batch sampler, got a {type(sampler).__name__}")
     return sampler
 
 
@@ -134,7 +140,7 @@ class Ledger(Closing):
         self.close()
 
     def delivered(self, global_step: int, steps: int = 1, /) -> None:
-        """Note that a loop receives a batch, or the batches of several consecutive steps.
+        """Write that a loop receives a batch, or the batches of several consecutive steps.
 
         A jump, to a step that does not follow the last one, starts a new range of steps.
 
@@ -148,7 +154,8 @@ class Ledger(Closing):
             if global_step != self._next_step:
                 self._start_range(validate.integer("global_step", global_step, minimum=0))
             self._next_step = int(global_step) + int(steps)
-            # No line is written for a batch: the position file has how far the range has come.
+            # No line is written for a batch. The position file, 16 bytes that are overwritten, says
+            # where the line of the current range of steps is, and which step comes next.
             os.pwrite(self._position_fd, POSITION.pack(self._range_offset, self._next_step), 0)
         except OSError as error:
             self._disable(error)
@@ -195,7 +202,7 @@ class Ledger(Closing):
         rank.
         """
         self._end_range()
-        run = {} if self._run_was_written else self._describe_run(step)
+        run = {} if self._run_was_written else self._run_description(step)
         self._range_offset = self._write_line("begin", step, **run)
         self._run_was_written = True
 
@@ -205,19 +212,22 @@ class Ledger(Closing):
             # A range is open. Its end is the step after the last delivered batch.
             end_step, self._next_step = self._next_step, None
             self._write_line("end", end_step)
-            self._write_no_open_range()
+            self._reset_position_file()
 
-    def _describe_run(self, step: int) -> dict[str, Any]:
-        """Return all that decides which records the steps have, for a line of the ledger.
+    def _run_description(self, step: int) -> dict[str, Any]:
+        """Return all that decides which records the batches have, for a line of the ledger.
 
-        It is the library's version, the ranks, and the sampler and records as in a saved state.
+        That is the version of this library, the rank and the number of ranks, the fingerprint of
+        the index, and the state that a loader would save before step `step`, counted over all
+        epochs.
         """
         # Imported here, as this import would take a sixth of the time of `import twinfeed`.
         from importlib.metadata import version
 
         sampler, source = self._sampler, getattr(self._stream, "index", None)
         state = sampler.state_at(*divmod(step, len(sampler)))
-        # The fingerprint of a state has a schedule only up to its step. The ledger needs all of it.
+        # An option of a sampler may be a schedule, such as {0: 8, 340: 16} for 16 from step 340 on.
+        # A saved state has only the part before its own step, and the ledger needs all of it.
         state["fingerprint"] = sampler.fingerprint
         if source is not None:
             state["records"] = record_state(source)
@@ -244,10 +254,14 @@ class Ledger(Closing):
         return offset
 
     def _open_files(self) -> None:
-        """Open the ledger and its position file, which has how far the open range has come.
+        """Open the ledger and the position file beside it, and check what kind of files they are.
+
+        The ledger has lines of JSON: "begin" and "end" lines of ranges of consecutive steps that
+        the loop has received. The position file says where the "begin" line of the last range is,
+        and which step came last, as long as the range has no "end" line.
 
         Raises:
-            LoaderError: one of them is another file: nothing of it is overwritten.
+            LoaderError: one of them is some other file, which is not changed.
         """
         problem = f"not a file of a ledger of version {LEDGER_VERSION}"
         advice = "give ledger= the name of a file that does not exist"
@@ -286,12 +300,12 @@ class Ledger(Closing):
         range_offset, next_step = POSITION.unpack(position)
         if 0 <= range_offset < complete_size:  # a range was open, and its "begin" line is there
             self._write_line("end", next_step, killed=True)
-        self._write_no_open_range()
+        self._reset_position_file()
 
-    def _write_no_open_range(self) -> None:
-        """Write to the position file that no range is open, and sync it.
+    def _reset_position_file(self) -> None:
+        """Write to the position file that all ranges of steps in the ledger have an "end" line.
 
-        It must be on the disk before the next range begins.
+        The file is synced, since this must be on the disk before the next range begins.
         """
         os.pwrite(self._position_fd, _NO_OPEN_RANGE, 0)
         os.fsync(self._position_fd)
@@ -302,8 +316,8 @@ class Ledger(Closing):
             if descriptor >= 0:  # -1 means that it is closed
                 os.close(descriptor)
         self._ledger_fd = self._position_fd = -1
-        # Another run may write to the file before this ledger opens it again, so the next range
-        # must describe this run again.
+        # Another run may write to the ledger before it is opened again. So the next "begin" line
+        # must describe this run again: its sampler, index and rank.
         self._run_was_written = False
 
     def _detach(self) -> None:

@@ -130,7 +130,7 @@ class Loader(Closing, Generic[B]):
         # Epochs of which the loop has received a batch, since the last load_state_dict.
         self._received_epochs: set[int] = set()
         self._loaded_position = 0, 0  # the (epoch, step) that load_state_dict set
-        self._warned_of_jump = False  # set_epoch warns only once
+        self._warned_of_repeat_or_skip = False  # set_epoch warns only once
         self._position_was_set = False  # by set_epoch or load_state_dict
         stream = getattr(self, "feed", sampler)
         self._ledger = None if ledger is None else Ledger(ledger, stream)
@@ -220,11 +220,13 @@ class Loader(Closing, Generic[B]):
 
         Args:
             batches: the iterator of the pass.
-            count_received: is called before each batch is yielded, to count it. It returns whether
-                the batch is the last one of its epoch.
+            count_received: a function that is called before each batch is yielded. It moves the
+                loader's position to the next batch, and returns whether the batch is the last one
+                of its epoch.
             num_batches: the number of batches, if it is known.
             divided: whether the framework, such as `tf.distribute`, gives each process its own
-                batches. Otherwise a sampler that is not sharded is warned of.
+                batches. If it is False, a warning is given if this is one of several processes, and
+                the sampler is not sharded: all processes would get the same batches.
 
         Raises:
             RuntimeError: a call has ended the pass before its last batch.
@@ -233,7 +235,7 @@ class Loader(Closing, Generic[B]):
             warn_unsharded(self._sampler)
         self._current_pass = batches
         try:
-            for batch in self._timed(batches, num_batches):
+            for batch in self._measure_waiting(batches, num_batches):
                 is_last = count_received()
                 yield batch
                 # The body of the user's loop has run. It may have ended the pass, which is an error
@@ -246,25 +248,26 @@ class Loader(Closing, Generic[B]):
             if self._current_pass is batches:  # no later pass has begun
                 self._end_pass()
 
-    def _timed(self, batches: Pass, num_batches: int | None) -> Iterator[Any]:
+    def _measure_waiting(self, batches: Pass, num_batches: int | None) -> Iterator[Any]:
         """Yield the batches of a pass, and measure how long the loop waits for each.
 
         `num_batches` is their number, or None if the iterator decides when the pass ends.
 
         Raises:
-            RuntimeError: another thread has ended the pass while this one waited for a batch:
-                `self._current_pass` is no longer `batches`.
+            RuntimeError: another thread has ended the pass while this one waited for a batch, for
+                example by `close`. Then `self._current_pass` is no longer `batches`, and the
+                iterator raises some error, or has no further batch.
         """
         for _ in count() if num_batches is None else range(num_batches):
             requested = perf_counter_ns()
             try:
-                batch = next(batches, _END)
-                was_ended = batch is _END and num_batches is not None  # too few batches
+                batch = next(batches, _END)  # _END if there is no further batch
             except Exception:
                 if self._current_pass is batches:
                     raise
-                was_ended = True  # closing the pass has caused the error: it is not shown
-            if was_ended or self._current_pass is not batches:
+                batch = _END  # another thread has closed the pass, which has caused the error
+            too_few_batches = batch is _END and num_batches is not None
+            if too_few_batches or self._current_pass is not batches:
                 batches.close()
                 raise RuntimeError(_PASS_WAS_ENDED)
             if batch is _END:
@@ -307,22 +310,25 @@ class Loader(Closing, Generic[B]):
         return self.epoch * len(self) + self.step
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Set the epoch of the next pass. After `load_state_dict`, the loaded epoch keeps its step.
+        """Set the epoch of the next pass, which starts at step 0.
 
-        Warns, once, if a training epoch that the loop has received starts again, or if the rest of
-        an epoch that the loop has started is skipped.
+        If a state of this epoch was loaded, the pass starts at the step of the state.
+
+        In a training, warns once if the loop has already received batches of this epoch, or if it
+        skips the last batches of the previous epoch.
         """
         self._end_pass_and_tracking()
         self._position_was_set = True
         previous_epoch, step = self.epoch, self.step
         self._cursor.set_epoch(epoch)
         if not self._sampler.evaluation:
-            self._warn_of_jump(previous_epoch, step)
+            self._warn_of_repeat_or_skip(previous_epoch, step)
 
-    def _warn_of_jump(self, previous_epoch: int, step: int) -> None:
+    def _warn_of_repeat_or_skip(self, previous_epoch: int, step: int) -> None:
         """Warn, once, if `set_epoch` has repeated an epoch, or skipped the rest of an epoch.
 
-        `previous_epoch` and `step` are the position before `set_epoch`.
+        `previous_epoch` and `step` are the position before `set_epoch`. `_received_epochs` are the
+        epochs of which the loop has received batches.
         """
         problem = ""
         if self.epoch in self._received_epochs and self.step == 0:
@@ -333,8 +339,10 @@ class Loader(Closing, Generic[B]):
         elif previous_epoch in self._received_epochs and step and self.epoch != previous_epoch:
             num_skipped, (loaded_epoch, loaded_step) = len(self) - step, self._loaded_position
             advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
-            # Say a state of epoch 1, step 2 was loaded, and the trainer set epoch 2, and left it 2
-            # batches before its end: it counts the 2 batches before the state to epoch 2.
+            # For example, a state of epoch 1, step 2 was loaded, but the trainer starts epoch 2. It
+            # counts the 2 batches before the state as batches of its first epoch, so it ends epoch
+            # 2 when 2 batches are left. This explains a skip of `loaded_step` batches, if the loop
+            # has received no batch of the loaded epoch.
             if num_skipped == loaded_step and loaded_epoch not in self._received_epochs:
                 advice = (
                     f"the trainer counts the {num_skipped} batches of epoch {loaded_epoch} that "
@@ -344,8 +352,8 @@ class Loader(Closing, Generic[B]):
                 f"{num_skipped} of {len(self)} batches of epoch {previous_epoch} were skipped, "
                 f"as set_epoch started epoch {self.epoch}: {advice}"
             )
-        if problem and not self._warned_of_jump:
-            self._warned_of_jump = True
+        if problem and not self._warned_of_repeat_or_skip:
+            self._warned_of_repeat_or_skip = True
             warnings.warn(problem, stacklevel=3)
 
     def state_dict(self) -> dict[str, Any]:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Generator
 
 from twinfeed.loaders.feed.config import Batch
-from twinfeed.loaders.loop.feed_loader import MakingLoader
+from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.prefetch import Prefetcher
 
 
-class NumpyLoader(MakingLoader[B]):
+class NumpyLoader(ThreadedLoader[B]):
     """Iterate over the batches of `feed` as numpy arrays.
 
     Where a pass begins, and what the state counts: see `Loader`.

@@ -12,10 +12,12 @@ from twinfeed.samplers import StateMismatchError
 def record_state(source: Source, /) -> dict[str, Any]:
     """Return the part of a loader's state that identifies the records of a source.
 
-    It is the number of records, and a digest (a hash of all values) for each field, stored as bytes
-    in the shards, and for each column, an array of the index. A number is text in a field of a tar,
-    and an int in a column of another container. The digests then differ for the same records, so
-    `check_records` compares fields only with fields, and columns only with columns.
+    It has the number of records, and a digest (a hash of all values) for each field, whose values
+    are stored in the shards, and for each column, whose values are an array of the index.
+
+    The digests of fields and of columns are apart, since a state may be loaded for the same records
+    in another container. For example, the number 7 may be the text b"7" in a field of a tar, but an
+    integer in a column of an index of TFRecords. Their digests differ, and must not be compared.
     """
     digests: dict[str, dict[str, str]] = {"fields": {}, "columns": {}}
     for name, digest in source.digests.items():

@@ -54,9 +54,11 @@ class Choices:
         return np.split(self._sources_of_ids(np.concatenate(batches)), batch_stops[:-1])
 
     def chunks(self, epoch: int, start: int, stop: int) -> Iterator[list[Int64s]]:
-        """Yield the results of `source_numbers` for 1, 2, 4, … of the steps [start, stop).
+        """Yield the source numbers of the steps [start, stop) in chunks of 1, 2, 4, … steps.
 
-        The first batch is there soon, and the later ones are drawn many at a time.
+        A chunk is a list that has an array for each of its steps: the number of the source for each
+        sample of the batch. To draw many steps at once is faster, but a short first chunk gives the
+        first batch without delay.
         """
         for first, last in growing_ranges(start, stop, steps_per_draw(self.sampler.batch_size)):
             yield self.source_numbers(epoch, first, last)
@@ -167,11 +169,13 @@ def _source_function(
     classes or sets: then each class or set has a source.
 
     Raises:
-        ValueError: the sampler depends on single records (an iterator only gives its next one), or
+        ValueError: the sampler must draw certain records, which an iterator cannot give; or
             `source` does not fit the ids.
     """
-    # What of the sampler decides which record comes, such as "padding"; "" if nothing does.
-    if reason := sampler.traits.why_records_matter:
+    # A source can only give its next record. The text says what of the sampler needs a certain
+    # record instead, such as "padding"; it is "" if nothing does.
+    reason = sampler.traits.why_records_matter
+    if reason:
         raise ValueError(
             f"a source only gives its next record, but {reason} of {sampler!r} needs to know the "
             f"records: index them, and take a loader such as TensorFlowLoader, or "

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSam
 
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
-from twinfeed.loaders.loop.feed_loader import MakingLoader
+from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
 from twinfeed.loaders.making.concurrency import PREFETCH
 from twinfeed.loaders.making.feed import Feed
@@ -61,7 +61,7 @@ class _Adapter(Adapter):
         return batches._loader.feed if isinstance(batches, _PassDataLoader) else None
 
 
-class TorchLoader(MakingLoader[B]):
+class TorchLoader(ThreadedLoader[B]):
     """Iterate over the batches of `feed` as tensors on `device`.
 
     Where a pass begins, and what the state counts: see `Loader`.
