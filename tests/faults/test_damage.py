@@ -1,72 +1,194 @@
-"""The corpus of damage, row by row: the class of the error, its place, and what is left to read."""
+"""The corpus of damage and its readers: the class of the error, its place, and what is left."""
 
 from __future__ import annotations
 
 import pickle
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from zipfile import ZipFile
 
 import pytest
-from support.damage import INDEXES, PARTS, SHARDS
-from support.formats import no_hang
+from support.cases import mark_long
+from support.damage import INDEXES, PARTS, RECORDS, SHARDS, Damage, of_members, of_records
+from support.formats import contents, no_hang
 from support.inside import tar, tfrecord
 from support.servers import RangeServer
-from support.shards import made_parts, merged, tars
+from support.shards import flip, made_parts, merged, tars, tfrecords
 
-from twinfeed.loaders import DataCorruptionError, IndexFormatError, build_index, open_index, pack
+from twinfeed.loaders import (
+    DataCorruptionError,
+    IndexFormatError,
+    Reader,
+    ShardWarning,
+    StaleIndexError,
+    TruncatedShardError,
+    build_index,
+    open_index,
+    pack,
+    verify,
+)
 from twinfeed.samplers import PKBatchSampler
 
-
-def packed(path: Path) -> None:
-    """Pack a shard, which writes nothing if it is damaged."""
-    try:
-        pack(path, path.with_suffix(".out"))
-    finally:
-        assert not path.with_suffix(".out").exists()
+SCANS: dict[str, Callable[..., Any]] = {"tfrecord": tfrecord.scan, "tar": tar.scan}
+OPTIONS: dict[str, dict[str, Any]] = {"tfrecord": {"example": False}, "tar": {}}
 
 
-def raw(path: Path, **options: Any) -> list[int]:
-    return [record.number for record in tfrecord.scan(path, **{"example": False} | options)]
+def numbers(path: Path, form: str, **options: Any) -> tuple[int, ...]:
+    """Scan a shard, and return the numbers of its records."""
+    return tuple(record.number for record in SCANS[form](path, **options))
 
 
-def samples(path: Path, **options: Any) -> list[int]:
-    return [record.number for record in tar.scan(path, **options)]
+def check_error(
+    row: Damage, place: object, read: Callable[..., object], *arguments: object, **options: Any
+) -> DataCorruptionError:
+    """Check that reading a damaged shard raises the error of its row, and return the error."""
+    with no_hang(), pytest.raises(row.kind) as caught:
+        read(place, *arguments, **options)
+    error, message = caught.value, str(caught.value)
+    words = (row.words,) if isinstance(row.words, str) else row.words
+    found = type(error), error.offset, [word for word in words if word not in message]
+    assert found == (row.kind, row.offset, []), (row.what, message)
+    assert str(error.path).partition(", ")[0] == str(place), row.what
+    assert f"byte offset: {row.offset}" in message or row.offset is None, row.what
+    assert "what to do: " in message
+    assert error.record == row.record or row.record is None, (row.what, message)
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), str(copy), vars(copy)) == (type(error), message, vars(error))
+    return error
 
 
-READ: dict[str, Callable[..., Any]] = {"tfrecord": raw, "tar": samples, "compressed": packed}
-
-
-@pytest.mark.parametrize("form", SHARDS)
+@pytest.mark.parametrize("form", SCANS)
 def test_damaged_shard_is_named_with_offset_and_record(tmp_path: Path, form: str) -> None:
-    """And where bad records are left out, the others are read."""
+    """By scan and index; verify finds it; and where bad records are left out, others are read."""
     for number, row in enumerate(SHARDS[form]()):
-        path = tmp_path / f"{number}"
+        path, options = tmp_path / f"{number}", OPTIONS[form] | row.options
         path.write_bytes(row.data)
-        with no_hang(), pytest.raises(row.kind) as caught:
-            READ[form](path, **row.options)
-        error, told = caught.value, str(caught.value)
-        words = (row.words,) if isinstance(row.words, str) else row.words
-        found = type(error), error.offset, [word for word in words if word not in told]
-        assert found == (row.kind, row.offset, []), (row.what, told)
-        assert str(error.path).partition(", ")[0] == str(path), row.what
-        assert f"byte offset: {row.offset}" in told or row.offset is None, row.what
-        assert "what to do: " in told
-        assert error.record == row.record or row.record is None, (row.what, told)
-        assert error.record is not None or form == "compressed", row.what
-        copy = pickle.loads(pickle.dumps(error))
-        assert (type(copy), str(copy), vars(copy)) == (type(error), told, vars(error))
-        if form == "compressed":
-            continue
-        heard: list[DataCorruptionError] = []
+        assert check_error(row, path, numbers, form, **options).record is not None, row.what
+        check_error(row, path, build_index, f"{path}.index", container=form, **options)
+        assert not verify(path, root=tmp_path, container=form, **options).ok
+        bad: list[DataCorruptionError] = []
         try:
-            beside = READ[form](path, on_bad=heard.append, **row.options)
+            others = numbers(path, form, on_bad=bad.append, **options)
         except DataCorruptionError:
-            beside = None
-        assert beside == (None if row.beside is None else [*row.beside]), row.what
-        assert tuple(bad.record for bad in heard) == row.bad, row.what
+            others = None
+        assert others == row.beside, row.what
+        assert tuple(error.record for error in bad) == row.bad, row.what
+
+
+@pytest.mark.parametrize("form", mark_long(SCANS, but_every=2))
+def test_damaged_shard_at_url_is_named_with_offset_and_record(
+    tmp_path: Path, server: RangeServer, form: str
+) -> None:
+    for number, row in enumerate(SHARDS[form]()):
+        (tmp_path / f"{number}").write_bytes(row.data)
+        options = {"container": form} | OPTIONS[form] | row.options
+        check_error(row, f"{server.url}/{number}", build_index, tmp_path / "x.index", **options)
+
+
+def test_damaged_compressed_shard_is_named_and_not_packed(tmp_path: Path) -> None:
+    for number, row in enumerate(SHARDS["compressed"]()):
+        path, out = tmp_path / f"{number}", tmp_path / "out"
+        path.write_bytes(row.data)
+        check_error(row, path, pack, out)
+        assert not out.exists()
+
+
+WHOLE = {"tfrecord": of_records(*RECORDS), "tar": of_members()}
+FRAMES = {0: 0, 19: 1, 35: 2}
+"""The number of records before each byte where a frame of the TFRecord file begins."""
+
+
+@pytest.mark.parametrize(
+    ("form", "step", "index_step"),
+    [("tfrecord", 1, 1), ("tar", 8, 64), pytest.param("tar", 1, 64, marks=pytest.mark.long)],
+)
+def test_a03_b12_b13_shard_cut_at_every_byte_is_found(
+    tmp_path: Path, form: str, step: int, index_step: int
+) -> None:
+    """By scan, index and reader; only by the index if the cut is between records or members."""
+    whole, scan, options = WHOLE[form], SCANS[form], OPTIONS[form]
+    path, again = tmp_path / f"a.{form}", tmp_path / "y.index"
+    path.write_bytes(whole)
+    records = contents(scan(path, **options))
+    index = build_index(path, tmp_path / "x.index", **options)
+    reader = Reader(index)
+    for size in range(0, len(whole), step):
+        path.write_bytes(whole[:size])
+        if size % index_step == 0:
+            with pytest.raises(StaleIndexError, match="the file has changed since"):
+                open_index(index.path)
+            with pytest.raises(StaleIndexError):
+                reader.read([0])
+        with no_hang(), warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            try:
+                found = contents(scan(path, **options))
+            except TruncatedShardError as error:
+                check_cut(error, path, size)
+                if size % index_step == 0:
+                    with pytest.raises(TruncatedShardError):
+                        build_index(path, again, **options)
+                continue
+            if found and size % index_step == 0:
+                assert len(build_index(path, again, **options)) == len(found)
+        if form == "tfrecord":
+            assert found == records[: FRAMES[size]]
+            continue
+        assert {warning.category for warning in warned} == {ShardWarning}
+        if size >= len(whole) - 1024:  # the last member's padding belongs to it
+            assert found == records
+        else:
+            assert found in (records[:1], [("1", {"txt": b"one"})]) or size == 0
+
+
+def check_cut(error: TruncatedShardError, path: Path, size: int) -> None:
+    """Check the error of a shard that was cut to `size` bytes."""
+    assert isinstance(error, EOFError)
+    assert error.path == str(path)
+    assert error.advice
+    assert f"byte offset: {error.offset}" in str(error)
+    if path.suffix == ".tfrecord":
+        start = max(offset for offset in FRAMES if offset < size)
+        place = error.offset, error.record, error.found
+        assert place == (start, FRAMES[start], f"{size - start} bytes")
+
+
+@pytest.mark.parametrize(
+    ("make", "field"), [(tfrecords, "image"), (tars, "png")], ids=["tfrecord", "tar"]
+)
+def test_flipped_field_bit_is_found(tmp_path: Path, make: Any, field: str) -> None:
+    """By reading, with its place and its field; and by verify, with the record's number."""
+    shards = make(tmp_path, shards=2)
+    index = build_index(shards, tmp_path / "x.index")
+    with Reader(index) as reader:
+        for number, offset in enumerate(index.table(field)["offset"][10:].tolist()):
+            flip(shards[1], offset + number, number % 8)
+            reader.read(range(10 + number))
+            with pytest.raises(DataCorruptionError, match="corrupted bytes") as caught:
+                reader.read(range(20))
+            error, message = caught.value, str(caught.value)
+            assert (error.path, error.offset, error.record) == (str(shards[1]), offset, number)
+            assert f"field '{field}' at byte {offset} of record {10 + number} " in message
+            assert message.count("byte ") == 2, "the place of other fields is told too"
+            assert "what to do: restore the shard" in message
+            assert pickle.loads(pickle.dumps(error)).offset == offset
+            (bad,) = verify(index).findings
+            assert (bad.shard, bad.record) == (shards[1].name, number)
+            flip(shards[1], offset + number, number % 8)
+    assert verify(index).ok
+
+
+def test_flipped_label_bit_is_found_by_verify(tmp_path: Path) -> None:
+    """A tar has no checksum of its members, and the index keeps only the label of this member."""
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls", fields=["png"])
+    assert verify(index).ok
+    shard = tmp_path / index.shard_paths[1]
+    flip(shard, shard.read_bytes().index(b".cls") // 512 * 512 + 512)
+    assert "the shard has changed" in verify(index).findings[0].problem
+    assert [(bad.shard, bad.record) for bad in verify(index).findings] == [(shard.name, -1)]
 
 
 @pytest.fixture(scope="module")

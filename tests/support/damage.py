@@ -146,8 +146,9 @@ def tfrecords() -> Iterator[Damage]:
     for length in (1 << 30, 1 << 40, (1 << 63) - 1, (1 << 64) - 1):
         head = struct.pack("<Q", length)
         data = head + struct.pack("<I", masked_crc32c(head)) + bytes(100)
-        most = {"max_record_bytes": 1 << 64}
-        yield Damage("absurd", data, 0, "", 0, None, TruncatedShardError, most)
+        most = {"max_record_bytes": 1 << 61}
+        kind = TruncatedShardError if length < 1 << 61 else DataCorruptionError
+        yield Damage("absurd", data, 0, "", 0, None, kind, most)
         most = {"max_record_bytes": 1000}
         yield Damage("absurd", data, 0, "max_record_bytes=1000", 0, options=most)
     rng = random.Random(0)
