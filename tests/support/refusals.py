@@ -1,4 +1,4 @@
-"""What a room refuses, as a table: a call on a world, the class of the error, a word of it."""
+"""What a room refuses, as a table: a call, the class of the error, a word of it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import pytest
 
 from support.shards import tree
 
-Call = Callable[[Path], object]
+Call = Callable[..., object]
+"""A call on what its test has: a world of files, an index, or nothing."""
 Refused = list[tuple[Call, type[Exception], str]]
 
 

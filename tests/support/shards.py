@@ -47,6 +47,11 @@ def write_files(root: Path, *names: str) -> Path:
     return root
 
 
+def shard_of_text(folder: Path, text: str) -> bytes:
+    """The bytes of a shard whose only record says `text`."""
+    return write_tfrecord(folder / "one", [{"x": text.encode()}]).read_bytes()
+
+
 def numbered(start: int, stop: int, *, size: int = 20) -> list[dict[str, Any]]:
     """Samples of 7 classes; the image has the number of the sample."""
     return [

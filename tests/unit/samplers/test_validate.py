@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.refusals import Call, Refused
 
 from twinfeed import DatasetSource, Feed, pack
 from twinfeed.samplers import (
@@ -97,7 +98,7 @@ class Unknown(Endless):
 
 MASKED = np.ma.masked_equal([1, 2, 3], 2)
 
-REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
+REFUSED: Refused = [
     (lambda: SequentialSampler(-1), ValueError, "n must be at least 0, got -1"),
     (lambda: RandomSampler(-1, seed=0), ValueError, "n must be at least 0, got -1"),
     (lambda: SequentialSampler(2.0), TypeError, "n must be an integer, got 2.0"),
@@ -525,9 +526,7 @@ REFUSED: list[tuple[Callable[[], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
-def test_samplers_refuse_bad_arguments(
-    call: Callable[[], object], kind: type[Exception], word: str
-) -> None:
+def test_samplers_refuse_bad_arguments(call: Call, kind: type[Exception], word: str) -> None:
     """The rule, the caller's own argument name, and what was given."""
     with pytest.raises(kind) as caught:
         call()

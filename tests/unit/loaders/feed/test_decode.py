@@ -7,7 +7,6 @@ import subprocess
 import sys
 import zlib
 from collections import deque
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image, UnidentifiedImageError
 from support import GOLDEN
 from support.inside import batcher_of
+from support.refusals import Call, Refused
 
 from twinfeed.loaders import (
     DataCorruptionError,
@@ -36,8 +36,6 @@ from twinfeed.loaders.formats.example import encode
 from twinfeed.loaders.formats.tar import TarWriter
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.samplers import ExactOnceBatchSampler
-
-Call = Callable[[Path], object]
 
 PIXELS = np.random.default_rng(0).integers(0, 256, (11, 7, 3), dtype=np.uint8)
 
@@ -187,7 +185,7 @@ def shaped(shape: tuple[int, ...], **options: Any) -> Call:
 PNG, JPEG = encoded(PIXELS, "png"), encoded(PIXELS, "jpeg")
 LARGE = encoded(np.asarray(Image.fromarray(PIXELS).resize((64, 64))), "jpeg")
 
-REFUSED: list[tuple[Call, type[Exception], str]] = [
+REFUSED: Refused = [
     *(
         (of_batch(PNG, data), DecodeError, r"record 1 \(data.*number 1")
         for data in (b"", b"\xff\xd8 broken", b"\x89PNG broken", b"no image")

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.refusals import Refused
 from support.shards import write_tar, write_tfrecord
 
 from twinfeed.loaders import (
@@ -92,7 +93,7 @@ def feed(**options: Any) -> Callable[[Index], object]:
     return lambda index: Feed(index, WHOLE, **options)
 
 
-REFUSED: list[tuple[Callable[[Index], object], type[Exception], str]] = [
+REFUSED: Refused = [
     (
         feed(),
         ValueError,

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from support.batches import made
 from support.feeds import batch_of, request_of
+from support.refusals import Call, Refused
 
 from twinfeed.loaders import (
     ByRecord,
@@ -95,7 +96,7 @@ TEXTS = ["a", "", "ß", "\0", "🦉"]
 
 MASKED = np.ma.array([*TEXTS, "f"], mask=[0, 0, 0, 1, 0, 0])
 
-REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
+REFUSED: Refused = [
     (feed(of=ExactOnceBatchSampler(7, batch_size=2)), ValueError, "for 7 records, the index has 6"),
     (lambda index: Feed(str(index.path), SAMPLER), TypeError, "got a str: open_index"),  # type: ignore[arg-type]
     (feed(of=RandomSampler(6, seed=0)), TypeError, "got a RandomSampler: BatchSampler"),
@@ -261,7 +262,7 @@ REFUSED: list[tuple[Callable[[Any], object], type[Exception], str]] = [
 
 @pytest.mark.parametrize(("call", "kind", "word"), REFUSED)
 def test_feed_refuses_bad_arguments(
-    index: Index, call: Callable[[Index], object], kind: type[Exception], word: str
+    index: Index, call: Call, kind: type[Exception], word: str
 ) -> None:
     with pytest.raises(kind, match=word):
         call(index)

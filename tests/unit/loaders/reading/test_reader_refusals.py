@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from support.datasets import SAMPLES, Flipped, X
 from support.own_source import LABELS, Words, samplers
+from support.refusals import Call, Refused
 
 from twinfeed import DatasetSource
 from twinfeed.loaders import (
@@ -24,8 +25,6 @@ from twinfeed.loaders import (
     plan,
 )
 from twinfeed.samplers import BatchSampler, SequentialSampler
-
-Call = Callable[[Index], object]
 
 
 def reader(**options: Any) -> Call:
@@ -97,7 +96,7 @@ NPY = r"must be an \.npy file of numbers.*\n.*path: .*t\.npy"
 
 NO_LIST = r"no list for the field 'word'(.|\n)*found: "
 
-REFUSED: list[tuple[Call, type[Exception], str]] = [
+REFUSED: Refused = [
     (reader(max_open_files=0), ValueError, "max_open_files must be at least 1, got 0"),
     (reader(max_open_files=1.5), TypeError, "max_open_files must be an integer, got 1.5"),
     (reader(checksums="no"), TypeError, "checksums must be True or False, got 'no'"),

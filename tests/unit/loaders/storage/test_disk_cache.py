@@ -21,6 +21,7 @@ import numpy as np
 import pytest
 from support.batches import made
 from support.cases import mark_long
+from support.formats import write_records
 from support.plain import batches
 from support.servers import RangeServer
 
@@ -35,7 +36,6 @@ from twinfeed.loaders import (
     build_index,
     open_index,
 )
-from twinfeed.loaders.formats.tfrecord import TFRecordWriter
 from twinfeed.loaders.reading.prefetch import chunk_cache
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, start_pass
@@ -61,18 +61,12 @@ def one_record_a_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_cache, "_RECORDS_PER_CHUNK", 1)
 
 
-def raw_tfrecord(path: Path, records: Sequence[bytes]) -> None:
-    with TFRecordWriter(path) as writer:
-        for record in records:
-            writer.write(record)
-
-
 def chunk_records(folder: Path, *, shards: int, each: int) -> Path:
     """Index shards whose every record is one chunk of the cache; give the path of the index."""
     data = np.random.default_rng(1)
     for shard in range(shards):
         records = [data.bytes(CHUNK - 16) for _ in range(each)]
-        raw_tfrecord(folder / "shards" / f"d-{shard}.tfrecord", records)
+        write_records(folder / "shards" / f"d-{shard}.tfrecord", *records)
     pattern = folder / "shards" / "*.tfrecord"
     return build_index(pattern, folder / "x.index", root=folder / "shards", example=False).path
 
@@ -276,7 +270,7 @@ def test_object_with_another_tag_has_its_own_entries(tmp_path: Path, server: Ran
     chunk_records(tmp_path, shards=1, each=2)
     shard = tmp_path / "shards" / "d-0.tfrecord"
     for turn, letter in enumerate((b"a", b"b")):
-        raw_tfrecord(shard, [letter * (CHUNK - 16)] * 2)
+        write_records(shard, *[letter * (CHUNK - 16)] * 2)
         server.tags[shard.name] = f'"{turn}"'
         path = build_index(
             f"{server.url}/d-0.tfrecord",

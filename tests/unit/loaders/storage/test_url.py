@@ -11,7 +11,7 @@ import fsspec
 import pytest
 from support.cases import mark_long
 from support.servers import RangeServer
-from support.shards import read_images, tars, tfrecords, write_tar, write_tfrecord
+from support.shards import read_images, shard_of_text, tars, tfrecords, write_tar
 
 from twinfeed.loaders import (
     DiskCache,
@@ -65,16 +65,11 @@ def decoys(key: str) -> set[str]:
     return {one for one in parts if one and one != key and not one.endswith("/")}
 
 
-def shard(folder: Path, text: str) -> bytes:
-    """The bytes of a shard whose only record says `text`."""
-    return write_tfrecord(folder / "one", [{"x": text.encode()}]).read_bytes()
-
-
 def put(folder: Path, bucket: Any, key: str) -> None:
     """Write a shard at a key, and others at all keys that it might be mistaken for."""
     for decoy in decoys(key):
-        bucket.put_object(Key=decoy, Body=shard(folder, "a decoy"))
-    bucket.put_object(Key=key, Body=shard(folder, key))
+        bucket.put_object(Key=decoy, Body=shard_of_text(folder, "a decoy"))
+    bucket.put_object(Key=key, Body=shard_of_text(folder, key))
 
 
 def read(index: Index) -> list[str]:
@@ -115,7 +110,7 @@ def test_glob_below_an_odd_folder_lists_that_folder(tmp_path: Path, bucket: Any,
 
 def test_literal_key_wins_over_a_pattern(tmp_path: Path, bucket: Any) -> None:
     for key in ("a*.tfrecord", "ab.tfrecord", "{c,d}.tfrecord", "c.tfrecord", "e?.tfrecord"):
-        bucket.put_object(Key=key, Body=shard(tmp_path, key))
+        bucket.put_object(Key=key, Body=shard_of_text(tmp_path, key))
     for key in ("a*.tfrecord", "{c,d}.tfrecord", "e?.tfrecord"):
         assert read(build_index(f"s3://bucket/{key}", tmp_path / "x.index")) == [key]
     found = build_index("s3://bucket/[ac]*.tfrecord", tmp_path / "x.index")
@@ -128,7 +123,7 @@ def test_index_at_an_odd_key_overwrites_no_other(tmp_path: Path, bucket: Any, od
     cache = DiskCache(tmp_path / "cache", bytes=10**8)
     places = [odd, *sorted(decoys(odd))[:1]]
     for place in places:
-        bucket.put_object(Key=f"data/{place}/s.tfrecord", Body=shard(tmp_path, place))
+        bucket.put_object(Key=f"data/{place}/s.tfrecord", Body=shard_of_text(tmp_path, place))
         build_index([f"s3://bucket/data/{place}/s.tfrecord"], f"s3://bucket/data/{place}/x.index")
     for place in places:
         assert read(open_index(f"s3://bucket/data/{place}/x.index", cache=cache)) == [place]
@@ -154,7 +149,7 @@ def test_keys_are_raw_in_every_store(
         key = f"{odd}/{odd}.tfrecord"
         file = tmp_path / "box" / key
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(shard(tmp_path, key))
+        file.write_bytes(shard_of_text(tmp_path, key))
         assert read(build_index([f"{url}/{key}"], tmp_path / "x.index")) == [key]
 
 
@@ -166,7 +161,7 @@ def test_a_url_of_a_web_server_is_sent_as_the_standard_has_it(
     for one in (*decoys(key), key):
         (tmp_path / one).parent.mkdir(parents=True, exist_ok=True)
         if not (tmp_path / one).is_dir():
-            (tmp_path / one).write_bytes(shard(tmp_path, "a decoy" if one != key else key))
+            (tmp_path / one).write_bytes(shard_of_text(tmp_path, "a decoy" if one != key else key))
     index = build_index([f"{server.url}/{quoted(key)}"], tmp_path / "x.index")
     assert read(index) == [key]
     assert {*server.paths} == {f"/{quoted(key)}"}
@@ -180,7 +175,7 @@ def test_a_url_of_a_web_server_is_sent_as_the_standard_has_it(
 def test_unquoted_url_is_quoted(tmp_path: Path, server: RangeServer) -> None:
     (tmp_path / "ü ber").mkdir()
     for name in ("d é.tfrecord", "d f.tfrecord"):
-        (tmp_path / "ü ber" / name).write_bytes(shard(tmp_path, name))
+        (tmp_path / "ü ber" / name).write_bytes(shard_of_text(tmp_path, name))
     spelled = [f"{server.url}/ü ber/d é.tfrecord", f"{server.url}/%C3%BC%20ber/d%20é.tfrecord"]
     for url in spelled:
         assert read(build_index([url], tmp_path / "x.index")) == ["d é.tfrecord"]
@@ -230,7 +225,7 @@ def test_file_system_that_changes_keys_or_ignores_ranges_is_refused(tmp_path: Pa
     """What fsspec takes a path for is compared with the key."""
     memory = fsspec.filesystem("memory")
     for name in ("a", "a#b", "a?b", "a%20b"):
-        memory.pipe_file(f"/cut/{name}.tfrecord", shard(tmp_path, name))
+        memory.pipe_file(f"/cut/{name}.tfrecord", shard_of_text(tmp_path, name))
     for name in ("a#b", "a?b", "a%20b"):
         found = build_index([f"memory://cut/{name}.tfrecord"], tmp_path / "x.index")
         assert read(found) == [name]

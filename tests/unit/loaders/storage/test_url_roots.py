@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from support.damage import rewrite, with_root, with_shard_names
 from support.servers import RangeServer
-from support.shards import read_images, tfrecords, write_tfrecord
+from support.shards import read_images, shard_of_text, tfrecords
 
 from twinfeed.loaders import (
     LoaderError,
@@ -22,11 +22,6 @@ from twinfeed.loaders.command_line import main
 from twinfeed.loaders.storage.url import Location, allowed
 
 pytestmark = pytest.mark.usefixtures("impatient")
-
-
-def shard(folder: Path, text: str) -> bytes:
-    """The bytes of a shard whose only record says `text`."""
-    return write_tfrecord(folder / "one", [{"x": text.encode()}]).read_bytes()
 
 
 HOSTILE = ["%2e%2e/s", "a//b", "a%00b", "a\udc80", "../s", "/s", "a/../../s", "a\0b", "s#", "s?"]
@@ -97,7 +92,7 @@ def test_environment_variable_allows_a_root_with_a_space(monkeypatch: pytest.Mon
 
 def test_shards_beside_the_index_win_over_its_stored_root(tmp_path: Path, bucket: Any) -> None:
     """An index copied with its shards, to another folder or to this machine, reads the copies."""
-    bucket.put_object(Key="old/s.tfrecord", Body=shard(tmp_path, "s"))
+    bucket.put_object(Key="old/s.tfrecord", Body=shard_of_text(tmp_path, "s"))
     built = build_index(["s3://bucket/old/s.tfrecord"], "s3://bucket/old/x.index")
     for one in list(bucket.objects.all()):
         copy = one.key.replace("old/", "new/")

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.own_backend import BOXES
+from support.refusals import Call, Refused
 
 from twinfeed.loaders import (
     BACKENDS,
@@ -24,8 +25,6 @@ from twinfeed.loaders import (
     pack,
 )
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler
-
-Call = Callable[[Index], object]
 
 # The module of a backend, which only its own processes import.
 NAME = "support.other_backend"
@@ -131,7 +130,7 @@ def call(tool: Callable[..., object], decode: Any = measure, **options: Any) -> 
     return lambda index: tool(Feed(index, sampler, decode=decode, collate="ragged"), **options)
 
 
-REFUSED: list[tuple[Call, type[Exception], str]] = [
+REFUSED: Refused = [
     (call(compare, backends=["torch"]), ValueError, "at least two of numpy, torch, tensorflow"),
     (call(compare, backends=["numpy", "absent"]), ModuleNotFoundError, "'absent' needs mxnet"),
     *(
@@ -158,7 +157,7 @@ REFUSED: list[tuple[Call, type[Exception], str]] = [
 ]
 
 
-def test_tools_refuse_bad_arguments(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compare_refuses_bad_arguments(index: Index, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(BACKENDS, "absent", BOXES._replace(needs="mxnet"))
     monkeypatch.setitem(BACKENDS, "gone", BOXES._replace(module="support.own_backend.gone"))
     monkeypatch.setitem(BACKENDS, "other", BOXES._replace(loader="Other"))
