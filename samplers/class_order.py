@@ -107,14 +107,14 @@ class ClassOrder:
         records = validate.counted(len(self.records), "record")
         return f"ClassOrder({records}, {validate.counted(len(self), 'class')})"
 
-    def record_ids(self, class_index: Int64s, index_in_class: Int64s) -> Int64s:
-        """Return the ids of the records at these indices of these classes, int64.
+    def record_ids(self, class_number: Int64s, member: Int64s) -> Int64s:
+        """Return ids of records, int64: record `member[i]` of class `class_number[i]`, from 0 on.
 
-        If class 0 has the records 1 2 4, index 2 in class 0 is record 4. The two arrays are
+        If class 0 has the records 1 2 4, member 2 of class 0 is record 4. The two arrays are
         broadcast against each other, as numpy does.
         """
         starts, records = np.asarray(self.starts), np.asarray(self.records)
-        ids: Int64s = records[starts[class_index] + index_in_class].astype(np.int64)
+        ids: Int64s = records[starts[class_number] + member].astype(np.int64)
         return ids
 
     def class_record_pairs(self) -> tuple[Int64s, Int64s]:

@@ -117,7 +117,7 @@ class PKBatchSampler(BatchStream):
         shape = self._shape = BatchShape(p, k, seed)
         self._coverage = coverage
         self._within = validate.choice("order_within", order_within, ("random", "stored"))
-        order, class_labels = self._sort_by_class(labels, records)
+        order, class_labels = self._set_and_sort_records(labels, records)
         self._classes = classes = order.largest(self._num_kept(order))
         super_classes = super_class_order(order, super_labels, self.num_records, len(classes))
         self.parameters = {
@@ -135,7 +135,7 @@ class PKBatchSampler(BatchStream):
         if class_labels is not None:
             check_class_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
-            options = order_within == "stored", class_labels, self._class_exclusions(exclude)
+            options = order_within == "stored", class_labels, self._set_exclusions(exclude)
             self._source = FairBatches(classes, super_classes, shape, seed, *options)
             steps = self._num_batches(batches_per_epoch)
         else:
@@ -189,17 +189,17 @@ class PKBatchSampler(BatchStream):
             super_labels=super_labels,
         )
 
-    def _sort_by_class(
+    def _set_and_sort_records(
         self, labels: Any, records: ArrayLike | None
     ) -> tuple[ClassOrder, Array | None]:
-        """Return the records sorted by class, and the label of each class (or None).
+        """Set which records batches are drawn from, and return these records sorted by class.
 
         `labels` and `records` are the arguments of the sampler: one label or a list of labels for
-        each record, and the ids of the records to draw from (None for all). The labels of the
-        classes are only returned if records have lists of labels.
+        each record, and the ids of the records to draw from (None for all). With lists of labels,
+        also return the label of each class, otherwise None.
 
-        Attributes that this sets: `_several_labels`, whether records have lists of labels;
-        `num_records`; and `_record_ids`, the sorted ids to draw from, or None.
+        Three attributes are set: `num_records`; `_record_ids`, the sorted ids of the records to
+        draw from (None for all); and `_several_labels`, whether records have lists of labels.
         """
         labels = labels_of(labels)
         counts_and_labels = label_lists(labels)  # None if each record has one label
@@ -255,16 +255,15 @@ class PKBatchSampler(BatchStream):
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
             )
 
-    def _class_exclusions(self, exclude: Mapping[int, ArrayLike] | None) -> list[ClassExclusion]:
-        """Return the classes that lose records at each training step, and their other records.
+    def _set_exclusions(self, exclude: Mapping[int, ArrayLike] | None) -> list[ClassExclusion]:
+        """Add the excluded ids to `parameters`, and return the records that remain in each class.
 
         `exclude` is `{training step: ids}`, the option of the sampler. An item of the result is for
-        one step: it has the classes of these ids, and the records of these classes that are not
-        excluded at this step or earlier. Each class must have enough of them.
+        one step: it has the classes of the excluded ids, and the records of these classes that are
+        not excluded at this step or earlier. Each class must have enough of them.
         """
         # {name: ids}, with names such as "exclude from step 7", from which `first_step` returns 7.
         excluded = excluded_ids(exclude, self.num_records)
-        # The names and ids are parameters of this sampler, to be compared when a state is loaded.
         self.parameters = {**self.parameters, **excluded}
         if not excluded:
             return []
