@@ -228,7 +228,7 @@ def test_pictures_refuse_bad_arguments(tmp_path: pytest.TempPathFactory) -> None
             plot_mixing(nothing)  # type: ignore[arg-type]
 
 
-def test_commands_draw_an_index(
+def test_show_and_mixing_commands_draw_an_index(
     tmp_path: pytest.TempPathFactory, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for number in range(12):

@@ -19,7 +19,7 @@ def lognormal(n: int, most: int) -> np.ndarray:
     window=st.none() | st.integers(0, 9),
     epoch=st.integers(0, 5),
 )
-def test_each_record_once_within_the_budget_in_equally_many_batches(
+def test_each_record_comes_once_within_the_budget(
     costs: list[int], slack: int, multiple: int, window: int | None, epoch: int
 ) -> None:
     array = np.array(costs, dtype=np.int64)
@@ -31,7 +31,7 @@ def test_each_record_once_within_the_budget_in_equally_many_batches(
     assert sum(len(ids) % multiple > 0 for ids in batches) == (len(costs) % multiple > 0)
 
 
-def test_batchmates_seldom_meet_again() -> None:
+def test_records_of_a_batch_seldom_share_a_batch_again() -> None:
     sampler = BucketBatchSampler(lognormal(20_000, 1024), budget=8192, multiple=8, seed=0)
     before, after = np.empty(20_000, np.int64), np.empty(20_000, np.int64)
     for epoch, batch_of in enumerate((before, after)):

@@ -100,7 +100,7 @@ def test_fewer_records_than_ranks_leave_typed_empty_batches() -> None:
     assert sorted(sizes) == [[0], [0], [1], [1], [1]]
 
 
-def test_weights_decide_how_often() -> None:
+def test_draws_follow_their_weights() -> None:
     """Counts over many draws are near their share, and zero stays zero."""
     weights = np.array([0, 1, 2, 5, 0.25])
     order = WeightedSampler(weights, num_samples=40_000, seed=1)
@@ -139,7 +139,7 @@ def test_without_replacement_the_first_is_drawn_by_weight() -> None:
 
 
 @given(x=st.floats(1e-300, 1e300))
-def test_the_portable_logarithm_is_one(x: float) -> None:
+def test_portable_logarithm_is_close_to_the_c_library(x: float) -> None:
     """Within a few units in the last place of the C library's."""
     assert log(np.array([x]))[0] == pytest.approx(math.log(x), rel=4e-15, abs=4e-16)
 
@@ -173,7 +173,7 @@ def test_split_keeps_records_on_their_side_as_data_grows(
     assert np.array_equal(grown[grown < n], validation)
 
 
-def test_a_split_by_keys_follows_the_record_wherever_it_is_stored() -> None:
+def test_split_by_keys_follows_the_key_not_the_record_number() -> None:
     """A key has its side, whatever its number; about the fraction goes to validation."""
     keys = [f"image-{i}" for i in range(4000)]
     validation = {keys[i] for i in split(keys, fraction=0.25, seed=1)[1]}
@@ -212,9 +212,7 @@ def test_a_split_by_labels_has_the_fraction_of_each_class(
 
 
 @given(labels=LABELS, seed=st.integers(0, 1000))
-def test_a_split_by_labels_depends_on_the_classes_not_on_their_names(
-    labels: list[int], seed: int
-) -> None:
+def test_split_by_labels_does_not_depend_on_class_names(labels: list[int], seed: int) -> None:
     """And takes, of each class, the records with the lowest hashes: more with a larger fraction."""
     sides = [split(len(labels), fraction=f, seed=seed, by=labels)[1] for f in (0.3, 0.6)]
     for names in ([f"class {-label}" for label in labels], ClassOrder(labels)):
@@ -261,7 +259,7 @@ def test_groups_of_one_record_equal_no_groups() -> None:
 
 
 @given(labels=LABELS, fraction=FRACTIONS, seed=st.integers(0, 1000))
-def test_a_split_into_several_sides_begins_with_the_split_into_two(
+def test_split_into_several_sides_begins_as_split_into_two(
     labels: list[int], fraction: float, seed: int
 ) -> None:
     """So what changes among the later sides leaves the first as it is; no record is lost."""
@@ -278,7 +276,7 @@ def test_a_split_into_several_sides_begins_with_the_split_into_two(
         assert by is not None or np.array_equal(several[-1], last)
 
 
-def test_a_split_into_several_sides_has_the_fraction_of_each_class() -> None:
+def test_split_into_several_sides_keeps_class_fractions() -> None:
     """Of large classes and of small ones, on each side to within two records."""
     for size in (3, 1000):
         labels = np.repeat(np.arange(3000 // size), size)
@@ -474,7 +472,7 @@ def test_epochs_of_a_chosen_length_cut_the_endless_stream(last_batch: Any, lengt
     assert found == endless[: len(found)]
 
 
-def test_an_epoch_of_a_chosen_length_needs_a_batch() -> None:
+def test_batches_per_epoch_must_be_a_positive_integer() -> None:
     for wrong, message in ((0, "at least 1"), (2.5, "batches_per_epoch must be an integer")):
         with pytest.raises((TypeError, ValueError), match=message):
             BatchSampler(SequentialSampler(4), batch_size=2, batches_per_epoch=wrong)  # type: ignore[arg-type]

@@ -71,7 +71,7 @@ def test_batches_are_whole_and_fair_for_any_schedule(
     _check_batches(sampler, labels, _at(p, 60), _at(k, 60))
 
 
-def test_fairness_over_many_epochs_and_unequal_classes() -> None:
+def test_draws_are_fair_over_many_epochs_and_unequal_classes() -> None:
     """The long run: 2,000 steps over the cases' labels."""
     sampler = PKBatchSampler(LABELS, p=4, k=2, seed=5, batches_per_epoch=100)
     _check_batches(sampler, LABELS, [4] * 2000, [2] * 2000)
@@ -101,7 +101,7 @@ def test_draws_equal_the_slow_definition() -> None:
     assert found == expected
 
 
-def test_a_change_of_k_leaves_the_class_stream_alone() -> None:
+def test_change_of_k_does_not_change_the_classes() -> None:
     """The classes of every step are those of the stream without the change."""
     ks = {0: 2, 7: 1, 20: 3}
     changed = PKBatchSampler(LABELS, p=4, k=ks, seed=1, batches_per_epoch=30, small="repeat")
@@ -136,7 +136,7 @@ def test_state_covers_the_schedule_up_to_its_position(small: str) -> None:
     assert np.array_equal(later.batches(1, 0, 2), plain.batches(1, 0, 2))
 
 
-def test_state_of_many_changes_is_small_and_covers_those_before_it() -> None:
+def test_state_of_many_changes_is_small_and_covers_past_changes() -> None:
     """Changes so far are a hash, which a longer schedule has too, and another one has not."""
 
     def made(ks: dict[int, int]) -> PKBatchSampler:
@@ -150,7 +150,7 @@ def test_state_of_many_changes_is_small_and_covers_those_before_it() -> None:
         made({**ks, 7: 1}).position_of(state)
 
 
-def test_the_same_value_given_twice_is_no_change() -> None:
+def test_repeated_value_in_a_schedule_is_no_change() -> None:
     """A schedule that repeats a value is the schedule without that entry."""
     one = PKBatchSampler(LABELS, p=4, k={0: 2, 5: 2, 9: 1}, seed=1, batches_per_epoch=20)
     two = PKBatchSampler(LABELS, p=4, k={0: 2, 9: 1}, seed=1, batches_per_epoch=20)
@@ -316,7 +316,7 @@ def test_argument_that_is_no_labels_is_refused() -> None:
         PKBatchSampler({"labels": [1, 2]}, p=1, k=1, seed=0)  # type: ignore[arg-type]
 
 
-def test_classes_are_those_of_any_labels_that_are_strings_or_integers() -> None:
+def test_labels_may_be_any_strings_or_integers() -> None:
     """As lists and as arrays, and also if a name is no UTF-8."""
     plain = PKBatchSampler(NAMES.tolist(), p=4, k=2, seed=0)
     for labels in (
@@ -373,7 +373,7 @@ def test_ten_thousand_classes_are_only_numpy_arrays() -> None:
 
 
 @given(sizes=CLASS_SIZES, data=st.data(), mode=st.sampled_from(["once", "all"]))
-def test_coverage_epochs_keep_their_promise(
+def test_coverage_once_and_all_contain_the_promised_records(
     sizes: list[int], data: st.DataObject, mode: str
 ) -> None:
     """Once: no record twice, as many batches as can be. All: every record, in the fewest."""

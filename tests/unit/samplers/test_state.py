@@ -23,7 +23,7 @@ from twinfeed.samplers import (
 LABELS = [0] * 5 + [1] * 3 + [2] * 5 + [3] * 1
 
 
-def test_state_of_other_parameters_names_each_field_and_both_values() -> None:
+def test_state_of_other_parameters_names_fields_and_both_values() -> None:
     """A diff, not an assertion."""
     state = PKBatchSampler(LABELS, p=2, k=1, seed=0).state_dict()
     with pytest.raises(StateMismatchError) as caught:
@@ -46,7 +46,7 @@ def test_state_of_another_sampler_names_missing_fields() -> None:
     assert "order.n: the state has 8, this sampler has 'nothing'" in str(caught.value)
 
 
-def test_state_of_other_inner_orders_names_the_path_of_each_field() -> None:
+def test_state_of_other_inner_orders_names_each_field_by_path() -> None:
     """An inner order's parameters do not hide those of the order around it, at any depth."""
 
     def subset(ids: list[int]) -> SubsetSampler:
@@ -127,7 +127,7 @@ def test_states_are_small_json_at_any_step() -> None:
     assert sampler.step == 10**9 + 1
 
 
-def test_epochs_advance_by_themselves_when_nobody_sets_them() -> None:
+def test_epochs_advance_without_set_epoch() -> None:
     """Each pass is the next epoch; setting the current epoch changes nothing."""
     sampler = BatchSampler(RandomSampler(20, seed=0), batch_size=10)
     passes = [np.concatenate(list(sampler)).tolist() for _ in range(3)]

@@ -26,7 +26,7 @@ from twinfeed.loaders.index.options import IndexOptions, ReadingOptions
 from twinfeed.loaders.support.deletable import mark_deletable
 
 
-def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_tfrecord_records_read_as_written(tmp_path: Path) -> None:
     tfrecords(tmp_path)
     index = build_index(tmp_path / "*.tfrecord", tmp_path / "x.index")
     want = numbered(0, 30)
@@ -39,7 +39,7 @@ def test_every_record_of_a_tfrecord_set_reads_as_it_was_written(tmp_path: Path) 
     assert got["key"] == [sample["key"].encode() for sample in want]
 
 
-def test_every_record_of_a_tar_set_reads_as_it_was_written(tmp_path: Path) -> None:
+def test_tar_records_read_as_written(tmp_path: Path) -> None:
     index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
     assert index.keys(range(30)) == [f"k{n}" for n in range(30)]
     assert index.labels.tolist() == [n % 7 for n in range(30)]

@@ -65,7 +65,7 @@ def test_single_value_features_join_a_list_field(tmp_path: Path) -> None:
         assert reader.read([2, 1, 0])["caption"] == [[b"a"], [b"b", b"c"], [b"a"]]
 
 
-def test_small_numeric_features_become_columns_and_ragged_ones_fields(tmp_path: Path) -> None:
+def test_small_features_become_columns_and_ragged_ones_fields(tmp_path: Path) -> None:
     samples = [
         {"box": [0.0, 1.0, float(n), 2.0], "id": n, "tokens": np.arange(n), "wide": [0.5] * 40}
         for n in range(4)

@@ -44,7 +44,7 @@ def test_label_sources_give_classes_and_numbers(
     assert index.labels.tolist() == numbers
 
 
-def test_record_missing_from_label_table_is_skipped_or_background(
+def test_record_not_in_label_table_is_skipped_or_background(
     tmp_path: Path,
 ) -> None:
     """Over two shards, the second of which the table knows nothing of."""

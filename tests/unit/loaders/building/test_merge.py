@@ -144,7 +144,7 @@ labels = st.one_of(
 
 
 @given(labels=labels, at_once=st.sampled_from([1, 3, 7, 1000]))
-def test_class_order_written_in_chunks_equals_class_order_in_memory(
+def test_class_order_written_in_chunks_equals_one_in_memory(
     tmp_path_factory: pytest.TempPathFactory, labels: list[int], at_once: int
 ) -> None:
     values = np.array(labels, np.int64)

@@ -55,7 +55,7 @@ def batch(index: Index, decode: Any, n: int, **options: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["png", "bmp", "webp"])
-def test_lossless_images_come_back(kind: str) -> None:
+def test_lossless_images_round_trip(kind: str) -> None:
     options = {"lossless": True} if kind == "webp" else {}
     array = DecodeImage()({"image": encoded(PIXELS, kind, **options)})["image"]
     np.testing.assert_array_equal(array, PIXELS)
@@ -82,7 +82,7 @@ def test_size_resizes_as_pillow_does(kind: str, mode: str) -> None:
     np.testing.assert_array_equal(array, whole.resize((9, 5), Image.Resampling.BILINEAR))
 
 
-def test_other_fields_stay() -> None:
+def test_decode_keeps_other_fields() -> None:
     data = encoded(PIXELS, "png")
     sample = DecodeImage("photo")({"photo": data, "name": b"cat"})
     assert list(sample) == ["photo", "name"]
@@ -389,7 +389,7 @@ def test_batches_do_not_share_memory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
-def test_an_image_is_cast_to_the_dtype_that_spec_names(tmp_path: Path, kind: str) -> None:
+def test_image_is_cast_to_the_dtype_of_spec(tmp_path: Path, kind: str) -> None:
     index = pack([{"image": encoded(PIXELS, kind)}] * 2, tmp_path)["data"]
     sampler = ExactOnceBatchSampler(2, batch_size=2)
     spec = {"image": FieldSpec(PIXELS.shape, np.dtype(np.float32))}

@@ -273,7 +273,7 @@ def test_suggested_batch_spec_keeps_declared_fields(index: Index) -> None:
             list(NumpyLoader(Feed(index, sampler, batch_transform=function, batch_spec=spec)))
 
 
-def test_lengths_that_collation_pads_stay_free(index: Index) -> None:
+def test_batch_transform_accepts_lengths_padded_by_collate(index: Index) -> None:
     def same(batch: dict[str, Any], seed: int) -> dict[str, Any]:
         return batch
 

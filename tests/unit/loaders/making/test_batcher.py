@@ -159,7 +159,7 @@ def test_passes_over_one_reuse_feed_have_separate_caches(index: Index) -> None:
     assert len(decoded) == 2 * alone
 
 
-def test_padding_keeps_id_minus_one_when_transform_returns_all_keys(index: Index) -> None:
+def test_padding_id_stays_minus_one_when_transform_returns_ids(index: Index) -> None:
     sampler = ExactOnceBatchSampler(6, batch_size=4, last_batch="pad")
     feed = Feed(index, sampler, transform=lambda sample: sample)
     assert batch_of(feed, Request.of(sampler, 0, 1))["id"].tolist() == [4, 5, -1, -1]

@@ -96,7 +96,7 @@ def test_error_of_while_waiting_ends_the_pass() -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 5])
-def test_threads_keep_the_order(count: int) -> None:
+def test_results_of_threads_keep_their_order(count: int) -> None:
     def slowest_first(number: int) -> int:
         time.sleep((20 - number) / 2000)
         return number

@@ -48,7 +48,7 @@ def test_buffer_returned_twice_is_refused(role: str, kind: str) -> None:
 @pytest.mark.parametrize("threads", [0, 2])
 @pytest.mark.parametrize("kind", ["array", "list"])
 @pytest.mark.parametrize("role", ["decode", "transform", "seed", "into"])
-def test_rotating_buffers_are_refused_in_the_batch_that_repeats_one(
+def test_rotating_buffers_are_refused_where_a_batch_repeats_one(
     role: str, kind: str, threads: int
 ) -> None:
     """The trial calls a function less often than that."""

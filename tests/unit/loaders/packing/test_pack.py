@@ -224,7 +224,7 @@ def test_overwrite_replaces_existing_files(tmp_path: Path) -> None:
     ]
 
 
-def test_concurrent_packs_into_one_folder_do_not_disturb_each_other(tmp_path: Path) -> None:
+def test_concurrent_packs_into_one_folder_are_independent(tmp_path: Path) -> None:
     samples = [{"x": bytes(50)}] * 6
     with ProcessPoolExecutor(4) as pool:
         for number in range(20):

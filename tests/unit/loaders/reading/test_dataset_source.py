@@ -83,7 +83,7 @@ def test_dataset_source_equals_the_same_records_packed(
         ),
     ],
 )
-def test_a_feed_takes_a_dataset_of_dicts_as_its_source(kind: str, tmp_path: Path) -> None:
+def test_feed_wraps_a_dataset_of_dicts(kind: str, tmp_path: Path) -> None:
     made = {**KINDS, **FRAMEWORKS}[kind][0](tmp_path)
     sampler = BatchSampler(RandomSampler(RECORDS, seed=0), batch_size=5)
     loaders = [NumpyLoader(Feed(data, sampler)) for data in (made, DatasetSource(made))]
@@ -93,7 +93,7 @@ def test_a_feed_takes_a_dataset_of_dicts_as_its_source(kind: str, tmp_path: Path
         assert len(RandomSampler(made, seed=0)) == RECORDS
 
 
-def test_a_feed_reads_record_0_of_a_dataset_once_when_it_is_made() -> None:
+def test_feed_reads_record_0_of_a_dataset_once_when_created() -> None:
     class Counting(Dicts):
         def __getitem__(self, record: int) -> Any:
             read.append(record)

@@ -51,7 +51,7 @@ KEYS = [sample["key"].encode() for sample in numbered(0, 200)]
     files=st.integers(1, 8),
     verify=st.booleans(),
 )
-def test_any_ids_in_any_order_read_as_one_by_one(
+def test_ids_in_any_order_equal_single_reads(
     index: Index, ids: list[int], files: int, verify: bool
 ) -> None:
     with Reader(index, checksums=verify, max_open_files=files) as reader:

@@ -30,7 +30,7 @@ def test_side_table_pickles_as_its_path(tmp_path: Path) -> None:
     assert pickle.loads(data).shape == (100_000, 16)
 
 
-def test_a_feed_puts_the_rows_into_the_batch(tmp_path: Path) -> None:
+def test_feed_adds_side_table_rows_to_the_batch(tmp_path: Path) -> None:
     index = pack([{"word": f"w{n}"} for n in range(5)], tmp_path)["data"]
     np.save(tmp_path / "t.npy", np.arange(10.0).reshape(5, 2))
     sampler = ExactOnceBatchSampler(5, batch_size=2)

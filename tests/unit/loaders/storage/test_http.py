@@ -309,7 +309,7 @@ def own_address() -> str:
 @pytest.mark.parametrize(
     "host", ["127.0.0.1", "127.1", "2130706433", "0x7f000001", "0.0.0.0", "[::1]", "localhost"]
 )
-def test_redirect_to_private_address_is_refused_before_connecting(
+def test_redirect_to_loopback_is_refused_before_connecting(
     tmp_path: Path, host: str, through: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it could find out which ports are open here. No proxy is asked for it either."""

@@ -221,7 +221,7 @@ def test_quoted_names_round_trip() -> None:
         assert unquoted(quoted(name)) == name
 
 
-def test_file_system_that_changes_keys_or_ignores_ranges_is_refused(tmp_path: Path) -> None:
+def test_file_system_that_alters_keys_or_ranges_is_refused(tmp_path: Path) -> None:
     """What fsspec takes a path for is compared with the key."""
     memory = fsspec.filesystem("memory")
     for name in ("a", "a#b", "a?b", "a%20b"):

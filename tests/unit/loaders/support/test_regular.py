@@ -157,9 +157,7 @@ def test_special_file_is_refused_without_waiting(tmp_path: Path, case: str, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_special_manifest_among_images_is_ignored_without_waiting(
-    tmp_path: Path, kind: str
-) -> None:
+def test_special_file_named_manifest_among_images_is_ignored(tmp_path: Path, kind: str) -> None:
     image(tmp_path)
     KINDS[kind](tmp_path / "img/cat/manifest.json")
     with no_hang(5):

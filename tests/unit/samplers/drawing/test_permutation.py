@@ -96,7 +96,7 @@ def test_large_permutations_are_the_feistel_network(n: int, key: int, data: st.D
     "n",
     [*range(1, 200), *range(MAX_TABLE_SIZE - 1, MAX_TABLE_SIZE + 2), 40_000, 181**2, 182 * 181],
 )
-def test_permutations_hit_everything_once(n: int) -> None:
+def test_permutations_contain_every_item_once(n: int) -> None:
     """On both sides of each branch, and where the grid has no cell to spare."""
     assert np.array_equal(np.sort(permute(n, 11, np.arange(n))), np.arange(n))
     rows = permute_rows(np.full(3, n), KEYS[:3], np.resize(np.arange(n), (3, n)))
@@ -110,7 +110,7 @@ def test_inverse_permute_inverts_permute(n: int) -> None:
         assert np.array_equal(inverse_permute(n, key, permute(n, key, at)), at)
 
 
-def test_random_access_needs_no_memory_that_grows() -> None:
+def test_random_access_takes_constant_memory() -> None:
     """An id of 10^12 takes as little time and memory as an id of 10^6."""
     order = RandomSampler(10**12, seed=0)
     tracemalloc.start()

@@ -61,7 +61,7 @@ def test_segments_emit_every_position_round_by_round(
 @given(
     blocks=st.integers(1, 600), segments=st.integers(1, 70), block=st.integers(1, 9), data=st.data()
 )
-def test_constant_segments_end_together_and_change_blocks_one_by_one(
+def test_constant_segments_end_together_and_stagger_their_blocks(
     blocks: int, segments: int, block: int, data: st.DataObject
 ) -> None:
     """Lengths differ by at most 1, or one of 16 segments is shorter, and all begin elsewhere."""
@@ -159,7 +159,7 @@ def test_shard_shuffle_mixes_equally_at_both_ends(
                 assert distinct.max() == width
 
 
-def test_sorted_classes_are_as_mixed_in_the_last_batch_as_in_the_first() -> None:
+def test_sorted_classes_are_mixed_equally_in_first_and_last_batch() -> None:
     """1,000 classes one after the other, batches of 128; 70,000 digits; with sections too."""
     for block, sections in ((256, 1), (1000, 1), (256, 8)):
         order = ShardShuffleSampler(
@@ -213,7 +213,7 @@ def test_records_of_a_block_are_shuffled_or_in_stored_order() -> None:
         assert (steps == 1).all() == (within == "stored")
 
 
-def test_one_block_is_uniform_and_one_segment_is_sequential_by_block() -> None:
+def test_one_block_is_uniform_and_one_segment_reads_block_by_block() -> None:
     """The two ends of the knob."""
     uniform = _whole(ShardShuffleSampler([5000], seed=1, block=1, window=64))
     assert np.abs(uniform - np.arange(5000)).mean() == pytest.approx(5000 / 3, rel=0.05)
@@ -224,7 +224,7 @@ def test_one_block_is_uniform_and_one_segment_is_sequential_by_block() -> None:
 
 @pytest.mark.parametrize("sections", [2, pytest.param(4, marks=pytest.mark.long), 8])
 @pytest.mark.parametrize("lengths", [[1000] * 20, [777, 3, 9000, 4100]])
-def test_ranks_read_blocks_of_their_own(sections: int, lengths: list[int]) -> None:
+def test_ranks_read_mostly_their_own_blocks(sections: int, lengths: list[int]) -> None:
     """Where world_size divides sections, two ranks read the G - 1 blocks that bounds cut."""
     order = ShardShuffleSampler(lengths, seed=1, block=64, window=16, sections=sections)
     stream = BatchSampler(order, batch_size=16)

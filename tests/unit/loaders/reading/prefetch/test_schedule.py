@@ -63,7 +63,7 @@ def test_schedule_caches_at_most_its_window() -> None:
             assert sum(len(ids) for chunk in schedule._chunks.values() for ids in chunk) < 2 << 20
 
 
-def test_change_applies_from_its_step_and_is_refused_once_committed() -> None:
+def test_change_applies_from_its_step_unless_it_is_committed() -> None:
     """Of each rank, whose batches are also cut from the global ones; what is cached is dropped."""
     labels = np.arange(24) // 2
     old = PKBatchSampler(labels, p=4, k=1, seed=0, batches_per_epoch=50)
