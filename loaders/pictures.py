@@ -97,7 +97,7 @@ def plot_mixing(
         for name, stream in streams.items()
     }
     costs = {
-        name: _costs(found[name].order, stream, epoch)
+        name: _describe_reading(found[name].order, stream, epoch)
         for name, stream in streams.items()
         if isinstance(stream, BatchStream)
     }
@@ -126,24 +126,28 @@ def plot_mixing(
     return figure
 
 
-def _costs(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
-    """Return the text below the plot of a stream: how much is read at a time, and kept in memory.
+def _describe_reading(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]:
+    """Return lines that say how many records a sampler reads in a row, and how many stay in memory.
 
     `ids` are the record ids of an epoch, in order. A sampler may read blocks, consecutive records
-    of a shard. A block is open, and kept in memory, from its first to its last record in `ids`.
+    of a shard. A block is open, and stays in memory, from its first to its last record in `ids`.
     """
     if stream.traits.reads_blocks:
-        first, stop = stream.spans(ids, epoch)  # of the block of each record: its [first, stop)
+        # For each record of `ids`, its block: the first record, and the record after the last.
+        first, stop = stream.spans(ids, epoch)
         sizes = stop - first
-        # Where in `ids` each block, known by its first record, comes first; and how many ids from
-        # the end it comes last.
-        _, opened = np.unique(first, return_index=True)
-        _, from_end = np.unique(first[::-1], return_index=True)
-        max_kept = most_open(opened, len(ids) - from_end, sizes[opened])  # records at a time
+        # For each block: the position in `ids` at which it is opened, and the one at which it is
+        # closed. `np.unique` finds where a block comes first, and in reversed order where it comes
+        # last. For example, the first records [0, 9, 0] are opened at 0, 1 and closed at 3, 2.
+        _, opened_at = np.unique(first, return_index=True)
+        _, reversed_positions = np.unique(first[::-1], return_index=True)
+        closed_at = len(ids) - reversed_positions
+        max_kept = most_open(opened_at, closed_at, sizes[opened_at])  # records at a time
         block, buffered = counted(round(float(sizes.mean())), "record"), counted(max_kept, "record")
         return [f"reads about {block} in a row", f"keeps {buffered} of open blocks"]
-    images = stream.traits.max_cached  # decoded images that the sampler uses again, or None
-    return ["keeps " + ("no record" if images is None else counted(images, "decoded image"))]
+    num_images = stream.traits.max_cached  # how many decoded images are cached; None: no cache
+    text = "no record" if num_images is None else counted(num_images, "decoded image")
+    return [f"keeps {text}"]
 
 
 def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:
@@ -219,8 +223,9 @@ def _to_display(image: Array) -> Array:
 def _row_sizes(labels: Array | None, count: int) -> list[int]:
     """Return the number of images in each row of a contact sheet of `count` images.
 
-    A row has the images of one class, if the batch is made of classes. Otherwise the sheet is about
-    square. `labels` are those of the batch.
+    `labels` are those of the images, in order. If the images of each class follow one another, and
+    each class has several, a row has the images of one class: labels [7, 7, 4, 4, 4] give the sizes
+    [2, 3]. Otherwise the sheet is about square.
     """
     if labels is not None and count:
         starts = np.flatnonzero(np.diff(labels, prepend=labels[0] - 1))  # where the label changes

@@ -71,26 +71,29 @@ class SampleLoader(Loader[list[Sample]]):
     def track(self, loader: Iterable[Any], /) -> Iterator[Any]:
         """Iterate over a pipeline or a `WebLoader` of this source, and count its batches.
 
-        The pass starts at the position of this object, and goes to the end of the epoch.
+        The pass starts at the position (epoch, step) of this object, and goes to the end of the
+        epoch. Each batch moves the position to the next step.
 
         Raises:
-            ValueError: the batches of this rank, without the last, differ in size, but a pipeline
-                can only make batches of one size; or, while iterating, `loader` gives more or
-                fewer batches than the epoch has.
+            ValueError: the batches of this rank differ in size (except for a smaller last batch),
+                but a pipeline can only make batches of one size; or, while iterating, `loader`
+                gives more or fewer batches than the epoch has.
         """
         self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         self._check_sizes(epoch, start)
-        # `__call__`, the first stage of the pipeline, reads from here where its samples start.
+        # When the pipeline is iterated over, it calls this object, to get the samples of the pass.
+        # `__call__` takes from here where they start.
         self._next_pass = epoch, start
         self.meter.start(start)
         batches = self._check_count(loader, len(self) - start)
         yield from self._iterate_pass(batches, self._count_received)
 
     def _check_sizes(self, epoch: int, start: int) -> None:
-        """Raise ValueError unless all batches of a pass have the sampler's batch size.
+        """Raise ValueError unless all batches of this rank have the same size, `batch_size`.
 
-        The last one may be smaller, but not empty. A pipeline can only make batches of one size.
+        A global batch is divided among the ranks, and `batch_size` is the largest share of a rank.
+        The last batch may be smaller, but not empty. A pipeline can only make batches of one size.
         """
         sampler = self._sampler
         starts, stops = sampler.rank_slices(epoch, start, len(sampler))  # within the global batch
@@ -99,7 +102,8 @@ class SampleLoader(Loader[list[Sample]]):
             raise ValueError(
                 f"a pipeline makes batches of one size, but rank {sampler.rank} of "
                 f"{sampler.world_size} has batches of {sizes.min()} to {sizes.max()} samples: set "
-                f"last_batch='drop' or a multiple of the ranks as batch size, or use TorchLoader"
+                f"last_batch='drop' or a batch size that is a multiple of the number of ranks, or "
+                f"use TorchLoader"
             )
 
     def _check_count(self, loader: Iterable[Any], expected: int) -> Generator[Any, None, None]:
@@ -167,28 +171,30 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
         raise ValueError("workers draw by themselves: make samples that load the state instead")
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Yield the samples of each batch from step `start` on.
+        """Yield the batches from step `start` on, each a list of samples as webdataset has them.
 
-        Of W DataLoader workers, worker n yields only batches n, n + W, n + 2W, …
+        In a DataLoader with W workers, worker n yields only batches n, n + W, n + 2W, …
         """
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
         _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
-        reader = Samples(prepare_feed(feed), self.reader)
+        # Reads, decodes and transforms the records of a request.
+        samples_reader = Samples(prepare_feed(feed), self.reader)
         all_requests = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
         for request in islice(all_requests, worker, None, num_workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]
-            members: dict[str, Iterable[Any]] = {
+            # The values of all samples of the batch, for each key of a sample.
+            values: dict[str, Iterable[Any]] = {
                 "__key__": index.keys(request.records),
                 "__url__": [f"{index.root}/{shard}" for shard in shards],
             }
             if index.has_labels:
                 labels = index.labels[request.records].tolist()
                 names = map(index.classes.__getitem__ if index.classes else str, labels)
-                members["cls"] = [name.encode() for name in names]
-            # The fields of the samples: read from the shards, decoded and transformed.
-            members.update(reader.field_values(request, reader.table_rows(request)))
-            yield samples_of(members)
+                values["cls"] = [name.encode() for name in names]
+            table_rows = samples_reader.table_rows(request)  # of columns and side tables
+            values.update(samples_reader.field_values(request, table_rows))
+            yield samples_of(values)
 
 
 def choose_samples(
@@ -246,11 +252,15 @@ class _ChosenSamples(SampleLoader):
         self._choices, self._pipelines, self._replay = choices, pipelines, replay
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Yield batches from step `start` on; each sample is the next one of its pipeline."""
-        if pytorch_worker_info()[3] > 1:
+        """Yield batches from step `start` on; each sample is the next one of its pipeline.
+
+        With `_replay`, first skip the samples that earlier steps, in all epochs, have used.
+        """
+        _, _, _, num_workers = pytorch_worker_info()
+        if num_workers > 1:
             raise RuntimeError("each worker would read all pipelines: set num_workers=0")
         iterators = [iter(pipeline) for pipeline in self._pipelines]
-        if self._replay:  # skip the samples that were drawn before this position
+        if self._replay:
             for iterator, count in zip(iterators, self._choices.drawn(epoch, start), strict=True):
                 next(islice(iterator, count, count), None)  # called to advance by `count` samples
         batches = chain.from_iterable(self._choices.chunks(epoch, start, len(self)))

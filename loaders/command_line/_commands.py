@@ -67,8 +67,9 @@ _ADVISE_EXCLUDE_LISTED = "what to do: restore the shards, or exclude these with 
 def run_pack(options: argparse.Namespace) -> None:
     """Run `twinfeed pack`: write shards and indexes, and print a line for each index.
 
-    The source is a folder of images, an index, or shards. `pack` finds out which, unless options
-    are given that apply only to shards, such as where their labels are.
+    The source is a folder of images, an index, or shards, which `pack` finds out from the path. But
+    --label, --key and --raw (`example` is False) say how shards are read. If one of them is given,
+    the source must be shards.
     """
     source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
@@ -76,7 +77,8 @@ def run_pack(options: argparse.Namespace) -> None:
             raise ValueError("--root needs an index as the source, and the source is not an index")
         source = open_index(source, root=options.root)
     if options.label is not None or options.key is not None or not options.example:
-        source = CompressedShards(  # shards that are read as a stream, compressed or not
+        # In spite of its name, this class also reads shards that are not compressed.
+        source = CompressedShards(
             options.source, label=options.label, key=options.key, example=options.example
         )
     packed = pack(
@@ -146,10 +148,11 @@ def run_verify(options: argparse.Namespace) -> int:
     with process_pool(options.jobs) as executor:
         results = [_verify(target, options, executor) for target in targets]
     findings = [finding for found, _ in results for finding in found]
-    # A record of -1 is not a record; without an offset, the finding concerns the whole shard.
-    if any(bad.record < 0 and bad.offset is None for bad in findings):
+    # A finding concerns one record, or the whole shard: then its record number is -1, and it has no
+    # offset. (A part of a tar sample, which cannot be excluded, has the number -1 and an offset.)
+    if any(finding.record < 0 and finding.offset is None for finding in findings):
         print_lines(_ADVISE_RESTORE_OR_LIST)
-    elif any(bad.record >= 0 for bad in findings):
+    elif any(finding.record >= 0 for finding in findings):
         listed = options.bad_list and _ADVISE_EXCLUDE_LISTED.format(shlex.quote(options.bad_list))
         print_lines(listed or _ADVISE_RESTORE_OR_EXCLUDE)
     return 0 if all(ok for _, ok in results) else 1
@@ -201,15 +204,15 @@ def _reading_options(options: argparse.Namespace) -> ReadingOptions:
 def run_info(options: argparse.Namespace) -> None:
     """Run `twinfeed info`: print the properties of an index.
 
-    They are printed even if its shards are missing or have changed; then an error follows. "left
-    out" is the number of records that the build excluded, and "shards that break off" the number of
-    shards that it could read only up to an error.
+    They are printed even if its shards are missing or have changed; then an error follows. Two of
+    them are about the build of the index: how many records it excluded, and in how many shards it
+    excluded all records after a bad one, as they could not be read ("incomplete shards").
     """
     index = load_index(options.index, options.root)
     build_options = index.options
-    properties = _properties(index) | {"left out": build_options.left_out}
+    properties = _properties(index) | {"excluded records": build_options.left_out}
     if build_options.broken:
-        properties["shards that break off"] = build_options.broken
+        properties["incomplete shards"] = build_options.broken
     if options.json:
         properties["built with"] = vars(build_options)
         print_lines(*json.dumps(properties, indent=1).splitlines())
@@ -313,12 +316,13 @@ def run_plan(options: argparse.Namespace) -> int:
         The exit status: 1 if there is advice for the block shuffle.
     """
     index, samplers = _compared_samplers(options)
-    for name, sampler in reversed(samplers.items()):
-        # The plan decodes nothing. But without a decode, a feed checks that the fields can be
-        # collated, which an index of, for example, images of several sizes does not pass.
+    for name, sampler in reversed(samplers.items()):  # the block shuffle comes last
+        # The plan reads and decodes nothing. `decode=dict` and missing="late" only prevent the
+        # checks of a feed for indexes whose fields cannot be collated, such as lists of strings, or
+        # are missing in some records.
         result = plan(Feed(index, sampler, decode=dict, missing="late"))
         print_lines(*f"{name}: {result}".splitlines())
-    return 0 if result.ok else 1  # of the block shuffle, which is the last
+    return 0 if result.ok else 1  # `result` is now that of the block shuffle
 
 
 def run_who(options: argparse.Namespace) -> None:
@@ -360,26 +364,26 @@ def run_diff(options: argparse.Namespace) -> int:
 def _compared_samplers(options: argparse.Namespace) -> tuple[Index, dict[str, BatchSampler]]:
     """Open an index, and return it with the two batch samplers that `mixing` and `plan` compare.
 
-    The first is of the shard-aware shuffle, which draws records from `window` blocks at a time,
-    where a block is `block` consecutive records of a shard. The second is of a uniform shuffle.
-    Each has the name that is printed for it. The shards are not opened: the index has all sizes.
+    Their keys are the names to print. The first sampler shuffles by blocks: it draws records from
+    `window` blocks at a time, where a block is `block` consecutive records of a shard. The second
+    shuffles uniformly. The shards are not opened, since the index has all sizes.
     """
     index = open_without_checks(options.index, options.root)
     if len(index) == 0:
         raise ValueError("the index has no records")
     block_shuffle = shuffled(index, seed=options.seed)
-    assert isinstance(block_shuffle, ShardShuffleSampler)  # a SubsetSampler only with records=
+    assert isinstance(block_shuffle, ShardShuffleSampler)  # as `shuffled` got no records=
     block = block_shuffle.block if options.block is None else options.block
     window = block_shuffle.window if options.window is None else options.window
     if (block, window) != (block_shuffle.block, block_shuffle.window):
         lengths, seed = index.shard_lengths, options.seed
         block_shuffle = ShardShuffleSampler(lengths, block=block, window=window, seed=seed)
-    orders: dict[str, Sampler] = {
+    samplers: dict[str, Sampler] = {
         f"blocks of {block:,}, {window:,} at once": block_shuffle,
         "uniform": RandomSampler(len(index), seed=options.seed),
     }
     size = options.batch_size
-    return index, {name: BatchSampler(order, batch_size=size) for name, order in orders.items()}
+    return index, {name: BatchSampler(s, batch_size=size) for name, s in samplers.items()}
 
 
 def _save_figure(figure: Any, path: str) -> None:
@@ -440,12 +444,15 @@ def _class_names(path: str | None) -> list[str] | None:
 
 
 def _summary(index: Index) -> str:
-    """Return a line with the counts of records, shards, classes and excluded records."""
-    left_out, broken = index.options.left_out, index.options.broken
+    """Return a line with the counts of records, shards, classes and excluded records.
+
+    Of an incomplete shard, all records after a bad one are excluded, as they could not be read.
+    """
+    excluded, incomplete = index.options.left_out, index.options.broken
     parts = [counted(len(index), "record"), counted(len(index.shards), "shard")]
     parts += [counted(len(index.classes), "class")] if index.classes else []
-    parts += [f"{left_out} left out"] if left_out else []
-    parts += [f"and the rest of {counted(broken, 'broken shard')}"] if broken else []
+    parts += [f"{excluded} excluded"] if excluded else []
+    parts += [counted(incomplete, "incomplete shard")] if incomplete else []
     return ", ".join(parts)
 
 

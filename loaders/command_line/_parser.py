@@ -137,12 +137,20 @@ def _command_parser(commands: Any, name: str, text: str, *examples: str) -> Any:
 
 
 def _add(parser: Any, argument: str, text: str, *, shown: Any = None, **kwargs: Any) -> None:
-    """Add an argument to a parser, as its usage is written: "out", "-q/--quiet", "--seed N", or
-    "--split NAME=SIZE...", where dots mean that the option may be repeated.
+    """Add an argument to a parser, which is described by a text as in the usage of a command.
 
-    The name of the value, such as N, determines its type (`_TYPES`, or else a text). An option
-    without a value is a flag. `text` is the help, to which the default `shown` is added; a default
-    that `text` has already is given by `default`. `kwargs` are those of `add_argument`.
+    - "out" is a positional argument, "--overwrite" a flag, and "-q/--quiet" a flag with two names.
+    - "--seed N" is an option with a value. The name of the value determines its type, by `_TYPES`:
+      N is an int. Other values are texts.
+    - "--split NAME=SIZE..." is an option that may be repeated. Its values become a list.
+
+    Args:
+        parser: the parser of a command.
+        argument: the description of the argument.
+        text: the help of the argument.
+        shown: the default value, if the help shall end with "; default VALUE".
+        kwargs: further arguments for `parser.add_argument`, such as `choices`, or `default` for a
+            default value that the help shall not show.
     """
     names, _, value = argument.partition(" ")
     if value:
@@ -294,8 +302,9 @@ def _index_parser(
         name: the name of the command.
         text: the description of the command.
         examples: command lines that the help shows.
-        sampler_options: adds the options of a sampler: "batches" those for random or P x K batches,
-            "shuffles" those for the shard-aware shuffle.
+        sampler_options: says which options of a sampler the command has. "batches": options for
+            random batches, or for batches of P classes with K records each. "shuffles": options for
+            a shuffle by blocks, consecutive records of a shard. "": none.
 
     Returns:
         A function that adds a further argument.
@@ -407,7 +416,10 @@ def _add_plan_parser(commands: Any) -> None:
 
 
 def _add_who_parser(commands: Any) -> None:
-    """Add the parser of `twinfeed who`."""
+    """Add the parser of `twinfeed who`, which prints the records of a step of a run.
+
+    A ledger is the file in which a loader writes which steps the training loop received.
+    """
     add = _ledger_parser(
         commands,
         "who",
@@ -419,7 +431,10 @@ def _add_who_parser(commands: Any) -> None:
 
 
 def _add_when_parser(commands: Any) -> None:
-    """Add the parser of `twinfeed when`."""
+    """Add the parser of `twinfeed when`, which prints the steps of a run that used a record.
+
+    A ledger is the file in which a loader writes which steps the training loop received.
+    """
     add = _ledger_parser(
         commands,
         "when",

@@ -50,8 +50,9 @@ def options_built_with(options: IndexOptions, index: str, /) -> str:
     arguments += [] if options.label is None else [options.label]
     arguments += ["--classes", index] if options.classes_given else []
     arguments += ["--root", options.root] if options.root else []
-    # With missing="skip", records are excluded without a list of bad records. Only such a list
-    # excludes the rest of a broken shard.
+    # `left_out` is the number of records that the build excluded: those in a list of bad records
+    # (`--exclude`), or those that lack a field (`--missing skip`). `broken` is the number of shards
+    # whose records from a bad one on are excluded, for which there must have been a list.
     has_exclude_list = options.broken or (options.left_out and options.missing != "skip")
     arguments += ["--exclude", "FILE"] if has_exclude_list else []
     note = "(and labels by a function, which build_index takes)"

@@ -130,8 +130,10 @@ class Pool(ThreadPoolExecutor):
 def _serve(pipe: Connection) -> None:
     """Run the main loop of a worker: answer the calls that come through a pipe, until it is closed.
 
-    Ctrl-C ends the worker without a traceback. The closed pipe then wakes the parent, which may
-    have missed its own Ctrl-C: one that comes just before a thread waits for a lock is not seen.
+    Ctrl-C, which the parent process gets at the same time, ends the worker without a traceback. The
+    end of the worker also closes its pipe, which wakes the parent. Otherwise the parent might wait
+    for ever: Python does not handle a signal that comes just before the main thread waits for a
+    lock, until the lock is free.
     """
     end_with_parent()
     # Let the system end this process at SIGINT, in place of Python's KeyboardInterrupt. SIGINT was

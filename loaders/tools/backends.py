@@ -37,9 +37,10 @@ class Backend(NamedTuple):
 
 
 def ragged_of_torch(value: Any) -> Any:
-    """Convert a jagged tensor of torch, or a list of lists of strings, to a `Ragged`.
+    """Convert a field of a torch batch whose rows differ in length to a `Ragged`.
 
-    Any other value is returned as it is.
+    Numbers are a jagged tensor of torch. Strings, of which torch has no tensors, are a list of
+    lists of strings. Any other value is returned as it is.
     """
     if getattr(value, "is_nested", False):
         value = value.detach().cpu()

@@ -228,9 +228,15 @@ class _Job(NamedTuple):
 
 
 def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) -> Any:
-    """Call `function(job, *arguments)` in a new process; return its result or raise its error."""
-    with pickled():
-        pickle.dumps((job, arguments))
+    """Call `function(job, *arguments)` in a new process; return its result or raise its error.
+
+    Raises:
+        LoaderError: the job cannot be pickled.
+        WorkerDiedError: the process died. `IMPORTABLE` is the text that says how a script must be
+            written so that a new process can import it.
+    """
+    with pickled():  # turns an error into one that says what to do
+        pickle.dumps((job, arguments))  # only to see whether it raises
     try:
         with Pool(1) as pool:
             return pool.submit(function, job, *arguments).result()

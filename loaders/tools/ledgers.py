@@ -255,25 +255,31 @@ def _with_changed_fingerprint(run: Mapping[str, Any], fields: Mapping[str, Any])
 
 
 def _read_position(path: Path) -> tuple[int, int]:
-    """Return how far the open range of a ledger has come, by the position file beside it.
+    """Return what the position file beside a ledger says about the last range of steps.
 
-    A range is open while its ledger has no "end" line for it. Returns the offset of its "begin"
-    line in the ledger, and the step after its last batch.
+    A ledger has a "begin" and an "end" line for each range of consecutive steps that a loop
+    received. If the process was killed, or still runs, the last range has no "end" line yet.
+
+    Returns:
+        The offset of the "begin" line of this range in the ledger, and the step after its last
+        batch. The offset is -1 if there is no such range, or no position file.
     """
     try:
         return POSITION.unpack(read_file(position_path(path), POSITION.size))
-    except (FileNotFoundError, struct_error):  # no batch was delivered, or it was not copied
-        return -1, 0  # no line has the offset -1
+    except (FileNotFoundError, struct_error):  # the ledger was copied without it, or it is empty
+        return -1, 0
 
 
 def _parse_line(line: bytes) -> dict[str, Any]:
-    """Return the values of a line of a ledger.
+    """Return the values of a line of a ledger, after checking that all of them can be used.
 
-    Raises an error of `_DAMAGED_LINE_ERRORS` if a value is missing or has a wrong type.
+    Raises one of the exceptions in `_DAMAGED_LINE_ERRORS`, such as KeyError or TypeError, if a
+    value is missing or has a wrong type.
     """
     entry: dict[str, Any] = json.loads(line)
-    validate.choice("its version", entry["ledger"], (LEDGER_VERSION,))
-    # `flattened` is called for its errors alone: a value is not a mapping, or nested too deep.
+    validate.choice("version of the ledger", entry["ledger"], (LEDGER_VERSION,))
+    # `flattened` turns nested dicts into (name, value) pairs. Here it only checks that `fields` is
+    # a dict that is not nested too deep: it raises an error otherwise.
     dict(flattened(entry.get("fields", {})))
     if "state" in entry:
         state = entry["state"]
@@ -288,19 +294,23 @@ def _parse_line(line: bytes) -> dict[str, Any]:
 def _sampler_of(
     steps: StepRange, feed: Feed | BatchStream, step: int, rank: int | None
 ) -> BatchStream:
-    """Check that a feed is that of the run, and return its sampler.
+    """Return the batch sampler of a feed, after checking that the feed gives the batches of a run.
 
-    The result is sharded as that of `rank` was in the run, or is the sampler of all ranks if `rank`
-    is None.
+    Args:
+        steps: steps of the run, by its ledger, with the state of the run's sampler.
+        feed: the user's feed, which should be the one of the run; or only its batch sampler.
+        step: the batches up to this step are compared. It is counted over all epochs.
+        rank: the result draws the batches of this rank of the run; if None, those of all ranks.
 
     Raises:
         StateMismatchError: the records differ, or the sampler gives other batches than the run had,
             at `step` or before.
     """
+    # The user's sampler may be sharded for a rank: take the one for the batches of all ranks.
     sampler = Schedule(sampler_of(feed)).all_ranks.sampler
     epoch, next_step = divmod(step + 1, max(1, len(sampler)))
     state, index = steps.run["state"], steps.run["index"]
-    # Raises if the sampler differs from that of the run before this position.
+    # Called because it raises StateMismatchError if batches before this position differ.
     sampler.position_of({**state, "epoch": epoch, "step": next_step})
     if isinstance(feed, Feed):
         feed_index = getattr(feed.index, "fingerprint", index)
@@ -325,10 +335,11 @@ def _last_range(ranges: list[StepRange], step: int) -> StepRange | None:
 def _difference(
     first: Mapping[str, Any], second: Mapping[str, Any], start: int
 ) -> LedgerDifference | None:
-    """Compare what the batches of two runs depend on: by what, and from which step on they differ.
+    """Return the first step from `start` on at which the batches of two runs differ, and why.
 
-    `first` and `second` are the states of the runs in their ledgers, with the sampler's fingerprint
-    and the digests of the records. No step before `start` is returned, and None if all are equal.
+    Return None if they do not differ. `first` and `second` are the states of the two runs in their
+    ledgers. A state has the fingerprint of the sampler (all that its batches depend on, such as
+    {"seed": 0}), and digests (hashes of all values) of the fields of the records.
     """
     streams = [dict(flattened(state["fingerprint"])) for state in (first, second)]
     records = [dict(flattened(state.get("records", {}))) for state in (first, second)]
@@ -339,8 +350,8 @@ def _difference(
     differing = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     if not differing:
         return None
-    # The name of a value in a schedule has its first step, such as "k from step 340". All other
-    # values hold from step 0 on.
+    # If an option of a sampler is a schedule, each of its values has a name of its own, such as "k
+    # from step 340". `first_step` returns 340 for this name, and 0 for names without a step.
     step = min(map(first_step, differing))
     reason = ", ".join(f"{name} is {pair[0]!r} and {pair[1]!r}" for name, pair in differing.items())
     return LedgerDifference(max(start, step), reason)

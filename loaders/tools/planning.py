@@ -163,22 +163,26 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
     Returns:
         The number of samples, and the largest number of records in blocks that are open at the same
         time (or in a batch, if the sampler does not read blocks). A block, consecutive records that
-        are read together, is open from the first to the last step that uses it.
+        are read together, is open from the first to the last step that uses it. For example, a
+        block of 10 records is used in steps 0 to 3, and one of 20 records in steps 2 to 5. Then 30
+        records are open in steps 2 and 3.
     """
     batches = schedule.batches(0, 0, steps)
     samples = sum(int(np.count_nonzero(ids >= 0)) for ids in batches)
     if not prefetches_whole_blocks(schedule.sampler):
         return samples, max(map(len, batches), default=0)
     block_uses = BlockUses(schedule, 0)
-    opened = block_uses.first_used_before(
-        steps
-    )  # (first record, record after the last, first step) each
-    # By the first record of a block, its last steps in order: it may be opened several times.
+    # For each time that a block is opened: (its first record, the record after its last, the step).
+    opened = block_uses.first_used_before(steps)
+    # For each block, by its first record: the steps at which it is closed, in order. A block may be
+    # opened and closed several times, as a later part of the epoch may use it again.
     last_steps: dict[int, deque[int]] = defaultdict(deque)
     for first_record, last_step in block_uses.last_steps_before(steps):
         last_steps[first_record].append(last_step)
+    # A block that is still open after the last step is closed by `steps`. For all other blocks,
+    # this value is added too, but nothing takes it.
     for block in opened:
-        last_steps[block.first].append(steps)  # is only taken for a block that is still open
+        last_steps[block.first].append(steps)
     closing_steps = np.array([last_steps[block.first].popleft() for block in opened], np.int64)
     first_records, stops, opening_steps = np.array(opened, np.int64).reshape(-1, 3).T
     return samples, most_open(opening_steps, closing_steps + 1, stops - first_records)
@@ -187,13 +191,15 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
 def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
     """Return the number of byte ranges that an epoch fetches, and their total size in bytes.
 
-    The ranges of the first `steps` steps are counted. Those of later steps are estimated from the
-    second half of these steps, since the first steps of an epoch open more blocks than later ones.
-    For example, 100 of 1000 steps are counted. Then the counts of steps 50 to 99 stand for steps 50
-    to 999, and are multiplied by 950 / 50.
+    The ranges of the first `steps` steps are counted. If the epoch is longer, its other steps are
+    estimated from the second half of these, since the first steps of an epoch read more than later
+    ones. For example, 100 of 1000 steps are counted: 80 ranges in steps 0 to 49, and 60 in steps 50
+    to 99. Then the estimate for steps 50 to 999 is 60 * 950 / 50 = 1140, and that for the epoch is
+    80 + 1140 = 1220.
     """
     epoch_steps = len(reads.schedule.sampler)
-    # Each of these counts has two items: ranges, and their bytes.
+    # The counts have two items: the number of ranges, and their bytes. `middle` is the number of
+    # steps whose ranges are in `counts_at_middle`. It stays 0 if the whole epoch is counted.
     counts, counts_at_middle, middle = np.zeros(2), np.zeros(2), 0
     for step in range(steps if reads.fields else 0):
         for event in reads.next_events(step):
@@ -201,10 +207,11 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
                 ranges = event.ranges
                 counts += len(ranges), (ranges["stop"] - ranges["start"]).sum()
         if 2 * step < steps < epoch_steps:  # the first half, if the epoch is longer
-            # `reads.next_step` is the next step to fetch: as steps are fetched in groups, it may be
-            # later than `step + 1`.
+            # `reads` fetches several steps at once. `reads.next_step` is the first step that it has
+            # not fetched yet, which may be later than `step + 1`.
             counts_at_middle, middle = counts.copy(), reads.next_step
-    scale = (epoch_steps - middle) / max(1, min(reads.next_step, epoch_steps) - middle)
+    counted_steps = min(reads.next_step, epoch_steps)
+    scale = (epoch_steps - middle) / max(1, counted_steps - middle)
     requests, read_bytes = counts_at_middle + scale * (counts - counts_at_middle)
     return round(requests), round(read_bytes)
 

@@ -83,17 +83,18 @@ class Results:
 
         Args:
             ids: `batch["id"]`, int[batch]; the rows of -1 (padding) are dropped.
-            results: by name, an array or a tensor (numpy, torch, TensorFlow, JAX) with one row for
-                each id. The rows are copied. bfloat16, which no file can hold, becomes float32.
-                Rows of different lengths are a `Ragged`, a ragged tensor, or a list of one array
-                for each id, of one dtype and one shape after the first axis.
+            results: the results by name. Each is an array or a tensor (numpy, torch, TensorFlow,
+                JAX) with a row for each id. The rows are copied. bfloat16, which no file can hold,
+                becomes float32. If the rows differ in length, the result is a `Ragged`, a ragged
+                tensor, or a list that has an array for each id. These arrays must have the same
+                dtype, and the same shape after the first axis.
 
         Raises:
-            ValueError: a result has another number of rows or the name `id`; names, shapes or
-                dtypes do not fit those of the last batch; or no dtype can hold all values of a
+            ValueError: a result does not have a row for each id, or its name is `id`; names, shapes
+                or dtypes do not fit those of the last batch; or no dtype can hold all values of a
                 list.
             TypeError: a masked array, or objects.
-            IndexError: an id of `n` or above, or below -1.
+            IndexError: an id below -1, or one that is not below the number of sample ids.
         """
         ids = checks.as_ids(_as_plain_array("ids", ids))
         real = ids != -1
@@ -107,9 +108,10 @@ class Results:
             if column.shape[:1] != ids.shape:
                 raise ValueError(f"{name} needs a row for each of {len(ids)} ids: {column.shape}")
             rows[name] = column
-        # Raises now, and not in `gather`, if this batch does not fit the last one. A row of each is
-        # enough, and the result is not needed.
-        _concatenate(part[:1] for part in (*self._added[-1:], rows))
+        # Called only because it raises ValueError if this batch does not fit the last one, which
+        # the user should see now, and not in `gather`. The first row of each batch is enough.
+        last_batches = [*self._added[-1:], rows]
+        _concatenate(batch[:1] for batch in last_batches)
         self._added.append(rows[real])
 
     def part(self) -> Part:
@@ -121,16 +123,18 @@ class Results:
     def gather(
         self, all_gather: Callable[[Part], Sequence[Part]] | None = None, /
     ) -> dict[str, Any]:
-        """Return the whole table: for each result an array with one row per record, in order.
+        """Return the whole table: for each result, an array with a row for each id, in order.
 
-        Rows of different lengths come as a `Ragged`.
+        The ids are the sample ids of the pass: of records, or of views of records. Rows of
+        different lengths come as a `Ragged`.
 
         Args:
-            all_gather: a function of one object that returns the list of all ranks' objects. All
-                ranks call it. Default: this process has added everything.
+            all_gather: the user's collective function, which every rank calls with its own object:
+                it returns the list of the objects of all ranks. Default: there is one rank, and
+                this process has added everything.
 
         Raises:
-            LoaderError: records without a result, or with several. Every rank raises it.
+            LoaderError: some ids of the pass have no result, or several. Every rank raises it.
             ValueError: results of several ranks or batches do not fit together, such as strings and
                 numbers, or integers that floats would round.
         """
@@ -158,9 +162,15 @@ class Results:
     def save(self, path: str | os.PathLike[str], /) -> None:
         """Write the results that this rank has added to a file, for `load`.
 
-        The file is a .npz: `n` is the number of sample ids, `only` has the ids of the pass, `run`
-        is the state of the run as JSON, and `values NAME` has a result by name. If rows differ in
-        length, `lengths NAME` has their lengths. The file is written completely or not at all.
+        The file is a .npz, an archive of arrays by name:
+
+        - "n": the number of sample ids;
+        - "only": the sample ids that the pass visits;
+        - "run": the state of the loader as JSON, which identifies the run;
+        - "values score": the values of a result with the name "score";
+        - "lengths score": the lengths of its rows, if they differ.
+
+        The file is written completely or not at all.
         """
         rows, file, run = self.part(), io.BytesIO(), json.dumps(self._run)
         arrays: dict[str, Any] = {"n": self._num_ids, "only": self._ids, "run": run}
@@ -204,21 +214,24 @@ class Results:
 def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
     """Read a .npz file that `Results.save` has written.
 
-    Its arrays are `n`, `only`, `run`, and for each result `values NAME` and, if its rows differ in
-    length, `lengths NAME`.
+    The file has these arrays: "n" is the number of sample ids, "only" has the sample ids that the
+    pass visits, "run" is the state of the loader as JSON, "values score" has the values of a result
+    named "score", and "lengths score" the lengths of its rows, if they differ.
 
     Returns:
-        The number of sample ids, the ids of the pass, the state of the run, and the results by
-        name.
+        The number of sample ids, the ids of the pass, the state, and the results by name.
 
     Raises:
-        ValueError: its arrays have more bytes than the file, as in a file made to fill the memory.
+        ValueError: the arrays have more bytes than the file. They are not compressed, so somebody
+            made the file to fill the memory.
     """
     status = os.fstat(file.fileno())
-    # A sparse file has fewer blocks on the disk than bytes: `st_blocks` counts blocks of 512 bytes.
+    # A sparse file may be long, but take few blocks on the disk. So the arrays may not have many
+    # more bytes than these blocks either (`st_blocks` counts blocks of 512 bytes).
     max_bytes = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)
     with zipfile.ZipFile(file) as archive:
-        if sum(member.file_size for member in archive.infolist()) > min(status.st_size, max_bytes):
+        array_bytes = sum(member.file_size for member in archive.infolist())
+        if array_bytes > min(status.st_size, max_bytes):
             raise ValueError("its arrays have more bytes than the file")
         file.seek(0)
         with np.load(file, allow_pickle=False) as members:
@@ -255,9 +268,11 @@ def _concatenate(parts: Iterable[Part]) -> Part:
 
 
 def _keeps_values(column: Array, joined: Array) -> bool:
-    """Return whether a column keeps its values in `joined`, which numpy made of it and others.
+    """Return whether the values of a column are unchanged in `joined`.
 
-    numpy turns numbers into strings, and rounds large integers to floats, to get a common dtype.
+    `joined` is what numpy has concatenated of this and other columns. If their dtypes differ, numpy
+    converts all to a common dtype: it may turn numbers into strings, or round large integers to
+    floats.
     """
     old, new = column.dtype, joined.dtype
     if "O" in (old.kind, new.kind):  # a row of a ragged column is an array: an object
@@ -296,7 +311,7 @@ def _as_column(name: str, value: Any) -> Array:
         ValueError: the rows of a ragged column differ in dtype, or in shape after the first axis.
     """
     if not isinstance(value, (list, tuple)):
-        # Tensors of torch, and ragged ones of both frameworks, become numpy arrays or a `Ragged`.
+        # These turn a ragged tensor of their framework into a `Ragged`, and change nothing else.
         value = ragged_of_tensorflow(ragged_of_torch(value))
     if isinstance(value, Ragged):
         values, lengths = (_as_plain_array(name, part) for part in value)
@@ -314,6 +329,9 @@ def _as_column(name: str, value: Any) -> Array:
 
 def _as_plain_array(name: str, value: Any) -> Array:
     """Return an array, a tensor on any device, or a list of values as a numpy array.
+
+    numpy converts the values of a list to one dtype, which may change them. This is an error here:
+    [1, "a"] would become ["1", "a"].
 
     Raises:
         TypeError: masked values, or objects that are neither numbers nor strings.
@@ -333,11 +351,12 @@ def _as_plain_array(name: str, value: Any) -> Array:
         raise ValueError(problem) from error
     if array.dtype.hasobject:
         raise TypeError(f"{name} must be numbers or strings, got objects")
-    # From a list of several types, such as [1, "a"], numpy has converted some values: to "1" here.
-    # `originals` is empty for an array, so zip ends at once.
-    for stored, item in zip(array.ravel().tolist(), np.array(originals, "O").flat, strict=False):
-        item = item.item() if hasattr(item, "item") else item
-        if stored != item and item == item:  # not a NaN, which differs from itself
+    # Compare each value of a list with what numpy has made of it. An array has no `originals`.
+    values = array.ravel().tolist() if originals else []
+    for value, original in zip(values, np.array(originals, "O").flat, strict=False):
+        item = original.item() if hasattr(original, "item") else original
+        if value != item and item == item:  # not a NaN, which differs from itself
             raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
-    # 2 stands for a dtype of another package, such as bfloat16 of ml_dtypes: no file can hold it.
-    return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array
+    # A dtype of another package, such as bfloat16 of ml_dtypes, cannot be saved to a file.
+    is_of_another_package = array.dtype.isbuiltin == 2  # 2 is numpy's code for this
+    return array.astype(np.float32) if is_of_another_package else array

@@ -216,8 +216,8 @@ class _ShardScan:
         headers_checksum: over the headers of all good records.
         records: the number of records, good and bad.
         bad: the bad records.
-        half_samples: the numbers of bad records that are half of a tar sample, whose other members
-            lie apart from them.
+        half_samples: the numbers of bad records that are a part of a tar sample. Its members (the
+            files of one sample) should follow one another, but other members lie between them.
         offsets, record_numbers: two arrays of the same length. Record `record_numbers[i]` of the
             shard, or a part of it, starts at byte `offsets[i]`. -1 is a place without a record.
         previous_end: the end of the last record; None after a bad record, whose end is not known.
@@ -260,8 +260,10 @@ class _ShardScan:
     def _on_bad(self, error: DataCorruptionError) -> None:
         """Store the error of a bad record. The scan calls this, and continues after the record."""
         finding = bad_record(self.job.shard, error)
-        # The members of a tar sample lie apart: each group of them looks like a sample of its own,
-        # half of the real one. The usual advice, to leave it out, would keep the other half.
+        # A sample of a tar is some files (members) with the same key, such as a.jpg and a.txt. If
+        # other members lie between them, each part looks like a sample of its own. To exclude only
+        # this part, as is usual for a bad record, would keep the other part as a wrong sample. The
+        # advice `ADVISE_JOIN` is to index the tar with `join`, which joins the parts.
         if error.advice == ADVISE_JOIN:
             finding = finding._replace(problem=f"{error.problem}; {ADVISE_JOIN}")
             self.half_samples.add(finding.record)
@@ -297,12 +299,16 @@ def _check_plain_shards(
     """
     for job in jobs:
         scan = _ShardScan(plan, job)
-        # The members of a tar sample may lie apart. If the build left out one half, it would take
-        # the other half for a whole sample. So a half gets the number -1, of a whole bad shard,
-        # which `verify` does not write to the list of records to leave out.
-        bad = [b._replace(record=-1) if b.record in scan.half_samples else b for b in scan.bad]
+        # `half_samples` are parts of tar samples whose files (members) lie apart. They must not be
+        # in the list of records to exclude, because a build that excludes one part takes the other
+        # part for a whole sample. `verify` does not write the number -1 to that list.
+        bad = [
+            finding._replace(record=-1) if finding.record in scan.half_samples else finding
+            for finding in scan.bad
+        ]
         if full_paths:
-            bad = [b._replace(shard=str(join(plan.root, job.shard))) for b in bad]
+            path = str(join(plan.root, job.shard))
+            bad = [finding._replace(shard=path) for finding in bad]
         yield scan.records, bad
 
 
@@ -318,9 +324,10 @@ def _check_indexed_shards(index: Index, shards: Sequence[int]) -> Iterator[_Shar
 def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> list[BadRecord]:
     """Return the bad records of a shard, which has the records [start, stop) of the index.
 
-    First the shard is scanned, without the index. Then each record is read as the index describes
-    it. At last, checksums over the whole shard are compared. If one differs, and no bad record
-    explains this, the result also has a `BadRecord` with the number -1, for the whole shard.
+    1. The shard is scanned without the index, which may find bad records.
+    2. Each record is read as the index describes it, which may find further bad records.
+    3. Checksums over the whole shard are compared. If one differs, but no bad record was found that
+       explains it, the result has a `BadRecord` with the number -1, for the whole shard.
     """
     index, name = reader.index, reader.index.shard_paths[shard]
     if index.container == "files":  # the records are loose files: there is no shard to scan
@@ -330,24 +337,31 @@ def _check_indexed_shard(reader: Reader, shard: int, start: int, stop: int) -> l
     scan = _ShardScan(plan, Job(name), size=int(index.shards["bytes"][shard]))
     if scan.unreadable:
         return scan.bad
-    changed = scan.headers_checksum != index.shards["headers"][shard]
-    offsets = _record_offsets(index, start, stop)
-    # A bad record that the index leaves out was bad at the build too, so it is not reported.
+    headers_changed = scan.headers_checksum != index.shards["headers"][shard]
+    offsets = _record_offsets(index, start, stop)  # of the indexed records in the shard
+    # Step 1: by number in the shard, the bad records that the scan has found. A bad record that the
+    # index excludes was bad at the build too, so it is not reported.
     indexed = set(scan.numbers_at(offsets[offsets >= 0])) if scan.bad else set()
     bad = {
-        b.record: b for b in scan.bad if b.record in indexed or b.record < 0 or (b.rest and changed)
+        finding.record: finding
+        for finding in scan.bad
+        # All after a bad record with `rest` is unreadable. It was so at the build if nothing has
+        # changed since. The number -1 stands for the whole shard.
+        if finding.record in indexed or finding.record < 0 or (finding.rest and headers_changed)
     }
     scan_found_bad = bool(bad)
+    # Step 2: the number of a record in the shard is found by its offset, since it is not its number
+    # in the index if the index excludes earlier records of the shard.
     read_errors = dict(_read_errors(reader, start, stop))
-    # As records may be left out, the number in the shard is found by the offset.
     numbers = scan.numbers_at(np.maximum(offsets[[*read_errors]], 0))
     for number, error in zip(numbers, read_errors.values(), strict=True):
         finding = _bad_record_of(name, number, error)
         bad.setdefault(finding.record, finding)
-    # In a tar, the checksum over the headers covers fields too.
+    # Step 3: only the scan reads the headers of records, so only its findings explain why their
+    # checksum differs. In a tar, this checksum also covers fields, which step 2 has read.
     explained = bool(bad) if index.container == "tar" else scan_found_bad
     digests = index.shard_sums  # the SHA-256 of each shard; empty if the index has none
-    if changed and not explained:
+    if headers_changed and not explained:
         what = "the checksum over its records"
     elif not bad and len(digests) and scan.sha256 != digests[shard].tobytes().hex():
         what = "its SHA-256"

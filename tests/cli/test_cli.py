@@ -213,7 +213,7 @@ def test_bad_data_ends_with_status_1_and_one_line(
     options = ["--root", str(tmp_path), "--bad-list", bad, "-q", "--jobs", "2"]
     assert main(["verify", pattern, *options]) == 1
     assert main(["index", pattern, "--out", out, "--exclude", bad, "-q"]) == 0
-    assert "29 records, 3 shards, 1 left out" in capsys.readouterr().out
+    assert "29 records, 3 shards, 1 excluded" in capsys.readouterr().out
 
 
 def test_cat_into_closed_pipe_is_no_error(tmp_path: Path) -> None:
@@ -316,11 +316,11 @@ def test_index_excludes_rest_of_broken_shard(
     assert main([*verify, "--bad-list", listed]) == 1
     assert capsys.readouterr().out.splitlines()[2].endswith(f"with index --exclude {listed}")
     assert main(["index", *shards, "--out", out, "--exclude", listed, "-q"]) == 0
-    line = "17 records, 2 shards, 1 left out, and the rest of 1 broken shard"
+    line = "17 records, 2 shards, 1 excluded, 1 incomplete shard"
     assert line in capsys.readouterr().out
     assert main(["verify", out, "-q"]) == 0
     assert main(["info", out]) == 0
-    assert "shards that break off: 1\n" in capsys.readouterr().out
+    assert "incomplete shards: 1\n" in capsys.readouterr().out
 
 
 def test_exclude_follows_bad_list_from_another_folder(
@@ -336,7 +336,7 @@ def test_exclude_follows_bad_list_from_another_folder(
     assert capsys.readouterr().out.startswith(f"{shards[1]}, record 0: corrupted")
     for out in ("w/x.index", "x.index"):
         assert main(["index", *words, "--out", out, "--exclude", "bad"]) == 0
-        assert "29 records, 3 shards, 1 left out" in capsys.readouterr().out
+        assert "29 records, 3 shards, 1 excluded" in capsys.readouterr().out
     assert main(["verify", *words, "--root", "w", "--bad-list", "bad"]) == 1
     assert main(["index", *words, "--out", "x.index", "--root", "w", "--exclude", "bad"]) == 0
     (tmp_path / "bad").write_text('{"shard": "/elsewhere/a.tfrecord", "record": 0}\n')
