@@ -165,6 +165,7 @@ class _PhaseSchedule:
         first_subset = first_subset + num_traversals * size // k  # in which the next one starts
         self._sizes[classes], self._first_subset[classes] = remaining.sizes, first_subset
         subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, exclusion.step))
+        # From subset `first_subset` on, `records` draws from the remaining records.
         self._exclusions.append((classes, first_subset, remaining, subsets))
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:

@@ -18,7 +18,8 @@ def labels_of(data: Any) -> Any:
     `data` is the first argument of a sampler: either labels, or an index or a source of
     `twinfeed.loaders`, which describe or read the records of a data set.
     """
-    # Samplers do not import loaders, for `isinstance`. Only an index and a source have `digests`.
+    # Only an index and a source have `digests`: samplers do not import loaders, for `isinstance`.
+    # An index has labels, and a source may have a column of labels.
     if not hasattr(data, "digests"):
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")

@@ -127,12 +127,12 @@ def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, 
     """Return the bounds and the first rounds of segments, which say in what order records are used.
 
     Each of n records is used `reuse` times. The sequence of all uses, record after record, is
-    divided into segments. Each round reads the next use of every segment. A segment need not be
-    read from its start: its start is read in its *first round*, and its end in the round before.
+    divided into segments. Each round reads the next use of every segment. A segment is read
+    cyclically: its start is read in its *first round*, and its end in the round before.
 
     First rounds differ, so that the segments reach new records in different rounds. Here 4 records
     are used 3 times each, in 2 segments. The bounds are 0 6 12, and the first rounds 0 1. In the
-    table 2.0 is use 0 of record 2. New records come in rounds 0, 1, 3 and 4, one in each::
+    table 2.0 is use 0 of record 2. Uses 0 come in rounds 0, 1, 3 and 4, and only one in each::
 
         round       0    1    2    3    4    5
         segment 0   0.0  0.1  0.2  1.0  1.1  1.2
