@@ -130,9 +130,9 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     spec = getattr(data, "element_spec", None)
     validation_spec = getattr(validation, "element_spec", None)
     # Each batch of a loader is a dict with the field "id".
-    has_whole_batches = isinstance(validation_spec, dict) and "id" in validation_spec
-    if has_whole_batches and not isinstance(spec, dict | None):
-        raise TypeError("validation_data has whole batches (dicts): map them to (inputs, targets)")
+    has_dicts_of_fields = isinstance(validation_spec, dict) and "id" in validation_spec
+    if has_dicts_of_fields and not isinstance(spec, dict | None):
+        raise TypeError("validation_data has dicts of fields: map them to (inputs, targets)")
     feed = getattr(loader, "feed", None)
     dtypes = [getattr(leaf, "dtype", None) for leaf in keras.tree.flatten(spec)]
     has_strings = any(dtype == "string" for dtype in dtypes)

@@ -162,7 +162,7 @@ class ResumeCallback(keras.callbacks.Callback):
             ValueError: the model or the optimizer differs from the checkpoint, or the loader or its
                 sampler has the option.
             TypeError: `arrange` is neither names nor a function nor a dataset; `validation_data`
-                is a feed, or has whole batches; or images are not decoded.
+                is a feed, or its elements are dicts of fields; or images are not decoded.
         """
         epochs = validate.integer("epochs", epochs, minimum=0)
         arrange = _fit_arguments.resolve_arrange(arrange)
@@ -190,7 +190,7 @@ class ResumeCallback(keras.callbacks.Callback):
         try:
             with self._adapter.original_errors():
                 if not (ended or _has_strategy(model)):
-                    with self.loader.external_passes.peek():
+                    with self.loader.external_passes.peek():  # reading does not move the position
                         _fit_arguments.check_labels(self.loader, model, lambda: next(iter(data))[1])
                 return model.fit(
                     data,

@@ -40,6 +40,7 @@ def _destroy_marked_iterator(iterator: Any) -> None:
     attributes = vars(iterator)
     # In a graph, the resource is a symbolic tensor, and there is nothing to destroy.
     is_eager = isinstance(attributes.get("_iterator_resource"), tf.__internal__.EagerTensor)
+    # `pop`: the thread destroys the resource only when nothing else refers to it.
     if is_eager and _is_marked(attributes.get("_dataset")):
         release_in_thread([attributes.pop("_iterator_resource")])
 

@@ -78,6 +78,7 @@ def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.D
     spec: Any = None
 
     def steps_of(pass_state: tf.Tensor) -> tf.data.Dataset:
+        """Return a dataset with a tensor for each step of a pass: a row for each rank's batch."""
         nonlocal spec
         batches = source.batches_of(pass_state)
         spec = (tf.TensorSpec.from_tensor(pass_state), *batches.element_spec)
@@ -118,6 +119,7 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
     types = [spec.dtype for spec in specs]
 
     def declare(chunk: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+        """Set the static shapes of the tensors of a chunk, with `declared_rows` as first size."""
         for tensor, spec in zip(chunk, specs, strict=True):
             tensor.set_shape([None, *spec.shape])
         return tuple(_with_row_count(declared_rows, tensor) for tensor in chunk)
@@ -131,7 +133,8 @@ def _by_chunk(source: BatchSource, prefetch: int, deliver: Deliver) -> tf.data.D
     def restore(
         pass_state: tf.Tensor, batch_number: tf.Tensor, real_size: tf.Tensor, *arrays: tf.Tensor
     ) -> Any:
-        if size is None:  # shorter batches are padded
+        """Turn a row of a chunk into a batch: a dict of tensors by field name."""
+        if size is None:  # batches differ in size, so shorter ones were padded: cut the padding off
             arrays = tuple(array[:real_size] for array in arrays)
         return deliver(pass_state, batch_number, layout.restore(arrays))
 

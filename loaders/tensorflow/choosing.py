@@ -158,12 +158,13 @@ class ChoiceSource(GraphSource):
     def draw_indices(self, pass_state: Int64s, step: np.int64) -> Int64s:
         """Return, for several batches, the index of the dataset that each sample comes from.
 
-        The batches are those of `_steps_per_call` steps from `step` on, as far as the epoch goes.
-        The indices of all batches are in one array, int64[samples]: [1, 0, 2, 1] for a batch of
-        datasets 1, 0 and a batch of datasets 2, 1.
+        The batches are those of `_steps_per_call` steps from `step` on, or of fewer at the end of
+        the epoch. The indices of all batches are in one array, int64[samples]: [1, 0, 2, 1] if the
+        samples of the first batch come from datasets 1 and 0, and those of the second from 2 and 1.
         """
         epoch, start = PassState.unpack(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
+        # The number of a source is the index of its dataset.
         batches = self.choices.source_numbers(epoch, start, stop)
         for offset, dataset_indices in enumerate(batches):
             self.check_shapes(dataset_indices, epoch, start + offset)
@@ -254,13 +255,14 @@ class ElementSource(ChoiceSource):
         def check_length(
             step: tf.Tensor, size: tf.Tensor, row: Any, *labels: tf.Tensor
         ) -> tuple[tf.Tensor, Any]:
+            """Return (step, batch); raise ValueError if the batch is shorter than `size`."""
             length, batch = row
             is_full = tf.cond(
                 length < size,
                 lambda: numpy_function_of(self.raise_ended, [pass_state, step, length], tf.bool),
                 lambda: True,
             )
-            with tf.control_dependencies([is_full]):
+            with tf.control_dependencies([is_full]):  # or the graph would leave the check out
                 batch = unwrap(tf.identity(batch), spec)
             batch = (batch, *labels) if labels else batch
             return step, _set_batch_size(batch, self.sampler.fixed_size)
@@ -276,8 +278,8 @@ class ElementSource(ChoiceSource):
 
         The result is a variant tensor [datasets]. Each item is a dataset as a scalar, which
         `from_variant` turns into a dataset again. `pass_state` says at which step the pass starts.
-        With `replay`, an option of the user, each dataset skips as many elements as were drawn from
-        it in all steps before.
+        With the option `replay` of `choose`, each dataset skips as many elements as were drawn from
+        it before the pass.
         """
         if isinstance(self._datasets, SourceDatasets):  # made for each pass, from its step on
             return self._datasets.variants(pass_state)
@@ -356,9 +358,9 @@ def _set_batch_size(batch: Any, size: int | None) -> Any:
 def selector_dataset(selector: Selector, /) -> tf.data.Dataset:
     """Make a dataset that says from which source each record of a batch comes.
 
-    A source has the records of one class or set, in an iterator or dataset of yours. Sources are
-    numbered as the classes or sets of the sampler. A `Selector` is a loader of source numbers: an
-    element of this dataset is its next batch, int64[batch], the source number of each record.
+    A source is a dataset of your own, with the records of one class or set. Source n is for class n
+    or set n of the sampler. A `Selector` is a loader whose batches are source numbers. Each element
+    of this dataset is such a batch: int64[batch], the number of the source of each record.
 
     `selector_dataset(selector).unbatch()` is a choice dataset for
     `tf.data.Dataset.choose_from_datasets`.

@@ -54,7 +54,7 @@ def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
             segments, the parts of a shuffled sequence (`ShardShuffleSampler`).
 
     Returns:
-        a sequence of datasets of samples, each a dict as a batch of the feed has it.
+        a sequence of datasets of samples. Each sample is a dict of the fields that a batch has.
 
     Raises:
         ValueError: a sampler without classes, sets and segments, or with padding; a feed with a
@@ -101,9 +101,9 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
     def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
         """Check that `choose` got the feed's sampler, and return the schedule of its groups.
 
-        A group is a class, set or segment that the sampler draws from. The schedule says of which
-        group each sample of a batch is: the batch of ids 7, 3 is 2, 0 there, if the record with the
-        id 7 is of class 2, and the one with the id 3 of class 0.
+        A group is a class, set or segment that the sampler draws from. The schedule has the batches
+        of the sampler, with the group of each sample in place of its id: if sample 7 is of group 2,
+        and sample 3 of group 0, the batch of samples 7 and 3 is [2, 0].
 
         Args:
             sampler: the sampler that the user has given to `choose`.
@@ -128,7 +128,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
     def __getitem__(self, group: Any) -> Any:
         check_process()
         pass_state = tf.zeros(5, tf.int64)  # a `PassState` of epoch 0, from step 0 on
-        # `range` raises IndexError for a group that there is not.
+        # `range` raises IndexError if there is no such group, and makes -1 the last group.
         dataset = self._dataset(pass_state, range(len(self))[group])
         dataset.twinfeed_owner = self  # keeps this object alive, whose method the graph calls
         return destroy_iterators_in_thread(dataset)
@@ -151,10 +151,9 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         A pass is one iteration of the loader, and `pass_state` says where it starts. A group is a
         class, a set or a segment (a part of a shuffled sequence) of the feed's sampler.
         """
-        # Each item of `samples` has several samples in its arrays: `unbatch` makes single ones.
-        samples = generator_dataset(
-            self.samples, tuple(self._layout.flat_specs), (pass_state, group)
-        )
+        specs = tuple(self._layout.flat_specs)
+        samples = generator_dataset(self.samples, specs, (pass_state, group))
+        # Each item has several samples in its arrays: `unbatch` makes single ones.
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
@@ -176,13 +175,14 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
                 else:
                     yield arrays
 
-    def _read(self, *parts: Request) -> tuple[Array, ...]:
+    def _read(self, *to_read: Request) -> tuple[Array, ...]:
         """Read the samples of several requests at once, and return the arrays of all fields."""
-        # All requests as one: their ids, records, views and seeds, one request after the other. Its
-        # epoch and step are those of the first request: only an error message has them.
+        # One request with the arrays of all requests, joined. Its epoch and step are those of the
+        # first one: only the message of an error has them.
         names = ("ids", "records", "views", "seeds")
-        arrays = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-        return tuple(self._layout.flatten(self._batcher(parts[0]._replace(**arrays))))
+        joined = [np.concatenate([getattr(part, name) for part in to_read]) for name in names]
+        batch = self._batcher(Request(to_read[0].epoch, to_read[0].step, *joined))
+        return tuple(self._layout.flatten(batch))
 
 
 def _requests_by_group(
@@ -193,8 +193,9 @@ def _requests_by_group(
     A group is a class, set or segment. A request says which samples of a batch to read. A batch
     that has samples of groups 0 and 2 adds a request to the list of each of the two groups.
 
-    `id_schedule` has the batches of the sampler as sample ids. `group_schedule` has the same
-    batches as groups: the batch of ids 7, 3 is 2, 0 there, if 7 is of group 2, and 3 of group 0.
+    `id_schedule` has the batches of the sampler, as the ids of their samples. `group_schedule` has
+    the same batches, as the groups of their samples: if sample 7 is of group 2, and sample 3 of
+    group 0, the batch of samples 7 and 3 is [7, 3] in the first, and [2, 0] in the second.
     """
     requests_by_group = defaultdict(list)
     for request in islice(requests(id_schedule, epoch, first), stop - first):
