@@ -292,6 +292,9 @@ def test_splits_have_golden_vectors() -> None:
     assert split(24, fraction=several, seed=1, by=labels)[1].tolist() == [1, 3, 6, 14, 19, 23]
     assert split(24, fraction=several, seed=4)[1].tolist() == [2, 5, 7, 10, 13, 17, 18, 21, 22, 23]
     assert split(24, fraction=0.25, seed=1, by=labels)[1].tolist() == [0, 5, 8, 16, 18, 22]
+    # Classes of 4 and 5 records, whose counts depend on the order in which classes are rounded.
+    uneven = split(23, fraction=[0.5, 0.3, 0.2], seed=1, by=np.arange(23) * 7 % 5)
+    assert uneven[1].tolist() == [0, 1, 2, 6, 7, 8, 18, 19]
     assert split(24, fraction=0.4, seed=4, groups=labels)[1].tolist() == [2, 8, 14, 20]
     named = [f"g{label}" for label in labels]
     held = split(24, fraction=0.4, seed=5, groups=named)[1]
