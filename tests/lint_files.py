@@ -42,7 +42,7 @@ PUBLIC = {"twinfeed", "twinfeed.samplers", "twinfeed.loaders", "twinfeed.testing
 COVERED = {
     "loaders": "faults/test_damage.py",
     "loaders/building": "unit/loaders/building/test_build.py",
-    "loaders/command_line": "cli/test_cli.py",
+    "loaders/command_line": "cli/test_commands.py",
     "loaders/feed": "unit/loaders/making/test_feed.py",
     "loaders/formats": "faults/test_faults_bytes.py",
     "loaders/index": "unit/loaders/index/test_index.py",
