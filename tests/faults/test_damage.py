@@ -13,7 +13,7 @@ from zipfile import ZipFile
 import pytest
 from support.cases import mark_long
 from support.damage import INDEXES, PARTS, RECORDS, SHARDS, Damage, of_members, of_records
-from support.formats import contents, no_hang
+from support.formats import archive, contents, member, no_hang
 from support.inside import tar, tfrecord
 from support.servers import RangeServer
 from support.shards import flip, made_parts, merged, tars, tfrecords
@@ -189,6 +189,33 @@ def test_flipped_label_bit_is_found_by_verify(tmp_path: Path) -> None:
     flip(shard, shard.read_bytes().index(b".cls") // 512 * 512 + 512)
     assert "the shard has changed" in verify(index).findings[0].problem
     assert [(bad.shard, bad.record) for bad in verify(index).findings] == [(shard.name, -1)]
+
+
+def test_scattered_members_are_indexed_verified_and_read(tmp_path: Path) -> None:
+    archive(
+        tmp_path / "a.tar",
+        *(member(b"%d.jpg" % n, b"image %d" % n) for n in range(9)),
+        *(member(b"%d.cls" % n, b"%d" % (n % 3)) for n in range(9)),
+    )
+    with pytest.raises(DataCorruptionError, match="join=True"):
+        build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
+    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls", join=True)
+    assert index.labels.tolist() == [n % 3 for n in range(9)]
+    with Reader(index) as reader:
+        assert reader.read([5, 2])["jpg"] == [b"image 5", b"image 2"]
+    assert verify(index).ok
+    assert verify(tmp_path / "a.tar", root=tmp_path, join=True).ok
+    flip(tmp_path / "a.tar", int(index.table("jpg")["offset"][4]))
+    (bad,) = verify(index).findings
+    assert bad.record == 4
+    without = build_index(
+        tmp_path / "a.tar",
+        tmp_path / "x.index",
+        label="cls",
+        join=True,
+        exclude=[bad],
+    )
+    assert len(without) == 8
 
 
 @pytest.fixture(scope="module")

@@ -21,16 +21,16 @@ from zipfile import ZipFile
 import numpy as np
 import pytest
 from support import TESTS
-from support.damage import rewrite
-from support.formats import archive, member
+from support.damage import with_array
 from support.inside import (
     MANIFEST,
     REBUILD,
     BuildPlan,
     ShardPart,
-    file_digest,
+    StringColumn,
     load_part,
 )
+from support.programs import run_code
 from support.shards import (
     flip,
     made_parts,
@@ -47,7 +47,6 @@ from twinfeed.loaders import (
     DataCorruptionError,
     Index,
     IndexFormatError,
-    LoaderError,
     Reader,
     StaleIndexError,
     TruncatedShardError,
@@ -59,34 +58,12 @@ from twinfeed.loaders import (
 )
 
 
-def python(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run code in a fresh process, with a limit on its time."""
-    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=300, check=False, **options
-    )
-
-
-def described(file: Path) -> dict[str, Any]:
-    """The manifest's entry for the bytes of an array's file."""
-    return {"bytes": file.stat().st_size, "sha256": file_digest(file)}
-
-
 @pytest.fixture
 def index(tmp_path: Path) -> Index:
     return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
 
 
 # Part A as an index meets it.
-
-
-def test_fault_6_empty_record_is_read_as_record(tmp_path: Path) -> None:
-    """It is a record, and what it lacks is said."""
-    shard = write_tfrecord(tmp_path / "a.tfrecord", [{}, {"x": b"1"}])
-    index = build_index(shard, tmp_path / "x.index")
-    assert len(index) == 2
-    with Reader(index) as reader, pytest.raises(LoaderError, match=r"record 0 .* lacks .*'x'"):
-        reader.read([0])
 
 
 # Part C.
@@ -377,33 +354,6 @@ def test_fault_33_damaged_length_is_no_missing_field(tmp_path: Path) -> None:
         pack(again, tmp_path / "out")
 
 
-def test_scattered_members_are_indexed_verified_and_read(tmp_path: Path) -> None:
-    archive(
-        tmp_path / "a.tar",
-        *(member(b"%d.jpg" % n, b"image %d" % n) for n in range(9)),
-        *(member(b"%d.cls" % n, b"%d" % (n % 3)) for n in range(9)),
-    )
-    with pytest.raises(DataCorruptionError, match="join=True"):
-        build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls")
-    index = build_index(tmp_path / "a.tar", tmp_path / "x.index", label="cls", join=True)
-    assert index.labels.tolist() == [n % 3 for n in range(9)]
-    with Reader(index) as reader:
-        assert reader.read([5, 2])["jpg"] == [b"image 5", b"image 2"]
-    assert verify(index).ok
-    assert verify(tmp_path / "a.tar", root=tmp_path, join=True).ok
-    flip(tmp_path / "a.tar", int(index.table("jpg")["offset"][4]))
-    (bad,) = verify(index).findings
-    assert bad.record == 4
-    without = build_index(
-        tmp_path / "a.tar",
-        tmp_path / "x.index",
-        label="cls",
-        join=True,
-        exclude=[bad],
-    )
-    assert len(without) == 8
-
-
 def test_fault_35_processes_building_one_index_leave_it_whole(tmp_path: Path) -> None:
     """While a third opens it again and again: it sees an index or none, never half of one."""
     tfrecords(tmp_path, shards=8, each=50)
@@ -454,7 +404,7 @@ def test_fault_36_disk_full_while_indexing_keeps_old_index(tmp_path: Path, full:
         resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), int(sys.argv[2])))
         build_index(f"{sys.argv[1]}/*.tfrecord", f"{sys.argv[1]}/x.index", label="label")
     """
-    done = python(code, tmp_path, sizes[full] - 1)
+    done = run_code(code, tmp_path, sizes[full] - 1)
     assert done.returncode == 1
     last = done.stderr.strip().splitlines()[-1]
     assert f"[Errno {errno.EFBIG}]" in last
@@ -476,7 +426,7 @@ def test_fault_36_disk_full_while_packing_leaves_nothing(tmp_path: Path) -> None
         pack(sources[sys.argv[2]], sys.argv[1] + "/out", seed=1)
     """
     for source in ("list", "many", "index"):
-        done = python(code, tmp_path / source, source)
+        done = run_code(code, tmp_path / source, source)
         assert done.returncode == 1
         last = done.stderr.strip().splitlines()[-1]
         assert last == (
@@ -518,13 +468,7 @@ def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) ->
             return os.mkdir, (str(marker),)
 
     bomb = np.array([Bomb()], dtype=object)
-    (file,) = index.path.glob("columns-*/column-0.npy")
-    np.save(file, bomb, allow_pickle=True)
-
-    def describe(manifest: dict[str, Any]) -> None:
-        manifest["arrays"]["column-0"] |= described(file) | {"dtype": "|O"}
-
-    rewrite(index.path, describe)
+    with_array(index.path, "column-0", bomb)
     with pytest.raises(IndexFormatError, match="cannot be read"):
         open_index(index.path)
     (part,) = made_parts(tfrecords(tmp_path, shards=1), tmp_path / "parts")
@@ -657,7 +601,7 @@ def test_fault_53_thousand_shards_are_read_under_ulimit_64(tmp_path: Path) -> No
         assert sum(got, []) == [b"%d" % n for n in ids]
         print("all", len(index))
     """
-    done = python(code, tmp_path)
+    done = run_code(code, tmp_path)
     assert done.stdout == "all 1000\n", done.stderr
 
 
@@ -711,7 +655,7 @@ def test_fault_61_pickled_fields_are_only_bytes(tmp_path: Path) -> None:
     show = (
         "import sys; from twinfeed.loaders.command_line import main; main(['cat', *sys.argv[1:]])"
     )
-    assert python(show, index.path, "0").returncode == 0
+    assert run_code(show, index.path, "0").returncode == 0
     assert not marker.exists()
 
 
@@ -734,19 +678,9 @@ def test_fault_65_paths_that_leave_root_are_refused(
     index: Index, tmp_path: Path, path: str
 ) -> None:
     """A manifest from elsewhere cannot make the reader open what is not below its root."""
-    from support.inside import StringColumn
-
     (tmp_path.parent / "secret.tfrecord").touch()
-    (folder,) = index.path.glob("columns-*")
-    made = StringColumn.of([path, *index.shard_paths.tolist()[1:]]).arrays("shardpaths")
-    for name, array in made.items():
-        np.save(folder / f"{name}.npy", array)
-
-    def describe(manifest: dict[str, Any]) -> None:
-        for name, array in made.items():
-            entry = described(folder / f"{name}.npy") | {"shape": list(array.shape)}
-            manifest["arrays"][name] |= entry
-
-    rewrite(index.path, describe)
+    paths = StringColumn.of([path, *index.shard_paths.tolist()[1:]])
+    for name, array in paths.arrays("shardpaths").items():
+        with_array(index.path, name, array)
     with pytest.raises(UnsafeContentError, match="unsafe path"):
         open_index(index.path)

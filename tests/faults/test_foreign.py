@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 from support.foreign import FOREIGN, sub
 from support.inside import TarWriter, TFRecordWriter, encode
+from support.shards import write_tfrecord
 
 from twinfeed.loaders import (
     DataCorruptionError,
     DecodeExample,
+    LoaderError,
     Reader,
     build_index,
     pack,
@@ -48,6 +50,15 @@ def test_fault_116_decode_example_refuses_other_messages(kind: str) -> None:
         record = FOREIGN[kind](random.Random(n))
         with pytest.raises(DataCorruptionError, match=r"Example or SequenceExample.*\n.*\n.*own"):
             DecodeExample()({"data": record})
+
+
+def test_fault_6_empty_record_is_read_as_record(tmp_path: Path) -> None:
+    """It is a record, and what it lacks is said."""
+    shard = write_tfrecord(tmp_path / "a.tfrecord", [{}, {"x": b"1"}])
+    index = build_index(shard, tmp_path / "x.index")
+    assert len(index) == 2
+    with Reader(index) as reader, pytest.raises(LoaderError, match=r"record 0 .* lacks .*'x'"):
+        reader.read([0])
 
 
 def test_empty_examples_are_read_beside_others(tmp_path: Path) -> None:

@@ -4,7 +4,9 @@ import os
 import socket
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
+from typing import Any
 
 from support import ROOT
 
@@ -42,3 +44,11 @@ def free_port() -> str:
     """A port that nobody listens on."""
     with socket.create_server((ADDRESS, 0)) as server:
         return str(server.getsockname()[1])
+
+
+def run_code(code: str, *arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run code in a fresh process, with a limit on its time."""
+    command = [sys.executable, "-c", textwrap.dedent(code), *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, timeout=300, check=False, **options
+    )
