@@ -53,7 +53,7 @@ COVERED = {
     "loaders/reading": "unit/loaders/reading/test_reader.py",
     "loaders/reading/prefetch": "unit/loaders/reading/test_prefetch.py",
     "loaders/storage": "unit/loaders/reading/test_remote.py",
-    "loaders/support": "faults/test_faults_index.py",
+    "loaders/support": "faults/test_interrupted_builds.py",
     "loaders/tensorflow": "backends/tensorflow/test_loader.py",
     "loaders/tools": "unit/loaders/tools/test_compare.py",
     "loaders/torch": "backends/torch/test_workers.py",

@@ -1,0 +1,184 @@
+"""The files of an index with bytes flipped, cut or missing on the disk."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.inside import (
+    MANIFEST,
+    REBUILD,
+)
+from support.shards import (
+    flip,
+    numbered,
+    tars,
+    tfrecords,
+    tree,
+    write_tfrecord,
+)
+
+from twinfeed.loaders import (
+    DataCorruptionError,
+    Index,
+    IndexFormatError,
+    Reader,
+    build_index,
+    open_index,
+    pack,
+    verify,
+)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
+
+
+def test_fault_33_index_file_cut_or_missing_is_refused(index: Index, tmp_path: Path) -> None:
+    """Every file of an index, cut to several lengths or gone; and bits flipped in the manifest."""
+    whole = tree(index.path)
+    for name, data in whole.items():
+        for size in {0, 1, len(data) // 2, len(data) - 2}:  # the last byte may be a mere newline
+            (index.path / name).write_bytes(data[:size])
+            with pytest.raises(IndexFormatError):
+                open_index(index.path)
+        (index.path / name).unlink()
+        with pytest.raises((IndexFormatError, FileNotFoundError)):
+            open_index(index.path)
+        (index.path / name).write_bytes(data)
+    manifest = whole[MANIFEST]
+    for place in range(0, len(manifest), 7):
+        flip(index.path / MANIFEST, place, place % 8)
+        if json_or_none(index.path / MANIFEST) != json.loads(manifest):
+            with pytest.raises(IndexFormatError):
+                open_index(index.path)
+        (index.path / MANIFEST).write_bytes(manifest)
+    open_index(index.path)
+
+
+def json_or_none(path: Path) -> Any:
+    try:
+        return json.loads(path.read_bytes())
+    except ValueError:
+        return None
+
+
+def test_fault_33_changed_small_array_is_found_on_open(
+    index: Index,
+) -> None:
+    for file in index.path.glob("columns-*/*.npy"):
+        flip(file, file.stat().st_size - 1)
+        with pytest.raises(
+            IndexFormatError, match=f"the bytes of {file.name} have changed"
+        ) as told:
+            open_index(index.path)
+        assert (told.value.path, told.value.advice) == (str(file), REBUILD)
+        flip(file, file.stat().st_size - 1)
+
+
+@pytest.mark.usefixtures("mapped_arrays")
+def test_fault_33_changed_large_array_is_found_before_use(
+    tmp_path: Path,
+) -> None:
+    """Of the shards, a column and the keys when they are first asked for; of where the fields lie
+    by each reading, and by verify.
+    """
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    for file in index.path.glob("columns-*/*.npy"):
+        at = file.stat().st_size - (
+            9 if file.stem.endswith(("ends", "stops")) else 1
+        )  # the last end is read
+        flip(file, at)
+        changed = f"the bytes of {file.name} have changed"
+        if file.stem.startswith("shard"):
+            with pytest.raises(IndexFormatError, match=changed):
+                _ = attrgetter("shard_paths", "shard_stops", "shards", "shard_lengths")(
+                    open_index(index.path)
+                )
+            flip(file, at)
+            continue
+        again = open_index(index.path)
+        if file.stem == "column-0":
+            assert "label" in again.columns
+            with pytest.raises(IndexFormatError, match=changed):
+                _ = again.labels
+            with pytest.raises(IndexFormatError, match=changed):
+                list(again.columns.values())
+        elif file.stem.startswith("keys"):
+            assert again.describe(0)  # a message says what it can
+            with pytest.raises(IndexFormatError, match=changed):
+                again.keys([0])
+        elif file.stem.startswith("classorder"):
+            with pytest.raises(IndexFormatError, match=changed):
+                _ = again.class_order
+        else:
+            assert file.stem.startswith("field")
+            with Reader(again) as reader, pytest.raises(DataCorruptionError):
+                reader.read(range(30))
+        with pytest.raises(IndexFormatError, match=f"{file.stem} do not match"):
+            verify(again)
+        flip(file, at)
+
+
+@pytest.mark.usefixtures("mapped_arrays")
+def test_array_is_checked_once(tmp_path: Path) -> None:
+    """Not again by the same index, nor by a process that it is sent to."""
+    index = build_index(tars(tmp_path), tmp_path / "x.index", label="cls")
+    labels = index.labels.tolist()
+    (file,) = index.path.glob("columns-*/column-0.npy")
+    flip(file, file.stat().st_size - 8)
+    again = pickle.loads(pickle.dumps(index))
+    assert len(again.labels) == len(index.labels) == len(labels)
+    with pytest.raises(IndexFormatError, match=r"column-0\.npy have changed"):
+        _ = open_index(index.path).labels
+
+
+@pytest.mark.usefixtures("mapped_arrays")
+@pytest.mark.parametrize("container", ["tfrecord", "tar"])
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [("offset", (1 << 32) - 1), ("offset", 1 << 20), ("length", -9), ("length", (1 << 31) - 1)],
+)
+def test_fault_33_row_outside_its_shard_is_refused(
+    tmp_path: Path, container: str, column: str, value: int
+) -> None:
+    """A bit of a large table flipped on the disk: opening checks only sizes, reading finds it."""
+    made = tfrecords(tmp_path) if container == "tfrecord" else tars(tmp_path)
+    index = build_index(made, tmp_path / "x.index")
+    number = list(index.fields).index("image" if container == "tfrecord" else "png")
+    rows = np.load(next(index.path.glob(f"columns-*/field-{number}.npy")), mmap_mode="r+")
+    rows[column][13] = value
+    rows.flush()
+    for verified in (True, False):
+        with Reader(open_index(index.path), checksums=verified) as reader:
+            for ids in ([13], [12, 13, 14], [20, 13, 2]):
+                with pytest.raises(IndexFormatError, match="does not lie within its shard") as told:
+                    reader.read(ids, [list(index.fields)[number]])
+                assert told.value.record == 3
+                assert f"of record 13 ({index.shard_paths[1]}, number 3)" in str(told.value)
+                assert REBUILD in str(told.value)
+
+
+@pytest.mark.usefixtures("mapped_arrays")
+def test_fault_33_damaged_length_is_no_missing_field(tmp_path: Path) -> None:
+    """Though both are negative: it is neither filled up nor left out."""
+    samples = [*numbered(0, 5), {"label": 0, "key": "none"}]
+    shard = write_tfrecord(tmp_path / "a.tfrecord", samples)
+    index = build_index(shard, tmp_path / "x.index", fields=["image", "key"], missing="empty")
+    assert index.fields["image"].missing == 1
+    rows = np.load(next(index.path.glob("columns-*/field-0.npy")), mmap_mode="r+")
+    rows["length"][3] ^= np.int32(-1) << 31  # the sign bit
+    rows.flush()
+    again = open_index(index.path)
+    with Reader(again) as reader:
+        assert reader.read([5], ["image"]) == {"image": [b""]}
+        with pytest.raises(IndexFormatError, match="does not lie within its shard"):
+            reader.read([3], ["image"])
+    with pytest.raises(IndexFormatError, match="does not lie within its shard"):
+        pack(again, tmp_path / "out")

@@ -1,0 +1,165 @@
+"""Builds that are interrupted, killed or fail, and several at once."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support import TESTS
+from support.inside import (
+    MANIFEST,
+    BuildPlan,
+    ShardPart,
+    load_part,
+)
+from support.shards import (
+    flip,
+    made_parts,
+    merged,
+    numbered,
+    tfrecords,
+    tree,
+    write_tfrecord,
+)
+
+from twinfeed.loaders import (
+    DataCorruptionError,
+    Index,
+    IndexFormatError,
+    Reader,
+    build_index,
+    open_index,
+)
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Index:
+    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
+
+
+def test_fault_35_processes_building_one_index_leave_it_whole(tmp_path: Path) -> None:
+    """While a third opens it again and again: it sees an index or none, never half of one."""
+    tfrecords(tmp_path, shards=8, each=50)
+    code = """
+        import sys
+        from twinfeed.loaders.building.build import build_index
+        folder, label = sys.argv[1:]
+        for _ in range(4):
+            build_index(f"{folder}/*.tfrecord", f"{folder}/x.index", label=label or None)
+    """
+    builders = [
+        subprocess.Popen([sys.executable, "-c", textwrap.dedent(code), str(tmp_path), label])
+        for label in ("label", "label", "")
+    ]
+    opened: set[str] = set()
+    while any(builder.poll() is None for builder in builders):
+        if opened:
+            opened.add(open_index(tmp_path / "x.index").fingerprint)
+        else:
+            with suppress(FileNotFoundError, IndexFormatError):
+                opened.add(open_index(tmp_path / "x.index").fingerprint)
+    assert [builder.wait() for builder in builders] == [0, 0, 0]
+    alone = {
+        build_index(tmp_path / "*.tfrecord", tmp_path / "y.index", label=label).fingerprint
+        for label in ("label", None)
+    }
+    assert opened <= alone
+    open_index(tmp_path / "x.index")
+    left = sorted(path.name.split("-")[0] for path in (tmp_path / "x.index").iterdir())
+    assert left == ["columns", MANIFEST]
+
+
+def test_kills_at_random_moments_lose_nothing() -> None:
+    """A short form of `tests/faults/kills.py`: packs, builds and caches."""
+    script = TESTS / "faults" / "kills.py"
+    command = [sys.executable, script, "--seconds", "5", "--rooms", "pack", "build", "cache"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert ", 0 findings" in done.stdout
+
+
+@pytest.mark.usefixtures("kept_parts")
+def test_interrupted_build_keeps_finished_shards(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shards = tfrecords(tmp_path, shards=5)
+    flip(shards[3], 30)
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, tmp_path / "x.index")
+    assert len(list((tmp_path / "x.index" / "parts").iterdir())) == 3
+    with pytest.raises(IndexFormatError, match="its build was interrupted") as caught:
+        open_index(tmp_path / "x.index")
+    assert "keeps finished shards" in str(caught.value)
+    flip(shards[3], 30)
+    (part, *_) = (tmp_path / "x.index" / "parts").iterdir()
+    part.write_bytes(part.read_bytes()[:-20])  # it was damaged meanwhile
+    read = []
+    scan = BuildPlan.scan
+    monkeypatch.setattr(
+        BuildPlan,
+        "scan",
+        lambda plan, job, *rest: (read.append(job.shard), scan(plan, job, *rest))[1],
+    )
+    index = build_index(shards, tmp_path / "x.index")
+    assert len(read) == 3
+    assert set(read) >= {shards[3].name, shards[4].name}
+    assert len(index) == 50
+    assert not (tmp_path / "x.index" / "parts").exists()
+
+
+@pytest.mark.usefixtures("kept_parts")
+def test_part_with_changed_or_cut_byte_is_built_again(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path, shards=1, each=2)
+    (part,) = made_parts(shards, tmp_path / "parts")
+    whole, known = part.read_bytes(), load_part(part)
+    expected = known, [*map(str, known.blocks())]
+    for place in range(len(whole)):
+        part.write_bytes(whole[:place] + bytes([whole[place] ^ 0xFF]) + whole[place + 1 :])
+        found = ShardPart.load(part)
+        assert found is None or (found, [*map(str, found.blocks())]) == expected
+        part.write_bytes(whole[:place])
+        assert ShardPart.load(part) is None
+    with pytest.raises(IndexFormatError, match="unfinished index is missing or damaged"):
+        merged([part], tmp_path / "x.index")
+    assert made_parts(shards, tmp_path / "parts") == [part]
+    assert part.read_bytes() == whole
+    assert len(merged([part], tmp_path / "x.index")) == 2
+
+
+def test_failed_build_keeps_only_previous_index(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path)
+    out = tmp_path / "x.index"
+    bad: list[dict[str, Any]] = [{"label": "nope"}, {"classes": ["a"]}, {"fields": ["nope"]}]
+    for options in bad:
+        with pytest.raises(ValueError, match=r"label|field"):
+            build_index(shards, out, **options)
+        assert not out.exists()
+    out.mkdir()
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, out, label="nope")
+    assert list(out.iterdir()) == []
+    build_index(shards, out)
+    before = tree(out)
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, out, label="nope")
+    assert sorted(path.name.partition("-")[0] for path in out.iterdir()) == ["columns", MANIFEST]
+    assert tree(out) == before
+
+
+@pytest.mark.usefixtures("kept_parts")
+def test_shard_changed_since_interruption_is_indexed_anew(tmp_path: Path) -> None:
+    shards = tfrecords(tmp_path, shards=2)
+    flip(shards[1], 30)
+    with pytest.raises(DataCorruptionError):
+        build_index(shards, tmp_path / "x.index")
+    samples = numbered(0, 10)
+    write_tfrecord(shards[0], [samples[1], samples[0], *samples[2:]])
+    flip(shards[1], 30)
+    index = build_index(shards, tmp_path / "x.index")
+    with Reader(index) as reader:
+        assert reader.read([0], ["key"]) == {"key": [b"k1"]}
