@@ -72,7 +72,7 @@ def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | 
         # Those of `source_datasets` have no loader: their exceptions count for any loader.
         its_passes = getattr(failed_object, "external_passes", external_passes)
         if external_passes is not None and its_passes is not external_passes:
-            continue
+            continue  # it is of another loader
         raised: list[BaseException] = getattr(failed_object, "raised", [])
         for original in reversed(raised):
             if f"{type(original).__name__}: {original}" in error.message:
