@@ -117,6 +117,8 @@ class JaxLoader(ThreadedLoader[B]):
 
         The parts that the processes make of a global array must have the same shape.
         """
+        # The shape and dtype of each field of a sample, where a length that differs is None; and
+        # how each field is collated.
         spec, collate = prepare_feed(self.feed).shapes
         for name, field in spec.items():
             mode = mode_of(collate, name)
@@ -178,10 +180,14 @@ def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, 
             f"the sharding cuts each batch into {cuts} equal parts, and {feed.sampler!r} has "
             f"batches of other sizes: give last_batch='pad', or a batch size that {cuts} divides"
         )
-    # The rows of this process. They must be consecutive, and the array must consist of such parts.
+    # The rows of this process, of an array with one row for each device.
     rows = {row for index in slices if index for row in range(num_devices)[index[0]]}
     first, count = min(rows), len(rows)
-    if max(rows) - first + 1 != count or first % count or num_devices % count:
+    are_consecutive = max(rows) - first + 1 == count
+    # Whether the array consists of equal parts, of which this one starts at a multiple of the size:
+    # of 8 rows, 4 to 7 are the second of two parts; but 2 to 5, or 3 to 5, are no such part.
+    are_equal_part = first % count == 0 and num_devices % count == 0
+    if not (are_consecutive and are_equal_part):
         raise ValueError(
             f"the devices of a process must have consecutive rows, got rows {sorted(rows)} of "
             f"{num_devices}: order the devices of the mesh by their process"

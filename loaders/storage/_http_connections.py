@@ -215,13 +215,20 @@ def network_of(host: str, /) -> str:
 
 
 def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
-    """Return the IPv4 address that is embedded in an IPv6 address, or None."""
+    """Return the IPv4 address that is embedded in an IPv6 address, or None.
+
+    It is in the last 32 bits if one of these holds of the 96 bits before: they are a prefix of
+    `_IPV4_PREFIXES` (such as ::ffff of ::ffff:1.2.3.4); they begin with 64:ff9b:1 (a local NAT64,
+    RFC 8215); or they end with 0:5efe or 200:5efe (ISATAP, RFC 5214). The addresses of 6to4 and
+    Teredo are decoded by `ipaddress`.
+    """
     prefix, last = divmod(int(address), 1 << 32)
-    isatap = prefix & 0xFDFFFFFF == 0x5EFE  # ISATAP (RFC 5214): the lower half of the prefix
-    local_nat64 = prefix >> 48 == 0x64FF9B0001  # the prefix 64:ff9b:1::/48 (RFC 8215)
-    if prefix in _IPV4_PREFIXES or local_nat64 or isatap:
+    is_local_nat64 = prefix >> 48 == 0x64FF9B0001
+    is_isatap = prefix % (1 << 32) in (0x5EFE, 0x2005EFE)
+    if prefix in _IPV4_PREFIXES or is_local_nat64 or is_isatap:
         return ipaddress.IPv4Address(last)
-    return address.sixtofour or (address.teredo or (None, None))[1]
+    teredo_client = address.teredo[1] if address.teredo else None  # of the pair (server, client)
+    return address.sixtofour or teredo_client
 
 
 @lru_cache(1)

@@ -17,8 +17,9 @@ from twinfeed.loaders.storage.url import masked
 _Result = TypeVar("_Result")
 
 PATIENCE = "TWINFEED_PATIENCE"
-"""The environment variable with the retry budget: how long all pauses of a request may take
-together, in seconds."""
+"""The environment variable with the retry budget: how long all pauses between the retries of a
+request may take together, in seconds.
+"""
 
 _HOUR = 3600.0
 
@@ -32,10 +33,10 @@ class Network:
     - `buffer_bytes`: the maximum number of bytes prefetched and not yet used, per reader. Blocks in
       use come on top.
     - `part_bytes`: longer ranges are requested in parts of this size.
-    - `patience`: the total back-off, in seconds, over all retries of a transient failure.
-      TWINFEED_PATIENCE in the environment overrides this.
-    - `first_pause`, `longest_pause`: the back-off between two attempts, in seconds, which doubles
-      at each retry, with jitter: up to half of each pause is subtracted.
+    - `patience`: the retry budget: how long all pauses between the retries of a request may take
+      together, in seconds. TWINFEED_PATIENCE in the environment overrides this.
+    - `first_pause`, `longest_pause`: the pause between two attempts, in seconds, which doubles at
+      each retry, with jitter: up to half of each pause is subtracted.
     - `request_seconds`: the timeout of a request for a range.
     - `connect_seconds`: the timeout of opening a connection.
     - `silent_seconds`: an upload fails if no byte is transferred for this time.
@@ -84,8 +85,9 @@ class RefusedError(LoaderError):
 def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _Result:
     """Return `call()`, retried after each `TransientError` with exponential back-off and jitter.
 
-    All pauses together take at most the retry budget. A pause is at least as long as the server
-    asks for by Retry-After, if the budget is large enough.
+    The pause doubles at each retry. Up to half of it is subtracted at random (jitter), so that
+    clients do not retry at the same time; but it is at least as long as the server asks for by
+    Retry-After. All pauses, before the subtraction, take at most the retry budget, in seconds.
 
     Raises:
         LoaderError: the retry budget is spent. The message has the URL, what was `requested`, and
@@ -110,18 +112,19 @@ def with_retries(url: str, requested: str, call: Callable[[], _Result], /) -> _R
                     advice=error.advice,
                 ) from error
             retry_after = error.after
-        shortest_pause = min(retry_after, budget)
-        pause = min(max(pause, shortest_pause), budget)
-        jittered = random.uniform(pause / 2, pause)  # so that clients do not retry at the same time
-        time.sleep(max(jittered, shortest_pause))
-        budget, pause = budget - pause, min(NETWORK.longest_pause, 2 * pause)
+        pause = min(max(pause, retry_after), budget)
+        time.sleep(max(random.uniform(pause / 2, pause), min(retry_after, pause)))
+        budget -= pause
+        pause = min(NETWORK.longest_pause, 2 * pause)
 
 
 def retry_budget() -> float:
-    """Return the total back-off of a request, in seconds.
+    """Return how long all pauses between the retries of a request may take together, in seconds.
+
+    This is the value of TWINFEED_PATIENCE in the environment, or else `NETWORK.patience`.
 
     Raises:
-        ValueError: the environment variable is not a number of seconds.
+        ValueError: the variable is not a number of seconds.
     """
     text = os.environ.get(PATIENCE)
     try:

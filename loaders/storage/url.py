@@ -72,9 +72,11 @@ class Location:
 
     @classmethod
     def of(cls, url: str, /, *, from_user: bool = True) -> Location:
-        """Parse a URL: check it, split it, and convert its scheme and host to lower case.
+        """Parse a URL: check it, and split it into scheme, host (or bucket) and key.
 
-        `from_user` is False for a URL that an index contains.
+        The scheme, and the host of a web server, become lower case. `from_user` is False for a URL
+        that an index contains. A scheme of fsspec may be a chain of file systems, such as
+        simplecache::https, whose last one is the `protocol`.
 
         Raises:
             LoaderError: the URL cannot be parsed, or has credentials.
@@ -86,20 +88,20 @@ class Location:
                 "not a URL", path=masked(url), advice="write it as in s3://bucket/shard"
             )
         scheme, (host, _, key) = match[1].lower(), match[2].partition("/")
-        _check_no_password(url, protocol=scheme.rpartition("::")[2], host=host)
+        protocol = scheme.rpartition("::")[2]
+        _check_no_password(url, protocol=protocol, host=host)
         _check_not_signed(url)
-        location = cls(scheme, host, "", from_user)
-        if location.web:
-            host = host.lower().removesuffix(_PORTS[location.protocol])
-        store_kind = "web" if location.web else OBJECTS.get(location.protocol, "other")
+        store_kind = OBJECTS.get(protocol, "other")
+        if protocol in WEB:
+            host, store_kind = host.lower().removesuffix(_PORTS[protocol]), "web"
         if not _HOSTS[store_kind].fullmatch(host):
             raise LoaderError(
                 "this URL has no host or bucket, or an invalid one",
                 path=masked(url),
                 advice="write it as in s3://bucket/shard or https://host/shard",
             )
-        location = replace(location, host=host)
-        return location / key.removesuffix("/") if key else location  # "/" checks the key
+        root = cls(scheme, host, key="", from_user=from_user)
+        return root / key.removesuffix("/") if key else root  # the operator "/" checks the key
 
     @property
     def protocol(self) -> str:
@@ -240,12 +242,18 @@ def _check_no_password(url: str, *, protocol: str, host: str) -> None:
     """Raise LoaderError for a URL with a password, or with a user name that is not allowed.
 
     A name before an @ is allowed in abfs://container@account, and in URLs of fsspec, as in
-    sftp://user@host. `host` is what lies between :// and the next slash.
+    sftp://user@host. A password is never allowed, as in sftp://user:password@host.
+
+    Args:
+        url: the URL.
+        protocol: its scheme, such as "sftp".
+        host: what lies between :// and the next slash, such as "user@host".
     """
     user = host.rpartition("@")[0]
-    is_host_and_port = _HOSTS["web"].fullmatch(host)
+    is_host_and_port = _HOSTS["web"].fullmatch(host)  # such as example.org:443
     if ":" in host and not is_host_and_port:
-        # The password may contain a slash, as in user:a/b@host: then the user ends at the last @.
+        # A password may contain a slash: of sftp://user:a/b@host, `host` is user:a. So the user and
+        # the password are what lies before the last @ of the URL.
         user = url.partition("://")[2].rpartition("@")[0]
     may_have_user = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
     if ":" in user or (user and not may_have_user):
