@@ -29,10 +29,10 @@ from twinfeed import (
 )
 from twinfeed.loaders.feed.config import stored_fields
 from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import compile_feed
+from twinfeed.loaders.making.feed import prepare_feed
 from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.read_step import ReadStep, start_pass
+from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
 
 BATCH, ROUNDS = 128, 7
 
@@ -79,7 +79,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
 
         def plan(limit: int | None = limit) -> None:
             start, stored = len(stream), stored_fields(feed)
-            reads = start_pass(reader, Schedule(stream), stored, start, limit)
+            reads = plan_pass(reader, Schedule(stream), stored, start, limit)
             for step in range(start, start + batches):
                 with ReadStep(reader, step, reads):
                     pass
@@ -90,7 +90,7 @@ def profiled(index: Index, stream: BatchStream) -> dict[str, float]:
         lambda: drained(reader.read(request.records, feed.fields) for request in requests), batches
     )
     meter = Meter()
-    batcher = Batcher(compile_feed(feed), reader=reader, meter=meter)
+    batcher = Batcher(prepare_feed(feed), reader=reader, meter=meter)
     found["read and collate"] = microseconds(lambda: drained(map(batcher, requests)), batches)
     report = meter.report()
     found["of these collation"] = 1e6 * report.collating / (ROUNDS * batches)

@@ -17,7 +17,7 @@ REBUILD = (
 )
 """What to do about an index that no longer fits."""
 
-IMPORTABLE = (
+ADVISE_IMPORTABLE = (
     "define the functions that you pass in a module that can be imported (not in a notebook, nor "
     "as a lambda), and guard the start of a script with if __name__ == '__main__'"
 )
@@ -164,7 +164,7 @@ def pickled() -> Iterator[None]:
         raise LoaderError(
             f"the feed cannot be pickled for another process: {error}",
             advice="let a source keep the path of a file or database, and open it where it is read "
-            f"(docs/own-records.md); {IMPORTABLE}",
+            f"(docs/own-records.md); {ADVISE_IMPORTABLE}",
         ) from error
 
 

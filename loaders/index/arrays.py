@@ -42,10 +42,15 @@ _CHUNK_STRINGS, _MAX_SHOWN = 1 << 14, 100  # strings decoded in one call, and sh
 
 
 def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np.void]:
-    """Return the narrowest dtype of rows (location, length, CRC) for the largest location and the
-    largest length of a field.
+    """Return the narrowest dtype for the rows of a field, which say where its bytes lie.
 
-    A location is an offset in a shard, or with `whole_files` the index of a file.
+    A row is (location, length, CRC-32C). The location is an offset in a shard, or with
+    `whole_files` the number of a file.
+
+    Args:
+        location: the largest location of all rows.
+        length: the largest length.
+        whole_files: whether each field is a whole file.
     """
     name = "file" if whole_files else "offset"
     lengths = "<i4" if length < 1 << 31 else "<i8"
@@ -53,7 +58,11 @@ def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np
 
 
 def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
-    """Return all dtypes that `row_type` can return."""
+    """Return the four dtypes that the rows of a field may have in a file, to check those of a file.
+
+    A row is (location, length, CRC-32C). The location and the length have four bytes if all values
+    of the field fit in them (locations below 2**32, lengths below 2**31), and else eight.
+    """
     return {
         row_type(location, length, whole_files=whole_files)
         for location in (0, 1 << 32)
@@ -253,7 +262,7 @@ class Columns(Mapping[str, Array]):
         return self._arrays.verified_array(self._names[name])
 
     def types(self) -> dict[str, str]:
-        """Return by name the type and the shape of each column as text, without reading any."""
+        """Return a dict from each column to its type and shape as text, without reading any."""
         stored = {name: self._arrays[number] for name, number in self._names.items()}
         return {name: f"{array.dtype}{[*array.shape]}" for name, array in stored.items()}
 

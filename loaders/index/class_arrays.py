@@ -18,6 +18,9 @@ def check_class_arrays(*, records: Array, starts: Array, sizes: Array, num_recor
 
     `records` has the record ids sorted by class: class n is records[starts[n] : starts[n] +
     sizes[n]]. For example, records [2, 0, 1] with starts [0, 1] and sizes [1, 2].
+
+    The arrays may be larger than the memory. So they are read in slices of `READ_ITEMS`, and are
+    read anew for each `_CHECKED_RECORDS` record ids, for which an array says what was found.
     """
     if any(array.ndim != 1 or array.dtype.kind != "i" for array in (records, starts, sizes)):
         raise ValueError("its arrays are not one-dimensional arrays of integers")
@@ -27,11 +30,11 @@ def check_class_arrays(*, records: Array, starts: Array, sizes: Array, num_recor
     bounds = np.append(starts[order], num_records)
     if bounds[0] != 0 or (sizes < 1).any() or (sizes[order] != np.diff(bounds)).any():
         raise ValueError("its classes overlap, or do not cover all records")
-    for low in range(0, num_records, _CHECKED_RECORDS):
-        # whether record `low`, `low + 1`, … is in a class
-        is_in_class = np.zeros(min(_CHECKED_RECORDS, num_records - low), np.bool_)
+    for first in range(0, num_records, _CHECKED_RECORDS):  # usually once
+        # Whether record `first`, `first + 1`, … is in a class.
+        is_in_class = np.zeros(min(_CHECKED_RECORDS, num_records - first), np.bool_)
         for start in range(0, num_records, READ_ITEMS):
-            positions = records[start : start + READ_ITEMS] - low
+            positions = records[start : start + READ_ITEMS] - first
             is_in_class[positions[(positions >= 0) & (positions < len(is_in_class))]] = True
         if not is_in_class.all():
-            raise ValueError(f"record {low + int(is_in_class.argmin())} is in no class")
+            raise ValueError(f"record {first + int(is_in_class.argmin())} is in no class")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import os
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
@@ -141,28 +141,31 @@ class Index:
         """Raise IndexFormatError unless all arrays exist, with the right types and lengths."""
         # A missing array that is read here raises KeyError, which the caller converts.
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
-        fields, columns = range(len(self.fields)), range(len(self.manifest["columns"]))
-        row_dtypes: tuple[Any, ...] = tuple(row_types(whole_files=self.container == "files"))
-        # The number of strings in each optional column of strings; None if any number is allowed.
-        lengths = {"keys": records, "tags": shards, "files": None, "classes": None}
-        strings = {name: n for name, n in lengths.items() if f"{name}-ends" in arrays}
-        strings["shardpaths"] = shards
-        required = [  # the name of each array, its length, and the dtypes that it may have
-            ("shards", shards, SHARD),
-            ("shardstops", shards, "<i8"),
-            ("shardlengths", shards, "<i8"),
-            *([("shardsums", shards, "u1")] if self.options.digest else []),
-            *((f"field-{n}", records, *row_dtypes) for n in fields),
-            *((f"column-{n}", records, "<i8", "<f4") for n in columns),
-            *((f"{name}-ends", length, "<u4", "<i8") for name, length in strings.items()),
-            # the text of a column ends where its last string ends
-            *((f"{name}-text", int(arrays[f"{name}-ends"][-1]), "u1") for name in strings),
-        ]
+        # The arrays that each index must have: (length, the dtypes that it may have) by name.
+        required: dict[str, tuple[int | None, Collection[Any]]] = {
+            "shards": (shards, [SHARD]),
+            "shardstops": (shards, ["<i8"]),  # the id after the last record of each shard
+            "shardlengths": (shards, ["<i8"]),  # the number of records of each shard
+        }
+        if self.options.digest:
+            required["shardsums"] = shards, ["u1"]  # the SHA-256 of each shard
+        for n in range(len(self.fields)):
+            required[f"field-{n}"] = records, row_types(whole_files=self.container == "files")
+        for n in range(len(self.manifest["columns"])):
+            required[f"column-{n}"] = records, ["<i8", "<f4"]
+        # Columns of strings: the number of strings, or None if any number is allowed. All but the
+        # paths of the shards are optional.
+        strings = {"keys": records, "tags": shards, "files": None, "classes": None}
+        for name, length in {"shardpaths": shards, **strings}.items():
+            if name == "shardpaths" or f"{name}-ends" in arrays:
+                required[f"{name}-ends"] = length, ["<u4", "<i8"]
+                # The text of all strings ends where the last string ends.
+                required[f"{name}-text"] = int(arrays[f"{name}-ends"][-1]), ["u1"]
         wrong = [
             name
-            for name, length, *types in required
+            for name, (length, dtypes) in required.items()
             if name not in arrays
-            or arrays[name].dtype not in map(np.dtype, types)
+            or arrays[name].dtype not in map(np.dtype, dtypes)
             or length not in (None, len(arrays[name]))
             or arrays[name].ndim > (2 if name.startswith(("column-", "shardsums")) else 1)
         ]
@@ -219,19 +222,21 @@ class Index:
         return self._strings("files" if "files-ends" in self._arrays else "shardpaths")
 
     def tag(self, number: int, /) -> str | None:
-        """Return the ETag of a shard when it was indexed, or None.
+        """Return the ETag that a shard had when it was indexed, or None if it is not known.
 
-        None too if the shards are now read from another root, since copies have other ETags.
+        An object store sends the ETag, which changes when the object does. It is also None if the
+        shards are now read from another root: copies of the shards have other ETags.
         """
         if "tags-ends" not in self._arrays or self.root != self.options.root:
             return None
-        return self._strings("tags")[number] or None
+        return self._strings("tags")[number] or None  # "" if the store has sent none
 
     def _strings(self, name: str, *, verify: bool = True) -> StringColumn:
         """Return the column of strings that the index stores under `name`, such as "keys".
 
-        With `verify`, their bytes are compared with their SHA-256. Paths are converted if the kind
-        of root has changed since the build.
+        With `verify`, their bytes are compared with their SHA-256. The paths of files at a web
+        server are percent-encoded, and others are not. So `_path_converter` returns a function that
+        is applied to each path, if the files have moved from a web server to a folder or back.
         """
         get_array = self._arrays.verified_array if verify else self._arrays.__getitem__
         text, ends = get_array(f"{name}-text"), get_array(f"{name}-ends")
@@ -400,14 +405,16 @@ class Index:
         A row is (offset, length, file, crc), where `file` is an index into `Index.files`. The
         array has len(ids) * len(fields) rows.
         """
-        rows = np.zeros((len(fields), len(ids)), ROW)
-        if self.container != "files":
+        rows = np.zeros((len(fields), len(ids)), ROW)  # all records of the first field come first
+        if self.container != "files":  # the file is the shard of the record
             rows["file"] = self.shard_stops.searchsorted(ids, "right")
-        for field_rows, field in zip(rows, fields, strict=True):
+        for rows_of_field, field in zip(rows, fields, strict=True):
             stored = self.table(field).take(ids)
-            for name in stored.dtype.names or ():  # one by one, since files have narrower types
-                field_rows[name] = stored[name]
-        return rows.T.reshape(-1)
+            # A stored row has either an offset or a file, in as few bytes as possible. So copy each
+            # component of the row by itself.
+            for component in stored.dtype.names or ():
+                rows_of_field[component] = stored[component]
+        return rows.T.reshape(-1)  # all fields of the first record come first
 
     def location(self, record: int, /) -> tuple[str, int]:
         """Return the path of a record's shard, relative to the root, and the record's index in it.
@@ -517,8 +524,14 @@ def _unpickle(
 ) -> Index:
     """Load a pickled index in another process.
 
-    Arrays that the first process has compared with their SHA-256 (`verified`) are not compared
-    again.
+    Args:
+        path: the local folder of the index.
+        root: the folder or URL of its shards.
+        fingerprint: the digest of the data that the index had when it was pickled.
+        verified: the arrays that the first process has compared with their SHA-256: they are not
+            compared again.
+        cache: the disk cache of remote shards, or None.
+        where: the URL that the folder is a copy of, for messages; else the folder.
 
     Raises:
         StaleIndexError: the index was rebuilt since it was pickled.
@@ -532,6 +545,6 @@ def _unpickle(
             found=index.fingerprint,
             advice="start again with the new index",
         )
-    index.where = where
+    index.where = where  # which `load_index` does not know: it was given the local folder
     index._arrays.verified |= verified
     return index

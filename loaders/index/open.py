@@ -92,48 +92,53 @@ def open_without_checks(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open the index at a path or URL, without checking that its shards exist."""
+    """Open the index at a path or URL, and set the folder or URL of its shards.
+
+    The shards are not checked. Only if no `root` is given, the first one is looked for, to find out
+    whether the shards are in the folder of the index or at the URL where they were indexed.
+    """
     if cache is None and is_url(os.fspath(path)):
         cache = cache_of_environment()
     index = load_index(path, root, cache)
     if root is None:
-        find_shards(index)
+        set_shards_root(index)
     if index.remote:
         index.cache = cache or cache_of_environment()
     return index
 
 
-def find_shards(index: Index) -> None:
-    """Find the shards of an index, and set `index.shards_root` to their folder or URL.
+def set_shards_root(index: Index) -> None:
+    """Set `index.shards_root` to the folder or URL where the shards of an index are.
 
-    They are in the folder that contains the index folder, or else at the URL at which they were
-    indexed.
+    This is the folder that contains the index folder, as it is set already, if the first shard is
+    there. Otherwise it is the URL at which the shards were indexed, which the index names.
 
     Raises:
-        UnsafeContentError: the URL is not allowed, since an index may be from an untrusted source.
+        UnsafeContentError: the URL is not allowed. An index from an untrusted source could name any
+            URL. So it must have the host of the index, or be listed in TWINFEED_ROOTS.
     """
-    default_root, location = index.shards_root, index.built_root
-    if location is None or location == default_root or _has_shards_at_root(index):
+    folder, indexed_url = index.shards_root, index.built_root
+    if indexed_url is None or indexed_url == folder or _has_first_shard(index):
         return
-    same_host = isinstance(default_root, Location) and location.shares_host(default_root)
-    if not same_host and not allowed(location):
+    same_host = isinstance(folder, Location) and indexed_url.shares_host(folder)
+    if not same_host and not allowed(indexed_url):
         raise UnsafeContentError(
-            "the shards of this index lie elsewhere, at a URL that an index may not choose",
+            "the shards of this index lie elsewhere, at a URL that is not allowed",
             path=index.where,
-            expected=f"shards beside the index, below {default_root}",
-            found=f"shards at {location}",
-            advice=f"if you trust this URL, open the index with root={str(location)!r} (in a "
-            f"terminal --root {shlex.quote(str(location))}), or set {ROOTS} to it",
+            expected=f"shards beside the index, below {folder}",
+            found=f"shards at {indexed_url}",
+            advice=f"if you trust this URL, open the index with root={str(indexed_url)!r} (in a "
+            f"terminal --root {shlex.quote(str(indexed_url))}), or set {ROOTS} to it",
         )
-    index.shards_root = location
+    index.shards_root = indexed_url
 
 
-def _has_shards_at_root(index: Index) -> bool:
-    """Return whether the first shard, or loose file, exists below the root, which is the folder
-    that contains the index folder.
-    """
-    with suppress(RefusedError, UnsafeContentError):  # a store may refuse the request
-        return is_there(index.shards_root, _unverified_paths(index)[0])
+def _has_first_shard(index: Index) -> bool:
+    """Return whether the first shard, or the first loose file, exists below `index.shards_root`."""
+    # A store may refuse the request. Or the path may not be allowed below this root: it is checked
+    # again where the shards turn out to be.
+    with suppress(RefusedError, UnsafeContentError):
+        return file_exists(index.shards_root, _unverified_paths(index)[0])
     return False
 
 
@@ -145,19 +150,19 @@ def _unverified_paths(index: Index) -> StringColumn:
     return index._strings(name, verify=False)
 
 
-def is_there(root: Root, name: str, /) -> bool:
+def file_exists(root: Root, name: str, /) -> bool:
     """Return whether the file `name` exists below a root, a folder or a URL."""
     if isinstance(root, str):
         return os.path.exists(join(root, name))
-    return store_of(root).exists(check_relative(name, key=True))
+    return store_of(root).exists(check_relative(name, is_object_key=True))
 
 
 def _stat_shards(index: Index) -> None:
     """Check that the shards of an index exist and have the sizes that they were indexed with.
 
-    If there are very many shards, an evenly spread sample is checked. If the index is of loose
-    files in a local folder, at least one file of a sample must exist. At a URL, only the names are
-    checked.
+    - Shards: all are checked; or, if there are more than `_STAT_ALL`, an evenly spread sample. At
+      a URL, only their names are checked.
+    - Loose files: at least one file of a sample must exist. At a URL, nothing is checked.
 
     Raises:
         FileNotFoundError: shards are missing.
@@ -165,8 +170,9 @@ def _stat_shards(index: Index) -> None:
     """
     is_loose = index.container == "files"
     paths = _unverified_paths(index)
-    max_stats = _STAT_SAMPLE if is_loose else _STAT_ALL
-    sample_size = len(paths) if len(paths) <= max_stats else _STAT_SAMPLE
+    sample_size = min(len(paths), _STAT_SAMPLE)
+    if not is_loose and len(paths) <= _STAT_ALL:
+        sample_size = len(paths)
     sample = np.linspace(0, len(paths) - 1, sample_size).astype(np.int64)
     try:
         names = [paths[number] for number in sample.tolist()]

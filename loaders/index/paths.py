@@ -54,17 +54,18 @@ def output_path(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.abspath(text))
 
 
-def check_relative(path: str, *, key: bool = False) -> str:
+def check_relative(path: str, *, is_object_key: bool = False) -> str:
     """Return a path of an index unchanged, after checking that it stays below its root.
 
-    The `key` of an object in a store may begin like the scheme of a URL; other paths may not.
+    With `is_object_key`, the path is the key of an object in an object store, which may begin like
+    the scheme of a URL, as in "a:/b". The path of a file may not.
 
     Raises:
         UnsafeContentError: an absolute path, or one with "..".
     """
     parts = path.split("/")
-    scheme = not key and _SCHEME.match(path)
-    if "" in parts or ".." in parts or "\0" in path or scheme:
+    has_scheme = not is_object_key and _SCHEME.match(path)
+    if "" in parts or ".." in parts or "\0" in path or has_scheme:
         raise UnsafeContentError(
             f"unsafe path {path!r}: it must be relative and stay below its root",
             path=path,
@@ -80,7 +81,7 @@ def join(root: Location, path: str) -> Location: ...
 def join(root: Root, path: str) -> Root:
     """Join a root, a folder or a URL, and a relative path, which must stay below the root."""
     if isinstance(root, Location):
-        return root / check_relative(path, key=True)
+        return root / check_relative(path, is_object_key=True)
     return posixpath.join(root, check_relative(path))
 
 
@@ -103,7 +104,7 @@ def relative_to(root: Root, path: Root) -> str:
         both_urls = isinstance(root, Location) and isinstance(path, Location)
         below_root = path.below(root) if both_urls else None  # type: ignore[union-attr, arg-type]
         if below_root is not None:
-            return check_relative(below_root, key=True)
+            return check_relative(below_root, is_object_key=True)
     else:
         relative = os.path.relpath(path, root).replace(os.sep, "/")
         if not relative.startswith("../"):
@@ -124,7 +125,7 @@ def check_shards(root: Root, names: Sequence[str], sizes: Sequence[int]) -> None
         StaleIndexError: a shard has another size.
     """
     for name in names:
-        check_relative(name, key=isinstance(root, Location))
+        check_relative(name, is_object_key=isinstance(root, Location))
     if isinstance(root, Location):
         return
     missing = []

@@ -18,7 +18,7 @@ from twinfeed.loaders.making.prepared import PreparedFeed
 from twinfeed.loaders.making.samples import Rows, Samples, Values, samples_of
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.read_step import ReadStep, start_pass
+from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
 from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.support.array_types import Int64s
@@ -168,7 +168,7 @@ class Batcher(Closing):
             readahead: the number of bytes to prefetch, or None for the default.
         """
         first = epoch * self._steps_per_epoch + start  # step, counted over all epochs
-        self._read_plan = start_pass(self._reader, schedule, self._stored_fields, first, readahead)
+        self._read_plan = plan_pass(self._reader, schedule, self._stored_fields, first, readahead)
         threads = self.samples.sample_map.threads
         if self.samples.cache is not None and threads:
             # Only the transform uses seeds, and it does not run ahead.

@@ -101,7 +101,7 @@ class DatasetSource:
         names_to_read = () if columns is None or arrays else checks.names("columns", columns)
         for name in names_to_read if label is None else (*names_to_read, label):
             if name not in self.columns:
-                self.columns[name] = _as_number_column(name, _read_all_records(dataset, name))
+                self.columns[name] = _as_number_column(name, _read_column(dataset, name))
         if label is not None and self.columns[label].dtype.kind not in "iu":
             raise TypeError(f"label {label!r} must hold integers, got {self.columns[label].dtype}")
         self.labels = None if label is None else self.columns[label]  # for samplers
@@ -130,7 +130,7 @@ class DatasetSource:
         return self
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Values:
-        """Return by field the values of these records, in the order of `ids`."""
+        """Return a dict from each field to the values of these records, in the order of `ids`."""
         with self._lock() if self._one_thread_at_a_time else nullcontext():
             return self._data.take(ids, fields)
 
@@ -181,11 +181,12 @@ class _Items:
         return vars(self)
 
     def take(self, ids: Int64s, names: Sequence[str], /) -> Values:
-        """Return by field the values of these records; a null in the data becomes None.
+        """Return a dict from each field to the values of these records; a null becomes None.
 
         Values that are null are not requested from the dataset. A columnar format would return them
         as NaN, and would convert all integers of the column to floats.
         """
+        # `null_masks` has for each field with nulls an array: True for the records with a null.
         without_nulls = [name for name in names if name not in self.null_masks]
         columns = dict(self._values(ids, without_nulls)) if without_nulls else {}
         for name in self.null_masks.keys() & names:
@@ -195,7 +196,7 @@ class _Items:
         return columns
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        """Return by field the values of these records; none of them may be null in the data."""
+        """Return a dict from each field to the values of these records, none of which is null."""
         rows = [self._as_dict(item) for item in self._items(ids.tolist())]
         return {name: [row[name] for row in rows] for name in names}
 
@@ -217,14 +218,12 @@ class _Items:
         A dataset with `__getitems__` is called once for all.
         """
         get_items = getattr(self.data, "__getitems__", None)
-        if (
-            get_items is None or not ids
-        ):  # no ids in a batch of only padding: ArrayRecord refuses []
+        if get_items is None or not ids:  # ArrayRecord refuses [], the ids of a batch of padding
             return [self.data[id_] for id_ in ids]
         return get_items(ids)
 
     def _as_dict(self, item: Any) -> Mapping[str, Any]:
-        """Turn an item of the dataset (a dict, a tuple or a single value) into a dict by field."""
+        """Return an item of the dataset (a dict, a tuple or a single value) as a dict of fields."""
         if isinstance(item, (dict, Mapping)):  # dict comes first: the check of an ABC is slow
             return item
         parts = item if isinstance(item, tuple) else (item,)
@@ -268,17 +267,25 @@ class _HuggingFace(_Columns):
         """Convert the user's value for records without a field to the form in which this dataset
         returns values of this field.
 
-        For this, a dataset of one row is made, with the type and format of this one.
+        The library converts values when a record is read. So make a dataset that has the value as
+        its only record, with the same type and format as this dataset, and read the record.
         """
-        _to_arrow_column(value, self.data.data.table[name].type)  # raises TypeError if unfit
-        features, row_format = self.data.features, self.data.format
-        row = type(self.data).from_dict({name: [value]}, type(features)({name: features[name]}))
-        return row.with_format(row_format["type"], **row_format["format_kwargs"])[[0]][name][0]
+        # Only to check: it raises TypeError for a value that the type of the field cannot hold.
+        _to_arrow_column(value, self.data.data.table[name].type)
+        features, read_format = self.data.features, self.data.format
+        dataset = type(self.data).from_dict({name: [value]}, type(features)({name: features[name]}))
+        dataset = dataset.with_format(read_format["type"], **read_format["format_kwargs"])
+        values = dataset[[0]][name]  # of the records with the ids [0]: a list or array of one value
+        return values[0]
 
     def _values(self, ids: Int64s, names: Sequence[str]) -> Values:
-        """Return by field the values of these records, reading only the requested columns."""
+        """Return a dict from each of these fields to the values of these records.
+
+        A dataset with only these columns is kept for the next call, since to select the columns
+        takes a millisecond.
+        """
         key = tuple(names)
-        if key not in self._selected:  # a selection takes a millisecond
+        if key not in self._selected:
             self._selected[key] = self.data.select_columns(names)
         return self._selected[key][ids]  # type: ignore[no-any-return]
 
@@ -340,18 +347,19 @@ def as_source(records: Any, /) -> Source:
         TypeError: `records` is a path, or cannot be indexed by record id, or its records are not
             dicts, so that their values have no names.
     """
-    # Only sources have one of these attributes. If another one is missing, `check_source` says so.
+    # No dataset has an attribute `reader` or `digests`: an object with one of them is meant as a
+    # source. If it lacks another attribute of a source, `check_source` raises an error.
     if isinstance(records, Index) or hasattr(records, "reader") or hasattr(records, "digests"):
         check_source(records)
         return records  # type: ignore[no-any-return]
-    kind = type(records).__name__
+    type_name = type(records).__name__
     if isinstance(records, (str, bytes, os.PathLike)):
-        raise TypeError(f"index must be an Index, got a {kind}: open_index(path) gives one")
+        raise TypeError(f"index must be an Index, got a {type_name}: open_index(path) gives one")
     source = DatasetSource(records)
-    if source.unnamed_type:
+    if source.unnamed_type:  # the type of record 0, if this is not a dict
         raise TypeError(
-            f"record 0 of a {kind} is of type {source.unnamed_type}, not a dict: name its values, "
-            'as in DatasetSource(dataset, fields=("image",))'
+            f"record 0 of a {type_name} is of type {source.unnamed_type}, not a dict: name its "
+            'values, as in DatasetSource(dataset, fields=("image",))'
         )
     return source
 
@@ -405,17 +413,18 @@ def _as_records(name: str, values: Any) -> Array:
     A list becomes an array of objects.
 
     Raises:
-        TypeError: the values are neither.
+        TypeError: the values are neither an array nor a list.
     """
     if isinstance(values, list):
         return np.fromiter(values, object, len(values))
     if hasattr(values, "column_names"):  # of Hugging Face or pyarrow: `data` is a dict of datasets
         raise TypeError(
-            f"{name!r} is a dataset, not a field: give one, as in DatasetSource(data[{name!r}])"
+            f"{name!r} is a dataset, not a field: give a single dataset, as in "
+            f"DatasetSource(data[{name!r}])"
         )
     if not _is_array_or_tensor(values):
         raise TypeError(f"{name!r} must be an array or a list, got a {type(values).__name__}")
-    return as_mapped(_to_numpy(name, values))
+    return as_mapped(_to_numpy(name, values))  # an array mapped from a file pickles as its path
 
 
 def _to_numpy(name: str, values: Any) -> Array:
@@ -480,12 +489,12 @@ def _to_arrow_column(value: Any, arrow_type: Any) -> Any:
         raise TypeError(f"missing must have a value of {arrow_type}, {got}") from None
 
 
-def _read_all_records(data: _Items, name: str) -> Any:
-    """Return the values of a field for all records; raise KeyError if a record lacks it."""
+def _read_column(dataset: _Items, name: str) -> Any:
+    """Return the values of one field for all records; raise KeyError if a record lacks it."""
     try:
-        return data.column(name)
+        return dataset.column(name)
     except KeyError:
-        raise KeyError(f"some records lack {name!r}: record 0 has {[*data.names]}") from None
+        raise KeyError(f"some records lack {name!r}: record 0 has {[*dataset.names]}") from None
 
 
 def _as_number_column(name: str, values: Any) -> Array:

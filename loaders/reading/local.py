@@ -274,7 +274,7 @@ def open_unchanged(path: str, length: int) -> int:
 
 
 def is_near_previous(rows: Rows, /) -> npt.NDArray[np.bool_]:
-    """Return for each row but the first whether one call can read it and the row before it.
+    """Return for each row but the first whether it can be read in one call with the row before.
 
     bool[len(rows) - 1]: True if both rows are small, in one file, and at most `_MAX_GAP` bytes
     apart.
@@ -287,17 +287,19 @@ def is_near_previous(rows: Rows, /) -> npt.NDArray[np.bool_]:
 
 
 def should_coalesce(is_near: npt.NDArray[np.bool_], /) -> bool:
-    """Return whether it pays to read several rows by one call: for more than a quarter of them.
+    """Return whether to read several rows in one call.
 
-    `is_near` has for each row but the first whether one call can read it and the row before it.
+    This is faster if more than a quarter of the rows can be read together with the row before.
+    `is_near` says this of each row but the first, bool[rows - 1].
     """
     return 4 * int(np.count_nonzero(is_near)) > len(is_near)
 
 
 def _coalesced(rows: Rows, is_near: npt.NDArray[np.bool_]) -> Iterator[tuple[int, int]]:
-    """Yield (first, stop) for each run of rows [first, stop) that one call reads.
+    """Yield (first, stop) for each series of rows [first, stop) that is read in one call.
 
-    `is_near` has for each row but the first whether one call can read it and the row before it.
+    `is_near` says of each row but the first whether it can be read together with the row before.
+    For example, [True, False] gives (0, 2), for the rows 0 and 1, and then (2, 3), for row 2.
     """
     offsets, ends = rows["offset"].tolist(), (rows["offset"] + rows["length"]).tolist()
     first = 0

@@ -12,12 +12,12 @@ from twinfeed.loaders.reading.remote import RemoteFiles
 from twinfeed.loaders.reading.source import Reads
 
 
-def start_pass(
+def plan_pass(
     reader: Reads, schedule: Schedule, fields: Sequence[str], start: int, readahead: int | None, /
 ) -> ReadPlan | None:
     """Return the plan of what a pass prefetches: from step `start` to the end of its epoch.
 
-    If the previous pass of this stream has ended at `start`, its plan is continued.
+    If the previous pass over the same batches has ended at `start`, its plan is continued.
 
     Args:
         reader: reads the records. Only the byte ranges of an index are known, so for the reader of
@@ -29,17 +29,20 @@ def start_pass(
     """
     if not isinstance(reader, Reader):
         return None
-    previous = reader._plans.get(schedule)
-    if previous is not None and previous.continues_at(start):
+    previous = reader._plans.get(schedule)  # the plan of the previous pass over these batches
+    if previous is not None and previous.continue_at(start):
         return previous
-    plan = ReadPlan(reader.index, fields, schedule, start, limit=readahead if fields else 0)
+    limit = readahead if fields else 0  # with 0, nothing is prefetched
+    plan = ReadPlan(reader.index, fields, schedule, start, limit=limit)
     reader._plans[schedule] = plan
     files = reader._files
     if isinstance(files, RemoteFiles):
-        # If the previous plan has prefetched up to step `start` or beyond, as after a pass that was
-        # broken off, the buffer keeps those ranges.
-        overlaps = previous is not None and previous.start <= start <= previous.next_step
-        files.buffer.start_plan(previous.next_step if previous and overlaps else None)
+        # Keep what the previous plan has prefetched for this step or later ones, if this pass
+        # starts at one of the steps that it has prefetched: as after a pass that was broken off.
+        previous_end = None  # drop what was prefetched
+        if previous is not None and previous.start <= start <= previous.next_step:
+            previous_end = previous.next_step
+        files.buffer.start_plan(previous_end)
     return plan
 
 

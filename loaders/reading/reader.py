@@ -93,16 +93,17 @@ class Reader(Closing):
         *,
         missing: Mapping[str, Value] | None = None,
     ) -> dict[str, list[Value]]:
-        """Return the values of `fields` (default: every field) for each id, in the order of `ids`.
+        """Return a dict from each of `fields` to a list with its value for each id.
 
-        The value of a field is `bytes`. A feature of a `tf.train.Example` with several values is a
-        list of bytes or an array. The value of a column is a row of its array. Repeated ids are
-        read once, and small records next to each other by one call.
+        The values are in the order of `ids`. The value of a field is `bytes`; if it is a feature of
+        a `tf.train.Example` with several values, it is a list of bytes or an array. A column, an
+        array of the index, may be read like a field: its value is the row of the record. Repeated
+        ids are read once, and small records next to each other by one call.
 
         Args:
             ids: record ids, int[n].
-            fields: the names of fields, features and columns. Default: every field.
-            missing: by field, the value for the records in which the field is missing.
+            fields: the names of fields and columns. Default: every field.
+            missing: a dict from a field to the value for the records that lack the field.
 
         Raises:
             IndexError: an id outside [0, N).
@@ -118,19 +119,25 @@ class Reader(Closing):
     def _read_with_missing(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value], /
     ) -> dict[str, Sequence[Value]]:
-        """Return by field the values of records, as `read` does, without checking the arguments.
+        """Return a dict from each name to the values of the records, in the order of `ids`.
 
-        `missing` has by field the value for records in which the field is missing.
+        A name is that of a field, whose bytes are in the shards; or of a column, an array of the
+        index with a number or a row of numbers for each record.
+
+        Args:
+            ids: record ids. Unlike `read`, this does not check the arguments.
+            names: the names of fields and columns.
+            missing: a dict from a field to the value for the records that lack the field.
         """
         columns = self.index.columns
-        stored = [name for name in names if name not in columns]
-        values = dict(zip(stored, self._read_fields(ids, stored, missing), strict=True))
-        if len(stored) == len(names):
+        fields = [name for name in names if name not in columns]
+        values = dict(zip(fields, self._read_fields(ids, fields, missing), strict=True))
+        if len(fields) == len(names):
             return values
         checks.check_ids(ids, len(self.index))
         for name in columns.keys() & names:
             values[name] = list(columns[name][ids])
-        return {name: values[name] for name in names}
+        return {name: values[name] for name in names}  # in the order of `names`
 
     @property
     def _files(self) -> RemoteFiles | LocalFiles:
@@ -157,28 +164,31 @@ class Reader(Closing):
     def _read_fields(
         self, ids: Int64s, names: Sequence[str], missing: Mapping[str, Value]
     ) -> list[Sequence[Value]]:
-        """Return for each field that lies in a shard the list of its values, in the order of `ids`.
+        """Return for each field a list of its values, in the order of `ids`.
 
-        `missing` has by field the value for records in which the field is missing.
+        The fields are those whose bytes are in the shards. `missing` has for a field the value for
+        the records that lack it.
         """
         if not names or not len(ids):
             return [[] for _ in names]
-        # If ids are repeated, or many are next to each other, read the distinct ids in order.
-        # `inverse` is then for each of `ids` its position in `ids_to_read`.
-        ids_to_read, inverse = ids, None
         sorted_ids = np.sort(ids)
         checks.check_bounds(int(sorted_ids[0]), int(sorted_ids[-1]), len(self.index))
         id_gaps = sorted_ids[1:] - sorted_ids[:-1]
         smallest_gap = np.minimum.reduce(id_gaps, initial=2)
         repeated, adjacent = smallest_gap == 0, smallest_gap == 1
+        # If ids are repeated, or many are next to each other, read the distinct ids in order. For
+        # example, ids [7, 5, 7] become ids_to_read [5, 7] with inverse [1, 0, 1].
+        ids_to_read, inverse = ids, None
         if repeated or (adjacent and should_coalesce(id_gaps == 1)):
             ids_to_read, inverse = np.unique(ids, return_inverse=True)
-        # Fields of one record, or of records in order, may lie close together in the shard.
-        data = self._fetch(ids_to_read, names, missing, inverse is not None or len(names) > 1)
+        # Fields of one record, or of records in order, may lie close together in the shard: then
+        # several are read by one call.
+        coalesce = inverse is not None or len(names) > 1
+        data = self._fetch(ids_to_read, names, missing, coalesce)
         out: list[Sequence[Value]] = []
-        for field, name in enumerate(names):
-            # `data` has all fields of a record, then of the next one.
-            field_data, kind = data[field :: len(names)], self.index.fields[name].kind
+        for number, name in enumerate(names):
+            # `data` has all fields of the first record, then all of the second, and so on.
+            field_data, kind = data[number :: len(names)], self.index.fields[name].kind
             values = field_data if kind == "bytes" else decode_lists(kind, field_data)
             if name in missing and name in self._fields_with_missing:
                 is_missing = self.index.rows([name], ids_to_read)["length"] == -1
@@ -236,15 +246,17 @@ class Reader(Closing):
     def _check_total_bytes(self, rows: npt.NDArray[Any]) -> None:
         """Raise LoaderError if rows of the index have more bytes in total than a batch may have.
 
-        An index that was tampered with could make the process allocate any amount of memory.
+        An index that was tampered with could make the process allocate any amount of memory. So the
+        limit of a batch is `LIMITS.batch_bytes`, and 16 times the size of all shards: their records
+        do not overlap, but a batch may have the same record several times.
         """
         nbytes = int(rows["length"].sum())
-        # For a row outside of its shard, reading raises an error that names the record.
+        # A few bytes fit in the memory. And for a row that is not within its shard, reading raises
+        # a better error, which names the record.
         if nbytes <= _UNCHECKED_BYTES or len(rows_outside_shards(self.index, rows)):
             return
         limit = LIMITS.batch_bytes
         if self.index.container != "files":  # else each length is compared with that of the file
-            # The records of an index do not overlap, but a batch may have a record several times.
             limit = min(limit, 16 * int(self.index.shards["bytes"].sum()))
         advice = f"read fewer records at a time; if you read only a few, {REBUILD}"
         check_bytes("a batch", nbytes, limit, path=self.index.where, advice=advice)
@@ -254,18 +266,19 @@ class Reader(Closing):
     ) -> Int64s:
         """Return the positions of the rows that are not missing, as int64[n].
 
-        A row is a field of a record: all fields `names` of ids[0], then of ids[1], and so on. The
-        length of a row is -1 if the record does not have the field.
+        `rows` of the index say where the bytes of each field lie: all fields `names` of ids[0],
+        then all of ids[1], and so on. The length in a row is -1 if the record lacks the field.
 
         Raises:
-            LoaderError: a field is missing that must be in every record. It may be missing if
-                `missing` has a value for it, or if the index was made with missing="empty".
+            LoaderError: a required field is missing. A field is required unless `missing` has a
+                value for it, or the index was made with missing="empty".
         """
         is_missing = rows["length"] == -1
-        optional = [self._missing_as_empty or name in missing for name in names]
-        forbidden = np.flatnonzero(is_missing.reshape(-1, len(names)) & np.logical_not(optional))
-        if len(forbidden):
-            raise self._missing_field_error(int(forbidden[0]), ids, names)
+        is_required = [not (self._missing_as_empty or name in missing) for name in names]
+        # The missing fields of each record, bool[ids, names].
+        problems = np.flatnonzero(is_missing.reshape(-1, len(names)) & is_required)
+        if len(problems):
+            raise self._missing_field_error(int(problems[0]), ids, names)
         return np.flatnonzero(~is_missing)
 
     def _damaged_row_error(self, record: int, name: str, row: np.void) -> IndexFormatError:

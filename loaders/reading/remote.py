@@ -44,10 +44,11 @@ class RemoteFiles:
     def fetch(self, rows: Rows, /) -> list[bytes]:
         """Return the bytes of each row of the index, checked.
 
-        They come from the buffer, or are requested now. After an error, their ranges are dropped.
+        The buffer has the ranges that were prefetched; others are requested now. After an error,
+        the ranges of these rows are dropped from the buffer, so that they are requested again.
         """
-        self._compare_files(rows)
-        ranges = self.buffer.of_rows(rows)
+        self._check_shards_unchanged(rows)
+        ranges = self.buffer.request_rows(rows)  # the range that each row lies in
         try:
             return self._slice(rows, ranges)
         except BaseException:
@@ -66,11 +67,12 @@ class RemoteFiles:
         Raises:
             WrongBytes: the bytes from the store are wrong too.
         """
-        data = {entry: entry.data for entry in dict.fromkeys(ranges)}
+        data = {buffered: buffered.data for buffered in dict.fromkeys(ranges)}  # waits for the data
         out = [
-            bytes(data[entry][offset - entry.start : offset - entry.start + length])
-            for entry, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
+            bytes(data[buffered][offset - buffered.start : offset - buffered.start + length])
+            for buffered, (offset, length, *_) in zip(ranges, rows.tolist(), strict=True)
         ]
+        # Without checksums, only the lengths are compared.
         found = crc32c_of_each(out) if self.checksums else rows["crc"].tolist()
         for row, (offset, length, file, crc) in enumerate(rows.tolist()):
             if len(out[row]) != length or found[row] != crc:
@@ -84,7 +86,7 @@ class RemoteFiles:
     def _info_of(self, number: int) -> tuple[str, ObjectInfo]:
         """Return the path of a file relative to the root, and its size and ETag in the index."""
         tag = None if self.index.container == "files" else self.index.tag(number)
-        path = check_relative(self.index.files[number], key=True)
+        path = check_relative(self.index.files[number], is_object_key=True)
         return path, ObjectInfo(int(self._sizes[number]), tag)
 
     @cached_property
@@ -103,11 +105,15 @@ class RemoteFiles:
     def _fetch(self, file: int, start: int, stop: int, _step: int = CURRENT_STEP) -> memoryview:
         """Return the bytes [start, stop) of a file from the store.
 
+        `_step` is not used: a disk cache, which may be read in place of the store, takes the same
+        arguments.
+
         Raises:
             StaleIndexError: the store says that the file has changed since it was indexed.
         """
-        found = self.store.read(self._file(file)[0], start, stop)
-        if self.store.sends_info:
+        path, _ = self._file(file)
+        found = self.store.read(path, start, stop)
+        if self.store.sends_info:  # the size and the ETag of the file, with each range
             self._compare(file, found.info)
         return found.data
 
@@ -123,15 +129,19 @@ class RemoteFiles:
             current = describe_object(ObjectInfo(found.bytes, tag))
             raise stale_file_error(self.store.url(path), describe_object(expected), current)
 
-    def _compare_files(self, rows: Rows) -> None:
-        """Check that the shards of rows have not changed, by a request for each new shard.
+    def _check_shards_unchanged(self, rows: Rows) -> None:
+        """Check that the shards of rows have not changed since they were indexed.
 
-        This is not needed if the store sends size and ETag with each range. Loose files are not
-        checked, since that would take a request for each record.
+        This takes a request for each shard, once. If the store sends size and ETag with each range,
+        they are compared there. Loose files are not checked, since that would take a request for
+        each record.
+
+        Raises:
+            StaleIndexError: the size or the ETag of a shard is not that in the index.
         """
         if self.store.sends_info or self.index.container == "files":
             return
-        new_files = set(rows["file"].tolist()) - self._compared
+        new_files = set(rows["file"].tolist()) - self._compared  # not compared by an earlier call
         if not new_files:
             return
         infos = self.store.stat([self._file(file)[0] for file in new_files])

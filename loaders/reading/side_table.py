@@ -100,21 +100,22 @@ class ByRecord:
 def check_table(name: str, table: Any, /) -> Any:
     """Check a side table of a feed, and return it.
 
-    A side table is an array of numbers, a `SideTable`, or a list of str, which is packed into a
-    `StringColumn`. Any of them may be wrapped in `ByRecord`.
+    A side table is an array of numbers, a `SideTable` (a file of numbers), or a list of str, which
+    is packed into a `StringColumn`. Any of them may be wrapped in `ByRecord`.
 
     Raises:
         TypeError: the table is anything else, or has a text that UTF-8 cannot encode.
-        ValueError: a masked entry.
+        ValueError: a masked value.
     """
     if isinstance(table, ByRecord):
         return ByRecord(check_table(name, table.table))
     if isinstance(table, np.ndarray):
         unmasked(f"side table {name!r}", table)  # raises ValueError
-    if getattr(getattr(table, "dtype", None), "kind", "O") in "biufc":
+    dtype = getattr(table, "dtype", None)  # an array and a `SideTable` have one, a list does not
+    if getattr(dtype, "kind", "O") in "biufc":  # the kinds of numbers and truth values
         return table
     texts = np.asarray(table, dtype=object)
-    # Anything but a list of texts fails as a whole, which is shown as row 0.
+    # The message shows the first value that is not a text; or the whole table, if it is no list.
     for row, text in enumerate(texts if texts.ndim == 1 else [texts]):
         if not isinstance(text, str) or _SURROGATE.search(text):
             raise TypeError(

@@ -110,7 +110,8 @@ def check_source(source: object, /) -> None:
     """Check that an object is an index or a user-defined source of records.
 
     Raises:
-        TypeError: a method or attribute of `OwnSource` is missing, or a column is not an array.
+        TypeError: the object is neither: it lacks a method or an attribute of the protocol
+            `OwnSource`. Or a column is not an array.
         ValueError: a column does not have a row for each record, or has masked entries.
     """
     if isinstance(source, Index):
@@ -119,7 +120,7 @@ def check_source(source: object, /) -> None:
         missing = [name for name in _SOURCE_MEMBERS if not hasattr(source, name)]
         raise TypeError(
             f"index must be an Index, got a {type(source).__name__}: open_index(path) gives one. "
-            f"As a source of your own (docs/own-records.md), it lacks {', '.join(missing)}"
+            f"A user-defined source (docs/own-records.md) also needs {', '.join(missing)}"
         )
     for name, column in source.columns.items():
         if not isinstance(column, np.ndarray):
@@ -156,41 +157,43 @@ class CheckedReader:
         self._fresh = getattr(reader, "fresh", False)
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return by field the values of these records, in the order of `ids`."""
+        """Return a dict from each field to the values of these records, in the order of `ids`."""
         return self._read_with_missing(ids, fields, {})
 
     def _read_with_missing(
         self, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any]
     ) -> Mapping[str, Sequence[Any]]:
-        """Call the user's `read`, check what it returns, and fill in missing values.
+        """Call the user's `read`, check what it returns, and replace missing values.
 
         Returns:
-            By field the values of these records; None is replaced by the field's value in
-            `missing`.
+            A dict from each field to its values, in the order of `ids`. A value that is None is
+            replaced by the value that `missing` has for the field.
 
         Raises:
-            LoaderError: `read` failed, or did not return by field a list with a value for each id.
+            LoaderError: `read` failed, or did not return a dict from each field to a list with a
+                value for each id.
         """
         try:
-            found = self._reader.read(ids, fields)
+            columns = self._reader.read(ids, fields)
         except (LoaderError, ImportError):
             raise
         except Exception as error:
             raise self._read_error(ids, fields, error) from error
-        if not isinstance(found, Mapping):
-            raise self._result_error("another type than dict", ids, fields, type(found).__name__)
+        if not isinstance(columns, Mapping):
+            found = type(columns).__name__
+            raise self._result_error("a value that is not a dict", ids, fields, found)
         for name in fields:
             for_field = f"for the field {name!r}"
-            if name not in found:
-                raise self._result_error(f"no values {for_field}", ids, fields, [*found])
-            values = found[name]
+            if name not in columns:
+                raise self._result_error(f"no values {for_field}", ids, fields, [*columns])
+            values = columns[name]
             if isinstance(values, (str, bytes)) or not hasattr(values, "__getitem__"):
                 raise self._result_error(f"no list {for_field}", ids, fields, type(values).__name__)
             if len(values) != len(ids):
                 problem = f"too many or too few values {for_field}"
                 raise self._result_error(problem, ids, fields, counted(len(values), "value"))
         return {
-            name: self._fill_missing(name, found[name], ids, missing.get(name)) for name in fields
+            name: self._fill_missing(name, columns[name], ids, missing.get(name)) for name in fields
         }
 
     def _fill_missing(
@@ -198,12 +201,13 @@ class CheckedReader:
     ) -> Sequence[Any]:
         """Return the values of a field, with `missing` in place of None.
 
-        Arrays become read-only, unless the reader declares them `fresh`.
+        Arrays become read-only views, since the user's reader may keep their memory.
 
         Raises:
             LoaderError: a value is None, and `missing` is None too.
         """
         if isinstance(values, np.ndarray) and values.dtype != object:
+            # The reader says by `fresh = True` that it does not keep the arrays that it returns.
             return values if self._fresh else read_only(values)
         filled = [missing if value is None else value for value in values]
         for position, value in enumerate(filled):
@@ -253,22 +257,25 @@ class CheckedReader:
 
 
 def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
-    """Return the reader of an index; for a user-defined source, one that checks its results."""
+    """Return an object that reads the records of a source: it has `read` and `close` (`Reads`).
+
+    With `checksums`, what it reads is compared with the checksums of the source, if it has any.
+    """
     if isinstance(source, Index):
         return Reader(source, checksums=checksums)
-    assert isinstance(source, OwnSource)
+    assert isinstance(source, OwnSource)  # user-defined, so that the result of `read` is checked
     return CheckedReader(source.reader(checksums=checksums), source)
 
 
 def read_with_missing(
     reader: Reads, ids: Int64s, fields: Sequence[str], missing: Mapping[str, Any], /
 ) -> Mapping[str, Sequence[Any]]:
-    """Read records, and return by field their values, in the order of `ids`.
+    """Read records, and return a dict from each field to its values, in the order of `ids`.
 
-    For a record that does not have a field, the value is that of the field in `missing`. Only the
-    readers that `reader_of` returns can fill in values. Any other reader returns complete values:
-    that of a DataLoader worker, for instance, gets them from the main process.
+    A record that lacks a field gets the value that `missing` has for this field.
     """
     if isinstance(reader, (Reader, CheckedReader)):
         return reader._read_with_missing(ids, fields, missing)
+    # The reader of a DataLoader worker: it receives the values from the main process, where this
+    # function has replaced those that are missing.
     return reader.read(ids, fields)

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from twinfeed.loaders.errors import IMPORTABLE, WorkerDiedError, pickled
+from twinfeed.loaders.errors import ADVISE_IMPORTABLE, WorkerDiedError, pickled
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.support import system
@@ -232,8 +232,8 @@ def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) ->
 
     Raises:
         LoaderError: the job cannot be pickled.
-        WorkerDiedError: the process died. `IMPORTABLE` is the text that says how a script must be
-            written so that a new process can import it.
+        WorkerDiedError: the process died. `ADVISE_IMPORTABLE` is the text that says how a script
+            must be written so that a new process can import it.
     """
     with pickled():  # turns an error into one that says what to do
         pickle.dumps((job, arguments))  # only to see whether it raises
@@ -241,7 +241,7 @@ def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) ->
         with Pool(1) as pool:
             return pool.submit(function, job, *arguments).result()
     except BrokenProcessPool as error:
-        raise WorkerDiedError(str(error), advice=IMPORTABLE) from error
+        raise WorkerDiedError(str(error), advice=ADVISE_IMPORTABLE) from error
     except Exception as error:
         error.add_note(f"in backend {job.name!r}")
         raise

@@ -25,7 +25,7 @@ from twinfeed.loaders.formats.records import one_by_one
 from twinfeed.loaders.formats.tar import ADVISE_JOIN
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import MANIFEST, file_digest
-from twinfeed.loaders.index.open import find_shards, is_there
+from twinfeed.loaders.index.open import file_exists, set_shards_root
 from twinfeed.loaders.index.options import ReadingOptions, parse_reading
 from twinfeed.loaders.index.paths import check_shards, join, output_path, stale_file_error
 from twinfeed.loaders.index.remote_index import is_index_path
@@ -134,7 +134,7 @@ def verify(
     ):
         source = load_index(source, root)
         if root is None:
-            find_shards(source)
+            set_shards_root(source)
         _check_root(source)
     check: _Check
     shards: Sequence[Any]
@@ -185,7 +185,7 @@ def _check_root(index: Index) -> None:
         return
     names = index.shard_paths.tolist()
     try:
-        if any(is_there(index.shards_root, name) for name in names):
+        if any(file_exists(index.shards_root, name) for name in names):
             return
     except LoaderError:  # such as a refused request: the check of each shard will report it
         return

@@ -31,8 +31,13 @@ class JaggedParts(NamedTuple):
     longest: int | None
 
     def to_tensor(self) -> torch.Tensor:
-        """Return the jagged tensor. With the lengths, torch need not copy any from the device."""
-        # In inference mode, only parts that were made in this mode can be joined.
+        """Return the jagged tensor.
+
+        The lengths of the shortest and longest row are given to torch, which would otherwise copy
+        the offsets from the device to find them.
+        """
+        # torch cannot join tensors that were made in inference mode with those that were not. So
+        # switch the mode to that in which the values and offsets were made.
         with torch.inference_mode(self.values.is_inference()):
             return torch.nested.nested_tensor_from_jagged(
                 self.values, self.offsets, min_seqlen=self.shortest, max_seqlen=self.longest
@@ -120,7 +125,7 @@ class CudaCopier(Copier):
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the stream for copies to a device: at each call the same one (`cache`).
+    """Return the CUDA stream for copies to a device. All passes of a process share it.
 
     torch reuses the memory of freed tensors only on the stream that has allocated them. With a new
     stream for each pass, a pass could not reuse the memory of the passes before.
@@ -157,9 +162,10 @@ def torch_device(device: torch.device | str | None, /) -> torch.device:
 
 
 def each_tensor(function: Callable[[Any], Any], batch: Mapping[str, Any], /) -> Batch:
-    """Apply `function` to every tensor of a batch, and to both parts of a jagged tensor.
+    """Apply `function` to every tensor of a batch, and to the values and offsets of jagged tensors.
 
-    A small tensor from a worker process is an array. Other values, such as lists, stay as they are.
+    It is also applied to numpy arrays, since worker processes send small tensors as arrays. Other
+    values, such as lists, stay as they are.
     """
 
     def apply(value: Any) -> Any:

@@ -19,14 +19,20 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset
 
-from twinfeed.loaders.errors import IMPORTABLE, LoaderError, WorkerDiedError, pickled, sendable
+from twinfeed.loaders.errors import (
+    ADVISE_IMPORTABLE,
+    LoaderError,
+    WorkerDiedError,
+    pickled,
+    sendable,
+)
 from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import prepare_feed
 from twinfeed.loaders.making.meter import Meter, StageTimes
-from twinfeed.loaders.reading.read_step import ReadStep, start_pass
+from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import read_with_missing
 from twinfeed.loaders.support.array_types import Int64s
@@ -39,7 +45,7 @@ from twinfeed.loaders.torch._sharing import (
     share_memory,
     shared_memory_advice,
 )
-from twinfeed.loaders.torch.dataset import as_parts
+from twinfeed.loaders.torch.dataset import as_unjoined_tensors
 
 T = TypeVar("T")
 
@@ -81,7 +87,7 @@ class PrefetchedRequest(NamedTuple):
     """
 
     request: Request
-    read: Callable[[Int64s], Mapping[str, Sequence[Any]]]  # the values of records, by field
+    read: Callable[[Int64s], Mapping[str, Sequence[Any]]]  # of record ids: the values of each field
 
     def __reduce__(self) -> tuple[type[_RequestWithValues], tuple[Request, Any]]:
         """Pickle as a `_RequestWithValues`: with the values of the records, or an error."""
@@ -97,7 +103,7 @@ class RequestValuesReader:
     latest: _RequestWithValues
 
     def read(self, ids: Int64s, fields: Sequence[str], /) -> Mapping[str, Sequence[Any]]:
-        """Return by field the values of records, from those that came with the request.
+        """Return a dict from each field to the values of records, which came with the request.
 
         If the main process could not read them, raise its error.
         """
@@ -148,28 +154,30 @@ class PassRequests:
         feed, (epoch, step) = self._feed, self.start
         schedule, epoch_start = self._schedules.of(feed.sampler), epoch * len(feed.sampler)
         fields = stored_fields(feed)
-        plan = start_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
+        plan = plan_pass(self._reader, schedule, fields, epoch_start + step, self._readahead)
         for request in requests(schedule, epoch, step, seeds=feed.seeded):
-            # The `ReadStep` prefetches when it is entered: here, so that the steps are entered in
-            # their order. If this process reads the records, `_read` leaves it, on another thread.
-            read_step = ExitStack()
-            read_step.enter_context(ReadStep(self._reader, epoch_start + request.step, plan))
+            # The context `ReadStep` prefetches when it is entered, and releases bytes when it is
+            # left. It is entered here, so that the steps are entered in their order. If this
+            # process reads the records, `_read` leaves it, on another thread.
+            opened_step = ExitStack()
+            opened_step.enter_context(ReadStep(self._reader, epoch_start + request.step, plan))
             if self._parent_reads:
-                yield PrefetchedRequest(request, partial(self._read, read_step))
+                yield PrefetchedRequest(request, partial(self._read, opened_step))
             else:
-                read_step.close()
+                opened_step.close()
                 yield request
 
-    def _read(self, read_step: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
-        """Return by field the values of the records of a step.
+    def _read(self, opened_step: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
+        """Return a dict from each field to the values of the records of a step.
 
-        `read_step` has the entered `ReadStep`, and leaves it afterwards.
+        `opened_step` has a `ReadStep` that was entered when the step was requested. Leaving it, as
+        this `with` does, releases the bytes that only this step and earlier ones have used.
         """
-        with read_step:
+        with opened_step:
             if self.cancelled:  # nobody receives the error: the pass has ended
                 raise LoaderError("the pass was cancelled")
-            source = self._reader, records, self._feed.fields, self._feed.missing
-            return self._meter.timed("reading", read_with_missing, *source)
+            arguments = self._reader, records, self._feed.fields, self._feed.missing
+            return self._meter.timed("reading", read_with_missing, *arguments)
 
     def __len__(self) -> int:
         return len(self._feed.sampler)
@@ -192,7 +200,8 @@ class ErrorAsValueDataset(Dataset[Any]):
         try:
             if isinstance(request, _RequestWithValues):
                 self._values_reader.latest, request = request, request.request
-            batch = share_memory(as_parts(self._batcher(request)), by_value=MAX_BYTES_BY_VALUE)
+            batch = as_unjoined_tensors(self._batcher(request))
+            batch = share_memory(batch, by_value=MAX_BYTES_BY_VALUE)
             return _WorkerBatch(batch, self._batcher.meter.take())
         except Exception as error:
             text = traceback.format_exc()  # before `sendable`, which drops the traceback
@@ -290,10 +299,10 @@ class WorkerBatches(Iterator[Batch]):
         self._iterator = self._dataloader = None
 
     def check(self) -> None:
-        """Raise WorkerDiedError, and end all workers, if one has ended that torch did not end."""
+        """If a worker died unexpectedly, end all workers, and raise WorkerDiedError."""
         workers = self._workers
         dead = [number for number, worker in enumerate(workers) if worker.exitcode is not None]
-        if dead and not self._iterator._shutdown:
+        if dead and not self._iterator._shutdown:  # else torch has ended the workers
             for worker in workers:
                 worker.terminate()
             raise _worker_died(dead[0], workers)
@@ -370,5 +379,5 @@ def _advice_after_exit(exit_code: int, was_forked: bool) -> str:
     if exit_code == -signal.SIGBUS:  # the access to a page that no memory is left for
         return shared_memory_advice()
     if exit_code > 0 and not was_forked:  # it may have failed to import the main script
-        return IMPORTABLE
+        return ADVISE_IMPORTABLE
     return "run with num_workers=0 (and `python -X faulthandler`) to see where it happens"

@@ -28,9 +28,10 @@ from twinfeed.samplers import BatchStream, Sampler, validate
 
 
 def as_tensors(batch: Mapping[str, Any], /) -> Batch:
-    """Turn the arrays of a batch into tensors, without a copy; strings stay a list.
+    """Turn the arrays of a batch into tensors; strings stay a list.
 
-    A `Ragged` becomes a jagged nested tensor; a `Ragged` of strings becomes a list of lists.
+    A tensor shares the memory of its array; in a worker process it is copied to shared memory. A
+    `Ragged` becomes a jagged nested tensor; a `Ragged` of strings becomes a list of lists.
 
     Raises:
         TypeError: the batch is a list of samples, which a DataLoader makes if its sampler gives
@@ -44,27 +45,32 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
             "as_tensors takes a whole batch, got a list of samples: give the DataLoader "
             "batch_sampler=RequestSampler(feed), or leave collate_fn= out"
         )
-    return join_jagged(share_memory(as_parts(batch)))
+    return join_jagged(share_memory(as_unjoined_tensors(batch)))
 
 
-def as_parts(batch: Mapping[str, Any], /) -> Batch:
-    """Turn the arrays of a batch into tensors, and each `Ragged` into the parts of a jagged one."""
-    return {name: _value_as_parts(value) for name, value in batch.items()}
+def as_unjoined_tensors(batch: Mapping[str, Any], /) -> Batch:
+    """Turn the arrays of a batch into tensors, but leave the parts of jagged tensors unjoined.
+
+    A `Ragged` becomes `JaggedParts`: the tensors of its values and offsets. `join_jagged` makes the
+    jagged tensor of them later, in the loop's thread, since torch may mix up the lengths of jagged
+    tensors that two threads make at once.
+    """
+    return {name: _as_unjoined_tensor(value) for name, value in batch.items()}
 
 
-def _value_as_parts(value: Any) -> Any:
-    """Turn a value of a batch into a tensor, or a `Ragged` into `JaggedParts`.
+def _as_unjoined_tensor(value: Any) -> Any:
+    """Turn an array of a batch into a tensor, and a `Ragged` into `JaggedParts`.
 
+    `JaggedParts` has the tensors of the values and offsets, of which a jagged tensor is made later.
     Strings become, or stay, lists. A read-only array is copied, since tensors are writable.
     """
     if isinstance(value, Ragged) and value.values.dtype == object:  # lists of strings
-        return [part.tolist() for part in np.split(value.values, np.cumsum(value.lengths))[:-1]]
+        return [row.tolist() for row in np.split(value.values, np.cumsum(value.lengths))[:-1]]
     if isinstance(value, Ragged):
-        offsets = np.concatenate([[0], np.cumsum(value.lengths)])
         lengths = value.lengths
-        shortest, longest = (
-            (int(lengths.min()), int(lengths.max())) if len(lengths) else (None, None)
-        )
+        offsets = np.concatenate([[0], np.cumsum(lengths)])  # lengths [2, 1] give offsets [0, 2, 3]
+        shortest = int(lengths.min()) if len(lengths) else None
+        longest = int(lengths.max()) if len(lengths) else None
         return JaggedParts(_from_numpy(value.values), torch.from_numpy(offsets), shortest, longest)
     if isinstance(value, np.ndarray):
         return _from_numpy(value if value.flags.writeable else value.copy())
@@ -167,15 +173,16 @@ class RecordDataset(Dataset[Any]):
         return samples
 
     def _warn_about_plain_ids(self, records: Sequence[int]) -> None:
-        """Warn about what samples by record id lack, compared with requests; each warning once.
+        """Warn, once each, about samples that are read by record id and not by a `Request`.
 
-        The feed's sampler has not drawn these records: their seeds are not those of a step, and the
-        sampler may exclude them.
+        The DataLoader's sampler has drawn these ids, not the feed's. So the seeds of a transform
+        are random numbers of torch, and the records may be some that the feed's sampler excludes.
         """
-        if self._seeded:
+        if self._seeded:  # whether the feed has a transform with a seed
             self._seeded = False  # warn once
             problem = "the seeds of samples by record id are torch's random numbers"
             warnings.warn(f"{problem}: {_ADVISE_REQUEST_SAMPLER}", stacklevel=3)
+        # By record id: whether the feed's sampler excludes the record.
         if self._excluded is not None and self._excluded[records].any():
             self._excluded = None  # warn once
             problem = "the feed's sampler leaves records out that are read here"
@@ -303,14 +310,16 @@ class RequestSampler(TorchSampler):
 
     @property
     def batch_size(self) -> NoReturn:
-        """Raise an error, so that trainers do not replace this sampler by a sharded one.
+        """Raise an error, always: a request is a whole batch of any size.
 
-        Trainers read `batch_size` just before they would do so. Each process has its own requests
-        already.
+        Lightning and Accelerate read `batch_size` when they replace a batch sampler by one that
+        deals the batches out to the processes.
 
         Raises:
-            TypeError: the requests are those of one rank, and would be sharded a second time.
-            AttributeError: a request is a whole batch, which need not have the batch size.
+            TypeError: this sampler already has only the batches of one process (rank). Dealt out
+                again, batches would be lost, so this stops the trainer.
+            AttributeError: there is one process. So `hasattr(sampler, "batch_size")`, by which
+                trainers ask first, is False, and they leave the sampler as it is.
         """
         if self._sampler.world_size > 1:
             rank, world_size = self._sampler.rank, self._sampler.world_size

@@ -33,7 +33,7 @@ from twinfeed.loaders.torch._workers import (
     init_worker,
     without_fork,
 )
-from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_parts
+from twinfeed.loaders.torch.dataset import NO_CACHE_IN_WORKERS, as_unjoined_tensors
 from twinfeed.samplers import ExactOnceBatchSampler, validate
 
 
@@ -43,13 +43,14 @@ class _Adapter(Adapter):
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
         """Return a DataLoader for Keras's `fit`, or None if `fit` is to take the loader's batches.
 
-        This is so for Keras's backend TensorFlow, which would draw batches of a DataLoader to infer
-        their shapes, and drop them.
+        Keras calls what a framework trains on its dataset: on torch, this is a DataLoader.
 
         Args:
-            backend: the name of Keras's backend.
-            arrange: a function that turns a batch into what the model is given. Anything else is a
-                dataset that the user made.
+            backend: the name of Keras's backend. On TensorFlow, Keras would draw batches of a
+                DataLoader to infer their shapes, and lose them: return None.
+            arrange: a function that turns a batch into what the model is given. If it is not a
+                function, it is a dataset that the user has made: return None, and the caller gives
+                this dataset to `fit`.
             model: not used: only other frameworks need it.
         """
         if backend == "tensorflow" or not callable(arrange):
@@ -181,18 +182,20 @@ class TorchLoader(ThreadedLoader[B]):
 
     @cached_property
     def _workers(self) -> DataLoader[Any]:
-        """The DataLoader whose workers make the batches. It is created at first use.
+        """The DataLoader whose worker processes make the batches. It is created at first use.
 
-        Its sampler yields a request for a whole batch, so it has no batch size.
+        Its sampler yields a request for each batch of a pass. Its dataset makes the batch of a
+        request, or returns the error.
         """
         socket_folder()  # choose the folder for sockets here, since workers inherit it
         check_semaphores()
-        # Of the batches that exist at once, one is being copied, and one is that of the loop.
+        # Each tensor in shared memory needs a file descriptor. At most so many batches exist at
+        # once: those that workers make, those that are ready, one being copied, one in the loop.
         check_descriptors(self.feed, self._in_flight + self.prefetch + 2)
         return DataLoader(
             ErrorAsValueDataset(self, threads=self.threads),
             sampler=PassRequests(self),
-            batch_size=None,
+            batch_size=None,  # the dataset returns whole batches
             collate_fn=identity,
             # Without it, torch draws the workers' seeds from the global random state.
             generator=torch.Generator(),
@@ -202,15 +205,18 @@ class TorchLoader(ThreadedLoader[B]):
     def _start_pass(self, epoch: int, start: int) -> _Pass:
         """Start to make the batches of an epoch, from step `start` on, and to copy them.
 
-        Without workers, threads make the batches. Ahead of the loop, a thread starts the copies.
+        Worker processes or, without them, threads make the batches. Another thread takes them and
+        starts the copies to the device, a few batches before the loop needs them.
         """
         check_not_in_worker()
         copier = copier_for(self.device)
         if not self.num_workers:
-            # `prepare` moves tensors to memory from which they are copied, on the making threads.
-            batches = self._batches(
-                epoch, start, lambda batch: copier.prepare(as_parts(batch)), empty=copier.empty
-            )
+
+            def prepared(batch: Batch) -> Batch:
+                """Turn a batch into tensors in memory from which they can be copied."""
+                return copier.prepare(as_unjoined_tensors(batch))
+
+            batches = self._batches(epoch, start, prepared, empty=copier.empty)
             return _Pass(self, copier, self._prefetched(_send_each(batches, copier)))
         workers = WorkerBatches(self._workers, self.meter, epoch, start)
         sent = Prefetcher(
@@ -225,27 +231,29 @@ class TorchLoader(ThreadedLoader[B]):
 
     @property
     def sampler(self) -> TorchLoader[B] | SequentialSampler:
-        """This loader: trainers set the epoch by `loader.batch_sampler.sampler.set_epoch(epoch)`.
+        """An object with `set_epoch`, which trainers call as `loader.sampler.set_epoch(epoch)`.
 
-        For an evaluation, a `SequentialSampler` in place of the loader: Lightning replaces any
-        other sampler of an evaluation.
+        This is the loader itself. For an evaluation it is a `SequentialSampler`, whose `set_epoch`
+        is that of the loader: Lightning would replace a sampler of any other class.
         """
-        return _StoredOrder(self) if self.feed.sampler.evaluation else self
+        return _EvaluationSampler(self) if self.feed.sampler.evaluation else self
 
     @property
     def batch_sampler(self) -> TorchLoader[B]:
-        """This loader, where trainers look for the `sampler` whose epoch they set."""
+        """This loader: trainers may call `loader.batch_sampler.sampler.set_epoch(epoch)`."""
         return self
 
     @property
     def dataset(self) -> Dataset[Any]:
-        """For an evaluation, a dataset whose length is the number of samples. It has no items.
+        """For an evaluation, an object with the number of samples as its length, and nothing else.
+
+        Trainers read the length of an evaluation from it.
 
         Raises:
-            AttributeError: in a training. Trainers that resume by skipping batches read `dataset`,
-                and this loader resumes by itself.
+            AttributeError: the loader is for training. Trainers that resume by skipping batches
+                read `dataset`, and this loader resumes by itself.
         """
-        if isinstance(self.feed.sampler, ExactOnceBatchSampler):
+        if isinstance(self.feed.sampler, ExactOnceBatchSampler):  # each record once: an evaluation
             return _SampleCount(self.feed.sampler.num_samples)
         raise AttributeError(
             "a TorchLoader has no dataset: it resumes by load_state_dict and skips no batches, so "
@@ -255,14 +263,16 @@ class TorchLoader(ThreadedLoader[B]):
     def dataloader(self, arrange: Callable[[Batch], Any] | None = None, /) -> DataLoader[Any]:
         """Return a `DataLoader` over the batches of this loader, for Keras on torch.
 
-        Its length is the number of batches of an epoch. A pass over it runs from the loader's
-        position to the end of the epoch. A pass over an evaluation has the whole epoch, except for
-        the first pass after `load_state_dict`.
+        Its length is the number of batches of an epoch. Iterating over it yields batches up to the
+        end of the epoch:
 
-        The loader's position does not count the batches of a pass. It becomes the next epoch after
-        the last batch, and does not change if a pass is abandoned. So Keras may look at a batch to
-        build a model. But if an epoch has a single batch, looking at it is a whole pass: build the
-        model first, or use a `ResumeCallback`.
+        - In a training, the first batch is that at the loader's position (epoch and step).
+        - In an evaluation, it is the first batch of the epoch. Only directly after
+          `load_state_dict` it is that at the loader's position.
+        - The position moves to the next epoch when the last batch was yielded. It does not move if
+          the iteration stops earlier. So Keras may look at the first batch to build a model, and
+          nothing is lost. But if an epoch has a single batch, this is also the last: build the
+          model first, or use a `ResumeCallback`.
 
         Lightning, Accelerate and transformers take the loader itself. A DataLoader that they make
         from this DataLoader raises TypeError.
@@ -275,7 +285,7 @@ class TorchLoader(ThreadedLoader[B]):
     def close(self) -> None:
         """Stop the running pass and the workers, and close the files; a later pass opens them."""
         super().close()
-        self.__dict__.pop("_workers", None)
+        vars(self).pop("_workers", None)  # a cached property: a later pass makes other workers
 
 
 class _PassDataLoader(DataLoader[Any]):
@@ -321,10 +331,10 @@ class _SampleCount(Dataset[Any]):
         raise TypeError("the dataset of a TorchLoader has only a length: read by a RecordDataset")
 
 
-class _StoredOrder(SequentialSampler):
+class _EvaluationSampler(SequentialSampler):
     """The sampler of an evaluation that trainers see. Lightning keeps a `SequentialSampler`.
 
-    Its order is not used: the loader has its own.
+    What it yields is not used: the feed's sampler draws the batches.
     """
 
     def __init__(self, loader: TorchLoader[Any]) -> None:
@@ -353,15 +363,16 @@ class _Pass(Iterator[Batch]):
     def close(self) -> None:
         """Stop the threads and workers of the pass.
 
-        If a worker has died, or if the thread that receives the batches still runs, the workers
-        cannot be used again: the next pass starts others.
+        `_sent` is the thread that takes batches from the workers and copies them to the device.
         """
         if self._workers is None:
             self._sent.close()
             return
-        self._workers.cancel()
-        self._sent.close()
-        self._workers.close()
+        self._workers.cancel()  # first: no more records are read for the batches under way
+        self._sent.close()  # ends the thread, which takes batches from the workers
+        self._workers.close()  # no thread uses them any more
+        # After a worker has died, or if the thread does not end, the workers cannot be used again.
+        # `_workers` of the loader is a cached property: the next pass makes others.
         if self._workers.any_died or cast(Prefetcher[Sent], self._sent).busy:
             vars(self._loader).pop("_workers", None)
 

@@ -37,8 +37,8 @@ class BlockUses:
     A block is a range of records that are read around the same time. For a stream that does not
     read blocks, a block is an image or a single record. A block is open from its first use to its
     last. The last use is only known afterwards: a block is closed when the stream has had no
-    sample of it for `_idle_samples` samples, and at the end of an epoch. If a closed block is used
-    again, it opens again. Steps are counted over all epochs.
+    sample of it for `_idle_limit` samples, and at the end of an epoch. If a closed block is
+    used again, it opens again. Steps are counted over all epochs.
 
     >>> from twinfeed.samplers import BatchSampler, ShardShuffleSampler
     >>> order = ShardShuffleSampler([6], block=3, window=1, seed=0)
@@ -56,27 +56,27 @@ class BlockUses:
         self._next_step = step  # all steps before this one were examined
         self._num_samples = 0  # that were examined
         # Of each open block, by its first record: the block, its last step and its last sample.
-        self._open: dict[int, tuple[Block, int, int]] = {}
-        self._opened: deque[Block] = deque()  # that `first_used_before` has not returned yet
+        self._open_blocks: dict[int, tuple[Block, int, int]] = {}
+        self._new_blocks: deque[Block] = deque()  # that `first_used_before` has not returned yet
         # A heap of closed blocks: (first step, first record, last step).
-        self._closed: list[tuple[int, int, int]] = []
+        self._closed_blocks: list[tuple[int, int, int]] = []
 
     def first_used_before(self, stop: int, /) -> list[Block]:
-        """Return the blocks whose first use is before step `stop`.
+        """Return the blocks whose first use is before step `stop`, each with its first step.
 
-        Each block is returned once: a later call returns only the blocks opened since.
+        A block that an earlier call has returned is not returned again.
         """
         while self._next_step < stop:
-            self._examine_chunk()
+            self._examine_chunk()  # appends the blocks that it finds to `_new_blocks`
         blocks = []
-        while self._opened and self._opened[0].first_step < stop:
-            blocks.append(self._opened.popleft())
+        while self._new_blocks and self._new_blocks[0].first_step < stop:
+            blocks.append(self._new_blocks.popleft())
         return blocks
 
     def new_records_before(self, stop: int, /) -> tuple[Int64s, Int64s, Int64s]:
         """Return all records of the blocks whose first use is before step `stop`.
 
-        Each block is returned once: a later call returns only records of blocks opened since.
+        The records of a block that an earlier call has returned are not returned again.
 
         Returns:
             Three arrays, int64[records]: the id of each record, the first step that uses its block,
@@ -87,75 +87,93 @@ class BlockUses:
         return ranges(first, end), np.repeat(first_step, end - first), np.repeat(first, end - first)
 
     def last_steps_before(self, stop: int, /) -> list[tuple[int, int]]:
-        """Return the last step of closed blocks whose first use is before step `stop`.
+        """Return the last step of each closed block whose first use is before step `stop`.
 
-        Each block is returned once, as a pair (first record, last step). A block that is not used
-        from step `stop` on is always closed. A block that is used later may still be open; then a
-        later call returns it.
+        A block is closed when the stream had no sample of it for `_idle_limit` samples, and
+        at the end of an epoch. Samples are drawn until every block whose last use is before `stop`
+        is closed. A block that is still open is returned by a later call, when it is closed.
+
+        Returns:
+            A pair (first record of the block, last step) for each block, which is returned once.
         """
-        epoch_end = -(-stop // self._epoch_steps) * self._epoch_steps  # of the epoch of stop - 1
+        epoch_end = ((stop - 1) // self._epoch_steps + 1) * self._epoch_steps  # of step `stop` - 1
         size = self._sampler.batch_size
-        # Examine `_idle_samples` samples from `stop` on, so that every idle block is closed.
-        while self._next_step < epoch_end and (self._next_step - stop) * size < self._idle_samples:
+        # Draw at least `_idle_limit` samples after those before step `stop`.
+        while self._next_step < epoch_end and (self._next_step - stop) * size < self._idle_limit:
             self._examine_chunk()
         last_steps = []
-        while self._closed and self._closed[0][0] < stop:
-            _, first_record, last_step = heappop(self._closed)
+        while self._closed_blocks and self._closed_blocks[0][0] < stop:
+            _, first_record, last_step = heappop(self._closed_blocks)
             last_steps.append((first_record, last_step))
         return last_steps
 
     @property
-    def _idle_samples(self) -> int:
-        """After how many samples of other blocks a block counts as closed.
+    def _idle_limit(self) -> int:
+        """A block is closed when the last sample of it was more than this number of samples ago.
 
-        A shuffle of blocks takes a sample from each open block at least once in two rounds.
+        A shuffle of blocks draws in rounds: a round has one sample of each open block. So two
+        samples of a block are less than two rounds apart. Four rounds leave a margin, and so does a
+        quarter of an epoch, of at most `_MAX_CHUNK` samples, while few blocks are open.
         """
         epoch_samples = self._epoch_steps * self._sampler.batch_size
-        return min(_MAX_CHUNK, epoch_samples // 4) + 4 * len(self._open)
+        return min(_MAX_CHUNK, epoch_samples // 4) + 4 * len(self._open_blocks)
 
     def _examine_chunk(self) -> None:
-        """Draw the samples of the next `_chunk_steps` steps, and open and close blocks by them."""
+        """Draw the samples of the next `_chunk_steps` steps, and open and close blocks by them.
+
+        A block opens at its first sample. It closes when the stream has had no sample of it for
+        `_idle_limit` samples, and at the end of an epoch. `_open_blocks` has for each open
+        block, by its first record, a tuple: (the block, its last step, its last sample).
+        """
         epoch, step = divmod(self._next_step, self._epoch_steps)
         stop = min(step + self._chunk_steps, self._epoch_steps)
         records, steps = self._schedule.records(self._next_step, self._next_step + stop - step)
-        firsts, stops = self._sampler.spans(records, epoch)  # the block [first, stop) of each
+        # The block that each sample is in: the records [first_records[i], stops[i]).
+        first_records, stops = self._sampler.spans(records, epoch)
         # Samples are numbered from the first that was ever examined; in this chunk, from 0.
         chunk_start = self._num_samples
-        for first_use, last_use in _uses_of_blocks(firsts, self._idle_samples):
-            first = int(firsts[first_use])
-            if first in self._open:
-                block, _, last_sample = self._open[first]
-                if chunk_start + first_use - last_sample > self._idle_samples:
-                    self._close(first)
-            if first not in self._open:
+        for first_use, last_use in _uses_of_blocks(first_records, self._idle_limit):
+            first = int(first_records[first_use])
+            if first in self._open_blocks:
+                block, _, last_sample = self._open_blocks[first]
+                if chunk_start + first_use - last_sample > self._idle_limit:
+                    self._close(first)  # it opens again below, as a block that is used anew
+            if first not in self._open_blocks:
                 block = Block(first, int(stops[first_use]), int(steps[first_use]))
-                self._opened.append(block)
-            self._open[first] = block, int(steps[last_use]), chunk_start + last_use
+                self._new_blocks.append(block)
+            self._open_blocks[first] = block, int(steps[last_use]), chunk_start + last_use
         self._num_samples += len(records)
         self._next_step += stop - step
         self._chunk_steps = min(2 * self._chunk_steps, self._max_chunk_steps)
-        for first, (_, _, last_sample) in list(self._open.items()):
-            if stop == self._epoch_steps or self._num_samples - last_sample > self._idle_samples:
+        for first, (_, _, last_sample) in list(self._open_blocks.items()):
+            is_idle = self._num_samples - last_sample > self._idle_limit
+            if is_idle or stop == self._epoch_steps:
                 self._close(first)
 
-    def _close(self, first: int) -> None:
+    def _close(self, first_record: int) -> None:
         """Move the open block with this first record to the heap of closed blocks."""
-        block, last_step, _ = self._open.pop(first)
-        heappush(self._closed, (block.first_step, first, last_step))
+        block, last_step, _ = self._open_blocks.pop(first_record)
+        heappush(self._closed_blocks, (block.first_step, first_record, last_step))
 
 
-def _uses_of_blocks(firsts: Int64s, max_gap: int) -> list[tuple[int, int]]:
-    """Return when each block is used: (position of its first sample, position of its last one).
+def _uses_of_blocks(first_records: Int64s, max_gap: int) -> list[tuple[int, int]]:
+    """Return the uses of blocks by samples: (number of its first sample, number of its last one).
 
-    `firsts` has for each sample the first record of its block. If a block has no sample for more
-    than `max_gap` positions, the samples after that are another use. For example, the samples of
-    the blocks [8, 0, 8, 0, 0] give [(0, 2), (1, 4)]: block 8 is used at positions 0 to 2, and block
-    0 at positions 1 to 4.
+    A use is a series of samples of the same block, at most `max_gap` samples apart: the block is
+    kept in memory from the first to the last. A block may have several uses.
+
+    Args:
+        first_records: for each sample the first record of its block, which names the block. For
+            example, samples of the blocks [8, 0, 8, 0, 0] give the uses [(0, 2), (1, 4)]: block 8
+            is used by the samples 0 to 2, and block 0 by the samples 1 to 4.
+        max_gap: in samples.
     """
-    order = np.argsort(firsts, kind="stable")  # by block, and within a block by position
-    is_new = (np.diff(firsts[order]) != 0) | (np.diff(order) > max_gap)
-    uses = np.split(order, np.flatnonzero(is_new) + 1) if len(order) else []
-    return sorted((int(positions[0]), int(positions[-1])) for positions in uses)
+    by_block = np.argsort(first_records, kind="stable")  # numbers of samples; in order in a block
+    is_other_block = np.diff(first_records[by_block]) != 0
+    is_after_gap = np.diff(by_block) > max_gap
+    use_starts = np.flatnonzero(is_other_block | is_after_gap) + 1
+    uses = np.split(by_block, use_starts) if len(by_block) else []
+    return sorted((int(samples[0]), int(samples[-1])) for samples in uses)
 
 
 def prefetches_whole_blocks(sampler: BatchStream, /) -> bool:

@@ -92,10 +92,14 @@ class BufferedRange:
 
     @property
     def data(self) -> memoryview:
-        """The bytes of the range; blocks until all parts have been read."""
-        data = memoryview(b"")
-        for part in self.parts:
-            data = part.result()  # the single part, or the buffer of the whole range
+        """The bytes of the range; blocks until all parts have been read.
+
+        A range is requested in one part, which returns its bytes; or in several, which are copied
+        to one buffer. Then each part returns this buffer.
+        """
+        data = memoryview(b"")  # an empty range has no parts
+        for part in self.parts:  # the only part, or several with the same result: the whole buffer
+            data = part.result()
         return data
 
 
@@ -109,8 +113,8 @@ _EMPTY = BufferedRange(number=0, file=0, start=0, stop=0, step=CURRENT_STEP)
 class RangeBuffer:
     """The prefetched ranges of a `ReadPlan`, each kept until the last step that uses it is over.
 
-    Where a stream reads blocks of records, a range belongs to a block. While a block is open, its
-    last step is not known: it is `NO_STEP` until the event `Release` says it. Thread-safe.
+    Where a stream reads blocks of records, a range belongs to a block. The last step that uses the
+    block is not known at first: it is `NO_STEP` until the event `Release` names it. Thread-safe.
 
     Args:
         read: reads a range of a file.
@@ -132,8 +136,10 @@ class RangeBuffer:
             self._ranges = {}
             self._sorted_keys: list[tuple[int, int, int]] = []  # of `_ranges`
             self._bytes = 0  # of all ranges
-            # The same ranges, in order to release them: those of open blocks, whose last step is
-            # not known, by the first record of the block; and all others by their last step.
+            # The same ranges, in order to drop each after the last step that uses it. A range of
+            # a block (of records that are read around the same time) may be used again, at a step
+            # that is not known yet: it is in `_by_block`, by the first record of its block, until
+            # an event names this step. All other ranges are in `_by_last_step`.
             self._by_block: defaultdict[int, list[BufferedRange]] = defaultdict(list)
             self._by_last_step: defaultdict[int, list[BufferedRange]] = defaultdict(list)
 
@@ -147,14 +153,16 @@ class RangeBuffer:
         with self._lock:
             if previous_end is None or self._bytes > retries.NETWORK.buffer_bytes:
                 self.clear()
-            else:  # nobody will say when the previous plan's open blocks are closed
+            else:
+                # `_by_block` has the ranges whose last step is not known, by the first record of
+                # their block of records. The previous plan would have named that step later.
                 self._set_last_steps([(block, previous_end) for block in self._by_block])
 
     def apply(self, event: Fetch | Release, /) -> None:
         """Apply an event of the plan.
 
-        `Fetch`: request its ranges. `Release`: store for closed blocks the last step that uses
-        their ranges, after which `release_before` drops them.
+        `Fetch`: request its ranges. `Release`: store the last step that uses the ranges of each of
+        its blocks of records. After that step, `release_before` drops the ranges.
         """
         with self._lock:
             if isinstance(event, Release):
@@ -166,8 +174,15 @@ class RangeBuffer:
     def _prefetch(self, file: int, start: int, stop: int, block: int, step: int) -> None:
         """Request the bytes [start, stop) of a file for `step`, unless they are in the buffer.
 
-        They are kept until the block of records that they belong to is closed. Without a block
-        (`NO_BLOCK`), they are kept until `step` is over.
+        Args:
+            file: the number of the file in the index.
+            start: the first byte.
+            stop: the byte after the last one.
+            block: the first record of the block of records (which are read around the same time)
+                that the bytes belong to. They are kept until the event `Release` has named the last
+                step that uses the block, and this step is over. `NO_BLOCK` if only `step` uses the
+                bytes: then they are kept until this step is over.
+            step: the first step that uses the bytes.
         """
         buffered = self._ranges.get((file, start, stop))
         if buffered is None:
@@ -181,11 +196,11 @@ class RangeBuffer:
             buffered.last_step = max(buffered.last_step, step)
             self._by_last_step[step].append(buffered)
         else:
-            buffered.last_step = NO_STEP  # not known until the block is closed
+            buffered.last_step = NO_STEP  # not known yet: larger than every step
             self._by_block[block].append(buffered)
 
     def _set_last_steps(self, last_steps: Sequence[tuple[int, int]]) -> None:
-        """Store the last step that uses the ranges of blocks that are closed.
+        """Store the last step that uses the ranges of blocks of records.
 
         `last_steps` has pairs (first record of the block, last step).
         """
@@ -202,11 +217,11 @@ class RangeBuffer:
                     if buffered.last_step < step:  # else a later step has requested it since
                         self._drop(buffered)
 
-    def of_rows(self, rows: Rows, /) -> list[BufferedRange]:
+    def request_rows(self, rows: Rows, /) -> list[BufferedRange]:
         """Return for each row of the index the range that its bytes lie in.
 
         A range that is not in the buffer, or whose prefetch has failed, is requested now. Requests
-        that have not started are moved to the front of the queue.
+        that have not started are moved to the front of the queue. This does not wait for the bytes.
         """
         with self._lock:
             found = [
@@ -233,17 +248,17 @@ class RangeBuffer:
         if not len(rows):
             return []
         merged = merge_rows(rows, NO_BLOCK, CURRENT_STEP, self._gap)
-        ranges = [
+        ranges = [  # number 0, since they are not among the numbered ranges of the buffer
             BufferedRange(number=0, file=file, start=start, stop=stop, step=step)
             for file, start, stop, _, step in merged.tolist()
         ]
         # The ranges are sorted. That of a row is the last one that starts at or before the row.
-        starts = [(requested.file, requested.start) for requested in ranges]
+        starts = [(new_range.file, new_range.start) for new_range in ranges]
         range_of_rows = [
             ranges[bisect_right(starts, (file, offset)) - 1] for offset, _, file, _ in rows.tolist()
         ]
-        for requested in dict.fromkeys(range_of_rows):
-            requested.request(self._read, urgent=True)
+        for new_range in dict.fromkeys(range_of_rows):
+            new_range.request(self._read, urgent=True)
         return range_of_rows
 
     def _find(self, file: int, start: int, stop: int) -> BufferedRange | None:

@@ -67,7 +67,7 @@ class ChunkCache:
         self._first_chunks = np.concatenate([[0], np.cumsum(-(-sizes // size))])  # rounded up
         self._digests = [
             hashlib.sha256(f"{size} {content}".encode("utf-8", "surrogateescape")).hexdigest()[:24]
-            for content in _contents(index)
+            for content in _identify_shards(index)
         ]
         self._eviction = Eviction(self._disk, set(self._digests))
         self._lock = threading.Lock()
@@ -79,9 +79,12 @@ class ChunkCache:
     def advance(self, plan: ReadPlan, step: int, /) -> None:
         """Set the step of the plan that is read now, so that eviction knows what is used next.
 
-        Evicted are the chunks whose next use in the plan's stream is furthest in the future.
+        The cache evicts the chunk (of `size` bytes of a shard) that the coming batches of all ranks
+        use last, as they share the cache. `_uses` finds the next use of a chunk. It is made anew if
+        the batches or the fields are others than in the last call.
         """
-        fields, is_prefetched = tuple(plan.fields), plan.limit > 0
+        fields = tuple(plan.fields)
+        is_prefetched = plan.limit > 0  # the bytes that are fetched before they are needed
         if self._uses is None or self._uses_key != (plan.schedule, fields, is_prefetched):
             self._uses_key = plan.schedule, fields, is_prefetched
             chunks_of = partial(self._find_chunks, fields)
@@ -159,7 +162,7 @@ class ChunkCache:
         return max(0, min(start, size)), max(0, min(stop, size))
 
     def _read_claimed(self, shard: int, chunks: list[int], step: int) -> dict[int, bytes]:
-        """Return by chunk the bytes of chunks of a shard, from the cache or the store.
+        """Return a dict from each of these chunks of a shard to its bytes, from cache or store.
 
         This thread has claimed the chunks, so no other thread reads them now. Those that are not in
         the cache are fetched from the store, consecutive ones by one request.
@@ -177,7 +180,7 @@ class ChunkCache:
         return data
 
     def _fetch_chunks(self, shard: int, chunks: list[int], step: int) -> dict[int, bytes]:
-        """Fetch consecutive chunks by one request, cache them, and return their bytes by chunk."""
+        """Fetch consecutive chunks by one request, and cache them; return a dict of their bytes."""
         start = (chunks[0] - int(self._first_chunks[shard])) * self.size
         start, stop = self._clipped(shard, start, start + len(chunks) * self.size)
         fetched = self._fetch(shard, start, stop, step)
@@ -194,22 +197,30 @@ class ChunkCache:
     def _entry(self, chunk: int) -> tuple[str, int]:
         """Return the name of the cache entry of a chunk, and the length of the chunk in bytes.
 
-        The name is f"{digest}-{number}": the digest of the shard and the number of the chunk in it.
+        `chunk` counts the chunks of all shards. The name is f"{digest}-{number}": the digest of the
+        shard, and the number of the chunk within the shard. All loose files have one digest, since
+        there may be too many for a digest of each: their chunks are numbered over all files.
         """
         shard = int(np.searchsorted(self._first_chunks, chunk, side="right")) - 1
-        start = (chunk - int(self._first_chunks[shard])) * self.size  # in the shard
-        length = min(self.size, int(self._sizes[shard]) - start)  # the last chunk may be shorter
-        owner = min(shard, len(self._digests) - 1)  # all loose files share the first digest
-        return f"{self._digests[owner]}-{chunk - int(self._first_chunks[owner])}", length
+        number_in_shard = chunk - int(self._first_chunks[shard])
+        # The last chunk of a shard may be shorter.
+        length = min(self.size, int(self._sizes[shard]) - number_in_shard * self.size)
+        if len(self._digests) == 1:  # a single shard, or loose files
+            return f"{self._digests[0]}-{chunk}", length
+        return f"{self._digests[shard]}-{number_in_shard}", length
 
 
-def _contents(index: Index) -> list[str]:
-    """Return a text that identifies the content of each shard, or one text for all loose files."""
-    if index.container == "files":  # there may be too many for a digest of each
+def _identify_shards(index: Index) -> list[str]:
+    """Return for each shard a text that changes if its content does, to name its cache entries.
+
+    It has the URL of the shard, its size, the checksum of its record headers, and its ETag. For
+    loose files, which may be too many for a text of each, there is a single text: the root and the
+    fingerprint of the index.
+    """
+    if index.container == "files":
         return [f"{index.root} {index.fingerprint}"]
+    shards = zip(index.shard_paths, index.shards.tolist(), strict=True)
     return [
-        f"{join(index.root, path)} {shard} {index.tag(number)}"
-        for number, (path, shard) in enumerate(
-            zip(index.shard_paths.tolist(), index.shards.tolist(), strict=True)
-        )
+        f"{join(index.root, path)} {size_and_checksum} {index.tag(shard)}"
+        for shard, (path, size_and_checksum) in enumerate(shards)
     ]

@@ -70,53 +70,59 @@ class NextUses:
     def move_to(self, step: int, /) -> bool:
         """Set the step that is read now, and move the window of known uses if this is needed.
 
-        The window stays while the step is in its first half, so that about half a window of the
-        future is always known. Otherwise the window is moved to start at this step.
+        The uses of chunks are known for the steps of a window. It stays while the step is in its
+        first half, so that about half a window of the future is always known. Otherwise the window
+        is moved to start at this step.
 
         Returns:
-            Whether the window was moved, so that the next use of every chunk may be another.
+            Whether the window was moved. Then the next use of a chunk must be looked up again.
         """
         self._current_step = step
         if self._start <= step < self._start + max(1, (self._stop - self._start) // 2):
             return False
         self._start, self._stop = step, step + self._window
-        if self._prefetches_blocks:
+        if self._prefetches_blocks:  # the first use of a block of records reads all its records
             records, steps, _ = BlockUses(self._schedule, step).new_records_before(self._stop)
         else:
             records, steps = self._schedule.records(self._start, self._stop)
         starts = range(0, len(records), MAX_IDS)
         slices = [slice(start, start + MAX_IDS) for start in starts]  # to bound the memory
-        keys = [self._keys_of(records[part], steps[part]) for part in slices]
+        # Each use of a chunk is a key, the integer chunk * window + step. `NO_STEP` is larger than
+        # every key: `next_use` finds it if there is no next use.
+        keys = [self._keys_of_uses(records[part], steps[part]) for part in slices]
         self._keys = _sorted_unique(np.concatenate([*keys, [NO_STEP]]))
         return True
 
-    def after(self, chunk: int, step: int, /) -> int:
+    def next_use(self, chunk: int, step: int, /) -> int:
         """Return the first step after `step` that uses a chunk.
 
-        `CURRENT_STEP` stands for the step that is read now. Returns `NO_STEP` if no step within the
-        window uses the chunk.
+        `CURRENT_STEP` stands for the step that is read now. The uses are known for a window of
+        steps: return `NO_STEP` if no later step of the window uses the chunk.
         """
         if step == CURRENT_STEP:
             step = self._current_step
-        else:  # no uses are known outside of the window
+        else:  # so that the key, below, is one of this chunk: at least that before its first one
             step = max(self._start - 1, min(step, self._stop - 1))
-        # The keys of uses are chunk * window + step, sorted; the step counts from the window's
-        # start. So the next larger key is the chunk's next use, or the first use of a later chunk.
+        # `_keys` has for each use the key chunk * window + step, where the step counts from the
+        # start of the window. They are sorted, so the next larger key is the next use of the chunk;
+        # or, if there is none, the first use of a later chunk, or `NO_STEP`, the last key.
         key = chunk * self._window + step - self._start
         next_key = int(self._keys[np.searchsorted(self._keys, key, side="right")])
         next_chunk, next_step = divmod(next_key, self._window)
         return self._start + next_step if next_chunk == chunk else NO_STEP
 
-    def _keys_of(self, records: Int64s, steps: Int64s) -> Int64s:
+    def _keys_of_uses(self, records: Int64s, steps: Int64s) -> Int64s:
         """Return the sorted keys of the uses of chunks by records, where steps[i] reads records[i].
 
         The key of a use is chunk * window + step, with the step counted from the start of the
         window. A field may lie in several chunks, and a chunk may have several of the fields: each
-        key is returned once.
+        key is returned once. For example, step 3 of a window of 100 steps reads a record with two
+        fields. One lies in the chunks 5 and 6, the other in chunk 6: the keys are 503 and 603.
         """
-        first, last, positions = self._chunks_of(records)  # of each field; position in `records`
+        # For each field of each record its first and its last chunk, and which of `records` it is.
+        first, last, record_positions = self._chunks_of(records)
         chunks = ranges(first, last + 1)  # all chunks of each field, one field after another
-        steps_of_chunks = np.repeat(steps[positions], last - first + 1)
+        steps_of_chunks = np.repeat(steps[record_positions], last - first + 1)
         return _sorted_unique(chunks * self._window + steps_of_chunks - self._start)
 
 
@@ -136,66 +142,77 @@ class Eviction:
     """
 
     def __init__(self, disk: Disk, digests: Collection[str]) -> None:
-        self._oldest = _oldest(disk, (), 0.0)
-        self._oldest_unread = _oldest(disk, digests, _UNREAD_SECONDS)
+        self._least_recent = _oldest(disk, (), 0.0)
+        self._unread_of_other_data = _oldest(disk, digests, _UNREAD_SECONDS)
         self._lock = Lock()
         self._uses: NextUses | None = None
-        self._next_use: dict[int, int] = {}  # the step of the next use of each cached chunk
-        # Two heaps of the same: (-next use, -chunk), and (next use, chunk). An item whose step is
-        # no longer that in `_next_use` is out of date, and is ignored.
+        self._next_uses: dict[int, int] = {}  # the step of the next use of each cached chunk
+        # Two heaps of the same: (-next use, -chunk), and (next use, chunk). A pair whose step is no
+        # longer that in `_next_uses` is out of date, and is ignored.
         self._furthest: list[tuple[int, int]] = []
         self._soonest: list[tuple[int, int]] = []
 
     def advance(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
         """Set the step that is read now, and update the next use of each cached chunk.
 
-        `uses` knows the next uses in this stream. If it is another stream than in the last call,
-        `cached()` returns the chunks that are in the cache.
+        `_next_uses` has the step of the next use of each cached chunk. Two heaps have the same
+        pairs: `_furthest` with the latest use first, `_soonest` with the earliest first. A pair of
+        a heap that differs from `_next_uses` is out of date.
+
+        Args:
+            uses: finds the next uses of chunks in a stream.
+            step: the step that is read now.
+            cached: returns the chunks in the cache. It is called if the stream is another one than
+                in the last call.
         """
         with self._lock:
-            chunks = [*self._next_use] if uses is self._uses else [*cached()]
+            chunks = [*self._next_uses] if uses is self._uses else [*cached()]
             self._uses = uses
-            if uses.move_to(step):  # more of the future is known: any next use may have changed
-                self._next_use, self._furthest, self._soonest = {}, [], []
+            # The uses are known for a window of steps. If it was moved, find all next uses again.
+            if uses.move_to(step):
+                self._next_uses, self._furthest, self._soonest = {}, [], []
                 for chunk in chunks:
-                    self._push(chunk, uses.after(chunk, step - 1))
+                    self._push(chunk, uses.next_use(chunk, step - 1))
             # Replace the next uses that are before this step. (A chunk is not always read from the
             # cache at its use: its bytes may be in the buffer. Without this, its next use would
             # stay in the past, and the chunk would never be evicted.)
             while self._soonest and self._soonest[0][0] < step:
                 next_use, chunk = heappop(self._soonest)
-                if self._next_use.get(chunk) == next_use:
-                    self._push(chunk, uses.after(chunk, step - 1))
+                if self._next_uses.get(chunk) == next_use:  # else the pair is out of date
+                    self._push(chunk, uses.next_use(chunk, step - 1))
 
     def record_use(self, chunk: int, step: int, /) -> None:
         """Record that a chunk is in the cache, and was used for this step: set its next use."""
         with self._lock:
             if self._uses is not None:
-                self._push(chunk, self._uses.after(chunk, step))
+                self._push(chunk, self._uses.next_use(chunk, step))
 
     def victims(self, chunk: int, step: int, name: Callable[[int], str], /) -> Iterator[str]:
         """Yield the names of cache entries to evict, in order, to make room for a new chunk.
 
-        A chunk whose next use comes before that of the new chunk is not evicted.
+        If the coming uses of chunks are not known, the entries used least recently come first.
+        Otherwise those of other data sets come first that were not read for an hour, and then the
+        chunks of this data set, the latest next use first. A chunk whose next use comes before that
+        of the new chunk is not evicted.
 
         Args:
             chunk: the new chunk, which was read for `step`.
             step: the step whose batch needs the new chunk, or `CURRENT_STEP`.
             name: returns the name of the cache entry of a chunk.
         """
-        # `_oldest` and `_oldest_unread` are generators that all calls share. No two threads advance
-        # them at once, since the caller has locked the cache folder.
         with self._lock:
-            next_use = None if self._uses is None else self._uses.after(chunk, step)
-        oldest = self._oldest if next_use is None else self._oldest_unread
-        while (entry := next(oldest)) is not None:  # None: no more for now
+            next_use = None if self._uses is None else self._uses.next_use(chunk, step)
+        # Generators that all calls share; they yield None when they have no entry for now. No two
+        # threads advance them at once, since the caller has locked the cache folder.
+        oldest = self._least_recent if next_use is None else self._unread_of_other_data
+        while (entry := next(oldest)) is not None:
             yield entry
         while next_use is not None and (victim := self._pop_furthest(next_use)) is not None:
             yield name(victim)
 
     def _push(self, chunk: int, next_use: int) -> None:
         """Set the step of the next use of a cached chunk."""
-        self._next_use[chunk] = next_use
+        self._next_uses[chunk] = next_use
         heappush(self._furthest, (-next_use, -chunk))
         heappush(self._soonest, (next_use, chunk))
 
@@ -206,13 +223,14 @@ class Eviction:
         """
         with self._lock:
             while self._furthest:
+                # The heap has the pairs (-next use, -chunk), so the latest use comes first.
                 next_use, chunk = -self._furthest[0][0], -self._furthest[0][1]
-                is_up_to_date = self._next_use.get(chunk) == next_use  # else ignore the item
+                is_up_to_date = self._next_uses.get(chunk) == next_use  # else ignore the pair
                 if is_up_to_date and next_use <= step:
                     return None
                 heappop(self._furthest)
                 if is_up_to_date:
-                    del self._next_use[chunk]
+                    del self._next_uses[chunk]
                     return chunk
         return None
 

@@ -28,8 +28,8 @@ FILE_RANGE = np.dtype(
 )
 """The bytes [start, stop) of a file, which the batch of `step` (counted over all epochs) reads.
 
-`block` is the first record of the block of records that the bytes belong to: later batches read
-them too, until the block is closed. With `NO_BLOCK`, no later batch reads them.
+`block` is the first record of the block of records that the bytes belong to: later batches may read
+them too, until the last use of the block. With `NO_BLOCK`, no later batch reads them.
 """
 
 NO_BLOCK = -1
@@ -54,9 +54,9 @@ class Fetch(NamedTuple):
 
 
 class Release(NamedTuple):
-    """The event: release the ranges of these blocks, each after the last step that uses it.
+    """The event: release the ranges of these blocks of records, each after its last use.
 
-    A block is (its first record, its last step).
+    `last_steps` has a pair for each block: (its first record, the last step that uses it).
     """
 
     last_steps: Sequence[tuple[int, int]]
@@ -72,7 +72,7 @@ class ReadPlan:
     no limit is given and the data fit in memory, the plan starts with `check_page_cache`: whoever
     receives the first event disables the plan if its ranges are in the page cache already.
 
-    Consecutive epochs share a plan (`continues_at`), so that prefetching continues over the end of
+    Consecutive epochs share a plan (`continue_at`), so that prefetching continues over the end of
     an epoch. After the last epoch, about `limit` bytes have been read that nobody uses. An
     evaluation has no next epoch. Steps are counted over all epochs.
 
@@ -116,15 +116,21 @@ class ReadPlan:
         """
         self.start = start
         self._epoch_end = (start // self._epoch_steps + 1) * self._epoch_steps
-        self._end = self._epoch_end + (epochs - 1) * self._epoch_steps  # nothing after is fetched
-        self.enabled, self.check_page_cache = self.limit > 0, self._may_be_cached
-        self._steps_in_progress: set[int] = set()  # whose batches are being read, by threads
-        self._last_started = start - 1
+        # No step from `_end` on is fetched.
+        self._end = self._epoch_end + (epochs - 1) * self._epoch_steps
+        self.enabled = self.limit > 0  # the bytes to fetch ahead; a limit of 0 disables the plan
+        # If the data may be in the page cache (they are local, and fit in memory), whoever receives
+        # the first event looks whether they are. Then the plan is disabled.
+        self.check_page_cache = self._may_be_cached
+        self._steps_in_progress: set[int] = set()  # the steps that threads are reading now
+        self._last_started = start - 1  # no step of this pass has started
 
-    def continues_at(self, start: int, /) -> bool:
+    def continue_at(self, start: int, /) -> bool:
         """Continue the plan with the pass over the next epoch, if that begins at step `start`.
 
-        This needs that the previous pass has read its whole epoch, and that the plan is enabled.
+        The plan continues if the previous pass has read its whole epoch, and if the plan is
+        enabled. If it has still to check whether the data are in the page cache
+        (`check_page_cache`), it was not used.
 
         Returns:
             Whether the plan continues. If not, the pass that starts here needs a new plan.
@@ -153,13 +159,14 @@ class ReadPlan:
             return min([*self._steps_in_progress, self._last_started + 1])
 
     def next_events(self, step: int, /) -> Iterator[Fetch | Release]:
-        """Yield the events that the caller applies while the batch of `step` is read.
+        """Yield the events that the caller applies before it reads the batch of `step`.
 
-        Batches are fetched ahead until `limit` bytes are fetched that were not read yet; the batch
-        of the next step is always fetched. A call makes at most two fetches, of one or several
-        steps each, since the batch of this step waits for the caller.
+        An event says which file ranges to fetch, or which to release later. Batches are fetched
+        ahead while fewer than `limit` bytes are fetched and not read; the batch of the next step is
+        always fetched. A call yields at most two fetches, so that the caller soon reads its batch.
         """
-        while self._fetched and self._fetched[0][0] <= step:  # a fetch whose batches were all read
+        # `_fetched` has the last step and the bytes of each fetch. Drop those that were all read.
+        while self._fetched and self._fetched[0][0] <= step:
             _, fetched_bytes = self._fetched.popleft()
             self._unread_bytes -= fetched_bytes
         for _ in range(2):
@@ -169,10 +176,10 @@ class ReadPlan:
                 yield from self._fetch_until(min(self.next_step + self._steps_per_fetch, epoch_end))
 
     def _fetch_until(self, stop: int) -> Iterator[Fetch | Release]:
-        """Yield a fetch of the ranges of steps [self.next_step, stop), which are of one epoch.
+        """Yield a `Fetch` of the ranges that the steps [self.next_step, stop) of an epoch read.
 
-        For remote blocks, the last uses that are known by now follow. The number of steps of the
-        next fetch is halved or doubled, so that a fetch has an eighth to a quarter of the limit.
+        If ranges are kept until their block of records was last used (`_releases_blocks`), a
+        `Release` follows: it names the last step of the blocks for which it is known by now.
         """
         ranges = self._ranges_to_fetch(stop)
         yield Fetch(ranges)
@@ -182,6 +189,8 @@ class ReadPlan:
         self._fetched.append((stop - 1, fetched_bytes))
         self._unread_bytes += fetched_bytes
         self.next_step = stop
+        # Fetch more steps or fewer next time: a fetch should have an eighth to a quarter of the
+        # bytes that may be fetched ahead (`limit`).
         if 4 * fetched_bytes > self.limit:
             self._steps_per_fetch = max(1, self._steps_per_fetch // 2)
         elif 8 * fetched_bytes < self.limit:
@@ -189,17 +198,19 @@ class ReadPlan:
             self._steps_per_fetch = min(2 * self._steps_per_fetch, max_steps)
 
     def _ranges_to_fetch(self, stop: int) -> FileRanges:
-        """Return the file ranges that steps [self.next_step, stop) are the first to need.
+        """Return the file ranges to fetch for the steps [self.next_step, stop).
 
-        Those of their own records; or, if whole blocks are prefetched, those of all records of the
-        blocks that no earlier step has used.
+        These are the ranges of the records that the steps read. If whole blocks (of records that
+        are read around the same time) are prefetched, they are the ranges of all records of each
+        block whose first use is one of these steps.
         """
-        blocks: Int64s | int = NO_BLOCK
+        blocks: Int64s | int = NO_BLOCK  # each range is only kept until its step is over
         if self._block_uses is None:
             records, steps = self.schedule.records(self.next_step, stop)
         else:
             records, steps, first_records = self._block_uses.new_records_before(stop)
-            blocks = first_records if self._releases_blocks else NO_BLOCK
+            if self._releases_blocks:  # each range is kept until the last use of its block
+                blocks = first_records
         return ranges_of_records(self._index, self.fields, records, steps, blocks, self._gap)
 
 
@@ -221,8 +232,9 @@ def ranges_of_records(
         fields: their names.
         records: record ids.
         steps: the step that reads each record.
-        blocks: for each record the first record of its block (of records that are read around the
-            same time); or `NO_BLOCK`, if no later step reads the record.
+        blocks: for each record the first record of the block that it belongs to. A block is a range
+            of consecutive records that are read around the same time. `NO_BLOCK` for all records if
+            no later step needs the ranges.
         gap: the longest gap, in bytes, between two fields that are fetched as one range.
     """
     # There is a row for each field of each record: all fields of the first record, then the next.
@@ -244,7 +256,8 @@ def merge_rows(rows: Rows, blocks: Int64s | int, steps: Int64s | int, gap: int, 
 
     Args:
         rows: the offset, length and file of each.
-        blocks: for each row the first record of its block, or `NO_BLOCK` for all.
+        blocks: for each row the first record of its block (of records that are read around the same
+            time), or `NO_BLOCK` for all.
         steps: the step that reads each row, or one step for all.
         gap: in bytes.
     """
@@ -253,14 +266,16 @@ def merge_rows(rows: Rows, blocks: Int64s | int, steps: Int64s | int, gap: int, 
     stop = start + rows["length"][order]
     blocks = np.broadcast_to(blocks, len(rows))[order]
     steps = np.broadcast_to(steps, len(rows))[order]
+    is_other_file, is_other_block = file[1:] != file[:-1], blocks[1:] != blocks[:-1]
+    is_after_gap = start[1:] - stop[:-1] > gap
     is_first = np.ones(len(order), bool)  # whether a range begins with this row
-    is_first[1:] = (
-        (file[1:] != file[:-1]) | (start[1:] - stop[:-1] > gap) | (blocks[1:] != blocks[:-1])
-    )
+    is_first[1:] = is_other_file | is_other_block | is_after_gap
     # Divide long ranges: part 0 has the rows that begin in the first MAX_RANGE_BYTES of the range,
-    # part 1 those that begin in the next, and so on.
-    first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))  # of its range
-    part = (start - start[first_row]) // MAX_RANGE_BYTES
+    # part 1 those that begin in the next, and so on. For example, if a range of 20 MiB has rows at
+    # 0, 6, 12 and 18 MiB, and MAX_RANGE_BYTES are 8 MiB, their parts are 0, 0, 1 and 2.
+    first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
+    range_start = start[first_row]  # of the range that each row is in
+    part = (start - range_start) // MAX_RANGE_BYTES
     is_first[1:] |= part[1:] != part[:-1]
     first = np.flatnonzero(is_first)
     ranges = np.zeros(len(first), FILE_RANGE)
@@ -283,7 +298,11 @@ def rows_outside_shards(index: Index, rows: Rows, /) -> Int64s:
 
 
 def gap_of(index: Index, /) -> int:
-    """Return the longest gap, in bytes, between two rows that are read as one range."""
+    """Return the longest gap, in bytes, between two rows that are read as one range.
+
+    For shards at a URL it is the mean size of a record, within limits. So a range may have a record
+    between two others that is not needed: to fetch it costs less than another request.
+    """
     if not index.remote:
         return LOCAL_GAP
     mean_record_bytes = int(index.shards["bytes"].sum()) // max(1, len(index))

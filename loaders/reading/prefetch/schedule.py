@@ -62,8 +62,8 @@ class Schedule:
     def commit(self, step: int, /) -> BatchStream:
         """Mark a step as used, and return the sampler that draws it.
 
-        After that, `change` refuses to replace the sampler from this step or an earlier one on. The
-        step is counted over all epochs.
+        After that, `change` raises an error if it would change the batch of this step or of an
+        earlier one. The step is counted over all epochs.
         """
         with self._lock():
             if step >= self.committed:
@@ -74,11 +74,12 @@ class Schedule:
         """Replace the sampler from a step on, counted over all epochs.
 
         Args:
-            sampler: the new stream, of all ranks. Before `step` it must draw the same batches.
+            sampler: the new sampler, for all ranks. Before `step` it must draw the same batches.
             step: the first step that it may draw differently.
 
         Raises:
-            ValueError: this step or a later one was used already (`commit`).
+            ValueError: the batch of this step or of a later one was used already: `commit` has
+                marked it.
         """
         with self._lock():
             if self.committed > step:
@@ -86,10 +87,10 @@ class Schedule:
                     f"a change from step {step} on comes too late, as the batches before step "
                     f"{self.committed} are drawn already: give all ranks the same later step as at="
                 )
-            self.sampler = sharded_as(sampler, self.sampler)
-            self._chunks.clear()
-            self._num_ids = 0
-            if self._all_ranks is not None:
+            self.sampler = sharded_as(sampler, self.sampler)  # for the same rank
+            self._chunks.clear()  # the cached batches
+            self._num_ids = 0  # that are cached
+            if self._all_ranks is not None:  # the schedule of which this rank's batches are slices
                 self._all_ranks.change(sampler, step)
 
     def batches(self, epoch: int, start: int, stop: int, /) -> list[Int64s]:
@@ -158,9 +159,10 @@ class Schedules(dict[tuple[int, int], Schedule]):
         return self.get(rank) or self.setdefault(rank, Schedule(sampler))
 
     def change(self, sampler: BatchStream, step: int, /) -> None:
-        """Replace the sampler of each rank, from a step on, by that rank of `sampler`.
+        """Replace the sampler of each schedule, from a step on.
 
-        `sampler` is a stream of all ranks; the step is counted over all epochs.
+        `sampler` draws the batches of all ranks. Each schedule gets the part of its rank. The step
+        is counted over all epochs.
         """
         for schedule in list(self.values()):
             schedule.change(sampler, step)
@@ -171,7 +173,7 @@ class Schedules(dict[tuple[int, int], Schedule]):
 
 
 def sharded_as(sampler: BatchStream, other: BatchStream, /) -> BatchStream:
-    """Return the rank of `sampler`, a stream of all ranks, that the stream `other` is of."""
+    """Return the part of `sampler`, which draws for all ranks, for the rank that `other` has."""
     stream = sampler.shard(other.rank, other.world_size)
     stream.sharded = other.sharded
     return stream

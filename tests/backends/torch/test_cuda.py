@@ -13,7 +13,7 @@ from twinfeed.loaders.making.batcher import Batcher
 from twinfeed.loaders.making.feed import prepare_feed
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch._copier import CudaCopier
-from twinfeed.loaders.torch.dataset import as_parts
+from twinfeed.loaders.torch.dataset import as_unjoined_tensors
 from twinfeed.samplers import BatchSampler, SequentialSampler
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
@@ -146,7 +146,8 @@ def test_batches_are_collated_into_pinned_memory(index: Index, how: Any) -> None
     sampler = BatchSampler(SequentialSampler(len(index)), batch_size=8)
     copier = CudaCopier(torch.device("cuda"))
     feed = Feed(index, sampler, transform=stamped, collate=how)
-    parts = as_parts(Batcher(prepare_feed(feed), empty=copier.empty)(next(feed.requests())))
+    batch = Batcher(prepare_feed(feed), empty=copier.empty)(next(feed.requests()))
+    parts = as_unjoined_tensors(batch)
     row = parts["row"].values if how == "ragged" else parts["row"]
     assert row.is_pinned()
 

@@ -158,7 +158,7 @@ REFUSED: Refused = [
     ),
     # Sources of one's own
     (batch("x"), TypeError, r"must be an Index, got a str: open_index\(path\) gives one"),
-    (batch(Unfinished()), TypeError, "must be an Index, got a .*lacks describe, reader"),
+    (batch(Unfinished()), TypeError, "must be an Index, got a .*needs describe, reader"),
     # A dataset that a feed is to take as it is
     *(
         (batch(dataset), TypeError, f"must be a map-style dataset, .*got a {word}$")
@@ -198,7 +198,7 @@ REFUSED: Refused = [
     (batch(Giving(column=[3])), TypeError, "'label' of a Giving must be a numpy array, got a list"),
     (batch(Giving(column=LABELS[:-1])), ValueError, "'label' .* a row for each of its 24 records"),
     (batch(Giving(column=np.array(3))), ValueError, r"got the shape \(\)"),
-    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"than dict(.|\n)*found: list"),
+    (batch(Giving(lambda ids: [b""] * 8)), LoaderError, r"not a dict(.|\n)*found: list"),
     (
         batch(Giving(lambda ids: {"a": []})),
         LoaderError,

@@ -38,7 +38,7 @@ from twinfeed.loaders import (
 )
 from twinfeed.loaders.reading.prefetch import chunk_cache
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
-from twinfeed.loaders.reading.read_step import ReadStep, start_pass
+from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
 from twinfeed.loaders.storage import disk as _disk
 from twinfeed.loaders.storage.disk import Disk
 from twinfeed.loaders.storage.disk_cache import cache_of_environment
@@ -117,7 +117,7 @@ def test_hits_equal_the_brute_force_optimum(
     with Reader(index) as reader:
         stream = Schedule(feed.sampler)
         for epoch in range(4):
-            reads = start_pass(reader, stream, list(feed.fields), 8 * epoch, 0)
+            reads = plan_pass(reader, stream, list(feed.fields), 8 * epoch, 0)
             for step, record in enumerate(accesses[8 * epoch : 8 * epoch + 8], 8 * epoch):
                 with ReadStep(reader, step, reads):
                     reader.read([record])

@@ -33,7 +33,7 @@ def needed(buffer: RangeBuffer, number: int) -> BufferedRange:
     """Return a range that a batch needs now."""
     row = np.zeros(1, [("offset", "<i8"), ("length", "<i8"), ("file", "<i4"), ("crc", "<u4")])
     row["offset"], row["length"] = number * SIZE, SIZE
-    (one,) = buffer.of_rows(row)
+    (one,) = buffer.request_rows(row)
     assert one.data.tolist() == list(range(number * SIZE, (number + 1) * SIZE))
     return one
 

@@ -203,7 +203,7 @@ def test_plan_without_limit_probes_disk_at_first_batch(long: Index) -> None:
         reader.read(step)
     assert reader.fetched == []
     assert reader.probes == 1
-    assert not plan.continues_at(200)
+    assert not plan.continue_at(200)
     plan, reader = recording(long, stream, limit=None)
     for step in range(200):
         reader.read(step)
@@ -363,11 +363,11 @@ def test_next_epoch_is_fetched_before_it_begins(name: str, long: Index) -> None:
     steps = len(stream)
     for epoch in range(4):
         if epoch:
-            assert not plan.continues_at(epoch * steps + 1)
-            assert not plan.continues_at((epoch + 1) * steps)
-            assert plan.continues_at(epoch * steps)
+            assert not plan.continue_at(epoch * steps + 1)
+            assert not plan.continue_at((epoch + 1) * steps)
+            assert plan.continue_at(epoch * steps)
         for step, ids in enumerate(stream.batches(epoch, 0, steps)):
-            assert not plan.continues_at((epoch + 1) * steps)
+            assert not plan.continue_at((epoch + 1) * steps)
             reader.read(epoch * steps + step)
             for row in rows_of(long, stream.records(ids[ids >= 0])):
                 assert any(
