@@ -186,9 +186,8 @@ def _count_classes(labels: Int64s) -> tuple[Array, Int64s, Int64s]:
     """
     values, counts, first = labels[:0], np.zeros(0, np.int64), np.zeros(0, np.int64)
     for start in range(0, len(labels), READ_ITEMS):
-        new_values, new_first, new_counts = np.unique(
-            labels[start : start + READ_ITEMS], return_index=True, return_counts=True
-        )
+        chunk = labels[start : start + READ_ITEMS]
+        new_values, new_first, new_counts = np.unique(chunk, return_index=True, return_counts=True)
         all_values, inverse = np.unique(np.concatenate([values, new_values]), return_inverse=True)
         all_counts = np.zeros(len(all_values), np.int64)
         np.add.at(all_counts, inverse, np.concatenate([counts, new_counts]))

@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -71,9 +71,7 @@ class _ColumnWriter:
     `num_missing` counts the records that lack the field.
     """
 
-    def __init__(
-        self, file: ArrayFile, digest_input: Literal["crc32c", "<i8", "<f8"] | None
-    ) -> None:
+    def __init__(self, file: ArrayFile, digest_input: str | None) -> None:
         self.file, self.digest_input = file, digest_input
         self.digest = hashlib.sha256(f"{digest_input} {list(file.shape)}\n".encode())
         self.num_missing = 0
@@ -138,9 +136,7 @@ class _IndexMerger:
                 max_location = stats.num_files or totals.max_offset
                 dtype = row_type(max_location, totals.max_length, whole_files=stats.num_files > 0)
                 file = store.new(f"field-{len(self.field_writers)}", dtype, (stats.num_records,))
-                digest_input: Literal["crc32c"] | None = (
-                    "crc32c" if totals.kind == "bytes" else None
-                )
+                digest_input = "crc32c" if totals.kind == "bytes" else None
                 self.field_writers[name] = _ColumnWriter(file, digest_input)
         sizes = stats.string_sizes.items()
         self.string_writers = [_StringWriter(store, name, *size) for name, size in sizes]
@@ -152,7 +148,7 @@ class _IndexMerger:
             if stats.table is None:
                 self.set_classes()
 
-    def new_column(self, name: str, dtype: Literal["<i8", "<f4"], width: int) -> None:
+    def new_column(self, name: str, dtype: str, width: int) -> None:
         """Create a column with `width` values per record. Floats are stored in 4 bytes.
 
         The digest of a column is over values of 8 bytes, so it does not depend on the stored type.
@@ -175,10 +171,8 @@ class _IndexMerger:
         # and the kind of the default label decides.
         has_integers, has_names = (kind in stats.first_labels for kind in ("integers", "names"))
         if has_integers or (isinstance(background, int) and not has_names):
-            class_indices = [
-                integer_background(background) if label is None else label for label in labels
-            ]
-            self.class_indices = np.array(class_indices, np.int64)
+            indices = [integer_background(background) if name is None else name for name in labels]
+            self.class_indices = np.array(indices, np.int64)
         else:
             self.class_indices, self.class_names = assign_classes(
                 labels,
@@ -237,8 +231,7 @@ class _IndexMerger:
         The keys of all parts were written already. `finish_array` completes the file of an array
         and returns its content.
         """
-        text = self.store.finish_array("keys-text")
-        ends = self.store.finish_array("keys-ends")
+        text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))
         # With a default label, the table may lack keys: the label of these records is None.
         has_default_label = self.stats.options.background is not None
         labels = table.match(StringColumn(text, ends).tolist(), partial=has_default_label)
@@ -257,12 +250,11 @@ class _IndexMerger:
         stats, store = self.stats, self.store
         if stats.table is not None:
             self.join_table(stats.table)
-        label_writer = self.column_writers.get("label")
-        label_file = None if label_writer is None else label_writer.file
+        label = self.column_writers.get("label")
         order_digest = None
         # There is a class order if the column "label" has one integer per record.
-        if label_file is not None and label_file.dtype.kind == "i" and len(label_file.shape) == 1:
-            labels = store.finish_array(label_file.path.stem)  # the array's name, as "column-0"
+        if label is not None and label.file.dtype.kind == "i" and len(label.file.shape) == 1:
+            labels = store.finish_array(label.file.path.stem)  # the array's name, as "column-0"
             order_digest = write_class_order(store, labels, self.class_names)
         elif self.class_names:
             raise ValueError(

@@ -146,16 +146,14 @@ class IndexStats:
         """
         mixed = set(self.mixed_within_shard_features)
         for name, totals in self.fields.items():
-            kinds = totals.first_shards.keys()
-            if kinds == {"bytes", "bytes_list"}:
+            first_shards = totals.first_shards  # the first shard with the feature, by its kind
+            if first_shards.keys() == {"bytes", "bytes_list"}:
                 mixed.add(name)
-            elif len(kinds) > 1:
-                where = " and ".join(
-                    f"{kind} in {totals.first_shards[kind]}" for kind in sorted(kinds)
-                )
+            elif len(first_shards) > 1:
+                places = [f"{kind} in {shard}" for kind, shard in sorted(first_shards.items())]
                 raise ValueError(
-                    f"feature {name!r} is {where}: write it as one kind in all shards, or leave it "
-                    "out with fields= (--field)"
+                    f"feature {name!r} is {' and '.join(places)}: write it as one kind in all "
+                    "shards, or leave it out with fields= (--field)"
                 )
         return mixed
 

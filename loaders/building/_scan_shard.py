@@ -157,25 +157,23 @@ class _FieldBuffer:
         self.rows = array("q")
         self.values: list[Array] = []
 
-    def add(self, record_index: int, range_: Range, offset_or_file: int) -> None:
+    def add(self, index: int, range_: Range, offset_or_file: int) -> None:
         """Add the field of a record, which has this index in the block.
 
         `offset_or_file` is the byte offset of the field in the shard, or the number of its file if
         the field is a whole file. Earlier records of the block that are not added lack the field.
         """
-        self.add_missing_rows(record_index)
+        self.add_missing_rows(index)
         self.rows.extend((offset_or_file, range_.length, crc32c(range_.data)))
         self.add_values([range_.data])
 
-    def add_chunk(
-        self, first_index: int, chunk: RecordChunk, starts: Int64s, stops: Int64s
-    ) -> None:
+    def add_chunk(self, index: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
         """Add the field of several records of a chunk; the first has this index in the block.
 
         The bytes of the field are `[starts, stops)` of the chunk's data, one range for each record.
         Earlier records of the block that are not added lack the field.
         """
-        self.add_missing_rows(first_index)
+        self.add_missing_rows(index)
         offsets, lengths = starts + chunk.offset, stops - starts  # offsets in the shard
         checksums = np.array(crc32c_of_each(slices(chunk.data, starts, stops)), np.int64)
         rows = np.stack([offsets, lengths, checksums], axis=1)
@@ -194,10 +192,8 @@ class _FieldBuffer:
                 self.column_width = len(values[0])
             self.num_decoded += len(values)
             self.values += values
-            widths = set(map(len, values))
-            self.can_be_column = (
-                widths == {self.column_width} and self.column_width <= WIDEST_COLUMN
-            )
+            is_equal = set(map(len, values)) == {self.column_width}
+            self.can_be_column = is_equal and self.column_width <= WIDEST_COLUMN
 
     def add_missing_rows(self, num_records: int) -> None:
         """Add rows without the field until the first `num_records` records of the block have one.
@@ -215,16 +211,16 @@ class _FieldBuffer:
         (`whole_files`), a row has the number of the file in place of an offset.
         """
         self.add_missing_rows(num_records)  # for the last records of the block
-        rows = np.frombuffer(self.rows, np.int64).reshape(num_records, 3)
-        offsets_or_files, lengths, crcs = rows.T
+        # `self.rows` has three integers per record, one after another.
+        offsets_or_files, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(-1, 3).T
         self.max_offset = max(self.max_offset, int(offsets_or_files.max()))
         self.max_length = max(self.max_length, int(lengths.max()))
         # the narrowest integer types that hold the values; the index may need wider ones
         dtype = row_type(self.max_offset, self.max_length, whole_files=whole_files)
-        narrow_rows = np.empty(num_records, dtype)
-        narrow_rows["file" if whole_files else "offset"] = offsets_or_files
-        narrow_rows["length"], narrow_rows["crc"] = lengths, crcs
-        arrays: dict[str, Array] = {f"rows-{number}": narrow_rows}
+        rows = np.empty(num_records, dtype)
+        rows["file" if whole_files else "offset"] = offsets_or_files
+        rows["length"], rows["crc"] = lengths, crcs
+        arrays: dict[str, Array] = {f"rows-{number}": rows}
         if self.can_be_column and len(self.values) == num_records:  # no record lacks the field
             values = np.concatenate(self.values)
             arrays[f"values-{number}"] = values.reshape(num_records, self.column_width)
@@ -516,8 +512,7 @@ class ShardScanner:
         the default label `background`. Label names, and None, become their indices in `vocabulary`,
         the array "names": classes are numbered later, when the names of all shards are known.
         """
-        has_integer_labels = "integers" in self.part.first_labels
-        if not has_integer_labels:
+        if "integers" not in self.part.first_labels:
             return {"names": self.vocabulary.add(self.labels)}
         if None in self.labels:
             default = integer_background(self.options.background)

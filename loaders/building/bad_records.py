@@ -57,9 +57,8 @@ def bad_record(shard: str, error: LoaderError | OSError, *, rest: bool = False) 
         problem = f"{error.problem}: {error.found}, not {error.expected}"
         return BadRecord(shard, -1, problem=problem)
     number = -1 if error.record is None else error.record
-    return BadRecord(
-        shard, number, error.offset, key=error.key, problem=error.problem, rest=rest and number >= 0
-    )
+    rest = rest and number >= 0
+    return BadRecord(shard, number, error.offset, error.key, error.problem, rest)
 
 
 def write_bad_records(path: str | os.PathLike[str], records: Iterable[BadRecord], /) -> None:

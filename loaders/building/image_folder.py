@@ -49,14 +49,12 @@ def list_images(
         )
     stems = [os.path.splitext(path)[0] for path in paths]
     counts = Counter(stems)
-    return [
-        Entry(
-            stem if counts[stem] == 1 else path,
-            {"image": path},
-            path.partition("/")[0] if "/" in path else None,
-        )
-        for stem, path in zip(stems, paths, strict=True)
-    ]
+    entries = []
+    for stem, path in zip(stems, paths, strict=True):
+        key = stem if counts[stem] == 1 else path
+        label = path.partition("/")[0] if "/" in path else None
+        entries.append(Entry(key, {"image": path}, label))
+    return entries
 
 
 def empty_class_folders(root: str | os.PathLike[str], entries: Iterable[Entry], /) -> str | None:
@@ -96,11 +94,9 @@ def _files_below(root: str | os.PathLike[str]) -> list[str]:
     """
     paths = []
     for folder, folders, names in os.walk(root, onerror=_raise):
-        folders[:] = [
-            name
-            for name in folders
-            if not name.startswith(".") and not is_index(Path(folder, name))
-        ]
+        visible = [name for name in folders if not name.startswith(".")]
+        # `os.walk` descends only into the folders that stay in its list.
+        folders[:] = [name for name in visible if not is_index(Path(folder, name))]
         relative = os.path.relpath(folder, root)
         prefix = "" if relative == "." else f"{relative}/"  # "" for `root` itself
         links = [f"{name}/" for name in folders if prefix and Path(folder, name).is_symlink()]

@@ -136,13 +136,12 @@ class FromTable:
         record_keys = set(keys)
         unknown = [] if partial else [key for key in keys if key not in self.labels]
         unused = [key for key in self.labels if key not in record_keys]
+        bad_labels = [(key, label) for key, label in self.labels.items() if not is_label(label)]
         mismatches: dict[str, list[Any]] = {
             "keys occur in several records": _duplicates(keys),
             "records are not in the table": unknown,
             "rows of the table have no record": unused,
-            "labels are not a name or an integer": [
-                (key, label) for key, label in self.labels.items() if not is_label(label)
-            ],
+            "labels are not a name or an integer": bad_labels,
         }
         problems = [
             f"{len(bad)} {problem} (first: {', '.join(map(repr, bad[:5]))})"
@@ -218,16 +217,16 @@ def key_of(name: str, record: Record, shard: str, /) -> str:
     """
     field = record.fields.get(name)
     if field is None or field.kind != "bytes":
-        missing = f"the bytes feature {name!r} of key="
-        raise missing_error(missing, record, shard, "name another feature")
+        problem = f"the bytes feature {name!r} of key="
+        raise missing_error(problem, record, shard, "name another feature")
     return field.data.decode("utf-8", "surrogateescape")
 
 
-def missing_error(missing: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
-    """Return the error for a record that lacks something, such as `missing="the field 'jpg'"`."""
+def missing_error(item: str, record: Record, shard: str, advice: str, /) -> DataCorruptionError:
+    """Return the error for a record that lacks an item, such as "the field 'jpg'"."""
     found = f"the fields {reprlib.repr(sorted(record.fields))}"
     where = location_of(record, shard)
-    return DataCorruptionError(f"a record lacks {missing}", **where, found=found, advice=advice)
+    return DataCorruptionError(f"a record lacks {item}", **where, found=found, advice=advice)
 
 
 def label_source_text(source: RecordLabel, /) -> str:
@@ -323,9 +322,8 @@ def _call_function(function: LabelFunction, record: Record, shard: str) -> Any:
         return function(sample)
     except Exception as error:
         problem = f"the function of label= failed: {type(error).__name__}: {error}"
-        raise DecodeError(
-            problem, **location_of(record, shard), advice=_FIX_FUNCTION_ADVICE
-        ) from error
+        where = location_of(record, shard)
+        raise DecodeError(problem, **where, advice=_FIX_FUNCTION_ADVICE) from error
 
 
 def _duplicates(items: Iterable[str]) -> list[str]:

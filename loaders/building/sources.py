@@ -178,7 +178,7 @@ def _relative_entries(
     """Return the root folder of the files, and the entries with paths relative to this root.
 
     `shards` is a folder of images, or the list `entries`, whose paths are relative to the root
-    already. The default root is the first of these that exists:
+    already. The default root is the first of these that is known:
 
     - the folder that contains the index;
     - the folder that contains the folder of images;
@@ -195,10 +195,8 @@ def _relative_entries(
     inside_root = index_path or images_folder
     default_root = os.path.join(inside_root, os.pardir) if inside_root else os.curdir
     root_folder = os.path.abspath(root or default_root)
-    if images_folder is None:
-        return root_folder, entries
-    prefix = relative_to(os.path.realpath(root_folder), images_folder)
-    if prefix == ".":  # the folder of images is the root
+    prefix = relative_to(os.path.realpath(root_folder), images_folder) if images_folder else "."
+    if prefix == ".":  # the paths are relative to the root already
         return root_folder, entries
     return root_folder, [
         entry._replace(paths={name: f"{prefix}/{file}" for name, file in entry.paths.items()})

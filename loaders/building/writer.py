@@ -52,6 +52,7 @@ from twinfeed.loaders.support.deletable import (
 )
 from twinfeed.loaders.support.regular import open_file
 
+Json = Mapping[str, Any]  # an object of JSON
 _PART_NAME = re.compile(r"\.?[0-9a-f]{32}\.part(-[0-9a-f]{16})?")
 PART_MAGIC = b"PK\x03\x04"
 """The first bytes of every part, which is a zip."""
@@ -118,7 +119,8 @@ class IndexWriter:
         self.path = path
         self.folder = folder
         self.open_arrays: dict[str, ArrayFile] = {}
-        self._finished_arrays: dict[str, Any] = {}
+        # by array: its description for the manifest, such as its shape and its digest
+        self._finished: dict[str, Any] = {}
 
     def new(self, name: str, dtype: npt.DTypeLike, shape: Sequence[int], /) -> ArrayFile:
         """Create the file of an array, to be written in blocks."""
@@ -134,17 +136,16 @@ class IndexWriter:
     def finish_array(self, name: str, /) -> Array:
         """Finish the file of an array, and return the array memory-mapped."""
         file = self.open_arrays.pop(name)
-        self._finished_arrays[name] = file.finish()
+        self._finished[name] = file.finish()
         return np.asarray(np.lib.format.open_memmap(file.path, mode="r"))
 
-    def finish(self, content: Mapping[str, Any], options: Mapping[str, Any], /) -> None:
+    def finish(self, content: Json, options: Json, /) -> None:
         """Write a manifest with `content` and `options`, and publish the index.
 
         The manifest is a JSON file that names the folder of the arrays. Only files that a marker
         file (`MARK`) in their folder lists are deleted, now or by the next build.
         """
-        arrays = self._finished_arrays
-        arrays |= {name: file.finish() for name, file in self.open_arrays.items()}
+        arrays = self._finished | {name: file.finish() for name, file in self.open_arrays.items()}
         manifest = _manifest(content, options, arrays)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
         # The folder of the new arrays is still temporary. Its marker file lists all files in it, so
@@ -169,9 +170,7 @@ class IndexWriter:
                 delete_listed(folder)
 
 
-def _manifest(
-    content: Mapping[str, Any], options: Mapping[str, Any], arrays: Mapping[str, Any]
-) -> dict[str, Any]:
+def _manifest(content: Json, options: Json, arrays: Json) -> dict[str, Any]:
     """Return the manifest of an index with these `arrays`, which are described by name.
 
     The `fingerprint` identifies the content of the index: `content` and the bytes of the arrays. It
@@ -181,15 +180,14 @@ def _manifest(
     manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, **content}
     same = {name: array for name, array in arrays.items() if not name.startswith("tags-")}
     manifest["fingerprint"] = json_digest({**manifest, "arrays": same})
-    manifest["arrays"] = dict(arrays)
-    manifest["options"] = dict(options)
+    manifest |= {"arrays": dict(arrays), "options": dict(options)}
     manifest["folder"] = f"columns-{json_digest(arrays)[:16]}"
     manifest["checksum"] = json_digest(manifest)
     return manifest
 
 
 @contextmanager
-def _deletable_after(path: Path, old_manifest: Mapping[str, Any] | None) -> Iterator[None]:
+def _deletable_after(path: Path, old_manifest: Json | None) -> Iterator[None]:
     """Mark the old arrays of the index at `path` as deletable after the `with` block.
 
     The block replaces the manifest by one with new arrays. The marker file is written before, so

@@ -9,7 +9,7 @@ around it. `canonical_spans` parses this layout in one loop, and returns None fo
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 from twinfeed.loaders.formats._protobuf import (
@@ -34,6 +34,7 @@ _EMPTY_FIELDS = re.compile(rb"(?:[\x0a\x12]\x00)*")
 TAG_1, TAG_2, TAG_3 = 1 << 3 | LEN, 2 << 3 | LEN, 3 << 3 | LEN  # of fields 1 to 3, of type LEN
 _FEATURES, _FEATURE_LISTS, _ENTRY, _KEY, _VALUE, _FEATURE = 1, 2, 1, 1, 2, 1  # field numbers
 
+ByteRange = tuple[int, int]  # a range of bytes: (start, stop)
 Span = tuple[str, int, int]
 """Where the list of a feature's values is: (kind, start, stop), such as ("int64_list", 14, 17).
 
@@ -151,17 +152,15 @@ def feature_list_spans(data: bytes, /) -> dict[str, list[Span | None]]:
     """
     lists: dict[str, list[Span | None]] = {}
     for name, list_ranges in _map_entries(data, _FEATURE_LISTS, sequence=True):
-        if not list_ranges:  # a name without a FeatureList
-            continue
-        steps = []
-        for list_start, list_stop in list_ranges:  # usually one; proto3 merges several
-            for start, stop in _message_ranges(data, list_start, list_stop, _FEATURE):
-                steps.append(_list_span(data, start, stop))
+        # usually one FeatureList; proto3 merges several
+        step_ranges = _field_ranges(data, list_ranges, _FEATURE)
+        steps = [_list_span(data, start, stop) for start, stop in step_ranges]
         if len(steps) > LIMITS.values:
             raise WireError(f"a list of more than {LIMITS.values} steps", list_ranges[0][0])
         if not steps and any(stop > start for start, stop in list_ranges):
             raise WireError("a feature list has bytes but no Feature", list_ranges[0][0])
-        lists[name] = steps
+        if list_ranges:  # empty for a name without a FeatureList, which is ignored
+            lists[name] = steps
     return lists
 
 
@@ -180,7 +179,7 @@ def check_is_example(data: bytes, *features: Mapping[str, object]) -> None:
 
 def _map_entries(
     data: bytes, map_field: int, *, sequence: bool
-) -> Iterator[tuple[str, list[tuple[int, int]]]]:
+) -> Iterator[tuple[str, list[ByteRange]]]:
     """Yield the name of each entry of a protobuf map, and the byte ranges of the entry's values.
 
     The map is in field `map_field` of the message `data`. A range is (start, stop). An entry should
@@ -189,37 +188,36 @@ def _map_entries(
     Raises:
         WireError: the map is malformed, or `data` is a SequenceExample without `sequence`.
     """
-    if not sequence:
-        for start, _ in _message_ranges(data, 0, len(data), _FEATURE_LISTS):
-            problem = "it may be a tf.train.SequenceExample: use example=False and DecodeExample"
-            raise WireError(problem, start)
-    entry_ranges = (
-        entry_range
-        for map_start, map_stop in _message_ranges(data, 0, len(data), map_field)
-        for entry_range in _message_ranges(data, map_start, map_stop, _ENTRY)
-    )
+    whole = [(0, len(data))]
+    feature_lists = () if sequence else _field_ranges(data, whole, _FEATURE_LISTS)
+    for start, _ in feature_lists:
+        problem = "it may be a tf.train.SequenceExample: use example=False and DecodeExample"
+        raise WireError(problem, start)
     names = set[str]()
-    for entry_start, entry_stop in entry_ranges:
+    map_ranges = _field_ranges(data, whole, map_field)
+    for entry_range in _field_ranges(data, map_ranges, _ENTRY):
         name = ""  # of an entry without a key
-        for start, stop in _message_ranges(data, entry_start, entry_stop, _KEY):
+        for start, stop in _field_ranges(data, [entry_range], _KEY):
             try:
                 name = data[start:stop].decode()
             except UnicodeDecodeError:
                 raise WireError("a feature's name is not UTF-8", start) from None
         names.add(name)
         if len(names) > LIMITS.features:
-            raise WireError(f"more than {LIMITS.features} features or lists", entry_start)
-        yield name, list(_message_ranges(data, entry_start, entry_stop, _VALUE))
+            raise WireError(f"more than {LIMITS.features} features or lists", entry_range[0])
+        yield name, list(_field_ranges(data, [entry_range], _VALUE))
 
 
-def _message_ranges(data: bytes, start: int, stop: int, number: int) -> Iterator[tuple[int, int]]:
-    """Yield the byte range (start, stop) of each value of a field in the message data[start:stop].
+def _field_ranges(data: bytes, messages: Iterable[ByteRange], number: int) -> Iterator[ByteRange]:
+    """Yield the byte range (start, stop) of each value of the field `number` in several messages.
 
-    The field has this `number`. Its values are messages or strings, and other values are ignored.
+    `messages` are the byte ranges of the messages in `data`. Only values that are messages or
+    strings are yielded.
     """
-    for field_number, wire_type, value_start, value_stop in fields(data, start, stop):
-        if field_number == number and wire_type == LEN:
-            yield value_start, value_stop
+    for start, stop in messages:
+        for field_number, wire_type, value_start, value_stop in fields(data, start, stop):
+            if field_number == number and wire_type == LEN:
+                yield value_start, value_stop
 
 
 def _list_span(data: bytes, start: int, stop: int, merge_with: Span | None = None) -> Span | None:

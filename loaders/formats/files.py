@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from twinfeed.loaders.errors import DataCorruptionError, UnsafeContentError
 from twinfeed.loaders.formats.records import TOO_LONG, OnBad, Range, Record, raise_error
@@ -50,24 +50,19 @@ def scan(
         paths = tuple(entry.paths.values())
         full_paths = [resolver.resolve(path) for path in paths]
         sizes = [os.stat(path).st_size for path in full_paths]
-        if sum(sizes) > max_record_bytes:
-            error = DataCorruptionError(
-                f"record longer than max_record_bytes={max_record_bytes}",
-                path=paths[0],
-                record=number,
-                key=entry.key,
-                found=f"{sum(sizes)} bytes",
-                advice=TOO_LONG,
-            )
-            on_bad(error)
+        size = sum(sizes)
+        if size > max_record_bytes:
+            problem = f"record longer than max_record_bytes={max_record_bytes}"
+            where: dict[str, Any] = {"path": paths[0], "record": number, "key": entry.key}
+            on_bad(DataCorruptionError(problem, **where, found=f"{size} bytes", advice=TOO_LONG))
             continue
         fields = {}
         for file_number, (field, path) in enumerate(zip(entry.paths, full_paths, strict=True)):
             data = read_file(path, max_record_bytes)
             fields[field] = Range("bytes", 0, len(data), data, file_number)
-        header = "".join(f"{path}\0{size}\n" for path, size in zip(paths, sizes, strict=True))
-        header_bytes = header.encode("utf-8", "surrogateescape")
-        yield Record(0, sum(sizes), entry.key, fields, header_bytes, number, paths, entry.label)
+        lines = [f"{path}\0{size}\n" for path, size in zip(paths, sizes, strict=True)]
+        header = "".join(lines).encode("utf-8", "surrogateescape")
+        yield Record(0, sum(sizes), entry.key, fields, header, number, paths, entry.label)
 
 
 class PathResolver:

@@ -115,11 +115,9 @@ def compression_by_name(path: str, /) -> str | None:
 def compression_advice(kind: str, /) -> str:
     """Return advice, for an error, on what to do with a shard of this kind of compression."""
     command = COMPRESSED[kind].command
-    return (
-        f"decompress the shard with {command}, and index the result"
-        if command
-        else "a compressed shard has no random access: convert it with twinfeed pack SHARD FOLDER"
-    )
+    if command:
+        return f"decompress the shard with {command}, and index the result"
+    return "a compressed shard has no random access: convert it with twinfeed pack SHARD FOLDER"
 
 
 def compression(head: bytes, /) -> str | None:

@@ -188,14 +188,9 @@ class _Sample:
 
     def fail(self, member: Member, problem: str, advice: str) -> None:
         """Store the error of a member, unless the sample has an error already."""
-        self.error = self.error or DataCorruptionError(
-            problem,
-            path=self.path,
-            offset=member.start,
-            record=self.number,
-            key=self.key,
-            advice=advice,
-        )
+        if self.error is None:
+            where: dict[str, Any] = {"path": self.path, "offset": member.start, "key": self.key}
+            self.error = DataCorruptionError(problem, **where, record=self.number, advice=advice)
 
     def finish(self, on_bad: OnBad) -> Iterator[Record]:
         """Yield the record of the sample, or call `on_bad` with its error."""

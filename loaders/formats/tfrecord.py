@@ -100,15 +100,13 @@ def _chunk_fields(chunk: RecordChunk, example: bool) -> dict[str, FieldRanges] |
     if len(chunk.headers) < FEW_RECORDS:
         return None
     starts, stops = chunk.starts + HEADER_SIZE, chunk.stops - FOOTER_SIZE
+    no_prefixes = np.zeros_like(starts)  # the value is not preceded by a tag and a length
     fields: dict[str, FieldRanges] | None
+    fields = {"data": FieldRanges("bytes", starts, stops, no_prefixes)}
     if example:
         fields = chunk_features(chunk.data, starts, stops)
-    else:
-        no_prefixes = np.zeros_like(starts)  # the value is not preceded by a tag and a length
-        fields = {"data": FieldRanges("bytes", starts, stops, no_prefixes)}
-    if fields is None or not _has_valid_checksums(chunk.data, starts, stops).all():
-        return None
-    return fields
+    is_good = fields is not None and _has_valid_checksums(chunk.data, starts, stops).all()
+    return fields if is_good else None
 
 
 def _parse_each(chunk: RecordChunk, path: str, example: bool, on_bad: OnBad) -> Iterator[Record]:

@@ -71,11 +71,8 @@ class LooseFiles:
         self.root = Path(root)
         self.entries = list(entries)
         self.classes = tuple(sorted({entry.label for entry in self.entries if entry.label}))
-        self.nbytes = sum(
-            (self.root / path).stat().st_size
-            for entry in self.entries
-            for path in entry.paths.values()
-        )
+        paths = [path for entry in self.entries for path in entry.paths.values()]
+        self.nbytes = sum((self.root / path).stat().st_size for path in paths)
         self._keys = _distinct_keys([tar_key(entry.key) for entry in self.entries], self.entries)
 
     def __repr__(self) -> str:

@@ -41,8 +41,9 @@ _UNWRITABLE_ADVICE = "nothing can be written here: give another folder to pack t
 def check_free(folder: Path, split_names: Iterable[str], overwrite: bool, /) -> None:
     """Raise FileExistsError if a folder already has files with the names of the splits to pack.
 
-    With `overwrite`, packed files may be replaced, and the error is raised for others: a folder
-    with the name of a shard, and an index that is not a folder or that holds other files.
+    With `overwrite`, files that `pack` has written may be replaced. The error is then raised only
+    for a folder with the name of a shard, and for an index that is not a folder or holds files
+    that no build has written.
     """
     existing, not_packed = [], []
     for name in split_names:
@@ -173,8 +174,7 @@ def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
     """
     old_shards = _listed_shards(folder / name)
     new_shards = _listed_shards(publish_folder / name)
-    split_name = name.removesuffix(".index")
-    new_shards |= {shard.name for shard in _shard_files(publish_folder, split_name)}
+    new_shards |= {shard.name for shard in _shard_files(publish_folder, Path(name).stem)}
     for shard in sorted(old_shards - new_shards):
         (folder / shard).unlink(missing_ok=True)
     for shard in sorted(new_shards):

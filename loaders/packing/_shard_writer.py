@@ -93,7 +93,7 @@ def write_shards(
     """Write the samples of a split to shards, and update the statistics in `packed`.
 
     Args:
-        packed: the split. A shard ends after each number of records in its `stops`.
+        packed: the split. A shard ends after each number of records in its `shard_stops`.
         kinds: the kind of values of each field, in all splits together.
         max_bytes: a shard also ends when it has at least this many bytes.
         max_records: a shard also ends when it has this many records.
