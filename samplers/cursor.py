@@ -164,9 +164,10 @@ class SamplerCursor(Cursor):
         A pass is one iteration over the sampler. `draw(epoch, step)` yields the ids of the batches
         from this step to the end of the epoch. Nothing is drawn before the first `next`.
 
-        There are two positions: `self`, which states save, and at whose epoch the next pass starts;
-        and that of this pass. A loop may start another pass, set an epoch or load a state before
-        this pass ends. Then this pass continues, but no longer moves `self`.
+        The pass has a position of its own, so it always continues to the end of its epoch. It also
+        moves `self`, the position that states save and at which the next pass starts. But if the
+        loop starts another pass, sets another epoch or loads a state before this pass ends, then
+        this pass no longer moves `self`.
         """
         epoch, step = self.start_pass(from_start=True)  # step 0, or that of a loaded state
         pass_position = self._latest_pass = Cursor(self.stream)
@@ -178,8 +179,8 @@ class SamplerCursor(Cursor):
                 # Advance before the batch is yielded: a loop that takes exactly len() batches never
                 # resumes this generator.
                 is_end = pass_position.advance()
-                # Another pass and `load_state_dict` replace `_latest_pass`, and `set_epoch` changes
-                # `self.epoch`: then this pass does not move `self`.
+                # `_latest_pass` is another one if a pass was started or a state was loaded since,
+                # and `self.epoch` is another one if `set_epoch` was called.
                 if self._latest_pass is pass_position:
                     if self.epoch == epoch:
                         self.advance()
@@ -240,8 +241,8 @@ class IteratedSampler(ABC, Generic[_Cursor]):
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next iteration; a trainer calls this before each epoch.
 
-        Between `load_state_dict` and the next batch or id, setting the epoch of the state keeps its
-        position: the next iteration yields the rest of that epoch.
+        The iteration starts at the beginning of the epoch. But after `load_state_dict` with a state
+        from the middle of the same epoch, it resumes there, and yields the rest of the epoch.
         """
         self._cursor.set_epoch(epoch)
 

@@ -107,13 +107,14 @@ class IdSamplerCursor(SamplerCursor):
         return super().__getstate__()
 
     def sync(self) -> None:
-        """Move to the position of the latest iterator, unless another epoch was set meanwhile.
+        """Move to the position of the latest iterator over the sampler, if one is running.
 
         The iterator does not move this cursor with each id, which would be slow.
         """
-        iterator = self._latest_pass
+        iterator = self._latest_pass  # None when its last id was returned
         if iterator is not None:
-            is_exhausted = iterator.sync()
+            is_exhausted = iterator.update_position()
+            # The epochs differ if `set_epoch` was called since the iteration started: then stay.
             if self.epoch == iterator.start_epoch:
                 self.epoch, self.step = iterator.epoch, iterator.step
             if is_exhausted:
@@ -124,21 +125,22 @@ class IdSamplerCursor(SamplerCursor):
         self.sync()
         return self.epoch, self.step if self._resuming else 0
 
-    def start(self, iterator: IdIterator, *, is_empty: bool, is_fixed: bool) -> None:
-        """Start an iteration: from now on, `sync` sets the position to that of this iterator.
+    def start_iteration(self, iterator: IdIterator, *, is_empty: bool, is_fixed: bool) -> None:
+        """Start an iteration: from now on, this cursor has the position of this iterator.
 
         `is_empty` means that the iteration has no ids, and `is_fixed` that every epoch has the same
         order of ids. Warn about two probable mistakes: the third iteration in a row over the same
         epoch, unless `is_fixed`; and another epoch than that of a state that was just loaded.
         """
         epoch, _ = self.start_pass(from_start=True)
-        self._latest_pass = iterator
+        self._latest_pass = iterator  # `sync` reads its position
         if is_empty:
             return
         if not is_fixed:
-            self.count_pass(epoch, "use a loader of twinfeed.loaders")  # warns at the third
-        # `advance` warns if another epoch was set than that of a loaded state. It also moves the
-        # position, which does not matter: `sync` sets the position before it is read.
+            # Warn if this is the third iteration over this epoch; the text is the advice.
+            self.count_pass(epoch, "use a loader of twinfeed.loaders")
+        # Called for its warning, about another epoch than that of a loaded state. It also moves the
+        # position by one, which has no effect, since `sync` sets it before it is read.
         self.advance()
 
     def state_dict(self) -> dict[str, Any]:
@@ -187,33 +189,36 @@ class IdIterator(Cursor):
         return next(self._ids)
 
     def _start(self) -> range:
-        """Start the iteration where the sampler's cursor is; return the positions that it reads.
+        """Start the iteration; return the positions of the epoch that it reads.
 
-        The cursor starts the next iteration at position 0 of its epoch, or at the position of a
-        loaded state. The sampler of one of n ranks reads every n-th position from there on.
-        `_unsharded` is the sampler of all ranks.
+        The sampler has a cursor: the position at which the next iteration starts. This is the first
+        position of an epoch, or that of a loaded state. From there on, the sampler of one of n
+        ranks reads every n-th position of the epoch.
         """
         self.start_epoch, self._start_position = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start_position)
-        # From now on, the cursor's position is that of this iterator. It may warn of a repetition.
-        is_fixed = self._sampler._unsharded._fixed_order  # every epoch has the same order of ids
-        self._sampler_cursor.start(self, is_empty=not self._positions, is_fixed=is_fixed)
+        # Whether all epochs of the sampler of all ranks have the same order of ids.
+        is_fixed = self._sampler._unsharded._fixed_order
+        # From now on, the sampler's cursor has the position of this iterator.
+        self._sampler_cursor.start_iteration(self, is_empty=not self._positions, is_fixed=is_fixed)
         return self._positions
 
-    def sync(self) -> bool:
-        """Compute the position after the last id that was returned; return whether no id remains.
+    def update_position(self) -> bool:
+        """Set `epoch` and `step` to the position of the next id; return whether no id remains.
 
-        The position (`epoch`, `step`) is not updated with each id, which would be slow. Its step is
-        a position of the epoch of all ranks. `_positions` are those that this rank reads: one of
-        two ranks reads every second position, so after 3 ids it is at step 6.
+        They are not updated with each id, which would be slow. `step` counts the ids of the epoch
+        that all ranks together have read. If this is one of two ranks, and started at step 0, it
+        reads the positions 0 2 4 and so on: after 3 ids it is at step 6.
         """
         assert self._positions is not None  # the iteration has started
-        # Ids are drawn in chunks. `length_hint` is the number of those that were not returned yet.
+        # `_ids` is an iterator over the ids that were drawn, but not yet returned. Iterators over
+        # lists know how many elements remain.
         num_returned = self._num_drawn - length_hint(self._ids)
         is_exhausted = num_returned == len(self._positions)
         step = self._start_position + num_returned * self._positions.step
-        if is_exhausted:  # the end of the epoch: `normalise` makes it the start of the next epoch
-            step = len(self.stream)
+        if is_exhausted:
+            step = len(self.stream)  # the end of the epoch, also if ids were left out
+        # The end of an epoch becomes step 0 of the next epoch.
         self.epoch, self.step = normalise(self.stream, self.start_epoch, step)
         return is_exhausted
 
@@ -221,7 +226,7 @@ class IdIterator(Cursor):
         """Return the position after the last id returned, as a state of the sampler."""
         if self._positions is None:  # not started yet
             return self.stream.state_at(*self._sampler_cursor.next_start())
-        self.sync()
+        self.update_position()
         return super().state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
