@@ -49,8 +49,8 @@ class Epochs(Samples):
     def state_at(self, epoch: SupportsIndex, step: SupportsIndex) -> dict[str, Any]:
         """Return the state to resume from at this step; `len(self)` is the end of the epoch.
 
-        A state has the position, and those fields of the fingerprint (all that batches depend on)
-        on which the batches before it depend.
+        A state has the position and a fingerprint: all that the batches before the position depend
+        on. A change of a schedule at a later step is left out, so it may still be altered.
         """
         epoch, step = checked_position(self, epoch, step)
         return {
@@ -98,7 +98,7 @@ class Epochs(Samples):
     def fingerprint(self) -> dict[str, Any]:
         """All that the batches depend on: class, stream version, seed, parameters, array digests.
 
-        Data are hashed once for a stream and all its copies.
+        To hash large arrays takes long, so it is done once for a stream and all its copies.
         """
         if not self._fingerprint:
             fields = {
@@ -108,7 +108,8 @@ class Epochs(Samples):
                 "seed": self.seed,
                 **json_value(self.parameters),
             }
-            self._fingerprint |= flattened(fields)
+            # Fill the dict in place: copies of this stream refer to the same dict.
+            self._fingerprint.update(flattened(fields))
         return dict(self._fingerprint)
 
 

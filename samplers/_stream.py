@@ -80,7 +80,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     @abstractmethod
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return the ids `lows[i]` to `highs[i] - 1` of the batch of each step `start + i`."""
+        """Return a slice of the batch of each step from `start` on, one slice after the other.
+
+        The slice of the batch of step `start + i` is `batch[lows[i]:highs[i]]`.
+        """
 
     @abstractmethod
     def _sizes(self, epoch: int, start: int, stop: int) -> Int64s:
@@ -92,7 +95,6 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     def _check_world(self, world_size: int) -> None:
         """Raise ValueError for a world size that cannot divide the global batch."""
-        return
 
     @property
     def batch_size(self) -> int:
@@ -101,15 +103,15 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     @property
     def drop_last(self) -> bool:
-        """True: no batch is smaller than the others.
+        """True: no batch is smaller than the others. Raise TypeError for a wrong use by a trainer.
 
         Accelerate and Lightning read this property before they distribute the batches among
-        processes. So this is where a stream is refused that they would distribute wrongly.
+        processes. So this is the place for an error if they would distribute them wrongly.
 
         Raises:
-            TypeError: a trainer would lose or repeat records. This is so if the stream is already
-                that of one rank, if it is an evaluation, if batches have several sizes, and if the
-                number of batches is not a multiple of the number of processes.
+            TypeError: a trainer would lose or repeat records. This is so if `shard` was called, if
+                this is an evaluation, if batches have several sizes, and if the number of batches
+                is not a multiple of the number of processes.
         """
         self._check_distributable(num_processes())
         return True
@@ -117,9 +119,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def _check_distributable(self, processes: int, /) -> None:
         """Raise TypeError unless a trainer can distribute whole batches evenly among processes.
 
-        Accelerate and Lightning give each of n processes every n-th batch of a sampler. This is
-        correct only if the sampler is that of all ranks, if its batches have one size, and if their
-        number is a multiple of `processes`. Otherwise they would repeat batches or leave some out.
+        Accelerate and Lightning give each of n processes every n-th batch of a sampler. Batches
+        must be global, not the slices of one rank. They must have the same size, and their number
+        must be a multiple of `processes`: otherwise a trainer repeats or leaves out some of them.
+        An evaluation is refused in any case, since it must have every record exactly once.
         """
         if self.world_size > 1:
             raise TypeError(
@@ -141,7 +144,8 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def fixed_size(self) -> int | None:
         """Size of every batch of this rank, in any epoch; None if sizes may differ."""
         size, remainder = divmod(self._largest_batch, self.world_size)
-        # All sizes are multiples of the divisor. If the largest size is the divisor, all are equal.
+        # `size_divisor` divides the size of every global batch. If even the largest batch is no
+        # larger than this divisor, all batches have this size.
         is_fixed = self.size_divisor == self._largest_batch and not remainder
         return size if is_fixed and self._steps else None
 
@@ -232,17 +236,18 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         sizes, world = self._sizes(epoch, start, stop), self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
-        # A slice has as many ids of the batch as if all ids of the stream were dealt to the ranks
-        # round-robin, so that the longer slices rotate. Count the ids up to the start of each batch
-        # and to the end of the last: each rank has `per_rank` of them, and the first `num_longer`
-        # ranks have one more.
+        # A slice has as many ids as if all ids of the stream were dealt to the ranks round-robin.
+        # So the longer slices rotate: of two batches of 3 ids, rank 0 of 2 has 2 ids, then 1. Count
+        # the ids before each batch, and after the last. The count starts where all ranks have had
+        # equally many ids: hence `% world`.
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
+        # Of these ids, each rank has `per_rank`, and the first `num_longer` ranks have one more.
         per_rank, num_longer = np.divmod(num_ids, world)
-        # How many of these ids the earlier ranks have together, and how many with this rank. The
-        # increases from batch to batch are the ids of a single batch: the bounds of the slice.
-        of_earlier = per_rank * self.rank + np.minimum(num_longer, self.rank)
-        with_this_rank = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
-        return np.diff(of_earlier), np.diff(with_this_rank)
+        # The ids of ranks 0 to `rank - 1` together, and those of ranks 0 to `rank`. Their increase
+        # in a batch is where the slice of this rank starts and stops.
+        before_rank = per_rank * self.rank + np.minimum(num_longer, self.rank)
+        through_rank = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
+        return np.diff(before_rank), np.diff(through_rank)
 
     def _new_cursor(self) -> SamplerCursor:
         return SamplerCursor(copy.copy(self))

@@ -143,10 +143,12 @@ class BatchSampler(BatchStream):
         return inner_epoch * self._inner_size + inner_step * self._largest_batch
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return the ids `lows[i]` to `highs[i] - 1` of the batch of each step `start + i`.
+        """Return a slice of the batch of each step from `start` on, one slice after the other.
 
-        With `batches_per_epoch`, an epoch of this stream may be parts of several epochs of the
-        inner sampler, which are drawn one after the other.
+        The slice of the batch of step `start + i` is `batch[lows[i]:highs[i]]`. With
+        `batches_per_epoch`, an epoch of this stream may have parts of several epochs of the inner
+        sampler, which are drawn one after the other. If these have 3 batches, and epochs of this
+        stream 2, then epoch 1 is the last batch of inner epoch 0, and the first of inner epoch 1.
         """
         inner_epoch, inner_step = self._inner_position(epoch, start)
         parts = []
@@ -158,24 +160,27 @@ class BatchSampler(BatchStream):
         return np.concatenate(parts)
 
     def _draw_inner(self, inner_epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return the ids `lows[i]` to `highs[i] - 1` of batch number `start + i`, concatenated.
+        """Return a slice of each batch from step `start` on, in one epoch of the inner sampler.
 
-        The batches are those of one epoch of the inner sampler. Positions after its end are
-        padding, which has the id -1.
+        The slice of batch number `start + i` is `batch[lows[i]:highs[i]]`, and all slices are
+        concatenated. All batches have `_largest_batch` ids, except a last one that may be smaller.
+        Positions after the end of the epoch are padding, which has the id -1.
         """
-        batch_starts = (start + np.arange(len(lows))) * self._largest_batch
+        batch_starts = (start + np.arange(len(lows))) * self._largest_batch  # in the inner epoch
         positions = ranges(batch_starts + lows, batch_starts + highs)  # ascending
-        inner_sampler = self._inner_sampler
-        real = positions[: np.searchsorted(positions, len(inner_sampler))]  # all but the padding
+        real = positions[positions < len(self._inner_sampler)]  # all but the padding
         ids = np.full(len(positions), -1)
-        ids[: len(real)] = checked_draw(inner_sampler, inner_epoch, real, self._step_text)
+        ids[: len(real)] = checked_draw(self._inner_sampler, inner_epoch, real, self._step_text)
         return ids
 
     def _step_text(self, inner_epoch: int, position: int) -> str:
         """Return the epoch and the step of this stream as text, for an error message.
 
-        They are those of the batch that has this position of an epoch of the inner sampler.
+        The error is at a position of an epoch of the inner sampler. With `batches_per_epoch`, an
+        epoch of this stream has another number of steps (`_steps`) than one of the inner sampler
+        (`_inner_steps`), but both have the same batches: find the step over all epochs.
         """
+        # All batches but the last of an inner epoch have `_largest_batch` ids.
         global_step = inner_epoch * self._inner_steps + position // self._largest_batch
         epoch, step = divmod(global_step, self._steps)
         return f"epoch {epoch}, step {step}"

@@ -99,17 +99,16 @@ class BucketBatchSampler(BatchStream):
         multiples of `multiple`. With costs 1 to 6, a budget of 12 and window 0, the bounds are
         0, 3, 5, 6: three records of cost 3 at most, two of 5 at most, and one of 6.
 
-        Each epoch shuffles records of similar costs: it sorts them by the sum of all costs up to
-        the record, plus a random number from 0 to `window`. So a position may get a record whose
-        sum is up to `window` larger. The sums of costs 1 to 6 are 1 3 6 10 15 21: with a window of
-        7, position 1 (sum 3) may get the records of sums up to 10, which cost 4 at most. No batch
-        may be above the budget even then.
+        Each epoch shuffles records of similar costs. It sorts them by keys: the sum of all costs up
+        to the record, plus a random number from 0 to `window`. No batch may be above the budget in
+        any epoch, so the largest cost that may come at each position is needed. The sums of costs
+        1 to 6 are 1 3 6 10 15 21. With a window of 7, the keys of the first two records are at most
+        3 + 7. A record with a larger sum comes after both, so it cannot come at position 1: this
+        gets a record with a sum of at most 10, whose cost is at most 4.
         """
         num_records, multiple = len(costs), self._multiple
-        # The largest cost that a record at each position may have, in any epoch: that of the last
-        # record whose sum is within the window.
         last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
-        max_costs = costs[last]
+        max_costs = costs[last]  # the largest cost that may come at each position
         remainder = num_records % multiple
         bounds = [0, remainder] if remainder else [0]  # the batch of another size comes first
         while bounds[-1] < num_records:
@@ -147,23 +146,22 @@ class BucketBatchSampler(BatchStream):
         """Return the records of one batch of an epoch in random order, int64[n].
 
         `number` is the number of the batch in the order of costs. Each epoch sorts all records by
-        the sum of all costs up to the record, plus a random number from 0 to the window. Batch i
-        has the positions `bounds[i]` to `bounds[i + 1] - 1` of this order. Only the records that
-        may come at these positions are sorted here. Say that the sums are 1 3 6 10 15 21, and the
-        window is 7: the batch of positions 1 and 2 (sums 3 and 6) may have the records with sums
-        from 3 - 7 to 6 + 7. Any record of a larger sum comes after all records up to position 2.
+        keys: the sum of all costs up to the record, plus a random number from 0 to the window. The
+        batch has the positions `start` to `stop - 1` of this order. Only the records that may come
+        there are sorted: those whose sums are at most a window away from the sums of the batch. A
+        record with a smaller sum has a key below those of all records from `start` on, so it comes
+        before the batch. A record with a larger sum comes after it.
         """
-        # `sums[i]` is the sum of all costs up to record `self._records_by_cost[i]`.
-        sums, (start, stop) = self._cost_sums, self._bounds[number : number + 2]
-        first = int(np.searchsorted(sums, sums[start] - self._window))
-        end = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
-        candidates = self._records_by_cost[first:end]
+        start, stop = self._bounds[number : number + 2]
+        sums = self._cost_sums  # up to each record, in the order of costs
+        num_before = int(np.searchsorted(sums, sums[start] - self._window))
+        candidate_stop = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
+        candidates = self._records_by_cost[num_before:candidate_stop]
         random = random_words(derive(self._keys["record"], epoch), candidates)
-        sort_keys = sums[first:end] + uniform_below(random, self._window + 1)
-        by_key = candidates[np.argsort(sort_keys, kind="stable")]
-        # All `first` records of smaller sums come before position `start`. Without them, the batch
-        # starts at position `start - first`.
-        records = by_key[start - first : stop - first]
+        sort_keys = sums[num_before:candidate_stop] + uniform_below(random, self._window + 1)
+        sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]
+        # The `num_before` records that were not sorted come first: subtract them from positions.
+        records = sorted_candidates[start - num_before : stop - num_before]
         # Shuffle the batch.
         random = random_words(derive(self._keys["place"], epoch), records)
         return records[np.argsort(random, kind="stable")]

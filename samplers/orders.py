@@ -245,20 +245,21 @@ class InnerSampler(Sampler):
 
     _inner_sampler: Sampler
 
-    def _set_inner_sampler(self, order: Sampler, size: int, expected: str) -> None:
+    def _set_inner_sampler(self, inner_sampler: Sampler, size: int, expected: str) -> None:
         """Set the inner sampler; ValueError unless its ids are record ids from 0 to `size - 1`.
 
-        `expected` is the text for "5 records" in the error "order must be over 5 records".
+        A user gives it as the argument `order`. The error for a sampler of another size has the
+        text `expected`, such as "5 records".
         """
-        # `num_ids` is None for a sampler of record ids. Otherwise an id is a view or use of one.
-        if check_sampler(order).traits.num_ids is not None:
+        # If `num_ids` is not None, an id stands for a view or a use of a record.
+        if check_sampler(inner_sampler).traits.num_ids is not None:
             raise ValueError(
-                f"order must give record ids, got {order!r}, which gives views of records: make "
-                f"the views last, as ViewSampler(SubsetSampler(…), …)"
+                f"order must give record ids, got {inner_sampler!r}, which gives views of records: "
+                f"take the views after the subset, as ViewSampler(SubsetSampler(…), …)"
             )
-        if order.num_records != size:
-            raise ValueError(f"order must be over {expected}, got {order!r}")
-        self._inner_sampler = order
+        if inner_sampler.num_records != size:
+            raise ValueError(f"order must be a sampler of {expected}, got {inner_sampler!r}")
+        self._inner_sampler = inner_sampler
 
     def __len__(self) -> int:
         return len(self._inner_sampler)
@@ -377,6 +378,7 @@ class RandomSampler(Sampler):
         n = self.num_records
         if n > MAX_TABLE_SIZE:
             return permute(n, key, positions)
-        # `permute` would cache only a few tables for all samplers, of which a mixture has many.
+        # Compute the permutation as a table. `permute` would do this too, but its cache has room
+        # for the tables of a few samplers only, and a mixture may have many.
         table = self._cache.get(epoch, lambda: random_table(n, key))
         return table[positions].astype(np.int64)

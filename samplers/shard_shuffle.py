@@ -121,8 +121,7 @@ class ShardShuffleSampler(Sampler):
         size = self._blocks.commonest_size
         # A segment must be longer than a block. Otherwise it would enter a block that the next
         # segment is still reading.
-        max_segments = self._section_size // (size + 2)
-        segments = max(1, min(self.window // self._sections, max_segments))
+        segments = max(1, min(self.window // self._sections, self._section_size // (size + 2)))
         self._segment_bounds = desynchronized_bounds(self._section_size, segments, size)
         self._cache: FifoCache[_EpochTables] = FifoCache(2)
 
@@ -181,8 +180,8 @@ class ShardShuffleSampler(Sampler):
         are read side by side. A loader can read each segment as a tf.data dataset of its own. The
         sampler says from which dataset the next record comes: its ids are segment numbers.
         """
-        segments_per_section = len(self._segment_bounds) - 1  # bounds: all starts, and the end
-        num_segments = self._sections * segments_per_section
+        # The bounds of the segments in a section: the start of each, and the end of the last.
+        num_segments = self._sections * (len(self._segment_bounds) - 1)
         return num_segments, GroupSampler(self, num_segments, self._segments_at)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -259,8 +258,8 @@ class ShardShuffleSampler(Sampler):
         """
         section, section_position = self._positions_in_sections(positions)
         index_in_round = self._tables(epoch).round_robin.slots_at(section_position)
-        segments_per_section = len(self._segment_bounds) - 1  # bounds: all starts, and the end
-        return section * segments_per_section + index_in_round
+        # The bounds of the segments in a section: the start of each, and the end of the last.
+        return section * (len(self._segment_bounds) - 1) + index_in_round
 
     def _tables(self, epoch: int) -> _EpochTables:
         """Return the tables of an epoch, from the cache if they are there."""

@@ -60,13 +60,14 @@ def compare_fingerprints(saved: Mapping[str, Any], current: Mapping[str, Any]) -
 def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
     """Return the fields of a fingerprint on which the batches before this training step depend.
 
-    A state has only these, so that a schedule may be changed after the step at which it was saved.
-    A field such as "k from step 7" is a change of a schedule. If there are many, they are replaced
-    by one hash, so that a state stays small.
+    A field such as "k from step 7" is a change of a value at step 7. A state that is saved before
+    this step does not have the field, so it stays valid if the change is altered. Many changes are
+    replaced by one hash, so that a state stays small.
 
     >>> fields_before({"k": 2, "k from step 7": 3, "k from step 9": 4}, step=9)
     {'k': 2, 'k from step 7': 3}
     """
+    # Fields that hold from step 0 on are always returned, at step 0 too.
     fields = {f: v for f, v in flattened(fingerprint) if first_step(f) < max(step, 1)}
     changes = {field: value for field, value in fields.items() if first_step(field)}
     text = json.dumps(changes, sort_keys=True, default=str)
@@ -77,11 +78,15 @@ def fields_before(fingerprint: Mapping[str, Any], step: int) -> dict[str, Any]:
 
 
 def first_step(field: str) -> int:
-    """Return the training step from which on a field of a fingerprint applies, by its name.
+    """Return the training step in the name of a field of a fingerprint, or 0 if there is none.
+
+    A value that changes during the training has a field for each change. Its name has the training
+    step from which the value applies.
 
     >>> first_step("order.weights from step 12000"), first_step("order.weights")
     (12000, 0)
     """
+    # A dot may follow, and the name of a field within this field.
     match = re.search(r" from step (\d{1,19})(?:\.|$)", field)
     return int(match[1]) if match else 0
 

@@ -108,9 +108,8 @@ class WeightedSampler(Sampler):
         return self._samples
 
     def __repr__(self) -> str:
-        of = validate.counted(self.num_records, "record")
         return (
-            f"WeightedSampler({self._samples:,} of {of}, "
+            f"WeightedSampler({self._samples:,} of {validate.counted(self.num_records, 'record')}, "
             f"replacement={self.traits.repeats}, seed={self.seed})"
         )
 

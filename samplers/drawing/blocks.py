@@ -149,9 +149,8 @@ class BlockOrder:
 
 
 def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], positions: Int64s) -> Int64s:
-    """Return the size of the block at each of these positions in a random order, of any shape."""
-    _, _, sizes = blocks.locate_in_shards(block_at(positions.reshape(-1)))
-    return sizes.reshape(positions.shape)
+    """Return the size of the block at each of these positions in a random order, int64[n]."""
+    return blocks.locate_in_shards(block_at(positions))[2]
 
 
 class _ShortBlockTable:

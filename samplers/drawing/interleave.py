@@ -21,6 +21,7 @@ from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.drawing.permutation import MAX_TABLE_SIZE, permute, random_permutations
 from twinfeed.samplers.drawing.random_words import random_words
+from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
 _BUFFER = 1 << 20  # positions that are computed at once, in whole periods
@@ -62,14 +63,13 @@ class Interleave:
         # Without reshuffling all periods are the same permutation: compute period 0 for all.
         computed_period = period if self._reshuffle else np.zeros_like(period)
         periods, row = np.unique(computed_period, return_inverse=True)  # each position's row below
-        periods_at_once = max(1, _BUFFER // self._period_size)  # to bound memory
-        for first_row in range(0, len(periods), periods_at_once):
-            stop_row = first_row + periods_at_once
-            streams, indices = self._periods(periods[first_row:stop_row])
-            is_here = (first_row <= row) & (row < stop_row)
-            row_here, column_here = row[is_here] - first_row, offset[is_here]
-            stream[is_here] = streams[row_here, column_here]
-            index[is_here] = indices[row_here, column_here]
+        # Compute a few periods at a time, to bound memory.
+        for chunk in slices(len(periods), max(1, _BUFFER // self._period_size)):
+            streams, indices = self._periods(periods[chunk])
+            is_in_chunk = (chunk.start <= row) & (row < chunk.stop)
+            row_in_chunk, column = row[is_in_chunk] - chunk.start, offset[is_in_chunk]
+            stream[is_in_chunk] = streams[row_in_chunk, column]
+            index[is_in_chunk] = indices[row_in_chunk, column]
         # `index` is that within the period: add the elements of the stream in earlier periods.
         return stream, period * self._weights[stream] + index
 

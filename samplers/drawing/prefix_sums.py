@@ -154,12 +154,13 @@ class PrefixSums:
         for chunk in slices(len(needed_rows), max(1, _CHUNK // self._row_size)):
             query = np.flatnonzero((chunk.start <= number_of_row) & (number_of_row < chunk.stop))
             rows = needed_rows[chunk]
-            index = rows[:, None] * self._row_size + np.arange(self._row_size)  # a line per row
+            index = (rows[:, None] * self._row_size + np.arange(self._row_size)).reshape(-1)
             # The last row may be incomplete: it is filled with zeros.
             counts = np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
+            counts = counts.reshape(len(rows), self._row_size)
             sums_in_row = np.cumsum(counts, axis=1) - counts  # before each count of the row
             sums = self._complete_table()[rows, None] + sums_in_row
-            yield query, index.reshape(-1), sums.reshape(-1)
+            yield query, index, sums.reshape(-1)
 
     def _counts_at(self, index: Any) -> Int64s:
         return np.asarray(self._counts[index]).astype(np.int64, copy=False)

@@ -406,7 +406,7 @@ REFUSED: Refused = [
     (
         lambda: SubsetSampler([5], of=6, order=SequentialSampler(2)),
         ValueError,
-        "order must be over len(records)=1 places",
+        "order must be a sampler of len(records)=1 places",
     ),
     (lambda: SubsetSampler([5], of=6, order=[0]), TypeError, "got a list"),
     (lambda: SubsetSampler(range(5), of=5, order=pk()()), TypeError, "order must be a Sampler"),
@@ -460,7 +460,7 @@ REFUSED: Refused = [
     (
         lambda: ViewSampler(SequentialSampler(2), [2, 2], per_epoch="all", seed=0),
         ValueError,
-        "order must be over 4 (record, view) pairs",
+        "order must be a sampler of 4 (record, view) pairs",
     ),
     (lambda: views([2**61] * 2), ValueError, "views must sum to less than"),
     (
@@ -473,7 +473,7 @@ REFUSED: Refused = [
     (
         lambda: ViewSampler(views([2, 2]), [1, 2], per_epoch="one", seed=0),
         ValueError,
-        "make the views last, as ViewSampler(SubsetSampler(…), …)",
+        "take the views after the subset, as ViewSampler(SubsetSampler(…), …)",
     ),
     (mixture(orders=[[1], [2]]), TypeError, "each of orders must be a Sampler"),
     (mixture(orders=[pk()()], weights=[1]), TypeError, "each of orders must be a Sampler such as"),
