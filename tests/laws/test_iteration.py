@@ -61,7 +61,7 @@ def position(sampler: Sampler) -> tuple[int, int]:
     return state["epoch"], state["step"]
 
 
-def iterating_gives_the_ids_of_one_epoch_after_the_other(sampler: Sampler) -> None:
+def iterating_gives_consecutive_epochs(sampler: Sampler) -> None:
     expected = epochs_of(sampler)
     for epoch, ids in enumerate(expected):
         found = list(sampler)
@@ -72,7 +72,7 @@ def iterating_gives_the_ids_of_one_epoch_after_the_other(sampler: Sampler) -> No
     assert list(sampler) == expected[1]
 
 
-def a_state_at_every_position_gives_the_rest(sampler: Sampler) -> None:
+def state_at_every_position_resumes(sampler: Sampler) -> None:
     """Of the sampler, of its iterator, and of copies; in one fresh sampler, or in its iterator."""
     expected, running = epochs_of(sampler), iter(sampler)
     for drawn in range(len(sampler) + 1):
@@ -97,7 +97,7 @@ def a_state_at_every_position_gives_the_rest(sampler: Sampler) -> None:
         assert position(sampler) == (1, 0)
 
 
-def ranks_deal_positions_in_turn(sampler: Sampler) -> None:
+def ranks_take_positions_in_turn(sampler: Sampler) -> None:
     """Step s of W ranks has the positions from sWb to (s + 1)Wb, and a state is of all ranks."""
     length = len(sampler)
     expected = epochs_of(sampler)
@@ -118,7 +118,7 @@ def ranks_deal_positions_in_turn(sampler: Sampler) -> None:
             )
 
 
-def any_ranks_go_on_from_a_state_of_any(sampler: Sampler) -> None:
+def any_ranks_resume_from_state_of_any_ranks(sampler: Sampler) -> None:
     """1, then 3, then 2 ranks, and the state is the same on every rank."""
     expected = epochs_of(sampler)[0]
     for steps in range(len(sampler) // 5):
@@ -135,7 +135,7 @@ def any_ranks_go_on_from_a_state_of_any(sampler: Sampler) -> None:
         assert list(loaded(sampler, state)) == (expected[start:] or epochs_of(sampler)[1])
 
 
-def a_sequence_has_all_epochs(sampler: Sampler) -> None:
+def id_sequence_has_all_epochs(sampler: Sampler) -> None:
     expected = list(chain(*epochs_of(sampler)))
     ids = IdSequence(sampler, epochs=EPOCHS)
     assert len(ids) == len(expected)
@@ -146,11 +146,11 @@ def a_sequence_has_all_epochs(sampler: Sampler) -> None:
 
 
 LAWS = (
-    iterating_gives_the_ids_of_one_epoch_after_the_other,
-    a_state_at_every_position_gives_the_rest,
-    ranks_deal_positions_in_turn,
-    any_ranks_go_on_from_a_state_of_any,
-    a_sequence_has_all_epochs,
+    iterating_gives_consecutive_epochs,
+    state_at_every_position_resumes,
+    ranks_take_positions_in_turn,
+    any_ranks_resume_from_state_of_any_ranks,
+    id_sequence_has_all_epochs,
 )
 
 

@@ -57,7 +57,7 @@ def same(left: list[np.ndarray], right: list[np.ndarray]) -> bool:
     )
 
 
-def stream_is_the_golden_one(name: str, sampler: BatchStream) -> None:
+def stream_equals_golden_vector(name: str, sampler: BatchStream) -> None:
     """Law 1: each stream is what it was when it was recorded, on any machine and numpy."""
     recorded = RECORDED[name]
     assert [b.tolist() for b in sampler.batches(0, 0, min(3, len(sampler)))] == recorded["first"]
@@ -69,13 +69,13 @@ def test_golden_vectors_and_cases_match() -> None:
     assert sorted(RECORDED) == sorted(NAMES)
 
 
-def the_laws_hold_that_a_users_own_must_keep(name: str, sampler: BatchStream) -> None:
+def laws_of_own_samplers_hold(name: str, sampler: BatchStream) -> None:
     """Laws 1, 5, 6 and 15: pure, elastic and seekable, and what is declared is what is done."""
     if sampler.num_records:  # else there is nothing to draw, which check_sampler refuses
         check_sampler(sampler, worlds=WORLDS)
 
 
-def copies_stand_where_the_sampler_stands(name: str, sampler: BatchStream) -> None:
+def copies_keep_position_of_sampler(name: str, sampler: BatchStream) -> None:
     """Law 1: a copy, deep or pickled, has the cursor."""
     sampler.set_epoch(1)
     clones = [pickle.loads(pickle.dumps(sampler)), copy.copy(sampler), copy.deepcopy(sampler)]
@@ -126,7 +126,7 @@ def test_spawned_process_draws_same_streams() -> None:
     assert dict(zip(NAMES, found, strict=True)) == digests()
 
 
-def seeds_of_ranks_are_those_of_the_global_batch(name: str, sampler: BatchStream) -> None:
+def ranks_have_seeds_of_global_batch(name: str, sampler: BatchStream) -> None:
     """Law 5: the seeds of the ranks, end to end, for every world size; and all of them differ."""
     for step in range(min(2, len(sampler))):
         whole = sampler.seeds(1, step)
@@ -148,7 +148,7 @@ def rank_sizes_and_their_totals_stay_within_one(name: str, sampler: BatchStream)
             assert np.ptp(np.cumsum(sizes, axis=1), axis=0).max() <= 1
 
 
-def a_fixed_size_is_that_of_every_batch(name: str, sampler: BatchStream) -> None:
+def fixed_size_is_size_of_every_batch(name: str, sampler: BatchStream) -> None:
     """And where sizes differ, or there is no batch, there is none. `size_divisor` divides all."""
     for rank in [rank for world_size in WORLDS for rank in shards_of(sampler, world_size)]:
         epochs = range(max(4, rank.world_size) + 1)
@@ -171,7 +171,7 @@ def each_sample_comes_exactly_once_over_ranks(name: str, sampler: BatchStream) -
             assert len(np.unique(found[found >= 0])) == np.count_nonzero(found >= 0)
 
 
-def three_saves_in_a_row_lose_nothing(name: str, sampler: BatchStream) -> None:
+def three_consecutive_saves_lose_nothing(name: str, sampler: BatchStream) -> None:
     """Law 6: save, restore, go on, three times over: the stream has no gap and no repeat."""
     expected = [b for epoch in (0, 1) for b in sampler.batches(epoch, 0, len(sampler))]
     found: list[np.ndarray] = []
@@ -189,7 +189,7 @@ def three_saves_in_a_row_lose_nothing(name: str, sampler: BatchStream) -> None:
     assert same(found, expected[: len(found)])
 
 
-def epochs_have_len_batches_and_resumed_ones_the_rest(name: str, sampler: BatchStream) -> None:
+def epochs_have_len_batches_and_resumed_epochs_the_rest(name: str, sampler: BatchStream) -> None:
     """Law 7: an uninterrupted epoch yields len batches, one resumed at step s yields len - s."""
     steps = len(sampler)
     for epoch in range(3):
@@ -205,7 +205,7 @@ def epochs_have_len_batches_and_resumed_ones_the_rest(name: str, sampler: BatchS
         assert (sampler.epoch, sampler.step) == (after, 0)
 
 
-def a_state_belongs_to_any_rank_and_any_world(name: str, sampler: BatchStream) -> None:
+def state_loads_at_any_rank_and_world_size(name: str, sampler: BatchStream) -> None:
     """Law 6: states hold no rank: saved by one world, restored by another."""
     if not len(sampler):
         return
@@ -249,7 +249,7 @@ def batches_are_fresh_int64_arrays_in_range(name: str, sampler: BatchStream) -> 
             assert same(kept, [ids for _, _, ids in rank.passes()])
 
 
-def repeats_are_what_a_sampler_declares(name: str, sampler: BatchStream) -> None:
+def repeats_follow_declared_traits(name: str, sampler: BatchStream) -> None:
     """Law 15: a batch has a record twice if `repeats` says so, and else never."""
     batches = [ids for epoch in range(8) for ids in sampler.batches(epoch, 0, len(sampler))]
     records = [sampler.records(ids[ids >= 0]) for ids in batches]
@@ -331,7 +331,7 @@ def repr_is_one_line_and_explain_draws_ranks(name: str, sampler: BatchStream) ->
     assert len(drawing) == 2 + min(3, len(sampler))
 
 
-def trainers_find_what_they_set(name: str, sampler: BatchStream) -> None:
+def trainers_find_set_epoch(name: str, sampler: BatchStream) -> None:
     """``sampler.set_epoch`` reaches the stream; no constructor argument is named sampler."""
     assert sampler.sampler is sampler
     assert (sampler.traits.max_cached is not None) == repr(sampler).startswith(
@@ -348,26 +348,26 @@ def trainers_find_what_they_set(name: str, sampler: BatchStream) -> None:
 
 
 LAWS = (
-    stream_is_the_golden_one,
-    the_laws_hold_that_a_users_own_must_keep,
-    copies_stand_where_the_sampler_stands,
-    seeds_of_ranks_are_those_of_the_global_batch,
+    stream_equals_golden_vector,
+    laws_of_own_samplers_hold,
+    copies_keep_position_of_sampler,
+    ranks_have_seeds_of_global_batch,
     rank_sizes_and_their_totals_stay_within_one,
-    a_fixed_size_is_that_of_every_batch,
+    fixed_size_is_size_of_every_batch,
     each_sample_comes_exactly_once_over_ranks,
-    three_saves_in_a_row_lose_nothing,
-    epochs_have_len_batches_and_resumed_ones_the_rest,
-    a_state_belongs_to_any_rank_and_any_world,
+    three_consecutive_saves_lose_nothing,
+    epochs_have_len_batches_and_resumed_epochs_the_rest,
+    state_loads_at_any_rank_and_world_size,
     states_of_other_samplers_are_refused,
     batches_are_fresh_int64_arrays_in_range,
-    repeats_are_what_a_sampler_declares,
+    repeats_follow_declared_traits,
     iterating_gives_record_ids_or_is_refused,
     steps_outside_an_epoch_are_index_errors,
     positions_are_integers_of_any_kind,
     epochs_end_before_anything_overflows,
     epochs_differ_unless_nothing_is_drawn,
     repr_is_one_line_and_explain_draws_ranks,
-    trainers_find_what_they_set,
+    trainers_find_set_epoch,
 )
 
 
