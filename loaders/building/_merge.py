@@ -163,21 +163,21 @@ class _IndexMerger:
 
         This is called when the labels of all parts, or of the table, are known. Labels are either
         all names, which are numbered, or all integers, which are the class indices themselves. The
-        label None stands for a record without a label, which gets the default label `background`.
+        label None stands for a record without a label, which gets a default label.
         """
-        stats, background = self.stats, self.stats.options.background
+        stats, default = self.stats, self.stats.options.background
         labels = stats.vocabulary.names
         # `first_labels` has a key for each kind of label. If no record has a label, it is empty,
         # and the kind of the default label decides.
         has_integers, has_names = (kind in stats.first_labels for kind in ("integers", "names"))
-        if has_integers or (isinstance(background, int) and not has_names):
-            indices = [integer_background(background) if name is None else name for name in labels]
+        if has_integers or (isinstance(default, int) and not has_names):
+            indices = [integer_background(default) if label is None else label for label in labels]
             self.class_indices = np.array(indices, np.int64)
         else:
             self.class_indices, self.class_names = assign_classes(
                 labels,
                 classes=self.classes,
-                background=background,
+                background=default,
                 from_text=stats.options.label_from in ("field", "file", "table"),
             )
 

@@ -178,8 +178,8 @@ def _manifest(content: Json, options: Json, arrays: Json) -> dict[str, Any]:
     arrays "tags-…"), which differ between stores. The name of the folder depends on all arrays.
     """
     manifest: dict[str, Any] = {"format": FORMAT, "version": VERSION, **content}
-    same = {name: array for name, array in arrays.items() if not name.startswith("tags-")}
-    manifest["fingerprint"] = json_digest({**manifest, "arrays": same})
+    stable_arrays = {name: array for name, array in arrays.items() if not name.startswith("tags-")}
+    manifest["fingerprint"] = json_digest({**manifest, "arrays": stable_arrays})
     manifest |= {"arrays": dict(arrays), "options": dict(options)}
     manifest["folder"] = f"columns-{json_digest(arrays)[:16]}"
     manifest["checksum"] = json_digest(manifest)

@@ -168,14 +168,14 @@ def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> 
     list has the range of the list message. `base` is the offset of `data` in its file.
     """
     num_values = 0
-    if stop - start > 1 and data[start] == TAG_1:
+    if stop - start > 1 and data[start] == TAG_1:  # each value is a tag, its length, and its bytes
         length, value_start = data[start + 1], start + 2
         if length > 127:  # not a length, but the first byte of a longer varint
             length, value_start = read_varint32(data, start + 1, stop)
         if value_start + length == stop:  # the usual case: one value, or all numbers packed
             check_numbers(kind, data, LEN, value_start, stop)
             num_values, value_stop = 1, stop
-    if num_values == 0:
+    if num_values == 0:  # the general case
         for value_range in list_values(kind, data, start, stop):  # checks each value
             num_values += 1
             value_start, value_stop = value_range
