@@ -145,9 +145,8 @@ def _describe_reading(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]
         max_kept = most_open(opened_at, closed_at, sizes[opened_at])  # records at a time
         block, buffered = counted(round(float(sizes.mean())), "record"), counted(max_kept, "record")
         return [f"reads about {block} in a row", f"keeps {buffered} of open blocks"]
-    num_images = stream.traits.max_cached  # how many decoded images are cached; None: no cache
-    text = "no record" if num_images is None else counted(num_images, "decoded image")
-    return [f"keeps {text}"]
+    images = stream.traits.max_cached  # how many decoded images are cached; None: no cache
+    return ["keeps " + ("no record" if images is None else counted(images, "decoded image"))]
 
 
 def show_batch(feed: Feed, /, *, epoch: int = 0, step: int = 0) -> Figure:

@@ -102,8 +102,8 @@ class SampleLoader(Loader[list[Sample]]):
             raise ValueError(
                 f"a pipeline makes batches of one size, but rank {sampler.rank} of "
                 f"{sampler.world_size} has batches of {sizes.min()} to {sizes.max()} samples: set "
-                f"last_batch='drop' or a batch size that is a multiple of the number of ranks, or "
-                f"use TorchLoader"
+                f"last_batch='drop' or a multiple of {sampler.world_size} as batch size, or use "
+                f"TorchLoader"
             )
 
     def _check_count(self, loader: Iterable[Any], expected: int) -> Generator[Any, None, None]:

@@ -44,8 +44,8 @@ def sampler_of(options: argparse.Namespace, index: Index) -> BatchStream:
     if options.p is None and options.k is not None:
         raise ValueError("--k is for P x K batches: give --p too, or no --k")
     if options.p is None:
-        order = RandomSampler(len(index), seed=options.seed)
-        return BatchSampler(order, batch_size=options.batch_size)
+        sampler = RandomSampler(len(index), seed=options.seed)
+        return BatchSampler(sampler, batch_size=options.batch_size)
     if not index.has_labels:
         raise ValueError("--p needs labels, and this index has none: index again with --label")
     k = DEFAULT_K if options.k is None else options.k

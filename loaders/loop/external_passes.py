@@ -129,9 +129,7 @@ class ExternalPasses:
                     self._tracked_start = (epoch if evaluation else epoch + 1), 0
                 return
             num_steps = len(self._cursor.stream)
-            if (
-                self._ledger is not None
-            ):  # write the steps of this pass to the file of received steps
+            if self._ledger is not None:  # the file that says which steps were received
                 self._ledger.delivered(epoch * num_steps + step, num_steps - step)
             if evaluation:
                 self._cursor.end()

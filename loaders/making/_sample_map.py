@@ -43,8 +43,7 @@ def call_for_record(
     except Exception as error:
         raise DecodeError(
             f"{index.describe(record)}: {function_name} failed: {error!r}{_hint(error, args[0])}",
-            advice=f"correct {function_name}, or exclude the record: give the sampler records=, or "
-            "draw by a SubsetSampler",
+            advice=f"correct {function_name}, or exclude the record by records= or SubsetSampler",
         ) from error
 
 

@@ -281,8 +281,8 @@ class Samples:
         samples = self._call_decode(records, slots)
         values = self.sample_map.values_by_field("decode", records, samples)
         for name, array in arrays.items():
-            pairs = zip(samples, slots, strict=True)
-            if all(sample[name] is slot[name] for sample, slot in pairs):  # written into the array
+            # Whether all samples have their row of the array, and not some other array.
+            if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
                 values[name] = array  # type: ignore[assignment]
         return values
 

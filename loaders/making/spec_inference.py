@@ -139,9 +139,7 @@ def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> None:
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
         # A batch of no samples shows which names collating adds. It also raises an error if the
         # padding value of a `Pad` does not fit the dtype of the field.
-        empty_batch = collate({name: ()}, {name: field}, how=feed.collate)
-        added_names = empty_batch.keys() - {name}
+        added_names = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
         use = f"the name of the sizes that 'pad' adds for {name!r}"
-        advice = f"rename one in {last_function}"
         for kind, names in names_by_kind.items():
-            check_unreserved(kind, names, added_names, use, advice)
+            check_unreserved(kind, names, added_names, use, f"rename one in {last_function}")

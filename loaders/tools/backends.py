@@ -36,24 +36,19 @@ class Backend(NamedTuple):
     to_numpy: Callable[[Any], Any] | None = None
 
 
-def ragged_of_torch(value: Any) -> Any:
-    """Convert a field of a torch batch whose rows differ in length to a `Ragged`.
+def to_ragged(value: Any) -> Any:
+    """Convert a field of a batch whose rows differ in length to a `Ragged`.
 
-    Numbers are a jagged tensor of torch. Strings, of which torch has no tensors, are a list of
-    lists of strings. Any other value is returned as it is.
+    The field is a jagged tensor of torch, a `tf.RaggedTensor`, or a list that has a list of strings
+    for each row, since torch has no tensors of strings. Any other value is returned as it is.
     """
-    if getattr(value, "is_nested", False):
+    if getattr(value, "is_nested", False):  # a jagged tensor of torch
         value = value.detach().cpu()
         return Ragged(as_array(value.values()), value.offsets().diff().numpy())
     if isinstance(value, list) and any(isinstance(row, list) for row in value):
         lengths = np.array([len(row) for row in value], np.int64)
         return Ragged(np.array([*chain.from_iterable(value)], object), lengths)
-    return value
-
-
-def ragged_of_tensorflow(value: Any) -> Any:
-    """Convert a `tf.RaggedTensor` to a `Ragged`; return any other value as it is."""
-    if hasattr(value, "row_lengths"):
+    if hasattr(value, "row_lengths"):  # a tf.RaggedTensor
         return Ragged(value.values.numpy(), value.row_lengths().numpy())
     return value
 
@@ -61,14 +56,14 @@ def ragged_of_tensorflow(value: Any) -> Any:
 BACKENDS = {
     "numpy": Backend("twinfeed.loaders", "NumpyLoader"),
     "torch": Backend(
-        "twinfeed.loaders.torch", "TorchLoader", "torch", {"device": "cpu"}, ragged_of_torch
+        "twinfeed.loaders.torch", "TorchLoader", "torch", {"device": "cpu"}, to_ragged
     ),
     "tensorflow": Backend(
         "twinfeed.loaders.tensorflow",
         "TensorFlowLoader",
         "tensorflow",
         {"device": "/CPU:0"},
-        ragged_of_tensorflow,
+        to_ragged,
     ),
     "jax": Backend("twinfeed.loaders.jax", "JaxLoader", "jax"),
 }

@@ -23,7 +23,7 @@ from twinfeed.loaders.support.atomic import replace_file
 from twinfeed.loaders.support.display import html_table
 from twinfeed.loaders.support.limits import LIMITS
 from twinfeed.loaders.support.regular import open_file
-from twinfeed.loaders.tools.backends import ragged_of_tensorflow, ragged_of_torch
+from twinfeed.loaders.tools.backends import to_ragged
 from twinfeed.samplers import validate
 
 Part = Array
@@ -110,8 +110,7 @@ class Results:
             rows[name] = column
         # Called only because it raises ValueError if this batch does not fit the last one, which
         # the user should see now, and not in `gather`. The first row of each batch is enough.
-        last_batches = [*self._added[-1:], rows]
-        _concatenate(batch[:1] for batch in last_batches)
+        _concatenate(batch[:1] for batch in (*self._added[-1:], rows))
         self._added.append(rows[real])
 
     def part(self) -> Part:
@@ -311,8 +310,7 @@ def _as_column(name: str, value: Any) -> Array:
         ValueError: the rows of a ragged column differ in dtype, or in shape after the first axis.
     """
     if not isinstance(value, (list, tuple)):
-        # These turn a ragged tensor of their framework into a `Ragged`, and change nothing else.
-        value = ragged_of_tensorflow(ragged_of_torch(value))
+        value = to_ragged(value)  # a ragged tensor of a framework; no other value is changed
     if isinstance(value, Ragged):
         values, lengths = (_as_plain_array(name, part) for part in value)
         rows = ragged_rows(name, Ragged(np.array(values), lengths))
@@ -357,6 +355,6 @@ def _as_plain_array(name: str, value: Any) -> Array:
         item = original.item() if hasattr(original, "item") else original
         if value != item and item == item:  # not a NaN, which differs from itself
             raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
-    # A dtype of another package, such as bfloat16 of ml_dtypes, cannot be saved to a file.
-    is_of_another_package = array.dtype.isbuiltin == 2  # 2 is numpy's code for this
-    return array.astype(np.float32) if is_of_another_package else array
+    # numpy's code 2 stands for a dtype of another package, such as bfloat16 of ml_dtypes, which
+    # cannot be saved to a file.
+    return array.astype(np.float32) if array.dtype.isbuiltin == 2 else array

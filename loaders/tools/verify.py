@@ -302,13 +302,9 @@ def _check_plain_shards(
         # `half_samples` are parts of tar samples whose files (members) lie apart. They must not be
         # in the list of records to exclude, because a build that excludes one part takes the other
         # part for a whole sample. `verify` does not write the number -1 to that list.
-        bad = [
-            finding._replace(record=-1) if finding.record in scan.half_samples else finding
-            for finding in scan.bad
-        ]
+        bad = [b._replace(record=-1) if b.record in scan.half_samples else b for b in scan.bad]
         if full_paths:
-            path = str(join(plan.root, job.shard))
-            bad = [finding._replace(shard=path) for finding in bad]
+            bad = [b._replace(shard=str(join(plan.root, job.shard))) for b in bad]
         yield scan.records, bad
 
 

@@ -147,7 +147,7 @@ def test_decode_error_advises_to_exclude_the_record(tmp_path: Path) -> None:
     feed = Feed(index, ExactOnceBatchSampler(2, batch_size=2), decode=decode)
     with pytest.raises(
         DecodeError,
-        match=r"(?s)record 1 .*correct decode, or exclude the record: .*SubsetSampler",
+        match=r"(?s)record 1 .*correct decode, or exclude the record by .*SubsetSampler",
     ):
         feed[0, 0]
     others = ExactOnceBatchSampler(2, batch_size=2, records=[0])
