@@ -178,10 +178,10 @@ class GroupSampler(Sampler):
     """The group number of each position of a sampler, in place of the id."""
 
     def __init__(
-        self, order: Sampler, groups: int, draw: Callable[[int, Int64s], Int64s], /
+        self, sampler: Sampler, num_groups: int, draw: Callable[[int, Int64s], Int64s], /
     ) -> None:
-        self.num_records, self.parameters = groups, {}
-        self._length, self._draw = len(order), draw
+        self.num_records, self.parameters = num_groups, {}
+        self._length, self._draw = len(sampler), draw
 
     def __len__(self) -> int:
         return self._length
@@ -271,26 +271,29 @@ class InnerSampler(Sampler):
         return sampler
 
 
-def check_sampler(order: Sampler, *, name: str = "order") -> Sampler:
-    """Return `order` if it is a complete Sampler; otherwise raise TypeError."""
-    if not isinstance(order, Sampler):
+def check_sampler(sampler: Sampler, *, name: str = "order") -> Sampler:
+    """Return a user's sampler if it is complete, and raise TypeError otherwise.
+
+    `name` is the argument by which the user gives it, for the error messages.
+    """
+    if not isinstance(sampler, Sampler):
         raise TypeError(
             f"{name} must be a Sampler such as twinfeed.RandomSampler, got a "
-            f"{type(order).__name__}: SubsetSampler(ids, of=len(index)) makes one of ids"
+            f"{type(sampler).__name__}: SubsetSampler(ids, of=len(index)) makes one of ids"
         )
-    if order.sharded:
+    if sampler.sharded:
         raise TypeError(
-            f"{name} must be the sampler of all ranks, got {order!r}: call shard(rank, world_size) "
-            f"on the batch sampler or on the feed instead"
+            f"{name} must be the sampler of all ranks, got {sampler!r}: call "
+            f"shard(rank, world_size) on the batch sampler or on the feed instead"
         )
-    if not isinstance(getattr(order, "parameters", None), Mapping):
+    if not isinstance(getattr(sampler, "parameters", None), Mapping):
         raise TypeError(
-            f"{type(order).__name__}.parameters must be a dict of all values on which the ids "
+            f"{type(sampler).__name__}.parameters must be a dict of all values on which the ids "
             f"depend, except the seed: by these, a saved state is recognised"
         )
     # Raise TypeError if a parameter has a type that a state cannot save. The result is not needed.
-    json_value({"seed": order.seed, **order.parameters}, hashed=False)
-    return order
+    json_value({"seed": sampler.seed, **sampler.parameters}, hashed=False)
+    return sampler
 
 
 class SequentialSampler(Sampler):
