@@ -24,7 +24,7 @@ from twinfeed.loaders.building.sources import Job, PathLike, Shards, find_source
 from twinfeed.loaders.building.writer import DAY, check_own_folder, is_part, make_folder
 from twinfeed.loaders.index.index import Index
 from twinfeed.loaders.index.open import open_index
-from twinfeed.loaders.index.options import ReadingOptions, parse_reading
+from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
 from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.index.remote_index import send_index
 from twinfeed.loaders.storage.store import read_only_error
@@ -107,7 +107,7 @@ def build_index(
     if isinstance(out, Location) and out.web:
         raise read_only_error(out)
     check_classes(classes)
-    reading = parse_reading(build_index, options)
+    reading = parse_reading_options(build_index, options)
     source = find_source(
         shards, index_folder, container=reading.container, root=root, complete=reading.complete
     )

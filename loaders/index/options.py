@@ -134,8 +134,8 @@ class IndexOptions(Reading):
     broken: int = 0
 
 
-def parse_reading(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
-    """Return the keyword options of a user's call as a checked `Reading`.
+def parse_reading_options(function: Callable[..., object], options: ReadingOptions, /) -> Reading:
+    """Return the keyword options of a user's call that say how to read records, checked.
 
     Raises:
         TypeError: a name that is not an option. The message names the option of `function`, which

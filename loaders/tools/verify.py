@@ -26,7 +26,7 @@ from twinfeed.loaders.formats.tar import ADVISE_JOIN
 from twinfeed.loaders.index.index import Index, load_index
 from twinfeed.loaders.index.manifest import MANIFEST, file_digest
 from twinfeed.loaders.index.open import file_exists, set_shards_root
-from twinfeed.loaders.index.options import ReadingOptions, parse_reading
+from twinfeed.loaders.index.options import ReadingOptions, parse_reading_options
 from twinfeed.loaders.index.paths import check_shards, join, output_path, stale_file_error
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.reading.reader import Reader
@@ -126,7 +126,7 @@ def verify(
     >>> print(verify(pack([{"word": b"to"}, {"word": b"be"}], mkdtemp())["data"]))
     2 records in 1 shard: all is well
     """
-    reading = parse_reading(verify, options)
+    reading = parse_reading_options(verify, options)
     if bad_list is not None:
         bad_list = output_path(bad_list)
     if isinstance(source, (str, os.PathLike)) and (
