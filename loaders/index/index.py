@@ -149,10 +149,10 @@ class Index:
         }
         if self.options.digest:
             required["shardsums"] = shards, ["u1"]  # the SHA-256 of each shard
-        for n in range(len(self.fields)):
-            required[f"field-{n}"] = records, row_types(whole_files=self.container == "files")
-        for n in range(len(self.manifest["columns"])):
-            required[f"column-{n}"] = records, ["<i8", "<f4"]
+        row_dtypes = row_types(whole_files=self.container == "files")
+        required |= {f"field-{n}": (records, row_dtypes) for n in range(len(self.fields))}
+        num_columns = len(self.manifest["columns"])
+        required |= {f"column-{n}": (records, ["<i8", "<f4"]) for n in range(num_columns)}
         # Columns of strings: the number of strings, or None if any number is allowed. All but the
         # paths of the shards are optional.
         strings = {"keys": records, "tags": shards, "files": None, "classes": None}

@@ -170,10 +170,9 @@ def _stat_shards(index: Index) -> None:
     """
     is_loose = index.container == "files"
     paths = _unverified_paths(index)
-    sample_size = min(len(paths), _STAT_SAMPLE)
-    if not is_loose and len(paths) <= _STAT_ALL:
-        sample_size = len(paths)
-    sample = np.linspace(0, len(paths) - 1, sample_size).astype(np.int64)
+    max_checked = _STAT_SAMPLE if is_loose or len(paths) > _STAT_ALL else _STAT_ALL
+    num_checked = min(len(paths), max_checked)
+    sample = np.linspace(0, len(paths) - 1, num_checked).astype(np.int64)
     try:
         names = [paths[number] for number in sample.tolist()]
         if not is_loose:

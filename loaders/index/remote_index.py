@@ -154,14 +154,10 @@ def _download_manifest(url: Location, folder: Path) -> dict[str, Any]:
 def _download_arrays(url: Location, manifest: Mapping[str, Any], folder: Path) -> None:
     """Download all arrays of an index to a folder, in parallel."""
     (folder / manifest["folder"]).mkdir()
-    store = store_of(url)
+    sizes = array_files(manifest)
+    paths = [folder / file for file in sizes]
     with ThreadPoolExecutor(NETWORK.requests) as pool:
-        downloads = [
-            pool.submit(download, store, file, folder / file, size)
-            for file, size in array_files(manifest).items()
-        ]
-    for finished in downloads:
-        finished.result()
+        list(pool.map(partial(download, store_of(url)), sizes, paths, sizes.values()))  # may raise
 
 
 def _is_complete(path: Path, manifest: Mapping[str, Any]) -> bool:

@@ -184,10 +184,9 @@ def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, 
     rows = {row for index in slices if index for row in range(num_devices)[index[0]]}
     first, count = min(rows), len(rows)
     are_consecutive = max(rows) - first + 1 == count
-    # Whether the array consists of equal parts, of which this one starts at a multiple of the size:
-    # of 8 rows, 4 to 7 are the second of two parts; but 2 to 5, or 3 to 5, are no such part.
-    are_equal_part = first % count == 0 and num_devices % count == 0
-    if not (are_consecutive and are_equal_part):
+    # They must be one of the equal parts of the array: of 8 rows, 4 to 7 are the second of two
+    # parts; but 2 to 5, or 3 to 5, are no such part.
+    if not are_consecutive or first % count != 0 or num_devices % count != 0:
         raise ValueError(
             f"the devices of a process must have consecutive rows, got rows {sorted(rows)} of "
             f"{num_devices}: order the devices of the mesh by their process"

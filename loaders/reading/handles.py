@@ -55,13 +55,11 @@ class Handles:
         handles = {}
         with self._lock():
             for number in numbers:
-                handle = self._open.get(number)
-                if handle is None:
+                if number not in self._open:
                     self._close_oldest_if_full()
-                    handle = self._open[number] = Handle(self._open_or_evict(number))
-                else:
-                    self._open.move_to_end(number)
-                handles[number] = handle
+                    self._open[number] = Handle(self._open_or_evict(number))
+                self._open.move_to_end(number)  # the most recently used file is the last one
+                handles[number] = self._open[number]
         return handles
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ def plan_pass(
     previous = reader._plans.get(schedule)  # the plan of the previous pass over these batches
     if previous is not None and previous.continue_at(start):
         return previous
-    limit = readahead if fields else 0  # with 0, nothing is prefetched
-    plan = ReadPlan(reader.index, fields, schedule, start, limit=limit)
+    # Without fields to read, the limit of what is prefetched is 0.
+    plan = ReadPlan(reader.index, fields, schedule, start, limit=readahead if fields else 0)
     reader._plans[schedule] = plan
     files = reader._files
     if isinstance(files, RemoteFiles):

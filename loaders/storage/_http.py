@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import InvalidURL
 from urllib.parse import urljoin, urlsplit
@@ -165,14 +165,13 @@ class HttpStore(Store):
         network.
         """
         origin = _origin(url)
-        key = origin, redirected
         path = url[len(origin) :].removeprefix("/")
         while True:
-            pool = self._pools.get(key)
+            pool = self._pools.get((origin, redirected))
             if pool is None:
                 pool = connection_pool(url, partial(self._check_network, origin, redirected))
-                self._pools[key] = pool
-            try:
+                self._pools[origin, redirected] = pool
+            with suppress(ClosedError):
                 return pool.urlopen(
                     "GET",
                     # A proxy gets the whole URL, unless it makes a tunnel.
@@ -183,8 +182,6 @@ class HttpStore(Store):
                     preload_content=False,
                     decode_content=False,
                 )
-            except ClosedError:
-                continue
 
     def _check_network(self, origin: str, redirected: bool, address: str) -> None:
         """Raise LoaderError if a redirect leads to an IP address in another, private network.

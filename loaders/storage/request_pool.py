@@ -96,12 +96,9 @@ class RequestPool:
         """
         while request is not None:
             try:
-                result = request.call()
+                request.future.set_result(request.call())
             except BaseException as error:
                 request.future.set_exception(error)
-            else:
-                request.future.set_result(result)
-                del result
             with self._lock:
                 self._in_flight -= request.size
                 request = self._pop_next()

@@ -146,8 +146,7 @@ class BlockUses:
         self._next_step += stop - step
         self._chunk_steps = min(2 * self._chunk_steps, self._max_chunk_steps)
         for first, (_, _, last_sample) in list(self._open_blocks.items()):
-            is_idle = self._num_samples - last_sample > self._idle_limit
-            if is_idle or stop == self._epoch_steps:
+            if stop == self._epoch_steps or self._num_samples - last_sample > self._idle_limit:
                 self._close(first)
 
     def _close(self, first_record: int) -> None:

@@ -79,12 +79,12 @@ class ChunkCache:
     def advance(self, plan: ReadPlan, step: int, /) -> None:
         """Set the step of the plan that is read now, so that eviction knows what is used next.
 
-        The cache evicts the chunk (of `size` bytes of a shard) that the coming batches of all ranks
-        use last, as they share the cache. `_uses` finds the next use of a chunk. It is made anew if
-        the batches or the fields are others than in the last call.
+        The cache evicts the chunk (of `size` bytes of a shard) that is used last by the coming
+        batches of all ranks, which may share the cache. `_uses` finds the next use of a chunk. It
+        is made anew if the batches or the fields are others than in the last call.
         """
-        fields = tuple(plan.fields)
-        is_prefetched = plan.limit > 0  # the bytes that are fetched before they are needed
+        # The limit of a plan is the number of bytes that are fetched before they are needed.
+        fields, is_prefetched = tuple(plan.fields), plan.limit > 0
         if self._uses is None or self._uses_key != (plan.schedule, fields, is_prefetched):
             self._uses_key = plan.schedule, fields, is_prefetched
             chunks_of = partial(self._find_chunks, fields)
@@ -147,9 +147,8 @@ class ChunkCache:
             for other_done in others_done:  # then look for their chunks in the cache
                 other_done.wait()
         first_byte = start // self.size * self.size  # where the first of these chunks begins
-        return memoryview(b"".join([data[n] for n in chunks]))[
-            start - first_byte : stop - first_byte
-        ]
+        joined = memoryview(b"".join([data[n] for n in chunks]))
+        return joined[start - first_byte : stop - first_byte]
 
     def forget(self, shard: int, start: int, stop: int, /) -> None:
         """Delete the chunks that contain the bytes [start, stop) of a shard from the cache."""

@@ -209,8 +209,8 @@ class ReadPlan:
             records, steps = self.schedule.records(self.next_step, stop)
         else:
             records, steps, first_records = self._block_uses.new_records_before(stop)
-            if self._releases_blocks:  # each range is kept until the last use of its block
-                blocks = first_records
+            # With blocks, each range is kept until the last use of its block.
+            blocks = first_records if self._releases_blocks else NO_BLOCK
         return ranges_of_records(self._index, self.fields, records, steps, blocks, self._gap)
 
 
