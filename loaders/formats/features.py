@@ -189,6 +189,7 @@ def _map_entries(
         WireError: the map is malformed, or `data` is a SequenceExample without `sequence`.
     """
     whole = [(0, len(data))]
+    # An Example has no feature lists, so the first one is an error, unless `sequence` is set.
     feature_lists = () if sequence else _field_ranges(data, whole, _FEATURE_LISTS)
     for start, _ in feature_lists:
         problem = "it may be a tf.train.SequenceExample: use example=False and DecodeExample"
