@@ -212,7 +212,7 @@ class ThreadedLoader(FeedLoader[B]):
         """How many batches are drawn from the sampler, at most, before the loop receives them.
 
         They are the batches that wait for the loop (`prefetch`), one for each thread that makes
-        batches, and one that was just drawn for the next free thread. The limit is the same on all
+        batches, and one on its way from the threads to the loop. The limit is the same on all
         machines.
         """
         # The default number of threads is that of the processors, which differs between machines,
