@@ -89,9 +89,9 @@ class BlockUses:
     def last_steps_before(self, stop: int, /) -> list[tuple[int, int]]:
         """Return the last step of each closed block whose first use is before step `stop`.
 
-        A block is closed when the stream had no sample of it for `_idle_limit` samples, and
-        at the end of an epoch. Samples are drawn until every block whose last use is before `stop`
-        is closed. A block that is still open is returned by a later call, when it is closed.
+        A block is closed when the stream had no sample of it for `_idle_limit` samples, and at the
+        end of an epoch. Samples are drawn until every block whose last use is before `stop` is
+        closed. A block that is still open is returned by a later call, when it is closed.
 
         Returns:
             A pair (first record of the block, last step) for each block, which is returned once.
@@ -122,15 +122,17 @@ class BlockUses:
         """Draw the samples of the next `_chunk_steps` steps, and open and close blocks by them.
 
         A block opens at its first sample. It closes when the stream has had no sample of it for
-        `_idle_limit` samples, and at the end of an epoch. `_open_blocks` has for each open
-        block, by its first record, a tuple: (the block, its last step, its last sample).
+        `_idle_limit` samples, and at the end of an epoch. `_open_blocks` has for each open block,
+        by its first record, a tuple: (the block, its last step, the number of its last sample).
         """
         epoch, step = divmod(self._next_step, self._epoch_steps)
         stop = min(step + self._chunk_steps, self._epoch_steps)
         records, steps = self._schedule.records(self._next_step, self._next_step + stop - step)
         # The block that each sample is in: the records [first_records[i], stops[i]).
         first_records, stops = self._sampler.spans(records, epoch)
-        # Samples are numbered from the first that was ever examined; in this chunk, from 0.
+        # `first_use` and `last_use` are the first and the last sample of a block in this chunk,
+        # whose samples are numbered from 0. Over all chunks, their numbers are larger by
+        # `chunk_start`.
         chunk_start = self._num_samples
         for first_use, last_use in _uses_of_blocks(first_records, self._idle_limit):
             first = int(first_records[first_use])
