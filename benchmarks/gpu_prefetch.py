@@ -24,7 +24,7 @@ import numpy as np
 import torch
 
 from twinfeed import BatchSampler, Feed, Index, RandomSampler, TorchLoader, open_index, pack
-from twinfeed.loaders.making.prefetch import Prefetcher
+from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.torch._copier import copier_for
 
 SIDE, RECORDS = 224, 4096

@@ -27,10 +27,10 @@ from twinfeed import (
     pack,
     shuffled,
 )
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.feed import prepare_feed
+from twinfeed.loaders.batches.meter import Meter
 from twinfeed.loaders.feed.config import stored_fields
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import prepare_feed
-from twinfeed.loaders.making.meter import Meter
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
 

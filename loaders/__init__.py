@@ -9,7 +9,7 @@ Batches: a `Feed` (feed/) says what a training is fed. `NumpyLoader` (loop/) giv
 training loop, and so do the loaders of the backends, which import their framework:
 `twinfeed.loaders.torch`, `twinfeed.loaders.tensorflow` and `twinfeed.loaders.jax`.
 `twinfeed.loaders.grain` (grain.py) makes a dataset of Grain, `twinfeed.loaders.webdataset`
-(webdataset.py) the first stage of a pipeline, and `twinfeed.loaders.keras` resumes `fit`. making/
+(webdataset.py) the first stage of a pipeline, and `twinfeed.loaders.keras` resumes `fit`. batches/
 is what makes the batches of all of them.
 
 `verify`, `compare` and `plan` (tools/) look at data and streams, and

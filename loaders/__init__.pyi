@@ -1,3 +1,4 @@
+from twinfeed.loaders.batches.feed import Feed as Feed
 from twinfeed.loaders.building.bad_records import BadRecord as BadRecord
 from twinfeed.loaders.building.build import build_index as build_index
 from twinfeed.loaders.building.labels import FromFile as FromFile
@@ -29,7 +30,6 @@ from twinfeed.loaders.loop.ledger import Ledger as Ledger
 from twinfeed.loaders.loop.loader import Loader as Loader
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader as NumpyLoader
 from twinfeed.loaders.loop.selector import Selector as Selector
-from twinfeed.loaders.making.feed import Feed as Feed
 from twinfeed.loaders.packing import CompressedShards as CompressedShards
 from twinfeed.loaders.packing import ImageFolder as ImageFolder
 from twinfeed.loaders.packing import LooseFiles as LooseFiles

@@ -6,12 +6,12 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import StateMismatchError, validate

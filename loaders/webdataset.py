@@ -7,14 +7,14 @@ from collections.abc import Generator, Iterable, Iterator, Sequence
 from itertools import chain, islice
 from typing import Any
 
+from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.batches.samples import Samples, samples_of
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index.index import Index, check_index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import Loader
 from twinfeed.loaders.loop.selector import Choices, SourceOf
-from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
-from twinfeed.loaders.making.samples import Samples, samples_of
 from twinfeed.loaders.support.extras import requires_extra
 from twinfeed.samplers import BatchStream, validate
 

@@ -17,6 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from twinfeed.loaders.batches.feed import Feed, index_of
 from twinfeed.loaders.building.bad_records import BadRecord
 from twinfeed.loaders.building.build import build_index
 from twinfeed.loaders.building.labels import FromTable
@@ -36,7 +37,6 @@ from twinfeed.loaders.index.open import open_without_checks
 from twinfeed.loaders.index.options import ReadingOptions
 from twinfeed.loaders.index.remote_index import is_index_path
 from twinfeed.loaders.index.sizes import field_bytes
-from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import CompressedShards, pack
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.storage.url import is_url

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import numpy as np
 
+from twinfeed.loaders.batches.feed import Feed, check_feed
 from twinfeed.loaders.command_line._preview import describe_image
 from twinfeed.loaders.feed.decode import DecodeImage, Fit
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.samplers import BatchSampler, BatchStream, PKBatchSampler, RandomSampler
 

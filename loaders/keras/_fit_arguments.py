@@ -11,12 +11,12 @@ from typing import Any
 import keras
 import numpy as np
 
+from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.formats.sniff import image_extension
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.keras import _callback_states
 from twinfeed.loaders.loop.adapter import adapter_of
 from twinfeed.loaders.loop.loader import Loader
-from twinfeed.loaders.making.feed import Feed
 
 # Options of `model.fit` that `ResumeCallback.fit` refuses, and what to do instead.
 _REFUSED_OPTIONS = {

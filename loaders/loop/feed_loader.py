@@ -9,15 +9,15 @@ from contextlib import closing
 from typing import Any, SupportsIndex, TypeVar
 from weakref import WeakKeyDictionary, ref
 
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.concurrency import MAX_DEFAULT_THREADS, resolve_prefetch
+from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
+from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
 from twinfeed.loaders.feed.collate import Allocate, aligned
 from twinfeed.loaders.feed.config import Batch, check_batches
 from twinfeed.loaders.feed.request import requests
 from twinfeed.loaders.loop.loader import B, Loader
 from twinfeed.loaders.loop.record_state import check_records, record_state
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.concurrency import MAX_DEFAULT_THREADS, resolve_prefetch
-from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
-from twinfeed.loaders.making.prefetch import Prefetcher, in_order
 from twinfeed.loaders.reading.prefetch.schedule import Schedules, sharded_as
 from twinfeed.loaders.reading.source import Reads, reader_of
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments

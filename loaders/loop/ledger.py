@@ -21,10 +21,10 @@ from struct import Struct
 from typing import Any, NoReturn
 from weakref import WeakSet
 
+from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.index.paths import output_path
 from twinfeed.loaders.loop.record_state import record_state
-from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.atomic import flock
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.loaders.support.regular import open_regular

@@ -16,9 +16,9 @@ from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, NoReturn, Protocol
 from weakref import WeakSet
 
+from twinfeed.loaders.batches.meter import Meter, PassReport
 from twinfeed.loaders.loop.external_passes import ExternalPasses
 from twinfeed.loaders.loop.ledger import Ledger
-from twinfeed.loaders.making.meter import Meter, PassReport
 from twinfeed.loaders.support.closing import Closing
 from twinfeed.samplers import BatchStream
 from twinfeed.samplers.cursor import Cursor

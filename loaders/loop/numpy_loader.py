@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
+from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.prefetch import Prefetcher
 
 
 class NumpyLoader(ThreadedLoader[B]):

@@ -11,13 +11,13 @@ import numpy as np
 import numpy.typing as npt
 import tensorflow as tf
 
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.concurrency import default_threads
+from twinfeed.loaders.batches.feed import Feed, prepare_feed
 from twinfeed.loaders.feed.collate import dtype_of, is_string, mode_of, smallest_shape
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.loop.feed_loader import FeedLoader
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.concurrency import default_threads
-from twinfeed.loaders.making.feed import Feed, prepare_feed
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, Int64s
 from twinfeed.loaders.tensorflow._callbacks import numpy_function_of

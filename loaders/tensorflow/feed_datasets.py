@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.feed.collate import mode_of
 from twinfeed.loaders.feed.request import Request, requests
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array, Int64s

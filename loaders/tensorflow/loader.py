@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from twinfeed.loaders.batches.concurrency import resolve_prefetch
+from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.loop.feed_loader import FeedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.concurrency import resolve_prefetch
-from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PROCESS_HINTS, hint_arguments
 from twinfeed.loaders.tensorflow._batch_source import BatchSource
 from twinfeed.loaders.tensorflow._datasets import DatasetLoader, check_process

@@ -20,9 +20,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twinfeed.loaders.batches.feed import Feed, check_feed
 from twinfeed.loaders.errors import ADVISE_IMPORTABLE, WorkerDiedError, pickled
 from twinfeed.loaders.feed.collate import Ragged
-from twinfeed.loaders.making.feed import Feed, check_feed
 from twinfeed.loaders.support import system
 from twinfeed.loaders.support.array_types import Array, as_array
 from twinfeed.loaders.support.checksum import crc32c

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.building.sources import PathLike
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.request import Request
@@ -27,7 +28,6 @@ from twinfeed.loaders.loop.ledger import (
     sampler_of,
 )
 from twinfeed.loaders.loop.record_state import check_records, record_state
-from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.reading.prefetch.schedule import STEPS, Schedule
 from twinfeed.loaders.support.checks import check_bounds
 from twinfeed.loaders.support.limits import LIMITS

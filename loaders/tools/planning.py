@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from twinfeed.loaders.batches.feed import Feed, index_of
 from twinfeed.loaders.feed.config import stored_fields
 from twinfeed.loaders.feed.shuffling import records_per_block
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.sizes import exceeds_memory, record_bytes
-from twinfeed.loaders.making.feed import Feed, index_of
 from twinfeed.loaders.packing import SHARD_BYTES
 from twinfeed.loaders.reading.prefetch.block_uses import (
     BlockUses,

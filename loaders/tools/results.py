@@ -13,10 +13,10 @@ from typing import Any, BinaryIO, SupportsIndex
 
 import numpy as np
 
+from twinfeed.loaders.batches.feed import Feed
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.collate import Ragged, keeps_integers, ragged_rows
 from twinfeed.loaders.loop.numpy_loader import NumpyLoader
-from twinfeed.loaders.making.feed import Feed
 from twinfeed.loaders.support import checks
 from twinfeed.loaders.support.array_types import Array, Ids, as_array
 from twinfeed.loaders.support.atomic import replace_file

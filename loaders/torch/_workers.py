@@ -19,6 +19,9 @@ import torch
 from torch._C import _remove_worker_pids
 from torch.utils.data import DataLoader, Dataset
 
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.feed import prepare_feed
+from twinfeed.loaders.batches.meter import Meter, StageTimes
 from twinfeed.loaders.errors import (
     ADVISE_IMPORTABLE,
     LoaderError,
@@ -29,9 +32,6 @@ from twinfeed.loaders.errors import (
 from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.loop.feed_loader import FeedLoader
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import prepare_feed
-from twinfeed.loaders.making.meter import Meter, StageTimes
 from twinfeed.loaders.reading.read_step import ReadStep, plan_pass
 from twinfeed.loaders.reading.reader import Reader
 from twinfeed.loaders.reading.source import read_with_missing

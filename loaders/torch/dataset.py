@@ -11,13 +11,13 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset, get_worker_info
 
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.feed.collate import Ragged
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, check_feed, prepare_feed
 from twinfeed.loaders.reading.source import reader_of
 from twinfeed.loaders.support.array_types import Array
 from twinfeed.loaders.support.fork import end_with_parent

@@ -12,13 +12,13 @@ from typing import Any, NoReturn, cast
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, SequentialSampler
 
+from twinfeed.loaders.batches.concurrency import PREFETCH
+from twinfeed.loaders.batches.feed import Feed
+from twinfeed.loaders.batches.prefetch import Prefetcher
 from twinfeed.loaders.feed.config import Batch
 from twinfeed.loaders.loop.adapter import Adapter, adapter_of
 from twinfeed.loaders.loop.feed_loader import ThreadedLoader
 from twinfeed.loaders.loop.loader import B
-from twinfeed.loaders.making.concurrency import PREFETCH
-from twinfeed.loaders.making.feed import Feed
-from twinfeed.loaders.making.prefetch import Prefetcher
 from twinfeed.loaders.support.argument_hints import LOADER_HINTS, PINNED_HINTS, hint_arguments
 from twinfeed.loaders.support.temporary import socket_folder
 from twinfeed.loaders.torch._copier import Copier, Sent, copier_for, torch_device

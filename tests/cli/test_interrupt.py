@@ -26,7 +26,7 @@ sys.meta_path.insert(0, Stop())
 
 
 @pytest.mark.parametrize(
-    "name", ["numpy", "twinfeed.loaders.making.feed", "twinfeed.loaders.command_line._parser"]
+    "name", ["numpy", "twinfeed.loaders.batches.feed", "twinfeed.loaders.command_line._parser"]
 )
 def test_interrupt_during_import_prints_one_line(tmp_path: Path, name: str) -> None:
     code = HEARS + AT_IMPORT.format(name=name) + START

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.feed import Feed, prepare_feed
 from twinfeed.loaders.building import build, shards
 from twinfeed.loaders.building._merge import write_index
 from twinfeed.loaders.building._part_stats import IndexStats
@@ -26,8 +28,6 @@ from twinfeed.loaders.index import arrays, manifest
 from twinfeed.loaders.index.arrays import StringColumn
 from twinfeed.loaders.index.manifest import MANIFEST, VERSION, file_digest, json_digest
 from twinfeed.loaders.index.options import Reading, ReadingOptions
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import Feed, prepare_feed
 from twinfeed.loaders.packing._compressed import decompressed_samples
 from twinfeed.loaders.reading.prefetch.read_plan import (
     NO_BLOCK,

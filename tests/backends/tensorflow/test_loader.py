@@ -20,7 +20,7 @@ from support.tensorflow_feeds import CLASSES, RECORDS, ids_of, loader, numbers, 
 from support.threads import started_threads
 
 from twinfeed.loaders import Feed, NumpyLoader, Seeded
-from twinfeed.loaders.making.batcher import Batcher
+from twinfeed.loaders.batches.batcher import Batcher
 from twinfeed.loaders.tensorflow import (
     TensorFlowLoader,
     choose,

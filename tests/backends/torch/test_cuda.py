@@ -9,8 +9,8 @@ import torch
 from support.torch_feeds import RECORDS, pack_words
 
 from twinfeed.loaders import Feed, Index
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.feed import prepare_feed
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.feed import prepare_feed
 from twinfeed.loaders.torch import TorchLoader
 from twinfeed.loaders.torch._copier import CudaCopier
 from twinfeed.loaders.torch.dataset import as_unjoined_tensors

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from twinfeed.loaders.batches.prepared import PreparedFeed
+from twinfeed.loaders.batches.samples import Samples, is_own_decode
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import (
     FieldSpec,
@@ -20,8 +22,6 @@ from twinfeed.loaders.feed.collate import (
 from twinfeed.loaders.feed.config import FeedConfig, check_collated, check_names, check_unreserved
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making.prepared import PreparedFeed
-from twinfeed.loaders.making.samples import Samples, is_own_decode
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.source import reader_of
 

@@ -8,8 +8,8 @@ import pytest
 from support.shards import tfrecords
 
 from twinfeed.loaders import Feed, Index, NumpyLoader, build_index
-from twinfeed.loaders.making import meter as _meter
-from twinfeed.loaders.making.meter import Meter, PassReport
+from twinfeed.loaders.batches import meter as _meter
+from twinfeed.loaders.batches.meter import Meter, PassReport
 from twinfeed.samplers import BatchSampler, ExactOnceBatchSampler, RandomSampler, ReuseSampler
 
 

@@ -8,6 +8,10 @@ from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
+from twinfeed.loaders.batches.batch_function import BatchFunction
+from twinfeed.loaders.batches.batcher import Batcher
+from twinfeed.loaders.batches.prepared import PreparedFeed
+from twinfeed.loaders.batches.spec_inference import infer_spec, probe_requests
 from twinfeed.loaders.feed.collate import Collate, FieldSpec, check_collate
 from twinfeed.loaders.feed.config import (
     Batch,
@@ -21,10 +25,6 @@ from twinfeed.loaders.feed.config import (
 from twinfeed.loaders.feed.missing_values import MissingValues, check_missing
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.index import Index
-from twinfeed.loaders.making.batch_function import BatchFunction
-from twinfeed.loaders.making.batcher import Batcher
-from twinfeed.loaders.making.prepared import PreparedFeed
-from twinfeed.loaders.making.spec_inference import infer_spec, probe_requests
 from twinfeed.loaders.reading.dataset_source import as_source
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.side_table import check_table

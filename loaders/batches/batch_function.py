@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from twinfeed.loaders.batches.repeatability import call_repeatedly
 from twinfeed.loaders.errors import DecodeError
 from twinfeed.loaders.feed.collate import (
     FieldSpec,
@@ -28,7 +29,6 @@ from twinfeed.loaders.feed.collate import (
 )
 from twinfeed.loaders.feed.config import Batch, FeedConfig, check_names
 from twinfeed.loaders.feed.request import Request
-from twinfeed.loaders.making.repeatability import call_repeatedly
 from twinfeed.loaders.reading.source import read_only
 from twinfeed.samplers.drawing.random_words import derive
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from twinfeed.loaders.batches.batch_function import BatchFunction
 from twinfeed.loaders.feed.collate import Collate, FieldSpec
 from twinfeed.loaders.feed.config import FeedConfig
-from twinfeed.loaders.making.batch_function import BatchFunction
 
 
 @dataclass(frozen=True)

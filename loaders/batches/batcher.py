@@ -7,15 +7,15 @@ from contextlib import ExitStack
 import numpy as np
 import numpy.typing as npt
 
+from twinfeed.loaders.batches._shared_samples import with_writable_arrays
+from twinfeed.loaders.batches.meter import Meter
+from twinfeed.loaders.batches.prepared import PreparedFeed
+from twinfeed.loaders.batches.samples import Rows, Samples, Values, samples_of
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import Allocate, MisfitError, aligned, check_collate, collate
 from twinfeed.loaders.feed.config import Batch, stored_fields
 from twinfeed.loaders.feed.request import Request, requests
 from twinfeed.loaders.formats.records import Sample
-from twinfeed.loaders.making._shared_samples import with_writable_arrays
-from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.making.prepared import PreparedFeed
-from twinfeed.loaders.making.samples import Rows, Samples, Values, samples_of
 from twinfeed.loaders.reading.prefetch.read_plan import ReadPlan
 from twinfeed.loaders.reading.prefetch.schedule import Schedule
 from twinfeed.loaders.reading.read_step import ReadStep, plan_pass

@@ -8,8 +8,8 @@ from functools import partial
 from itertools import starmap
 from typing import Any
 
+from twinfeed.loaders.batches._shared_samples import Fields
 from twinfeed.loaders.errors import DecodeError, LoaderError
-from twinfeed.loaders.making._shared_samples import Fields
 from twinfeed.loaders.reading.source import Source
 from twinfeed.loaders.support.array_types import Int64s
 from twinfeed.loaders.support.fork import PerProcess

@@ -9,6 +9,24 @@ from typing import Any
 
 import numpy as np
 
+from twinfeed.loaders.batches._decoded_cache import DecodedCache
+from twinfeed.loaders.batches._sample_map import SampleMap, call_for_record, check_values
+from twinfeed.loaders.batches._shared_samples import (
+    Fields,
+    check_not_mutated,
+    with_private_copies,
+    with_read_only_arrays,
+    with_writable_arrays,
+)
+from twinfeed.loaders.batches.meter import Meter
+from twinfeed.loaders.batches.prepared import PreparedFeed
+from twinfeed.loaders.batches.repeatability import (
+    array_copy,
+    bitwise_equal,
+    buffer_error,
+    call_repeatedly,
+    first_shared,
+)
 from twinfeed.loaders.errors import DecodeError, LoaderError
 from twinfeed.loaders.feed.collate import (
     Allocate,
@@ -24,24 +42,6 @@ from twinfeed.loaders.feed.seeded import LOW_32_BITS
 from twinfeed.loaders.formats.records import Sample
 from twinfeed.loaders.index import Index
 from twinfeed.loaders.index.arrays import StringColumn
-from twinfeed.loaders.making._decoded_cache import DecodedCache
-from twinfeed.loaders.making._sample_map import SampleMap, call_for_record, check_values
-from twinfeed.loaders.making._shared_samples import (
-    Fields,
-    check_not_mutated,
-    with_private_copies,
-    with_read_only_arrays,
-    with_writable_arrays,
-)
-from twinfeed.loaders.making.meter import Meter
-from twinfeed.loaders.making.prepared import PreparedFeed
-from twinfeed.loaders.making.repeatability import (
-    array_copy,
-    bitwise_equal,
-    buffer_error,
-    call_repeatedly,
-    first_shared,
-)
 from twinfeed.loaders.reading.side_table import ByRecord
 from twinfeed.loaders.reading.source import Reads, read_with_missing
 from twinfeed.loaders.support.array_types import Array, Int64s

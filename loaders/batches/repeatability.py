@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from twinfeed.loaders.batches._shared_samples import IMMUTABLE
 from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.seeded import restore_random_states, seed_all
-from twinfeed.loaders.making._shared_samples import IMMUTABLE
 from twinfeed.loaders.support.array_types import Array, as_array
 
 Argument = TypeVar("Argument")

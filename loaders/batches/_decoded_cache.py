@@ -10,8 +10,8 @@ from threading import Lock
 
 import numpy as np
 
+from twinfeed.loaders.batches._shared_samples import Fields
 from twinfeed.loaders.feed.request import Request
-from twinfeed.loaders.making._shared_samples import Fields
 from twinfeed.loaders.support.array_types import Int64s
 
 Decode = Callable[[Int64s], Sequence[Fields]]

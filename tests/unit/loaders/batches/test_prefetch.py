@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from support.threads import started_threads
 
-from twinfeed.loaders.making.prefetch import Prefetcher, in_order
+from twinfeed.loaders.batches.prefetch import Prefetcher, in_order
 
 
 @pytest.mark.parametrize("depth", [1, 2, 100])
@@ -145,7 +145,7 @@ def test_depth_below_one_is_refused() -> None:
 
 def test_interpreter_exits_with_live_prefetcher() -> None:
     code = (
-        "from twinfeed.loaders.making.prefetch import Prefetcher\n"
+        "from twinfeed.loaders.batches.prefetch import Prefetcher\n"
         "alive = Prefetcher(iter(int, 1), depth=2); next(alive)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=300)
