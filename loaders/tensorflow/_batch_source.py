@@ -110,14 +110,17 @@ class BatchSource(GraphSource):
 
     @contextmanager
     def _open_pass(self, pass_id: int, epoch: int, start: int) -> Iterator[int]:
-        """Open what a pass reads batches with, for the `with` block; yield its number of chunks.
+        """Start the batchers of a pass, and close them after the `with` block.
 
-        A pass is one iteration of the dataset, from step `start` to the end of the epoch. Each rank
-        has a batcher, which reads and decodes its batches. A chunk is the batches that one call
-        from the graph into Python reads; the number is 0 if each call reads a single batch.
+        A pass is one iteration of the dataset, from step `start` to the end of the epoch. A batcher
+        reads and decodes the batches of one rank.
+
+        Yields how many calls into Python the graph must make to get the batches of the pass, if
+        each call reads a chunk of several batches: 3 if the steps 0 to 6 are read in chunks of 1, 2
+        and 4 batches. If each call reads a single batch, 0 is yielded.
         """
-        # Delete the errors of closed passes. No loop has raised them: the loops over these passes
-        # have stopped before the batch that failed.
+        # Delete the errors that closed passes have left. The loops over these passes have stopped
+        # before the batch that failed, so nobody will ask for the errors.
         for closed_pass in self._errors_by_pass.keys() - self._open_passes.keys():
             del self._errors_by_pass[closed_pass]
         options: Any = {"reader": self.reader, "threads": self._decode_threads, "meter": self.meter}
@@ -153,15 +156,21 @@ class BatchSource(GraphSource):
         return batch_numbers.map(fetch, **self.map_options)
 
     def read_batch(self, pass_state: Int64s, batch_number: np.int64) -> list[Array]:
-        """Return the arrays of one batch, as the flat list of `Layout.flatten`.
+        """Read and decode one batch; return its arrays as the flat list of `Layout.flatten`.
 
-        The batch number is step * ranks + rank: with 2 ranks, number 7 is rank 1 of step 3.
+        The graph calls this for each batch of a pass, which is one iteration of the dataset.
+
+        Args:
+            pass_state: a `PassState` as an array. It has the id and the epoch of the pass.
+            batch_number: step * ranks + rank. With 2 ranks, number 7 is rank 1 of step 3.
         """
         state = PassState.unpack(pass_state)
-        step, rank = divmod(int(batch_number), self.ranks)
-        # The schedule has the ids of each batch. The batcher reads and decodes their records.
+        step, rank = divmod(int(batch_number), self.ranks)  # 3, 1 for number 7 and 2 ranks
+        # The schedule has the ids of each batch. The batcher, which `_open_pass` has started for
+        # this pass, reads and decodes the records with these ids.
         schedule, batcher = self.schedules[rank], self._open_passes[state.pass_id].batchers[rank]
-        # From now on, the user can change the sampler only for later steps (counted over epochs).
+        # `commit` marks the step as used: a user who changes the sampler during the training can
+        # then change only later steps. Steps are counted over all epochs here.
         sampler = schedule.commit(state.epoch * self.steps + step)
         (ids,) = schedule.batches(state.epoch, step, step + 1)
         request = Request.of(sampler, state.epoch, step, ids, seeds=self.feed.seeded)
@@ -178,32 +187,40 @@ class BatchSource(GraphSource):
         return [*growing_ranges(start, self.steps, self.batches_per_call)]
 
     def read_chunk(self, pass_state: Int64s, chunk: np.int64) -> list[Array]:
-        """Read the batches of one chunk of a pass. A chunk is the steps that one call reads.
+        """Read several batches of consecutive steps, which are called a chunk, at once.
 
-        Each batch is a row of each of the returned arrays [batches, …]: `pass_state`, the batch
-        numbers (the steps), the batch sizes, and the arrays of the fields.
+        Returns arrays with a row for each batch: `pass_state` in each row; the step, which is also
+        the batch number; the size of the batch; then an array for each field. For a chunk of the
+        steps 4 to 7, the array of steps is [4, 5, 6, 7].
 
-        If a batch cannot be read, its error is stored, and the batches before it are returned.
-        After them comes a row that marks the failure by the batch number -1 - step, which is
-        negative: if step 6 of the steps 4 to 7 fails, the batch numbers are 4, 5, -7. When the loop
-        gets to this row, the graph calls `end_pass`, which raises the stored error.
+        A batch that cannot be read must not stop the loop before the batches in front of it were
+        used. So if step 6 fails, the good batches 4 and 5 are returned, and a third row only marks
+        the failure. In place of a step, this row has a negative number, -1 - 6 = -7: the array of
+        steps is [4, 5, -7]. The error is stored. When the loop gets to the third row, the graph
+        calls `end_pass`, which raises the stored error.
+
+        Args:
+            pass_state: a `PassState` as an array. It has the id and the epoch of the pass.
+            chunk: the index in the list of the chunks of this pass, which `_open_pass` has stored.
         """
         state = PassState.unpack(pass_state)
-        first, stop = self._open_passes[state.pass_id].chunks[int(chunk)]
+        first, stop = self._open_passes[state.pass_id].chunks[int(chunk)]  # 4, 8
         (schedule,) = self.schedules  # chunks are for a single rank
-        # From now on, the user can change the sampler only for later steps (counted over epochs).
+        # `commit` marks the steps as used: a user who changes the sampler during the training can
+        # then change only later steps. Steps are counted over all epochs here.
         schedule.commit(state.epoch * self.steps + stop - 1)
-        batches = schedule.batches(state.epoch, first, stop)
-        batch_numbers = np.arange(first, stop)
+        batches = schedule.batches(state.epoch, first, stop)  # the sample ids of each batch
+        batch_numbers = np.arange(first, stop)  # [4, 5, 6, 7]
         try:
             arrays = self._read_batches(state, first, batches)
         except Exception:
-            num_readable = self._store_first_error(state, first, batches)
-            if num_readable == len(batches):  # each can be read by itself
+            num_readable = self._store_first_error(state, first, batches)  # 2: steps 4 and 5
+            if num_readable == len(batches):  # each can be read by itself: raise the error now
                 raise
-            failed_step = first + num_readable
-            batch_numbers = np.append(batch_numbers[:num_readable], -1 - failed_step)
-            # The row that marks the failure needs some values, which nobody sees: the first batch.
+            failed_step = first + num_readable  # 6
+            batch_numbers = np.append(batch_numbers[:num_readable], -1 - failed_step)  # [4, 5, -7]
+            # The row that marks the failure must have a value in the array of each field. The loop
+            # never sees these values, so they are read from the first batch again.
             batches = [*batches[:num_readable], batches[0]]
             arrays = self._read_batches(state, first, batches)  # raises if the first batch failed
         sizes = np.array([len(ids) for ids in batches])

@@ -90,23 +90,25 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
     def dataset(self) -> tf.data.Dataset:
         """Batches as a `tf.data.Dataset`, for `fit`, `map` and `tf.distribute`.
 
-        Each iteration of the dataset runs from the loader's position, an epoch and a step, to the
-        end of the epoch. It starts when its first batch is requested. An evaluation always runs
-        whole, except in the first iteration after `load_state_dict`.
+        Each iteration of the dataset reads from the loader's position, an epoch and a step, to the
+        end of the epoch. The length of the dataset is always the number of batches of a whole
+        epoch. Shapes are static where they can be.
 
-        The length of the dataset is always the number of batches of a whole epoch. Shapes are
-        static where they can be.
+        The position is used and changed only at the two ends of an iteration:
 
-        The loader's position changes only when the last batch of an iteration has left the dataset:
-        then it becomes the start of the next epoch. An iteration that is stopped before changes
-        nothing. For a position that changes with each batch, loop over `track(dataset)`, or train
-        with a `ResumeCallback`. A validation needs its own loader, or it would move the training to
-        the next epoch.
+        - At its first batch, the iteration starts at the position. With a sampler for evaluation,
+          it starts at step 0 instead, except for the first iteration after `load_state_dict`.
+        - After its last batch, the position becomes the start of the next epoch. An iteration that
+          is stopped earlier does not change the position.
 
-        A `map` or `prefetch` after the dataset reads ahead. It may read a whole short epoch when a
-        single batch is requested, and then the next iteration is of the next epoch. Under a
-        `tf.distribute` strategy, `fit` requests a batch only to infer its shapes: use `track` or a
-        `ResumeCallback` there.
+        For a position that changes with each batch, loop over `track(dataset)`, or train with a
+        `ResumeCallback`. You also need one of the two if batches are read without being used:
+
+        - A `map` or `prefetch` after the dataset reads ahead. If an epoch is short, it may read all
+          of the epoch when you request one batch: the position is then in the next epoch.
+        - Under a `tf.distribute` strategy, `fit` reads a batch only to infer its shapes.
+
+        A validation needs a loader of its own, or it would move the training to the next epoch.
 
         Warns if a third iteration starts in the same training epoch: the same batches come again.
         """
@@ -140,13 +142,18 @@ class DatasetLoader(Loader[B], tf.train.experimental.PythonState):
         epoch, start = self._cursor.start_pass()
         distributed = isinstance(dataset, tf.distribute.DistributedDataset)
         # From now on, this loop sets the loader's position, and the end of an iteration does not.
-        # `reshardable` says that a strategy may divide batches: it must not divide those of a rank.
+        # `reshardable`: whether a `tf.distribute` strategy may divide the batches, so that the
+        # sampler must allow it. A strategy never divides a plain dataset.
         self.external_passes.track_from(epoch, start, reshardable=distributed)
         self.meter.start(start)
         running = _Pass(self, dataset)
-        # `divided`: each process gets its own batches. A strategy sees to that by dividing batches,
-        # except those of `distribute_datasets_from_function`, a class that TensorFlow does not
-        # export. There the user's function decides; `dataset_for` gives each process its batches.
+        # `divided`: whether each process receives other samples than the other processes. There are
+        # three kinds of datasets:
+        # - A plain dataset is not divided.
+        # - `strategy.experimental_distribute_dataset` divides each batch among the processes.
+        # - `strategy.distribute_datasets_from_function` takes what the user's function returns. It
+        #   is divided if the function calls `dataset_for`, which sets `_by_rank`. TensorFlow does
+        #   not export the class of such a dataset, so it is recognized by its name.
         from_function = "FromFunction" in type(dataset).__name__
         divided = distributed and (self._by_rank or not from_function)
         yield from self._iterate_pass(running, self._count_received, divided=divided)

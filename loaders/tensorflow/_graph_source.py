@@ -27,8 +27,9 @@ class PassState(NamedTuple):
         pass_id: the number of the pass in this process.
         epoch: the epoch that is read.
         start: the first step that is read.
-        generation: a number of `PassStart`. If it is out of date when the pass ends, the loader's
-            position stays as it is.
+        generation: how often a caller (a Keras callback, or a loop over `track`) had started or
+            stopped to set the loader's position when the pass started. If the number has risen
+            when the pass ends, the end of the pass does not change the position.
         num_chunks: the number of calls into Python, if each reads a chunk of several batches; or 0.
     """
 
@@ -71,20 +72,24 @@ class GraphSource(ABC):
         """
 
     def run_pass(self) -> Iterator[Int64s]:
-        """Start a pass, an iteration of the dataset, and yield one item: its `PassState`, int64[5].
+        """Run a pass, which is one iteration of the dataset: open it, yield its state, close it.
 
-        It is a generator because the pass must be closed: TensorFlow closes the generator when the
-        dataset's iterator has ended or is destroyed.
+        This is a generator of one item, the `PassState` as int64[5]. The graph takes the item, and
+        reads the batches of the pass by it. TensorFlow closes the generator when the iteration has
+        ended or is abandoned. Then the `with` block here closes the files of the pass.
         """
-        # A `tf.distribute` strategy may divide the batches among its processes, unless the loop is
-        # over the loader itself, or each replica has a dataset of its rank (`_by_rank`).
+        # `reshardable` is False in a loop over the loader itself. Elsewhere, a `tf.distribute`
+        # strategy may divide the batches among its processes, unless each replica has a dataset
+        # with the batches of its own rank (`_by_rank`).
         if self.external_passes.reshardable and not self._by_rank:
             check_auto_shard(self.sampler)
-        self.meter.start_external()  # measures how long batches are waited for
-        # The epoch and step where the pass starts. The generation shows `end_pass` whether a Keras
-        # callback or `track` sets the loader's position since: then the pass no longer changes it.
+        self.meter.start_external()  # measures how long the loop waits for batches
+        # The pass starts at this epoch and step. `end_pass` compares the generation, which rises
+        # when a Keras callback or `track` begins or stops to set the loader's position. If it has
+        # risen by the end of the pass, this pass is out of date, and does not set the position.
         epoch, start, generation = self.external_passes.start()
         pass_id = next(_PASS_IDS)
+        # The number of calls into Python that read several batches each; 0 if a call reads one.
         with self._open_pass(pass_id, epoch, start) as num_chunks:
             yield np.array(PassState(pass_id, epoch, start, generation, num_chunks))
 
@@ -101,12 +106,16 @@ class GraphSource(ABC):
     def end_pass(self, pass_state: Int64s, batch_number: np.int64) -> bool:
         """Move the loader's position to the next epoch, at the end of a pass.
 
-        A pass is one iteration of the dataset. The graph calls this when the last batch of a pass
-        leaves the pipeline, with the number of that batch, which only a subclass needs. It returns
-        True, since a graph needs a result.
+        A pass is one iteration of the dataset. The graph calls this when the last batch of the pass
+        leaves the pipeline. Only a subclass needs the number of this batch. The result is always
+        True: TensorFlow cannot call a function without a result.
+
+        The position does not move while a Keras callback or a loop over `track` sets it: they count
+        the batches that were trained on, and set the position by this count.
         """
         state = PassState.unpack(pass_state)
-        # While a Keras callback or `track` sets the position, `finish` does not. It also ignores a
-        # pass that started before they began or ended, which is of an older generation.
+        # `finish` decides whether the position moves. It stays if a Keras callback or `track` sets
+        # it now. It also stays if one of the two has begun or stopped since this pass started: the
+        # generation, which counts these events, has then risen.
         self.external_passes.finish(PassStart(state.epoch, state.start, state.generation))
         return True

@@ -21,8 +21,10 @@ def destroy_iterators_in_thread(dataset: Any, /) -> Any:
     Destroying an iterator waits for the threads of its pipeline. The garbage collector may do so in
     a thread that holds a lock which they need: a deadlock. A new thread holds no lock.
 
-    The mark also concerns the datasets that are made of this one. So TensorFlow's iterator class
-    gets a destructor, which looks for the mark in all datasets that the iterator reads.
+    An iterator of a downstream dataset, such as `dataset.map(f)`, waits for the same threads. But
+    the user makes the downstream dataset later, and it has no mark. So TensorFlow's iterator class
+    gets a destructor. It looks for the mark in the iterator's dataset and in all datasets upstream,
+    from which this dataset was made.
     """
     if isinstance(dataset, tf.data.Dataset):
         dataset._destroyed_in_thread = True

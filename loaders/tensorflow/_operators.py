@@ -49,9 +49,13 @@ def feed_of(dataset: Any) -> Any:
 
 
 def _upstream(dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-    """Yield a dataset and all datasets that it is made of, back to the datasets of loaders."""
+    """Yield a dataset and, recursively, the datasets that it is made of, up to a loader's own.
+
+    For `loader.dataset.map(f).take(3)`: the dataset of `take`, the dataset of `map`, and
+    `loader.dataset`. A loader's own dataset is made of internal datasets, which are not yielded.
+    """
     yield dataset
-    if _source(dataset) is None:
+    if _source(dataset) is None:  # not a loader's own dataset
         for upstream in dataset._inputs():
             yield from _upstream(upstream)
 

@@ -13,7 +13,10 @@ from twinfeed.loaders.tensorflow._graph_source import GraphSource, PassState
 from twinfeed.loaders.tensorflow._processes import auto_shard_policy
 
 Deliver = Callable[[tf.Tensor, tf.Tensor, Any], Any]
-"""A function of (pass_state, batch number, batch) that returns the batch."""
+"""A function of (pass_state, batch number, batch) that returns the batch.
+
+The graph calls it when a batch leaves the pipeline, so that the loader sees the last batch.
+"""
 
 
 # Its functions do not branch on tensors in Python, so AutoGraph need not convert them.
@@ -67,14 +70,24 @@ def _passes_of(source: GraphSource) -> tf.data.Dataset:
 def _by_batch(source: GraphSource, prefetch: int, deliver: Deliver) -> tf.data.Dataset:
     """Return the dataset of batches where each call into Python makes a single batch.
 
-    Each step is a tensor, whose rows are the batches of the ranks. To be a row, a batch of any
-    structure is wrapped into a scalar (`wrap`). The tensor is declared to have 1 row, whatever it
-    has, because `unbatch` computes the cardinality, the number of steps of an epoch, from that. A
-    pass (an iteration of the dataset) that starts in the middle of the epoch gets tensors without
-    rows for the missing steps: of 5 steps from step 3 on, 2 have a batch, and 3 have no rows.
+    The length of the dataset must always be the 5 steps of an epoch, for example, though a pass (an
+    iteration of the dataset) that starts at step 3 has 2 batches. So there are always 5 tensors,
+    one for each step of an epoch, and `_unbatch` makes their rows the elements of the dataset::
+
+        tensor of     step 3   step 4   missing   missing   missing
+        real rows     1        1        0         0         0
+        static rows   1        1        1         1         1         together 5, the length
+
+    When the graph runs, a tensor has a row for the batch of each rank, or no row for a missing
+    step. But its static shape says 1 row (`_with_row_count`), which is deliberately wrong in some
+    cases, since TensorFlow computes the length from the static shapes. Each row is a scalar, into
+    which `wrap` has put a batch of any structure.
+
+    `deliver` is called with each batch, and returns it.
     """
-    # The specs of (pass state, batch number, batch), which `unwrap` needs. TensorFlow traces
-    # `steps_of`, which sets them, before the function that uses them.
+    # The specs of (pass state, batch number, batch), by which `unwrap` gets a batch out of a row.
+    # They are known when `steps_of` is traced. TensorFlow traces it inside `flat_map` below, which
+    # is before the last line of this function uses the specs.
     spec: Any = None
 
     def steps_of(pass_state: tf.Tensor) -> tf.data.Dataset:
@@ -166,10 +179,13 @@ def _unbatch(batches: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _with_row_count(count: int, rows: tf.Tensor) -> tf.Tensor:
-    """Return the tensor `rows` with a static row count, whatever it has when the graph runs.
+    """Return the tensor `rows` with the static shape [count, …], which may deliberately be wrong.
 
-    `unbatch` computes the cardinality of its dataset from the static count. So the dataset of an
-    epoch always has the same length, which Keras needs, even if an iteration has fewer batches.
+    When the graph runs, the tensor has all its rows, 0 or 2 for example, though its static shape
+    says 1. Nothing in `tf.data` compares the two. `unbatch`, which makes a dataset of the rows,
+    computes the length of the dataset from the static shape, and iterates over the real rows. So
+    the dataset always has the length of an epoch, which Keras needs, even if an iteration starts in
+    the middle of the epoch and has fewer batches.
     """
     row_shape = rows.shape[1:]
     # This op returns its input, with None as the static row count. Then another count can be set.

@@ -158,17 +158,17 @@ class ChoiceSource(GraphSource):
     def draw_indices(self, pass_state: Int64s, step: np.int64) -> Int64s:
         """Return, for several batches, the index of the dataset that each sample comes from.
 
-        The batches are those of `_steps_per_call` steps from `step` on, or of fewer at the end of
-        the epoch. The indices of all batches are in one array, int64[samples]: [1, 0, 2, 1] if the
-        samples of the first batch come from datasets 1 and 0, and those of the second from 2 and 1.
+        The batches are of `_steps_per_call` steps from `step` on, or of fewer steps at the end of
+        the epoch. If the samples of the first batch come from datasets 1 and 0, and the samples of
+        the second batch from datasets 2 and 1, [1, 0, 2, 1] is returned, int64[samples].
         """
         epoch, start = PassState.unpack(pass_state).epoch, int(step)
         stop = min(start + self._steps_per_call, self.steps)
-        # The number of a source is the index of its dataset.
-        batches = self.choices.source_numbers(epoch, start, stop)
+        # A source of `Choices` is a dataset here: source number 2 is the dataset with the index 2.
+        batches = self.choices.source_numbers(epoch, start, stop)  # [[1, 0], [2, 1]]
         for offset, dataset_indices in enumerate(batches):
             self.check_shapes(dataset_indices, epoch, start + offset)
-        return np.concatenate(batches)
+        return np.concatenate(batches)  # [1, 0, 2, 1]
 
     def check_shapes(self, dataset_indices: Int64s, epoch: int, step: int) -> None:
         """Do nothing. A subclass raises ValueError if elements of a batch cannot be stacked."""
@@ -274,17 +274,23 @@ class ElementSource(ChoiceSource):
         return tf.data.Dataset.zip(tuple(parts)).map(check_length)
 
     def _variants_of(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Return the datasets that a pass (one iteration over all of them) reads.
+        """Return the datasets that a pass reads, each from the element where it must start.
 
-        The result is a variant tensor [datasets]. Each item is a dataset as a scalar, which
-        `from_variant` turns into a dataset again. `pass_state` says at which step the pass starts.
-        With the option `replay` of `choose`, each dataset skips as many elements as were drawn from
-        it before the pass.
+        A pass is one iteration over the loader, and `pass_state` says at which step it starts. In a
+        graph, a list of datasets is a variant tensor [datasets]: each item is a dataset as a
+        scalar, which `from_variant` turns into a dataset again. There are three cases:
+
+        1. `SourceDatasets` makes datasets that start at the samples of this step.
+        2. Datasets of the user start at their first element.
+        3. With `replay=True`, datasets of the user skip the elements that earlier steps, of all
+           epochs, have drawn: if 5 were drawn from dataset 0 and 3 from dataset 1, they skip 5
+           and 3. So a run that is resumed here reads the same elements as a run without a stop.
         """
-        if isinstance(self._datasets, SourceDatasets):  # made for each pass, from its step on
+        if isinstance(self._datasets, SourceDatasets):
             return self._datasets.variants(pass_state)
-        if not self._replay:  # each dataset starts at its first element
+        if not self._replay:
             return self._variants
+        # How many elements were drawn from each dataset before this step: [5, 3].
         counts = numpy_function_of(self.counts_before_pass, [pass_state], tf.int64)
         counts.set_shape([len(self._datasets)])
 

@@ -37,21 +37,21 @@ _CACHED_RANGES = 64
 def source_datasets(feed: Feed, /) -> Sequence[tf.data.Dataset]:
     """Make one dataset for each class, each set or each segment that a feed's sampler draws from.
 
-    The loader `choose(sampler, source_datasets(feed))` has the same batches as
-    `TensorFlowLoader(feed)`. The index may have any number of shards, and the feed may be of any
-    rank. An iteration over this loader starts at its position; `choose(…, replay=True)` changes
-    nothing.
+    They are for code that chooses from one dataset per class, such as `choose`. You need no files
+    for each class: the records may be mixed in any number of shards. The loader
+    `choose(feed.sampler, source_datasets(feed))` has the same batches as `TensorFlowLoader(feed)`,
+    also if the feed is of one rank of several. An iteration over the loader continues at its
+    position, with and without the option `replay` of `choose`.
 
     If you iterate over one of the datasets, you get the samples that the sampler draws from its
     class in epoch 0, in the order in which they are drawn.
 
     Each dataset reads its samples of up to 4 batches at once. All together read at most 1,024
-    samples, or one larger batch, before the batches need them. Only the thread that needs the
-    samples reads them.
+    samples, or one larger batch, before the batches need them. They start no threads for reading.
 
     Args:
-        feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or takes turns between
-            segments, the parts of a shuffled sequence (`ShardShuffleSampler`).
+        feed: its sampler draws classes (P×K), mixes sets (`MixtureSampler`), or reads several
+            segments, the parts of a shuffled sequence, side by side (`ShardShuffleSampler`).
 
     Returns:
         a sequence of datasets of samples. Each sample is a dict of the fields that a batch has.
@@ -99,15 +99,20 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return SourceDatasets, (self._feed,)
 
     def checked_group_schedule(self, sampler: BatchStream, source: Any) -> Schedule:
-        """Check that `choose` got the feed's sampler, and return the schedule of its groups.
+        """Check the arguments of `choose`, and return from which dataset each sample comes.
 
-        A group is a class, set or segment that the sampler draws from. The schedule has the batches
-        of the sampler, with the group of each sample in place of its id: if sample 7 is of group 2,
-        and sample 3 of group 0, the batch of samples 7 and 3 is [2, 0].
+        `choose(sampler, datasets, source=…)` needs to know the dataset of each sample that the
+        sampler draws. Here the feed's sampler knows this: dataset n has the samples of class n, of
+        set n or of segment n, which is called group n. So `choose` must get the feed's sampler, and
+        no function `source` of the user.
 
         Args:
-            sampler: the sampler that the user has given to `choose`.
-            source: a function from ids to groups that the user has given to `choose`, or None.
+            sampler: the argument of `choose`.
+            source: the argument of `choose`, which must be None.
+
+        Returns:
+            the schedule of the feed's sampler, with the group of each sample in place of its id. If
+            sample 7 is of group 2, and sample 3 of group 0, the batch [7, 3] becomes [2, 0].
 
         Raises:
             ValueError: `sampler` draws other samples than the feed's, or `source` is not None.
@@ -134,10 +139,14 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return destroy_iterators_in_thread(dataset)
 
     def variants(self, pass_state: tf.Tensor) -> tf.Tensor:
-        """Make the dataset of each group (a class, set or segment) for one pass of the loader.
+        """Return a dataset for each group of the sampler, for one pass of the loader.
 
-        A pass is one iteration, and `pass_state` says where it starts. The result is a variant
-        tensor [groups]. Each item is a dataset as a scalar, which `from_variant` turns back.
+        A group is a class, a set or a segment (a part of a shuffled sequence) that the sampler
+        draws from. A pass is one iteration of the loader, and `pass_state` says where it starts.
+
+        A graph can only pass tensors on, so each dataset is wrapped into a scalar tensor (a
+        "variant"). For 3 groups, the result is a variant tensor of shape [3]. `from_variant` makes
+        a dataset of each scalar again.
         """
         return tf.map_fn(
             lambda group: tf.data.experimental.to_variant(self._dataset(pass_state, group)),
@@ -146,20 +155,27 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         )
 
     def _dataset(self, pass_state: tf.Tensor, group: Any) -> tf.data.Dataset:
-        """Return the dataset of the samples that a pass draws from one group.
+        """Return the dataset of the samples that the sampler draws from one group, such as class 2.
 
-        A pass is one iteration of the loader, and `pass_state` says where it starts. A group is a
-        class, a set or a segment (a part of a shuffled sequence) of the feed's sampler.
+        For a sampler of sets or segments (parts of a shuffled sequence), the group is the number of
+        a set or a segment. Each element of the dataset is a sample, a dict of its fields.
+
+        `pass_state` is the tensor of a `PassState`: the samples are of its epoch, from its step on.
         """
-        specs = tuple(self._layout.flat_specs)
+        specs = tuple(self._layout.flat_specs)  # of the arrays, which are a flat list in the graph
+        # Each element is the arrays of several samples: `samples` reads them at once.
         samples = generator_dataset(self.samples, specs, (pass_state, group))
-        # Each item has several samples in its arrays: `unbatch` makes single ones.
+        # `restore` makes a dict by field name of the flat list, and `unbatch` makes single samples.
         return samples.map(lambda *flat: self._layout.restore(flat)).unbatch()
 
     def samples(self, pass_state: Int64s, group: np.int64) -> Iterator[tuple[Array, ...]]:
-        """Yield the samples of a group (a class, set or segment) from the start of a pass on.
+        """Read the samples that the sampler draws from one group, such as class 2.
 
-        Each item has the group's samples in up to `_BATCHES_PER_READ` batches, as stacked arrays.
+        For a sampler of sets or segments (parts of a shuffled sequence), the group is the number of
+        a set or a segment. `pass_state` has the epoch, and the step to start at.
+
+        Yields the samples in the order in which they are drawn, several at once as stacked arrays:
+        the samples of the group in the next `_BATCHES_PER_READ` batches that have any.
         """
         state, sampler = PassState.unpack(pass_state), self._feed.sampler
         max_steps = max(1, _MAX_SAMPLES_AHEAD // max(1, sampler.batch_size))
@@ -188,18 +204,20 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
 def _requests_by_group(
     id_schedule: Schedule, group_schedule: Schedule, epoch: int, first: int, stop: int
 ) -> dict[int, list[Request]]:
-    """Return a dict with the requests for the samples of each group in the steps [first, stop).
+    """Divide the batches of the steps [first, stop) by group, such as the class of a sample.
 
-    A group is a class, set or segment. A request says which samples of a batch to read. A batch
-    that has samples of groups 0 and 2 adds a request to the list of each of the two groups.
+    For a sampler of sets or segments (parts of a shuffled sequence), a group is a set or a segment.
 
-    `id_schedule` has the batches of the sampler, as the ids of their samples. `group_schedule` has
-    the same batches, as the groups of their samples: if sample 7 is of group 2, and sample 3 of
-    group 0, the batch of samples 7 and 3 is [7, 3] in the first, and [2, 0] in the second.
+    `id_schedule` has the id of each sample of a batch, and `group_schedule` has the group of each
+    sample. If samples 7 and 9 are of group 2, and sample 3 is of group 0, a batch is [7, 3, 9] in
+    the first schedule, and [2, 0, 2] in the second. It becomes a request to read sample 3, which is
+    appended to the list of group 0, and a request to read samples 7 and 9, for group 2.
+
+    Returns a dict from the group to its list of requests, in the order of the steps.
     """
     requests_by_group = defaultdict(list)
     for request in islice(requests(id_schedule, epoch, first), stop - first):
-        # The group of each sample of the batch.
+        # The group of each sample of the batch: [2, 0, 2].
         (sample_groups,) = group_schedule.batches(epoch, request.step, request.step + 1)
         for group in np.unique(sample_groups).tolist():
             requests_by_group[group].append(request.where(sample_groups == group))

@@ -57,27 +57,35 @@ class OriginalErrors(AbstractContextManager[None]):
 
 
 def _raise_original(error: tf.errors.OpError, external_passes: ExternalPasses | None) -> None:
-    """Raise the original exception in place of an error of TensorFlow, if the exception is known.
+    """Raise the original exception in place of an error of TensorFlow, if the exception is found.
 
-    TensorFlow calls Python methods to read batches. If such a method fails, its object is added to
-    `FAILED_OBJECTS`, and the exception to the attribute `raised` of the object. TensorFlow keeps
-    only the text of the exception in its own error. So the original exception is the one whose text
-    is in TensorFlow's message.
+    TensorFlow calls Python methods to read batches. If such a method raises an exception,
+    TensorFlow raises an error of its own, which has only the text of the exception. But the
+    exception itself was stored: the object of the method is in `FAILED_OBJECTS`, and has its last
+    exceptions in the attribute `raised`. So look there for an exception whose text is in the
+    message of TensorFlow's error.
 
-    Each loader has one object `external_passes`, which the objects that read for it share. Only
-    exceptions of the loader with this `external_passes` are looked for; with None, of all loaders.
+    If none is found, the function returns, and TensorFlow's error stays as it is. Only for too many
+    open files, an error with advice is raised in its place.
+
+    Args:
+        error: the error of TensorFlow.
+        external_passes: look only at exceptions of the loader with this `external_passes`, the
+            object that keeps a loader's position while TensorFlow iterates over its dataset. Each
+            loader has its own, so it identifies the loader here. None: look at all exceptions.
     """
     for reference in reversed(FAILED_OBJECTS):
         failed_object = reference()
-        # Those of `source_datasets` have no loader: their exceptions count for any loader.
+        # The objects of `source_datasets` belong to no loader, so they are always looked at.
         its_passes = getattr(failed_object, "external_passes", external_passes)
         if external_passes is not None and its_passes is not external_passes:
-            continue  # it is of another loader
+            continue  # the failed object belongs to another loader
         raised: list[BaseException] = getattr(failed_object, "raised", [])
         for original in reversed(raised):
             if f"{type(original).__name__}: {original}" in error.message:
                 raised.remove(original)
                 raise original from error
+    # A dataset of the user has failed, for which no Python method was called.
     if "Too many open files" in error.message:
         raise LoaderError(
             f"this process may open {system.file_limit()} files, and the loader of choose(…) keeps "
