@@ -55,19 +55,22 @@ class ResumedCallbackList(keras.callbacks.CallbackList):
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Call the callbacks' `on_epoch_begin`; in a resumed `fit`, first restore their states.
 
-        If the epoch was resumed at a step within it, callbacks see the learning rates as they were
-        when the epoch started, from which schedulers compute new ones. After that, the rates of the
-        resumed step are set again.
+        The comments show the learning rate in a run that was saved in the middle of an epoch. The
+        epoch began with the rate 8. A scheduler, which halves the rate at the start of each epoch,
+        then set 4, and another callback had set 3 by the step of the checkpoint. The scheduler must
+        find 8 again, or it would halve twice, and the training must continue with 3.
         """
-        rates = _model.learning_rates(self.model.optimizer)
-        checkpoint = self._resume._start_resumed_training()  # None except in the first epoch
-        rates_at_resume = _model.to_numpy(rates)
+        rates = _model.learning_rates(self.model.optimizer)  # the variables of the rates
+        # In the first epoch of a resumed `fit`, this is the checkpoint from which it continues, and
+        # the model has its weights and learning rates from now on. In other epochs, it is None.
+        checkpoint = self._resume._start_resumed_training()
+        rates_at_resume = _model.to_numpy(rates)  # 3: the rate of the checkpoint
         if checkpoint is not None:
-            self._restore_states(checkpoint, rates)  # sets the rates as when the epoch started
-        self._epoch_rates = _model.to_numpy(rates)
-        super().on_epoch_begin(epoch, logs)  # schedulers set new rates
-        if checkpoint is not None and checkpoint.state["loader"]["step"]:
-            _model.assign(rates, rates_at_resume)
+            self._restore_states(checkpoint, rates)  # sets the rate 8, as when the epoch started
+        self._epoch_rates = _model.to_numpy(rates)  # 8
+        super().on_epoch_begin(epoch, logs)  # the scheduler sets 4
+        if checkpoint is not None and checkpoint.state["loader"]["step"]:  # within an epoch
+            _model.assign(rates, rates_at_resume)  # 3
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         super().on_train_batch_begin(batch + self._resume._first_step, logs)

@@ -71,9 +71,9 @@ def clear_early_stop(callbacks: Iterable[Any]) -> None:
 def unrestorable_callbacks(callbacks: Iterable[Any]) -> list[str]:
     """Return the names of the callbacks whose state cannot be saved and restored.
 
-    The state of a callback can be restored if it has `get_state` and `set_state`, and if it is one
-    of Keras's own callbacks, such as EarlyStopping, whose attributes are known. A subclass of these
-    may have more attributes, so its state cannot be restored without the two methods.
+    The state of a callback can be restored in two cases: the callback has the methods `get_state`
+    and `set_state`, or it is one of Keras's own callbacks, such as EarlyStopping, whose attributes
+    are known. A subclass of EarlyStopping may have more attributes, so it needs the two methods.
     """
     return [
         name

@@ -143,8 +143,13 @@ def _number_of(folder: Path) -> int:
 
 
 def _write(folder: Path, state: dict[str, Any]) -> None:
-    """Write the arrays of a state to arrays.npz in a folder, and all else to state.json."""
+    """Write the arrays of a state to arrays.npz in a folder, and all else to state.json.
+
+    The state {"rates": [r, s]} with arrays r and s becomes the JSON
+    {"rates": [{"twinfeed.array": 0}, {"twinfeed.array": 1}]} and the arrays "0" and "1".
+    """
     arrays: list[Array] = []
+    # `to_json` appends each array that it finds in the state to `arrays`: [r, s].
     (folder / "state.json").write_bytes(json.dumps(to_json(state, arrays)).encode())
     named: dict[str, Any] = {str(number): array for number, array in enumerate(arrays)}
     with (folder / "arrays.npz").open("xb") as file:
@@ -207,11 +212,13 @@ def checksums(folder: Path) -> dict[str, int]:
 
 
 def _check_arrays(file: Any) -> None:
-    """Raise OSError if the arrays of an .npz file would take more memory than it has bytes.
+    """Raise OSError if the arrays of an .npz file would take more memory than the file has bytes.
 
-    Only the header of each array is read: a damaged header could claim terabytes.
+    A damaged file could claim terabytes, like a decompression bomb, and loading it would exhaust
+    the memory. So only the header of each array is read here. `_write` never compresses arrays, so
+    a compressed array is refused too: its size on the disk does not bound its size in memory.
     """
-    with zipfile.ZipFile(file) as members:
+    with zipfile.ZipFile(file) as members:  # an .npz file is a zip with a member for each array
         for member in members.infolist():
             with members.open(member) as array:
                 np.lib.format.read_magic(array)
@@ -223,8 +230,13 @@ def _check_arrays(file: Any) -> None:
 
 
 def check_weights(path: Path) -> None:
-    """Raise OSError if the weights of an HDF5 file would take more memory than it has bytes."""
-    sizes: list[int] = []
+    """Raise OSError if the weights of an HDF5 file would take more memory than the file has bytes.
+
+    A damaged file could claim terabytes, like a decompression bomb, and loading it would exhaust
+    the memory. So the sizes are read first, without the weights. The file is in the folder of a
+    checkpoint, which `readable` names if the file cannot be read at all.
+    """
+    sizes: list[int] = []  # the bytes of each array of weights
 
     def add_size(_: str, item: Any) -> None:
         if isinstance(item, h5py.Dataset):

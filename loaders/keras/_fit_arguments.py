@@ -70,12 +70,13 @@ def check_options(loader: Loader[Any], options: Mapping[str, Any], arrange: Any)
     Args:
         loader: the loader of the training.
         options: the options of `model.fit`.
-        arrange: a function from a batch to (inputs, targets), or a dataset of such pairs.
+        arrange: the argument of `fit`, by which it gets inputs and targets for the training: a
+            function from a batch to (inputs, targets), or a dataset of such pairs.
 
     Raises:
         ValueError: an option sets what the loader, its sampler or the checkpoint decides already.
-        TypeError: `validation_data` is a feed; or it is a loader and `arrange` is a dataset, so
-            that no function makes (inputs, targets) of the loader's batches.
+        TypeError: `validation_data` is a feed; or it is a loader, whose batches need a function to
+            become (inputs, targets), but `arrange` is a dataset.
     """
     for name, advice in _REFUSED_OPTIONS.items():
         if options.get(name) is not None and options[name] is not False:

@@ -249,9 +249,16 @@ class ResumeCallback(keras.callbacks.Callback):
         return True
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Raise ValueError if a checkpoint was not restored, or the order of batches is unknown."""
-        # `fit` of this object sets `_callbacks`, and checks the dataset. If the user calls
-        # `model.fit` instead, it is None, and a callback cannot see the dataset.
+        """Refuse a `fit` that would train in an unknown order, or without the last checkpoint.
+
+        Raises:
+            ValueError: the user has called `model.fit` with this callback, and has not said by
+                `order="unchecked"` that the dataset has the loader's batches in order.
+            ValueError: the folder has a checkpoint that was not restored, and `restart` is False.
+        """
+        # `ResumeCallback.fit` checks the dataset itself, and sets `_callbacks`. In `model.fit`, a
+        # callback cannot see the dataset, and `_callbacks` is None. `order` is the argument of
+        # `ResumeCallback`: "unchecked" if the user vouches for the order of the batches, or None.
         if self._callbacks is None and self.order is None:
             raise ValueError(
                 "ResumeCallback cannot check the dataset of model.fit: train by "
@@ -278,7 +285,9 @@ class ResumeCallback(keras.callbacks.Callback):
         self.loader.external_passes.peeking = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Set the counters of batches to the loader's position when an epoch starts.
+        """Check that `fit` and the loader start the same epoch, and count batches from there.
+
+        In the first epoch of a resumed run, this may also load other weights into the model.
 
         Raises:
             ValueError: the epoch of `fit` has another number than the loader's epoch, or another
@@ -295,39 +304,52 @@ class ResumeCallback(keras.callbacks.Callback):
                 f"fit must have the {loader_steps} steps of the loader's epoch, got {fit_steps}: "
                 f"remove steps_per_epoch, and batch or take after the loader's dataset"
             )
-        # This may load the weights that the training starts from. Within `fit` of this object, the
-        # callback list has called it before, and it does nothing.
+        # In the first epoch of a resumed run, this loads the weights of an earlier checkpoint if
+        # the last one has weights that must not be trained on. At later calls it does nothing. In
+        # `fit` of this object, the callback list has called it already.
         self._start_resumed_training()
-        self._start_tracking()
+        self._start_tracking()  # sets the counters of epoch and step to the loader's position
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Count a batch that was trained on, and save after every `save_freq` batches."""
-        # `external_passes` has the loader's position while Keras iterates over its dataset.
+        """Move the loader's position past a batch that was trained on; save if it is time to.
+
+        1. After the first batch, check that the batches come from the loader.
+        2. Compute the new step of the epoch, and set the loader's position to it.
+        3. Within the epoch, save after every `save_freq` batches, or if `fit` is to stop here.
+        4. At the end of an epoch that was resumed at a later step, stop `fit`'s loop over batches.
+
+        With `steps_per_execution=4`, Keras calls this only after every fourth batch.
+        """
+        # `external_passes` decides where each iteration over the loader's dataset starts.
         passes, start = self.loader.external_passes, self._first_step
-        # After the first batch: if it came from the loader, an iteration has started at its step.
+        # 1. If no iteration has started at the step of the first batch, the batch came from
+        # somewhere else, such as a cache.
         if self._step == start and not passes.started_at(self._epoch, start):
             raise ValueError(
                 f"the batches of epoch {self._epoch} must come from the loader, but fit got others"
                 f": remove dataset.cache(), and give fit the dataset of this loader"
             )
-        # In `fit` of this object, which sets `_callbacks`, `batch` is the step of the epoch. If the
-        # user calls `model.fit` instead, Keras counts `batch` from the step of the resume. With
-        # steps_per_execution, `batch` may go beyond the last step of the epoch: hence the `min`.
-        trained = batch + 1 if self._callbacks is not None else start + batch + 1
+        # 2. `batch` is an index. In `fit` of this object, which sets `_callbacks`, it is the step
+        # of the epoch. If the user calls `model.fit`, Keras counts it from the step of the resume:
+        # after a resume at step 60, the first batch is 60 in the one case, and 0 in the other.
+        trained = batch + 1 if self._callbacks is not None else start + batch + 1  # 61
+        # With steps_per_execution, `batch` may go beyond the last step of the epoch.
         previous, self._step = self._step, min(trained, len(self.loader))
         self._has_unsaved_batches = True
         passes.advance_to(self._epoch, self._step)
-        if self._step < len(self.loader):  # else on_epoch_end saves, with the logs of the epoch
-            # Whether a multiple of `save_freq` lies between the previous step and this one.
+        if self._step < len(self.loader):  # else `on_epoch_end` saves, with the logs of the epoch
+            # 3. Whether a multiple of `save_freq` lies between the previous step and this one. With
+            # save_freq=10, 70 lies between 68 and 72: 72 // 10 > 68 // 10.
             is_due = self.save_freq and self._step // self.save_freq > previous // self.save_freq
             # If `fit` stops here, save before the callbacks get the logs of a part of an epoch.
             if is_due or getattr(self._model, "stop_training", False):
                 self._save(logs)
         elif start:
-            # The epoch was resumed at a later step, but Keras would request as many batches as a
-            # whole epoch has, and a step without a batch warns, and advances the optimizer's
-            # counters. So end the epoch by a true `stop_training`. `on_epoch_end` sees that it is
-            # this value, and sets False again, so that `fit` continues with the next epoch.
+            # 4. Keras would request as many batches as a whole epoch has. If it has 100, and was
+            # resumed at step 60, 40 batches were trained on, and no more will come. A step without
+            # a batch warns, and advances the optimizer's counters. So set `stop_training` to a true
+            # value, at which Keras ends the epoch. `on_epoch_end` recognizes the value, and sets
+            # False again, so that `fit` continues with the next epoch.
             self.model.stop_training = self.model.stop_training or _STOPPED_AT_EPOCH_END
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -339,12 +361,16 @@ class ResumeCallback(keras.callbacks.Callback):
     def on_train_end(self, logs: Any = None) -> None:
         """Save the model as `fit` leaves it, in a checkpoint that is marked as final.
 
-        Other callbacks may have changed the model in their `on_train_end`.
+        Other callbacks may have changed the model in their `on_train_end`. Nothing is saved in
+        three cases:
+
+        1. There is no checkpoint: `on_epoch_end` writes one after the last batch, so this `fit` has
+           trained nothing.
+        2. The last checkpoint is final: an earlier `fit` wrote it, and this one has trained nothing
+           since.
+        3. Some batches are not saved: the loss or a weight is not a finite number.
         """
         last = self._last_checkpoint
-        # After the last batch, `on_epoch_end` has written a checkpoint that is not final. If there
-        # is none, or it is final, this `fit` has trained nothing. Batches that are still unsaved
-        # could not be saved, because the loss or a weight is not a finite number.
         if last is not None and not last.final and not self._has_unsaved_batches:
             self._save(logs, final=True)
         self.loader.external_passes.stop_tracking()  # the callback no longer sets the position
@@ -354,15 +380,19 @@ class ResumeCallback(keras.callbacks.Callback):
         self._save(None)
 
     def _start_tracking(self) -> None:
-        """Set the counters of epoch and step to the loader's position, and track it from now on.
+        """Let this callback set the loader's position from now on, batch by batch.
 
-        Only this callback sets the loader's position then: iterations over the loader's dataset no
-        longer change it. This starts before `fit` calls the callback, since `fit` may first read
-        batches only to infer their shapes (under a `tf.distribute` strategy).
+        Without it, the loader would move to the next epoch whenever an iteration over its dataset
+        ends, though `fit` reads batches ahead and has not trained on all of them. This callback
+        counts the batches that were trained on, from the loader's current epoch and step.
+
+        It is called before `fit` starts, since `fit` may first read a batch only to infer its
+        shapes (under a `tf.distribute` strategy). `on_train_end` undoes it.
         """
         self._epoch, self._first_step = self.loader.epoch, self.loader.step
         self._step = self._first_step
-        # `external_passes` has the loader's position while a framework iterates over its dataset.
+        # `external_passes` decides where each iteration over the loader's dataset starts. After
+        # this call, only `external_passes.advance_to` changes the loader's position.
         self.loader.external_passes.track_from(self._epoch, self._first_step)
 
     def _save(self, logs: dict[str, Any] | None, *, final: bool = False) -> None:
@@ -414,15 +444,21 @@ class ResumeCallback(keras.callbacks.Callback):
         return checkpoint
 
     def _start_resumed_training(self) -> Checkpoint | None:
-        """Return the checkpoint that the training continues from, at the first call; then None.
+        """Prepare the model for the first epoch after a restore; return the checkpoint to use.
 
-        If the restored checkpoint is final, it has the model as it was after `on_train_end` of the
-        callbacks, which may have changed it. A training must not continue from these changes: so
-        the checkpoint before it is loaded into the model, and is returned instead.
+        The first call returns the checkpoint from which the training continues. Later calls do
+        nothing and return None.
+
+        A run that had ended is continued if the user raises `epochs`. Its last checkpoint is marked
+        as final: it was written after `on_train_end` of the callbacks, which may have changed the
+        model, for example to averaged weights. A training must not continue from averaged weights.
+        So the previous checkpoint, which has the weights before `on_train_end`, is loaded into the
+        model and returned. If there is none, the final checkpoint is used.
         """
-        checkpoint = self._pop_restored_checkpoint()
+        checkpoint = self._pop_restored_checkpoint()  # None except at the first call
         if checkpoint is None or not checkpoint.final:
-            return checkpoint
+            return checkpoint  # `restore` has loaded its weights already
+        # The previous checkpoint; None if it was deleted, or is from before the last batch.
         unchanged = self._checkpoints.before_train_end(checkpoint)
         if unchanged is not None:
             _load_checkpoint(self.model, unchanged)
@@ -459,15 +495,19 @@ class ResumeCallback(keras.callbacks.Callback):
 
 
 def _fit_data(loader: Loader[Any], arrange: Any, model: Any, weights: Any = None) -> Any:
-    """Return the batches of a loader as Keras's `fit` takes them.
+    """Return the inputs and targets of a loader's batches, in a form that Keras's `fit` accepts.
 
-    This is a dataset if the loader's framework has datasets, such as TensorFlow. Otherwise it is a
-    data adapter, Keras's class for all other kinds of data.
+    There are three cases:
+
+    1. The user has made a dataset of (inputs, targets) and passes it as `arrange`: return it.
+    2. The loader is of a framework with datasets, such as TensorFlow: apply the function `arrange`
+       to the loader's dataset by `map`.
+    3. Otherwise return a data adapter, Keras's class for all other kinds of data. It applies the
+       function `arrange` to each batch.
 
     Args:
         loader: its batches are trained or validated on.
-        arrange: a function from a batch to (inputs, targets); or a dataset of such pairs, which the
-            user has made from the loader's dataset. A dataset is returned as it is.
+        arrange: a function from a batch to (inputs, targets), or a dataset of such pairs.
         model: the model to train, whose `tf.distribute` strategy may divide batches; or None, if
             they are not to be divided.
         weights: the `class_weight` of `fit`.
