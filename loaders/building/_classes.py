@@ -94,10 +94,11 @@ def assign_classes(
 
 
 def integer_background(background: Label | None, /) -> int:
-    """Return the default label `background` as an integer, for an index with integer labels.
+    """Convert the default label of an index with integer labels to an integer: "7" becomes 7.
 
-    Records that have no label of their own get the default label. It may be None if every record
-    has a label. Then 0 is returned, which is not used.
+    Records without a label get the default label, which the user has passed as `background`. None
+    becomes 0, so that the result is always an integer. This 0 becomes no record's label: without a
+    default label, an index has no records without a label.
 
     Raises:
         ValueError: `background` is a name.

@@ -77,18 +77,21 @@ class _ColumnWriter:
         self.num_missing = 0
 
     def write(self, rows: Array) -> None:
-        """Write the rows of a field, or the values of a column, for the next records.
+        """Append one array item for each of the next records to the file, and update the digest.
 
-        They are added to the digest. Of a row only the CRC of the field is added, since its offset
-        depends on the container. `digest_input` is "crc32c" for rows, or the dtype in which values
-        are added, or None if there is no digest.
+        An item is either the value of a column, such as 5, or a "row" that says where a field is in
+        its shard: (offset, length, CRC of the bytes).
+
+        The digest must be the same for equal records in a TFRecord and in a tar. Values are added
+        to it as they are. A row adds only its CRC, since the offset differs between containers: the
+        rows (100, 3, 71) and (200, 5, 72) add 71 and 72. A missing field adds -1.
         """
         self.file.add(rows)
-        if self.digest_input == "crc32c":
-            is_missing = rows["length"] < 0
-            crcs = np.where(is_missing, -1, rows["crc"].astype(np.int64))
+        if self.digest_input == "crc32c":  # rows
+            is_missing = rows["length"] < 0  # the length is -1 in the row of a missing field
+            crcs = np.where(is_missing, -1, rows["crc"].astype(np.int64))  # [71, 72]
             self.digest.update(crcs.astype("<i8").tobytes())
-        elif self.digest_input is not None:
+        elif self.digest_input is not None:  # values, converted to this dtype
             self.digest.update(rows.astype(self.digest_input).tobytes())
 
 
@@ -161,19 +164,26 @@ class _IndexMerger:
     def set_classes(self) -> None:
         """Compute the class index of each label in `stats.vocabulary`, and the class names.
 
-        This is called when the labels of all parts, or of the table, are known. Labels are either
-        all names, which are numbered, or all integers, which are the class indices themselves. The
-        label None stands for a record without a label, which gets a default label.
+        This is called when the labels of all parts, or of the table, are known. There are two kinds
+        of indexes, whose distinct labels are for example:
+
+        - names, such as ["dog", "cat"]: they are numbered in sorted order, 1 and 0;
+        - integers, such as [7, 5]: they are the class indices already.
+
+        The label None stands for all records without a label. They get the default label, which is
+        the option `background`.
         """
         stats, default = self.stats, self.stats.options.background
         labels = stats.vocabulary.names
-        # `first_labels` has a key for each kind of label. If no record has a label, it is empty,
-        # and the kind of the default label decides.
+        # The keys of `first_labels` are the kinds of labels that records have: "integers" or
+        # "names". If no record has a label, there is no key, and the default label decides.
         has_integers, has_names = (kind in stats.first_labels for kind in ("integers", "names"))
         if has_integers or (isinstance(default, int) and not has_names):
             indices = [integer_background(default) if label is None else label for label in labels]
             self.class_indices = np.array(indices, np.int64)
         else:
+            # Names in a field, a file or a table were read as text, where "17" is an integer. The
+            # name of a folder stays a name, though it may be "17".
             self.class_indices, self.class_names = assign_classes(
                 labels,
                 classes=self.classes,
@@ -182,16 +192,24 @@ class _IndexMerger:
             )
 
     def add(self, part: ShardPart) -> None:
-        """Append the arrays of one scanned shard, its part, to the arrays of the index.
+        """Append the arrays of a part, which is the result of scanning one shard, to the index.
 
-        A part is read in blocks of consecutive records. For the field with number N in the part, a
-        block has an array `values-N` of its numbers, or `rows-N` with its location in each record.
-        `rows-N` is missing if no record of the block has the field.
+        A part is read in blocks of consecutive records. Each block has, where they apply:
+
+        - `keys-text` and `keys-ends`: the keys of all records in one text, and the end of each key;
+        - `files-text` and `files-ends`: the paths of loose files in the same form;
+        - `labels`: integers; or `names`: the indices of label names;
+        - `values-N`: the numbers of a field that is a column of the index. N is the number of the
+          field in this part;
+        - `rows-N`: the location of any other field in each record. It is missing if no record of
+          the block has the field.
         """
         field_numbers = {name: number for number, name in enumerate(part.fields)}
-        # `class_indices` is indexed by the vocabulary of all parts, which has these names already.
-        vocabulary_indices = self.stats.vocabulary.add(part.label_names)
-        class_of_part_name = self.class_indices[vocabulary_indices]
+        # A label name has one number in the part, another in the vocabulary of all parts, and a
+        # third as a class. For a part with the names ["dog", "cat"], the vocabulary
+        # ["cow", "dog", "cat"], and the classes ["cat", "cow", "dog"]:
+        vocabulary_indices = self.stats.vocabulary.add(part.label_names)  # [1, 2]
+        class_of_part_name = self.class_indices[vocabulary_indices]  # [2, 0]
         for block in part.blocks():
             for strings in self.string_writers:  # of keys, and of paths of loose files
                 if f"{strings.name}-ends" in block.arrays:
@@ -205,16 +223,20 @@ class _IndexMerger:
                     values = block.arrays[f"values-{field_numbers[name]}"]
                     writer.write(values.reshape(block.num_records, *writer.file.shape[1:]))
             for name, writer in self.field_writers.items():
+                # None if no record of the block has the field, or of the whole part, which then has
+                # no number for it: there is no array "rows-None".
                 rows = block.arrays.get(f"rows-{field_numbers.get(name)}")
                 self.add_rows(writer, rows, block.num_records)
         self.num_earlier_files += part.num_files
 
     def add_rows(self, writer: _ColumnWriter, rows: Array | None, num_records: int) -> None:
-        """Append the rows of a field, its location in each of the next `num_records` records.
+        """Append a row for each of the next `num_records` records, which says where a field is.
 
-        `rows` is None if none of these records has the field. If a field is a whole file, such as
-        an image, a row has the number of the file. Each part numbers its files from 0, so the
-        number of files in earlier parts is added.
+        A row is (offset, length, CRC). If each field is a whole file, such as an image, a row has
+        the number of the file in place of the offset. The files of each scanned shard are numbered
+        from 0: after 5 files of earlier shards, the numbers 0, 1 become 5, 6 in the index.
+
+        `rows` is None if none of the records has the field.
         """
         if rows is None:
             rows = np.array([MISSING_ROW] * num_records, writer.file.dtype)
@@ -228,16 +250,19 @@ class _IndexMerger:
     def join_table(self, table: FromTable) -> None:
         """Write the label of each record, looked up by its key in a table, as the column "label".
 
-        The keys of all parts were written already. `finish_array` completes the file of an array
-        and returns its content.
+        For the keys a, b, c and the table {a: dog, b: cat, c: dog}, the column is [1, 0, 1]: the
+        indices of the sorted names. The keys of all records are in the index already.
         """
-        text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))
-        # With a default label, the table may lack keys: the label of these records is None.
+        text, ends = map(self.store.finish_array, ("keys-text", "keys-ends"))  # their content
+        # With a default label (the option `background`), the table may lack keys. The label of
+        # such a record is None until `set_classes` replaces it.
         has_default_label = self.stats.options.background is not None
         labels = table.match(StringColumn(text, ends).tolist(), partial=has_default_label)
+        # Each label as its index in the vocabulary, in the order of first occurrence: [0, 1, 0].
         vocabulary_indices = self.stats.vocabulary.add(labels)
-        self.set_classes()  # only now, since it needs all labels in the vocabulary
-        self.column_writers["label"].write(self.class_indices[vocabulary_indices])
+        # Only now, since this numbers all labels of the vocabulary: `class_indices` is [1, 0].
+        self.set_classes()
+        self.column_writers["label"].write(self.class_indices[vocabulary_indices])  # [1, 0, 1]
 
     def finish(self) -> dict[str, Any]:
         """Write the class order, the class names and the labels of a table, after the last part.

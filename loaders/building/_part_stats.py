@@ -158,7 +158,14 @@ class IndexStats:
         return mixed
 
     def check(self) -> None:
-        """Raise ValueError if no index can be made of the parts; warn of shards without records."""
+        """Raise an error if no index can be made of the parts; warn of shards without records.
+
+        Raises:
+            KeyError: no record has a field that the user has named.
+            ValueError: there are no records; they have neither fields nor labels, or too many
+                fields; some labels are integers, and others are names; or labels are to be looked
+                up in a table by key, but records have no keys, or a field "label" of their own.
+        """
         if not self.num_records:
             raise ValueError(
                 f"no records: all {len(self.shard_paths)} shards are empty, or every record is "
@@ -181,6 +188,7 @@ class IndexStats:
                 f"no record has the fields {sorted(unknown)} of fields= or lists=; "
                 f"there are {sorted(self.fields)[:8]}"
             )
+        # `first_labels` says where the first label of each kind is, and is empty without labels.
         if not self.fields and not self.first_labels:
             raise ValueError(
                 "the records have no field and no label, so there is nothing to read: name "
@@ -188,7 +196,7 @@ class IndexStats:
             )
         check_field_count(self.fields)
         if self.table is not None:
-            if "keys" not in self.string_sizes:
+            if "keys" not in self.string_sizes:  # which counts the keys, if records have keys
                 raise ValueError(
                     "a label table is joined by key, and these records have no keys: name a "
                     "feature with key="
@@ -201,12 +209,16 @@ class IndexStats:
     def arrays(self) -> dict[str, Array]:
         """Return the arrays of an index that have an item for each shard, in a dict by name.
 
-        For two shards with 3 and 2 records, "shardlengths" is [3, 2] and "shardstops" is [3, 5].
-        "shardsums" has the SHA-256 of each shard, and "tags-text" and "tags-ends" the ETags that
-        the object store reported.
+        - "shards": the size of the shard in bytes, and a CRC over the headers of its records;
+        - "shardlengths": the number of its records: [3, 2] for shards with 3 and 2 records;
+        - "shardstops": the number of records up to its end: [3, 5];
+        - "shardpaths-text" and "shardpaths-ends": its path, as a column of strings;
+        - "shardsums": its SHA-256, if the build was asked for it;
+        - "tags-text" and "tags-ends": its ETag, by which an object store names a version of an
+          object, as a column of strings, if the store reported any.
         """
-        lengths = np.array(self.shard_lengths, np.int64)
-        stops = np.cumsum(lengths)
+        lengths = np.array(self.shard_lengths, np.int64)  # [3, 2]
+        stops = np.cumsum(lengths)  # [3, 5]
         shards = np.array(list(zip(self.shard_sizes, self.headers_crcs, strict=True)), SHARD)
         arrays: dict[str, Array] = {"shards": shards, "shardstops": stops, "shardlengths": lengths}
         if self.options.digest:

@@ -94,14 +94,17 @@ def build_part(plan: BuildPlan, job: Job, file: str) -> None:
 
 
 def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
-    """Add every record of a shard to the scanner, except those that the job excludes.
+    """Add every record of a shard to the scanner, except for the records that the user excludes.
 
-    Errors in excluded records are ignored. If `job.stop` is a number, all records from this number
-    on are excluded. If the shard cannot be read any further there, the scan ends without an error,
-    and the part is marked as incomplete.
+    The user may exclude single records, whose numbers are in `job.exclude`, and all records from
+    the number `job.stop` on. Errors in an excluded record are ignored. From `job.stop` on, the
+    shard may be unreadable: then the scan ends without an error, and the part, which is the result
+    of the scan, is marked as incomplete.
+
+    With `exclude={2}` and `stop=5`, the records 0, 1, 3 and 4 of a shard with 7 are added.
     """
     part = scanner.part
-    excluded: set[int | None] = set()
+    excluded: set[int | None] = set()  # the numbers of the records that were excluded: {2, 5, 6}
 
     def ignore_if_excluded(error: DataCorruptionError) -> None:
         if not job.excludes(error.record):
@@ -109,7 +112,8 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
         excluded.add(error.record)
 
     items: Iterator[Record | RecordChunk] = plan.scan(job, path, ignore_if_excluded)
-    # Chunks of records are faster, but excluding and label functions need single records.
+    # Chunks of several records are faster. But single records are needed to exclude some of them,
+    # to skip records by their keys, or to call a function for the label of each.
     excludes = job.exclude or job.stop is not None or plan.keys is not None
     if excludes or callable(plan.label):
         items = one_by_one(items)
@@ -124,8 +128,8 @@ def _scan(plan: BuildPlan, job: Job, path: str, scanner: ShardScanner) -> None:
                 excluded.add(item.number)
             else:
                 scanner.add(item)
-    except DataCorruptionError as error:  # the scan cannot continue after this record
-        if job.stop is None or error.record is None or error.record < job.stop:
+    except DataCorruptionError as error:  # the shard cannot be read from this record on
+        if job.stop is None or error.record is None or error.record < job.stop:  # not excluded
             raise
         excluded.add(error.record)
         part.is_incomplete = True
@@ -196,11 +200,12 @@ class _FieldBuffer:
             self.can_be_column = is_equal and self.column_width <= WIDEST_COLUMN
 
     def add_missing_rows(self, num_records: int) -> None:
-        """Add rows without the field until the first `num_records` records of the block have one.
+        """Append rows for records that lack the field, until there are `num_records` rows.
 
-        A row is three integers, as `MISSING_ROW` for a record without the field.
+        Only records with the field add a row when they are scanned. So if records 0 and 3 have the
+        field, the missing rows of 1 and 2 are appended before the row of record 3 is.
         """
-        num_rows = len(self.rows) // len(MISSING_ROW)
+        num_rows = len(self.rows) // len(MISSING_ROW)  # a row is three integers
         self.rows.extend(MISSING_ROW * (num_records - num_rows))
 
     def arrays(self, number: int, num_records: int, *, whole_files: bool) -> dict[str, Array]:
@@ -295,11 +300,11 @@ class ShardScanner:
     def add_chunk(self, chunk: RecordChunk) -> None:
         """Add the records of a chunk, which all have the same fields, to the block.
 
-        They are added as arrays, without a Python object for each record. Records without a label
-        may be skipped, and `kept` are the indices in the chunk of all other records.
+        They are added as arrays, without a Python object for each record. The comments show a chunk
+        of 3 records, of which the second has no label and is skipped.
         """
-        if self.options.key is not None:
-            # Called only for its error if records have no such key: all have the same fields.
+        if self.options.key is not None:  # a field of the record is its key
+            # Raises an error if the first record lacks the field. Then all records lack it.
             key_of(self.options.key, chunk.record(0), self.path)
             keys = chunk.values(self.options.key)
             chunk = chunk._replace(keys=[key.decode("utf-8", "surrogateescape") for key in keys])
@@ -307,52 +312,62 @@ class ShardScanner:
         if fields is None:
             self.part.num_skipped += len(chunk.headers) - 1  # the other records lack the same field
             return
-        labelled = self.add_labels(chunk)  # an iterator over indices in the chunk
-        # Only one label is added before the fields are checked, so that errors are raised in the
-        # order of the records: an error in a field of the first record, then of later labels.
-        first = next(labelled, None)
-        if first is None:
+        # A generator, which adds a label at each `next` and yields the index of its record: 0, 2.
+        # Errors must come in the order of the records. So add the first label, then check the
+        # fields, which are the same in all records, and then add the other labels.
+        labelled = self.add_labels(chunk)
+        first = next(labelled, None)  # 0
+        if first is None:  # all records were skipped
             return
         first_number = chunk.first_number + first  # of the record in the shard, for errors
         field_ranges = []
         for name, stored_name in fields:
             kind, starts, stops, prefix_lengths = chunk.fields[stored_name]
             if kind == "bytes" and name in self.options.lists:
-                # A list of one value is the value with its prefix, a tag and a length.
+                # Read the value as a list of one value. This is a protobuf message, which begins
+                # before the value, with a prefix of a tag and a length: 0a 03 before the 3 bytes
+                # of "cat".
                 kind, starts = "bytes_list", starts - prefix_lengths
             buffer = self.buffer_of(name, kind, first_number)
-            if buffer is not None:  # None if the build starts again and reads lists
+            # None if the field is a list in other records. This scan is then not used: the build
+            # scans all shards again, and reads the field as a list everywhere.
+            if buffer is not None:
                 field_ranges.append((buffer, starts, stops))
-        kept = [first, *labelled]
+        kept = [first, *labelled]  # [0, 2]
         self.keys += [key for key in map(chunk.keys.__getitem__, kept) if key is not None]
         for buffer, starts, stops in field_ranges:
             buffer.add_chunk(self.num_records, chunk, starts[kept], stops[kept])
         self.finish_records(len(kept), len(fields))
 
     def add_labels(self, chunk: RecordChunk) -> Iterator[int]:
-        """Add the labels of a chunk's records to the block, one label whenever `next` is called.
+        """Add the label of each record of a chunk to the block, and yield the index of the record.
 
-        Each step yields the index in the chunk of the record whose label was added. Records that
-        are skipped, since they lack a label, are not yielded.
+        If the second of 3 records lacks a label and is skipped, 0 and 2 are yielded. The caller may
+        check the fields of a record between two labels.
 
-        A label is computed from the bytes of a field, or from the record's key if folders or file
-        names give the labels. Labels are cached by these bytes or keys.
+        A label is computed either from the bytes of a field, or from the record's key, in which its
+        folder or file name is. To compute it is slow and most labels repeat, so labels are cached
+        by the bytes or the key.
         """
         if self.label_source is None:
             yield from range(len(chunk.headers))  # all records; each has a header
             return
         source = self.label_source
+        # The name of a field, or an object such as FromFolder, which needs the key.
         field = source.field if isinstance(source, FromJson) else source
+        # `values` has what the label of each record is computed from, and `kind` is its type.
         kind: str = "key"
         values: Iterable[bytes | str] = [key or "" for key in chunk.keys]
         if isinstance(field, str) and field in chunk.fields:
             kind, values = chunk.fields[field].kind, chunk.values(field)
-        cache = self.cached_labels[kind]  # equal bytes of two kinds may be different labels
+        # Equal bytes may be different labels as "bytes" and as "int64_list", so each kind of value
+        # has a cache.
+        cache = self.cached_labels[kind]
         for index, value in enumerate(values):
             if value in cache:
                 self.labels.append(cache[value])
                 yield index
-            elif self.add_label(chunk.record(index)):
+            elif self.add_label(chunk.record(index)):  # appends the label, unless it is skipped
                 if len(cache) < _CACHE_ITEMS and len(value) <= _MAX_CACHED_BYTES:
                     cache[value] = self.labels[-1]
                 yield index
@@ -431,15 +446,23 @@ class ShardScanner:
         self.part.num_skipped += 1
 
     def add_field(self, name: str, range_: Range, first_file_number: int, number: int) -> None:
-        """Add a field of the record with this `number` in the shard to the block.
+        """Add a field of a record to the block.
 
-        A bytes value is converted to a list of one value if the option `lists` names the field.
-        Loose files are numbered over the whole job, and `first_file_number` is the number of the
-        record's first file. A field is a whole file, so it is located by the number of its file.
+        A field of a shard is located by its byte offset. If the records are loose files, each field
+        is a whole file, and is located by the number of this file among all files of the job.
+
+        Args:
+            name: the name of the field in the index.
+            range_: where the field is in its file, and its bytes.
+            first_file_number: the number of the record's first file among all files of the job: 6
+                for the fourth record, if each record is an image and a text.
+            number: the number of the record in the shard, for errors.
         """
-        if range_.kind == "bytes" and name in self.options.lists:
+        if range_.kind == "bytes" and name in self.options.lists:  # the user wants lists
             range_ = self.as_list(range_)
         buffer = self.buffer_of(name, range_.kind, number)
+        # None if the field is a list in other records. This scan is then not used: the build scans
+        # all shards again, and reads the field as a list everywhere.
         if buffer is not None:
             file_number = first_file_number + range_.file_number
             offset_or_file = file_number if self.whole_files else range_.offset
@@ -474,11 +497,11 @@ class ShardScanner:
         return buffer
 
     def as_list(self, range_: Range) -> Range:
-        """Return the range of a list with one bytes value, for the range of the value itself.
+        """Widen the range of a bytes value, so that it can be read as a list of one value.
 
-        The list is a protobuf message: a prefix with a tag and the length of the value, and the
-        value. For example, the list of b"cat" is the bytes `0a 03 63 61 74`: `range_` covers the
-        last three, its `prefix_length` is 2, and the range that is returned covers all five.
+        In the file, a list of one value is a protobuf message: a tag, the length of the value, and
+        the value. The list of b"cat" is `0a 03 63 61 74`. `range_` covers the last three bytes, the
+        value, with a `prefix_length` of 2. The result covers all five bytes, the list.
         """
         prefix_length = range_.prefix_length
         start = range_.offset - prefix_length
@@ -487,7 +510,12 @@ class ShardScanner:
         return Range("bytes_list", start, len(data), data, range_.file_number)
 
     def write_block(self) -> None:
-        """Write the current block to the part's file, add it to the statistics, start the next."""
+        """Write the current block to the part's file, add it to the statistics, start the next.
+
+        A block is the records that were added since the last call. It is written as named arrays:
+        where each field is in each record ("rows-0", "values-0", …), the keys, the paths of loose
+        files, and the labels. A part is the file with all blocks of a shard.
+        """
         part, arrays = self.part, dict[str, Array]()
         for number, buffer in enumerate(self.buffers.values()):
             if buffer.rows:
@@ -506,11 +534,13 @@ class ShardScanner:
         self.start_block()
 
     def label_arrays(self) -> dict[str, Array]:
-        """Return the labels of the block as an array, in a dict with its name.
+        """Return the labels of the block as an array, in a dict with the name of the array.
 
-        Integer labels are the array "labels". A label of None, of a record without a label, becomes
-        the default label `background`. Label names, and None, become their indices in `vocabulary`,
-        the array "names": classes are numbered later, when the names of all shards are known.
+        1. The labels are names, such as ["dog", None, "dog"]: the array "names" has the index of
+           each in the vocabulary of this shard, [0, 1, 0]. None, for a record without a label, has
+           an index too. Classes are numbered later, when the names of all shards are known.
+        2. The labels are integers, such as [7, None, 5]: the array "labels" has them, and the
+           default label (the option `background`) for None: [7, 0, 5] if it is 0.
         """
         if "integers" not in self.part.first_labels:
             return {"names": self.vocabulary.add(self.labels)}

@@ -131,7 +131,10 @@ def _build_lock(folder: Path) -> Iterator[None]:
     """Lock the folder of parts while they are built and merged, and delete them after that.
 
     A part is a file with the arrays of one shard. After an error, the parts of large shards are
-    kept: the next build uses them, since it takes long to scan these shards again.
+    kept: the next build uses them, since it takes long to scan the shards again.
+
+    The folder is inside the index's own folder, which locking creates too. Both are removed if they
+    are empty at the end; but a folder of the index that existed before is never removed.
     """
     index_existed = folder.parent.exists()
     try:
@@ -145,9 +148,9 @@ def _build_lock(folder: Path) -> Iterator[None]:
                     if finished or not _is_worth_keeping(file):
                         file.unlink(missing_ok=True)  # a worker that still runs may have renamed it
     finally:
-        with suppress(OSError):  # the folder is not empty
+        with suppress(OSError):  # a folder is not empty: it stays, and so does its parent
             folder.rmdir()
-            if not index_existed:
+            if not index_existed:  # `locked` has created the parent; empty if the build failed
                 folder.parent.rmdir()
 
 

@@ -270,10 +270,14 @@ def label_field_error(where: str, /) -> ValueError:
 
 
 def location_of(record: Record, shard: str, field: Range | None = None) -> dict[str, Any]:
-    """Return the path, offset, number and key of a record (or of its field) for an error."""
+    """Return the path, offset, number and key of a record (or of its field) for an error.
+
+    A record is either in a shard, at an offset, or it consists of one or more loose files. Then the
+    path is the path of the field's file, and the offset is None, since the whole file is meant.
+    """
     path = shard
     offset: int | None = (field or record).offset
-    if record.paths:
+    if record.paths:  # loose files
         path, offset = record.paths[field.file_number if field else 0], None
     return {"path": path, "offset": offset, "record": record.number, "key": record.key}
 
@@ -374,8 +378,8 @@ def _read_table(path: str) -> dict[str, Label | float]:
 def _parse_cell(text: str) -> Label | float:
     """Return the label in a cell of a CSV or TSV table as a str, such as "cat" or "3".
 
-    A fraction, nan or inf is returned as a float, which the caller refuses as a label: it is how
-    other programs write a missing value.
+    The text of a float that is no integer, such as "nan" or "0.5", is returned as a float instead,
+    which the caller refuses as a label: many programs write "nan" for a missing value.
     """
     text = text.strip()
     try:

@@ -47,16 +47,23 @@ class BuildPlan:
         The plan does not contain a table of labels: records are scanned without labels, and their
         labels are looked up by key when the index is merged. It contains the keys of the table if
         the scan must skip all records that are not in the table.
+
+        Args:
+            source: the shards, or the loose files.
+            label: where the label of each record is: in a field, its folder, a table, …; or None.
+            fields: the fields to index, or None for all.
+            reading: the other options of the user, such as what to do with records without a label.
         """
         if label is None and any(entry.label for job in source.jobs for entry in job.entries):
-            label = FromFolder()
-        label_kind, label_name = _label_source_of(label)
+            label = FromFolder()  # images in folders that are named after classes
+        label_kind, label_name = _label_source_of(label)  # as the index stores where labels are
         keys = None
         if isinstance(label, FromTable):
-            # With a default label (`background`), records that are not in the table get this label.
+            # Records that are not in the table are skipped with missing="skip". But if there is a
+            # default label (`background`), they get this label, and are not skipped.
             if reading.missing == "skip" and reading.background is None:
                 keys = frozenset(label.labels)
-            label = None
+            label = None  # the scan itself reads no labels
         options = vars(reading) | {
             "container": source.container,
             "label_from": label_kind,
@@ -71,9 +78,11 @@ class BuildPlan:
         return replace(self, options=replace(self.options, lists={*self.options.lists, *fields}))
 
     def digest(self) -> str:
-        """Return a digest of all settings that a part depends on, except for a label function.
+        """Return a digest of all settings on which the result of scanning a shard depends.
 
-        A part of an earlier build is used again if the digest is the same.
+        The result is stored in a file, called a part. If a build is interrupted, the next build
+        uses a part again, instead of scanning the shard, if the digest is the same. A function for
+        labels cannot be compared, and is not in the digest.
         """
         label = None if callable(self.label) else self.label
         keys = None if self.keys is None else sorted(map(repr, self.keys))

@@ -74,8 +74,8 @@ def expand_braces(pattern: str, /) -> list[str]:
     comma or a range stands for itself.
 
     Raises:
-        ValueError: unbalanced or nested braces, and more than `MAX_NAMES` names, before any name is
-            made.
+        ValueError: braces are unbalanced or nested, or the pattern stands for more than `MAX_NAMES`
+            names. They are counted first, so that a huge number of names takes no memory.
     """
     segments = re.split(r"\{([^{}]*)\}", pattern)
     if any("{" in text or "}" in text for text in segments[::2]):
@@ -123,15 +123,18 @@ def check_distinct(names: Iterable[str], /) -> None:
 
 
 def _exists(name: str) -> bool:
-    """Return whether a file or an object has exactly this name, so that it is not a pattern.
+    """Return whether to take a name as it is, since a file or an object has exactly this name.
 
-    For a URL without any of the characters `*?[{`, False is returned without a request to the
-    store: expanding it as a pattern gives the URL itself.
+    A file may be called `a[1].tar`, for example, which would not match itself as a pattern. If
+    False is returned, the caller expands the name as a pattern.
+
+    To ask a store whether an object exists takes a request. So False is returned at once for a URL
+    without any of the characters `*?[{`: such a pattern expands to the URL itself anyway.
     """
     if not is_url(name):
         return os.path.exists(name)
     location = Location.of(name)
-    if name.endswith("/") or not re.search(r"[*?[{]", location.key):
+    if name.endswith("/") or not re.search(r"[*?[{]", location.key):  # expands to itself
         return False
     store, path = split(location)
     with suppress(RefusedError):  # a store may refuse a name that is not there

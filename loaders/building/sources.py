@@ -177,24 +177,26 @@ def _relative_entries(
 ) -> tuple[str, list[Entry]]:
     """Return the root folder of the files, and the entries with paths relative to this root.
 
-    `shards` is a folder of images, or the list `entries`, whose paths are relative to the root
-    already. The default root is the first of these that is known:
+    An index stores paths relative to a root, so that it can be moved together with its files. The
+    user may name the `root`. The default is the folder that contains the index; if there is no path
+    of an index, it is the folder that contains the folder of images, or else the current folder.
 
-    - the folder that contains the index;
-    - the folder that contains the folder of images;
-    - the current folder.
+    `shards` is what the user wants to index, in one of two forms:
 
-    The paths of images are relative to their folder. They get its name as a prefix: "cat/1.jpg" in
-    the folder "photos", beside the index, becomes "photos/cat/1.jpg".
+    - A folder of images, such as /data/photos. The paths of `entries` are then relative to this
+      folder. With the root /data, "cat/1.jpg" becomes "photos/cat/1.jpg".
+    - A list, which is `entries`. The paths are relative to the root already, and do not change.
     """
     images_folder = None
     if isinstance(shards, (str, os.PathLike)):
         if not entries:
             raise no_images_error(shards)
         images_folder = os.path.realpath(shards)
-    inside_root = index_path or images_folder
+    inside_root = index_path or images_folder  # /data/x.index, or /data/photos
     default_root = os.path.join(inside_root, os.pardir) if inside_root else os.curdir
-    root_folder = os.path.abspath(root or default_root)
+    root_folder = os.path.abspath(root or default_root)  # /data
+    # The path of the folder of images from the root: "photos", or "." if it is the root itself.
+    # Symbolic links are resolved in both, or a link in one of them would give a wrong path.
     prefix = relative_to(os.path.realpath(root_folder), images_folder) if images_folder else "."
     if prefix == ".":  # the paths are relative to the root already
         return root_folder, entries

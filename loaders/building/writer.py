@@ -188,12 +188,16 @@ def _manifest(content: Json, options: Json, arrays: Json) -> dict[str, Any]:
 
 @contextmanager
 def _deletable_after(path: Path, old_manifest: Json | None) -> Iterator[None]:
-    """Mark the old arrays of the index at `path` as deletable after the `with` block.
+    """Let builds delete the old arrays of an index once the `with` block has replaced its manifest.
 
-    The block replaces the manifest by one with new arrays. The marker file is written before, so
-    that the next build deletes the old arrays if this process is killed in between. A kill before
-    the replacement does no harm: a build deletes no arrays that the manifest names. If the block
-    raises an error, the old arrays stay in use, and the marker file is removed.
+    The manifest is the file that names the folder of the arrays that are in use. A build deletes a
+    folder of arrays if the folder has a marker file, and the manifest does not name the folder. So
+    the marker is written into the old folder before the block:
+
+    - If the process is killed before the manifest is replaced, the manifest still names the old
+      folder, which is therefore kept.
+    - If it is killed after that, the next build deletes the old folder.
+    - If the block raises an error, the marker is removed again.
     """
     if old_manifest is None:
         yield
@@ -294,10 +298,12 @@ def foreign_files(path: Path, /) -> list[str]:
 
 
 def is_part(path: Path) -> bool:
-    """Return whether a file is a part: a zip with the arrays of one shard that a build has scanned.
+    """Return whether a file is a part, which is an intermediate file of a build.
 
-    The name of a part is a digest in hex and ".part". It begins with `PART_MAGIC`, as every zip. A
-    part whose writer was killed has a hidden name, and may have only a few of these bytes, or none.
+    A part is a zip file with the arrays of one scanned shard. Its name is a digest in hex and
+    ".part". Its first bytes are `PART_MAGIC`, with which every zip file begins. If the process that
+    wrote it was killed, the name is a hidden name, and the file may end within the magic bytes or
+    be empty.
     """
     if not _PART_NAME.fullmatch(path.name):
         return False
@@ -308,10 +314,13 @@ def is_part(path: Path) -> bool:
 
 
 def _publish_arrays(temporary: Path, final: Path) -> Path:
-    """Rename the folder `temporary` to `final`, or move its arrays to `final` if this exists.
+    """Move the new arrays to the folder `final`; return the folder in which the new manifest is.
 
-    A folder `final` has the same arrays, since its name is a digest of them. Return the folder that
-    has the new manifest afterwards.
+    The caller then moves the manifest from there to the folder of the index.
+
+    The folder `temporary` has the arrays and the manifest. It is renamed to `final`, which then has
+    both. But `final` may exist, with the same arrays, since its name is a digest of the arrays.
+    Then only the arrays are moved there, and the manifest stays in `temporary`.
     """
     fsync_path(temporary)
     try:
