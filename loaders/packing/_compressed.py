@@ -204,8 +204,12 @@ def _scan(path: str, reading: Reading) -> Iterator[Record]:
 def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str, Any]:
     """Return a record of a compressed shard as a sample to pack: its fields, key and label.
 
-    A field with a single integer becomes an int. A field that is the key or the label becomes
-    "__key__" or "label", and is not packed under its own name too.
+    For a record with the fields image=b"…", id=b"7" and cls=[3], of which `id` is the key and `cls`
+    the label, this is {"image": b"…", "__key__": "7", "label": 3}: a list of a single integer
+    becomes an int, and the key and the label are not packed under their own names too.
+
+    A label may also be one entry of a JSON field. The JSON field is then packed as well, since it
+    has other entries. A label from a folder, a file name or a function belongs to no field.
 
     Raises:
         DataCorruptionError: the record lacks the label or the key that `shards` asks for.
@@ -217,19 +221,17 @@ def _as_sample(record: Record, shards: CompressedShards, path: str) -> dict[str,
         value = field.data if field.kind == "bytes" else decode_list(field.kind, field.data)
         is_single_integer = field.kind == "int64_list" and len(value) == 1
         sample[name] = int(value[0]) if is_single_integer else value
-    if key_field is not None:
+    if key_field is not None:  # the user has named the field of the key
         record = record._replace(key=key_of(key_field, record, path))
         sample.pop(key_field)
-    if record.key is not None:
+    if record.key is not None:  # of that field, or the common name of the members in a tar
         sample["__key__"] = record.key
     if label is not None:
-        # A field whose whole value is the label is packed as "label" only. A JSON field in which
-        # one key holds the label is packed under its own name too.
-        if isinstance(label, str):
+        if isinstance(label, str):  # the field of the label
             sample.pop(label, None)
-        elif isinstance(label, FromJson) and not label.key:
+        elif isinstance(label, FromJson) and not label.key:  # the whole JSON value is the label
             sample.pop(label.field, None)
-        if "label" in sample:
+        if "label" in sample:  # another field would get the same name
             raise label_field_error(path)
         sample["label"] = label_of(label, record, path)
         if sample["label"] is None:

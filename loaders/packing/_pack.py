@@ -186,11 +186,15 @@ def _with_random_access(source: RandomAccess | Iterable[Sample], folder: Path) -
     """
     if isinstance(source, Index) and source.remote and source.cache is None:
         cached = copy.copy(source)
+        # The cache must have room for everything, so that nothing is fetched twice. That is the
+        # size of the shards. But for loose files, which `shards` counts as 0 bytes, it is the size
+        # of the fields. The sum of both is enough in each case.
         stored = field_bytes(source) + int(source.shards["bytes"].sum())
         cached.cache = DiskCache(folder / "cache", bytes=stored + _SPARE_BYTES)
         return cached
     if isinstance(source, _RANDOM_ACCESS):
         return source
+    # An iterable can be read only once, in its order. So write its samples to a file.
     spool_folder = folder / "spool"
     spool_folder.mkdir()
     spooled = PackedSplit(spool_folder, "tfrecord", "data", samples=enumerate(source))

@@ -92,19 +92,22 @@ def staging_folder(folder: Path, /) -> Iterator[Path]:
 def _create_staging(folder: Path, staging: Path) -> int:
     """Create the folder `staging` inside `folder`, lock it, and return the lock's file descriptor.
 
-    If an earlier `pack` to `folder` was killed, it left one of two states, which are repaired
-    first: if it had begun to move its files to `folder`, the remaining files are moved; before
-    that, its staging folder is deleted.
+    `pack` writes its files to a staging folder, and moves them to `folder` at the end. If an
+    earlier `pack` to `folder` was killed, what it has left is cleaned up first:
+
+    - If it was killed while it moved its files, the remaining files are moved now.
+    - If it was killed before, its staging folder is deleted. The lock of such a folder is free,
+      while the lock of a running process is not.
     """
     make = partial(Path.mkdir, parents=True, exist_ok=True)
     with explain_unwritable(folder, _UNWRITABLE_ADVICE), locked(folder, make=make):
-        _move_published_files(folder)
+        _move_published_files(folder)  # of a `pack` that was killed while it moved them
         for old in folder.glob(f".{_STAGING_NAME}-*"):
             if _STAGING_FOLDER.fullmatch(old.name):
-                if is_deletable(old):  # it has a complete marker file of this library
+                if is_deletable(old):  # a complete marker file says that this library wrote it
                     _delete_unlocked(old)
-                else:  # delete only an incomplete marker file, and the folder if it is empty
-                    delete_listed(old)
+                else:  # killed before the marker was complete: delete the marker, and the folder
+                    delete_listed(old)  # unless it has other files
         staging.mkdir(mode=0o700)  # so that other users cannot open and lock the folder
         mark_deletable(staging)
         lock_fd = os.open(staging, os.O_RDONLY)
@@ -165,12 +168,20 @@ def _move_published_files(folder: Path) -> None:
 
 
 def _publish_index(publish_folder: Path, folder: Path, name: str) -> None:
-    """Move the shards of the index `name`, and then the index itself, to `folder`.
+    """Move the new index `name` and its shards from `publish_folder` to `folder`.
 
-    They replace an older index of the same name and its shards. If this process is killed at any
-    step, the next `pack` calls this again and continues: until the index itself has been moved, the
-    index in `folder` still lists the old shards to delete, and that in `publish_folder` the new
-    ones to move.
+    They replace an older index with this name and its shards. If the process is killed at any step,
+    the next `pack` calls this again, and must find out what is still to do. So the indexes, which
+    list the shards, are moved last:
+
+    1. Delete the old shards, which the old index in `folder` lists.
+    2. Move the new shards, which the new index in `publish_folder` lists.
+    3. Move the old index out of `folder`.
+    4. Move the new index to `folder`.
+
+    After a kill in step 1 or 2, both lists are there: shards that were deleted or moved already are
+    passed over. After a kill in step 3 or 4, all shards are in `folder`, and only the new index is
+    still to be moved.
     """
     old_shards = _listed_shards(folder / name)
     new_shards = _listed_shards(publish_folder / name)

@@ -176,6 +176,10 @@ def _members(
     The member `0001.caption.txt` has the key 0001 of the sample and the suffix "caption.txt".
     `file_extensions` maps fields to the extension of the file that they were read from, as "txt".
 
+    The suffix of each field is also added to `packed.member_suffixes`, by which the index of the
+    split finds the fields in the tar later. The label is not added, since the index stores it as
+    the class of the record, and not as a field.
+
     Raises:
         ValueError: there are no fields, or two would have the same suffix.
     """
