@@ -102,15 +102,24 @@ class HeaderReader:
         return None
 
     def _read_block(self) -> bytes | None:
-        """Return the header block at `position`, with its checksum verified; None at the end of the
-        archive, which is a block of zeros.
+        """Return the header block at `position`, with its checksum verified; None at the end.
+
+        The end of the archive is a block of zeros. If it is missing, because the file ends here,
+        None is returned too, and `_check_end` warns.
+
+        Raises:
+            DataCorruptionError: the file ends within the header, the checksum is wrong, or the file
+                is of another format, which the error names.
         """
         self.file.seek(self.position)
         block = self.file.read(BLOCK)
-        if not block.strip(b"\x00"):
+        if not block.strip(b"\x00"):  # only zeros, or no bytes at all
             return None
         if len(block) < BLOCK:
+            # `_not_tar_error` returns None unless the file is of another known format.
             raise self._not_tar_error(block) or self._truncated("a header", BLOCK)
+        # The checksum is the sum of the header's bytes. Some old programs have added them as signed
+        # bytes, from -128 to 127, so that each byte above 127 has counted 256 less.
         stored, total = octal(block[148:156]), sum_of_bytes(block)
         if stored != total and stored != total - 256 * sum(b > 127 for b in block):
             raise self._not_tar_error(block) or self._error(
@@ -119,10 +128,15 @@ class HeaderReader:
         return block
 
     def _parse_size(self, field: bytes) -> int:
-        """Return the number in a size field: octal, or base-256 if the first bit is set."""
+        """Return the number in the size field of a header, which has 12 bytes.
+
+        It is usually text, in octal: "00000000017" is 15. Sizes from 8 GiB on do not fit. They are
+        stored as a big-endian integer, marked by the first bit: the bytes 80 00 … 00 0f are 15.
+        """
         if field[0] & 0x80:
-            if field[0] & 0x40:
+            if field[0] & 0x40:  # the sign bit
                 raise self._error(f"negative size at offset {self.position}", found=field.hex())
+            # Subtract the marker, the first bit: 0x80 in the first byte, before 11 bytes (88 bits).
             return int.from_bytes(field, "big") - (0x80 << 88)
         value = octal(field)
         if value is None:

@@ -12,10 +12,14 @@ _OCTAL = re.compile(rb" *([0-7]*)[ \x00]*")
 
 
 def sum_of_bytes(block: bytes, /) -> int:
-    """Return the sum of a header's bytes, with spaces in place of the checksum."""
+    """Return the checksum of a tar header, a block of 512 bytes: the sum of its bytes.
+
+    The field that stores the checksum, which is bytes 148 to 155, counts as 8 spaces.
+    """
     blank = block[:148] + b"        " + block[156:]
-    # The low half of Adler-32 is 1 + the sum of the bytes modulo 65521, and computed in C. Half a
-    # block has a smaller sum than that.
+    # `zlib.adler32` is fast, since it is computed in C. The low 16 bits of its result are
+    # (1 + the sum of the bytes) % 65521. The modulo changes nothing for 256 bytes, whose sum is at
+    # most 256 * 255 = 65280. So add the sums of two halves, and subtract the 1 of each.
     return (zlib.adler32(blank[:256]) & 0xFFFF) + (zlib.adler32(blank[256:]) & 0xFFFF) - 2
 
 

@@ -163,19 +163,25 @@ def encode(features: Mapping[str, Any], /) -> bytes:
 def _feature_range(data: bytes, base: int, kind: str, start: int, stop: int) -> Range:
     """Check the values of a feature, and return the `Range` of bytes to read it from.
 
-    The values are the list message data[start:stop], of a kind such as "bytes_list". A bytes list
-    of exactly one value has the range of this value, which is read without parsing. Every other
-    list has the range of the list message. `base` is the offset of `data` in its file.
+    The values are data[start:stop], a list in protobuf's wire format, of a kind such as
+    "bytes_list". The list of the single value b"cat" is `0a 03 63 61 74`: the tag of the value, its
+    length, and its bytes.
+
+    A bytes list of one value has the range of the value alone, `63 61 74`, so that it can be read
+    without parsing. Any other list has the range of the whole list. `base` is the offset of `data`
+    in its file.
     """
     num_values = 0
-    if stop - start > 1 and data[start] == TAG_1:  # each value is a tag, its length, and its bytes
-        length, value_start = data[start + 1], start + 2
-        if length > 127:  # not a length, but the first byte of a longer varint
+    # The fast path is for a list of one value. All numbers of a list are usually one value too,
+    # since they are packed together.
+    if stop - start > 1 and data[start] == TAG_1:  # 0a
+        length, value_start = data[start + 1], start + 2  # 3
+        if length > 127:  # not a length, but the first byte of a varint, a longer integer
             length, value_start = read_varint32(data, start + 1, stop)
-        if value_start + length == stop:  # the usual case: one value, or all numbers packed
+        if value_start + length == stop:  # nothing follows the value
             check_numbers(kind, data, LEN, value_start, stop)
             num_values, value_stop = 1, stop
-    if num_values == 0:  # the general case
+    if num_values == 0:  # no value, several values, or an unusual layout: parse the list
         for value_range in list_values(kind, data, start, stop):  # checks each value
             num_values += 1
             value_start, value_stop = value_range
@@ -191,8 +197,10 @@ def _feature_spans(data: bytes) -> dict[str, Span]:
 
     A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop).
     """
+    # The fast path parses the one layout that all usual writers produce.
     spans = canonical_spans(data)
-    if spans is None:
+    if spans is None:  # another layout: the slow path parses any layout that protobuf allows
+        # The span of a feature without a list is None, and is left out below.
         spans_or_none = any_layout_spans(data)
         check_is_example(data, spans_or_none)
         spans = {name: span for name, span in spans_or_none.items() if span}
@@ -257,18 +265,22 @@ def _decode_packed_lists(kind: str, lists: Sequence[bytes]) -> Sequence[Values] 
 
 @lru_cache(1 << 12)
 def _packed_header(message_size: int) -> bytes:
-    """Return the header of a message of packed numbers: the tag and the length of the numbers.
+    """Return the first bytes that a list of packed numbers has, if the list has this size.
 
-    `message_size` is the size of header and numbers together. If a message of this size begins with
-    other bytes, it has another layout and must be parsed in full.
+    The caller compares them with a list. If they are equal, the numbers follow at once, and the
+    list need not be parsed, which takes long. `message_size` is the size of the whole list.
 
-    No message has 130 bytes, and an empty header is returned: lengths up to 127 have a header of 2
-    bytes, which gives messages of at most 129 bytes. Longer ones have a header of 3 bytes or more,
-    and at least 131 bytes.
+    In protobuf's wire format, the numbers [5, 6] are `0a 02 05 06`: the tag 0a, the length of the
+    numbers, and the numbers. So for 4 bytes, the header is `0a 02`. The length is a varint, which
+    takes 1 byte up to 127, and 2 bytes or more from 128 on.
+
+    If no list can have this size, an empty header is returned. This is so for 130: with a length of
+    127, a list has 2 + 127 = 129 bytes, and with 128, it has 3 + 128 = 131 bytes.
 
     >>> _packed_header(4).hex(), _packed_header(130).hex(), _packed_header(131).hex()
     ('0a02', '', '0a8001')
     """
+    # The size of the length depends on the length, so try each size of the header.
     for header_size in range(2, min(message_size, 6) + 1):
         header = bytes([TAG_1]) + varint(message_size - header_size)
         if len(header) == header_size:

@@ -113,10 +113,16 @@ def list_values(kind: str, data: bytes, start: int, stop: int) -> Iterator[tuple
 
 
 def check_numbers(kind: str, data: bytes, wire_type: int, start: int, stop: int) -> None:
-    """Raise WireError if the numbers in data[start:stop] are cut off in the middle of a number."""
+    """Raise WireError unless data[start:stop] consists of whole numbers of a list.
+
+    A float has 4 bytes. An integer is a varint, of 1 to 10 bytes: all its bytes but the last one
+    are above 127. Only integers that are packed together (wire type LEN) are checked here: with any
+    other wire type, a varint was read to its end already.
+    """
     if kind == "float_list" and (stop - start) % 4:
         raise WireError(f"{stop - start} bytes are not a multiple of 4, as for float32", start)
     if kind == "int64_list" and wire_type == LEN and stop > start:
+        # Ten bytes above 127 in a row: a varint of more than ten bytes.
         overlong = stop - start > 10 and _OVERLONG_VARINT.search(data, start, stop)
         if overlong or data[stop - 1] > 127:
             raise WireError("a varint does not end", start)
@@ -128,8 +134,9 @@ def any_layout_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Spa
     A span is (kind, start, stop), such as ("int64_list", 14, 17), for the bytes [start, stop) of a
     BytesList, FloatList or Int64List message. It is None for an empty Feature, without a list.
 
-    Any layout that proto3 allows is parsed, which takes longer than `canonical_spans`. With
-    `sequence`, `data` is a SequenceExample, and these are the features of its context.
+    This parses any layout that proto3 allows, and takes longer than `canonical_spans`, which parses
+    only the usual layout. With `sequence`, `data` is a SequenceExample, which has the features of
+    its context, beside its feature lists.
     """
     spans: dict[str, Span | None] = {}
     for name, feature_ranges in _map_entries(data, _FEATURES, sequence=sequence):
@@ -137,7 +144,7 @@ def any_layout_spans(data: bytes, /, *, sequence: bool = False) -> dict[str, Spa
         for start, stop in feature_ranges:  # usually one; proto3 merges several
             span = _list_span(data, start, stop, merge_with=span)
         spans.pop(name, None)  # if a name occurs twice, the last feature counts
-        if feature_ranges:  # empty for a name without a Feature, which is no feature at all
+        if feature_ranges:  # empty if the map has the name alone: this is not a feature
             spans[name] = span
     return spans
 
@@ -189,7 +196,8 @@ def _map_entries(
         WireError: the map is malformed, or `data` is a SequenceExample without `sequence`.
     """
     whole = [(0, len(data))]
-    # An Example has no feature lists, so the first one is an error, unless `sequence` is set.
+    # Only a SequenceExample has the field of feature lists. If it is found in an Example, the loop
+    # raises an error at once; if not, the loop has no iteration.
     feature_lists = () if sequence else _field_ranges(data, whole, _FEATURE_LISTS)
     for start, _ in feature_lists:
         problem = "it may be a tf.train.SequenceExample: use example=False and DecodeExample"

@@ -112,8 +112,10 @@ class RecordChunk(NamedTuple):
     def record(self, i: int) -> Record:
         """Return record `i` of the chunk as a `Record`, with offsets in the shard.
 
-        `prefix_lengths` has the size of the tag and the length that precede a bytes value. It is
-        kept because the value with this prefix can be read as a list of one value.
+        Each field becomes a `Range`. For example, the value b"cat" is stored in an Example as
+        `0a 03 63 61 74`. The range is the last three bytes, the value. Its `prefix_length` is 2,
+        for the tag 0a and the length 03: with this prefix, the value can also be read as a list of
+        one value.
         """
         fields = {}
         for name, (kind, starts, stops, prefix_lengths) in self.fields.items():

@@ -131,9 +131,10 @@ def compression(head: bytes, /) -> str | None:
 def is_tar(head: bytes, /) -> bool:
     """Return whether the first bytes of a file are a tar header.
 
-    It has the name "ustar", or else, in the oldest format (V7), a correct checksum.
+    A tar header has the magic bytes "ustar" at offset 257. The oldest format (V7) has no magic
+    bytes, and is recognized by a correct checksum, the number in bytes 148 to 155.
     """
-    is_whole = len(head) >= SNIFF_BYTES
+    is_whole = len(head) >= SNIFF_BYTES  # a header of 512 bytes, which has a checksum
     return head[257:262] == b"ustar" or (is_whole and octal(head[148:156]) == sum_of_bytes(head))
 
 
