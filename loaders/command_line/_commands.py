@@ -204,12 +204,15 @@ def _reading_options(options: argparse.Namespace) -> ReadingOptions:
 def run_info(options: argparse.Namespace) -> None:
     """Run `twinfeed info`: print the properties of an index.
 
-    They are printed even if its shards are missing or have changed; then an error follows. Two of
-    them are about the build of the index: how many records it excluded, and in how many shards it
-    excluded all records after a bad one, as they could not be read ("incomplete shards").
+    They are printed even if the shards are missing or have changed; then an error follows.
+
+    The property "excluded records" is the number of records that are not in the index, because the
+    user has excluded them, or records that lack a field. "incomplete shards" is the number of
+    shards that could not be read beyond a bad record, so that all later records were excluded.
     """
     index = load_index(options.index, options.root)
     build_options = index.options
+    # The manifest of the index, its JSON file, calls the two numbers `left_out` and `broken`.
     properties = _properties(index) | {"excluded records": build_options.left_out}
     if build_options.broken:
         properties["incomplete shards"] = build_options.broken
@@ -317,9 +320,10 @@ def run_plan(options: argparse.Namespace) -> int:
     """
     index, samplers = _compared_samplers(options)
     for name, sampler in reversed(samplers.items()):  # the block shuffle comes last
-        # The plan reads and decodes nothing. `decode=dict` and missing="late" only prevent the
-        # checks of a feed for indexes whose fields cannot be collated, such as lists of strings, or
-        # are missing in some records.
+        # A plan needs a feed, but reads no fields. Two checks of `Feed` would refuse some indexes
+        # for their fields, so turn them off. With a decode function, it is not checked that fields
+        # can be stacked to batches. With missing="late", a record that lacks a field is an error
+        # only when it is read.
         result = plan(Feed(index, sampler, decode=dict, missing="late"))
         print_lines(*f"{name}: {result}".splitlines())
     return 0 if result.ok else 1  # `result` is now that of the block shuffle

@@ -31,9 +31,9 @@ def print_lines(*lines: str, error: bool = False) -> None:
 def options_built_with(options: IndexOptions, index: str, /) -> str:
     """Return the options of `twinfeed index` that an index was built with, as a command line.
 
-    Options with their default value are not listed. For `--classes`, the argument is the path of
-    the index itself, which has the class names. The file of `--exclude` is not known, and is
-    written as FILE.
+    For example "--missing skip --field 'image=jpg;png' --label cls". Options with their default
+    value are not listed. For `--classes`, the argument is the path of the index itself, which has
+    the class names. The file of `--exclude` is not known, and is written as FILE.
     """
     flags = {"--raw": not options.example, "--join": options.join}
     flags |= {"--digest": options.digest, "--incomplete": not options.complete}
@@ -42,6 +42,7 @@ def options_built_with(options: IndexOptions, index: str, /) -> str:
         value = getattr(options, name)
         if value != getattr(Reading, name):  # `Reading` has the defaults
             arguments += [f"--{name.replace('_', '-')}", str(value)]
+    # {"image": "jpg;png"}: the field "image" of the index has the name jpg or png in a record.
     for name, aliases in (options.fields or {}).items():
         arguments += ["--field", name if name == aliases else f"{name}={aliases}"]
     for name in options.lists:
@@ -50,9 +51,10 @@ def options_built_with(options: IndexOptions, index: str, /) -> str:
     arguments += [] if options.label is None else [options.label]
     arguments += ["--classes", index] if options.classes_given else []
     arguments += ["--root", options.root] if options.root else []
-    # `left_out` is the number of records that the build excluded: those in a list of bad records
-    # (`--exclude`), or those that lack a field (`--missing skip`). `broken` is the number of shards
-    # whose records from a bad one on are excluded, for which there must have been a list.
+    # Whether `--exclude` was used is not stored, but follows from two numbers: `left_out` counts
+    # the records that are not in the index, and `broken` the shards of which only the beginning is
+    # in the index. Only `--exclude` cuts off a shard. It also excludes single records, but so does
+    # `--missing skip`, and then it is not known which of the two has excluded them.
     has_exclude_list = options.broken or (options.left_out and options.missing != "skip")
     arguments += ["--exclude", "FILE"] if has_exclude_list else []
     note = "(and labels by a function, which build_index takes)"
