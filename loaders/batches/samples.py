@@ -118,7 +118,7 @@ class Samples:
         """Read, decode and transform the records of a request.
 
         Args:
-            request: the samples that are wanted, without padding.
+            request: the samples of the batch; the caller has left out the ids -1 of padding.
             table_rows: the rows of each column (an array of the index) and each side table (of the
                 user) for the samples. The transform gets them beside the fields.
             cached: whether the cache of decoded images is used.
@@ -129,7 +129,9 @@ class Samples:
         records = request.records
         if self.decode is None and self.transform is None:
             return self._read_fields(records)
-        # `_in_place_fields` are fields that decode can write directly into the arrays of the batch.
+        # `_in_place_fields` are fields that decode can write directly into the arrays of the batch,
+        # which saves copying them. A record that the batch has twice would be decoded twice then,
+        # into two rows. `_decode_request` decodes it once, which saves more.
         has_repeats = len(set(records.tolist())) < len(records)
         if self._in_place_fields and not has_repeats:
             return self._decode_in_place(records)
@@ -137,6 +139,7 @@ class Samples:
         if self.transform is not None:
             arguments = samples, request, table_rows
             samples = self.meter.timed("transforming", self._transform, *arguments)
+        # The name "transform" or "decode" is for the message if a value is None.
         return self.sample_map.values_by_field(self.last_function, records, samples)
 
     def probe_sample(self, first: Request, other: Request, /) -> Fields:
@@ -314,14 +317,15 @@ class Samples:
         return self._decode(records[position : position + 1])[0]
 
     def _call_decode(self, records: Int64s, slots: Sequence[Any] | None = None) -> list[Fields]:
-        """Read records, and call decode for each of them, on the threads.
+        """Read records, and call the user's decode for each of them, on the threads.
 
-        `slots` has, for each record, arrays by field that decode shall write to. If they are given,
-        `decode.into(sample, slots)` is called in place of `decode(sample)`.
+        Without `slots`, `decode(sample)` returns new arrays. With `slots`, the arrays exist
+        already, so that no image must be copied into the batch: `decode.into(sample, slots[i])`
+        writes the fields of record i to the arrays in the dict `slots[i]`, by field name.
 
         Raises:
-            DecodeError: decode failed, or a call has overwritten the result of an earlier call, as
-                a decode does that fills and returns the same buffer each time.
+            DecodeError: decode failed; or it fills and returns the same array in each call, and so
+                overwrites the result of the call before.
         """
         function: Any = self.decode
         arguments: list[Any] = [records, self._read_samples(records)]
@@ -329,9 +333,11 @@ class Samples:
             function = function.into
             arguments.append(slots)
         decoded = self.meter.timed("decoding", self.sample_map.map, "decode", function, *arguments)
-        # Slots are rows of one array, so the fields in them share memory on purpose.
+        # If two samples share memory, `_check_overwritten` decodes the first of them again: another
+        # result proves that decode overwrites its results. The fields in slots are not checked:
+        # they share memory on purpose, since slots are rows of one array.
         unchecked_fields = () if slots is None else self._in_place_fields
-        # To check, some records may be decoded once more, by their position in `records`.
+        # decode_again(2) reads and decodes records[2].
         decode_again = partial(self._decode_one, records)
         self._check_overwritten("decode", decoded, records, decode_again, unchecked_fields)
         return decoded

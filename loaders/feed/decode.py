@@ -347,15 +347,20 @@ class DecodeImage:
     def _divisor(self, height: int, width: int) -> int:
         """Return the divisor (8, 4, 2 or 1) of height and width to which libjpeg decodes an image.
 
-        It is the largest divisor that leaves at least `reducing_gap` times the pixels of `size`
-        along each side. For example, an image of 1000 x 1000 with size (100, 100) and a gap of 2
-        can be divided by 4, to 250 x 250.
+        Decoding fewer pixels takes less time, but enough must remain to resize the image well: at
+        least `reducing_gap` times as many along each side as the resized image has. For example, an
+        image of 1000 x 2000 that is stretched to (100, 100) with a gap of 2 needs 200 pixels along
+        each side. It is divided by 4, to 250 x 500: divided by 8, its height would be only 125.
         """
         if self.size is None or self.reducing_gap is None:
             return 1
-        scales = self.size[0] / height, self.size[1] / width
-        scale = min(scales) if self.fit == "pad" else max(scales)
-        required = self.reducing_gap * scale  # the fraction of the pixels along a side
+        scales = self.size[0] / height, self.size[1] / width  # (0.1, 0.05)
+        # "pad" resizes both sides by the smaller scale, so that the whole image is within `size`.
+        # "crop" takes the larger one, so that the image covers `size`. "stretch" takes both: the
+        # larger one decides how many pixels are needed.
+        scale = min(scales) if self.fit == "pad" else max(scales)  # 0.1
+        required = self.reducing_gap * scale  # 0.2: the fraction of each side that is needed
+        # The largest divisor that leaves this fraction: 8 x 0.2 is more than 1, and 4 x 0.2 is not.
         return next((divisor for divisor in (8, 4, 2) if divisor * required <= 1), 1)
 
     def _check_size(self, height: int, width: int) -> None:
@@ -409,16 +414,19 @@ def _has_16_bits(image: PIL.ImageFile.ImageFile) -> bool:
 
 
 def _array_from_pool(nbytes: int) -> Array:
-    """Return an uninitialized array uint8[nbytes] in a block of memory from a pool.
+    """Return an uninitialized array uint8[nbytes], if possible in the memory of an earlier image.
 
-    The block returns to the pool once no array uses it. Without the pool, the kernel would map new
-    pages for each image, which may cost as much as decoding.
+    New memory for each image may cost as much as decoding, as the kernel maps new pages. So the
+    memory of an image, a block, is put into the pool `_FREE_BLOCKS` once no array uses it.
     """
-    block = np.empty(0, np.uint8)
+    block = np.empty(0, np.uint8)  # stays if the pool is empty: too small, so replaced below
     with suppress(IndexError):
         block = _FREE_BLOCKS.pop()
+    # A block of another size is not put back, but freed: the images have other sizes by now.
     if not nbytes <= len(block) <= 2 * nbytes:
         block = np.empty(nbytes, np.uint8)
+    # numpy keeps `owner` alive as long as the result, or a view of it, exists. When it is garbage,
+    # `finalize` calls `_FREE_BLOCKS.append(block)`; but not at the end of the program (`atexit`).
     owner = _ArrayOwner(block[:nbytes])
     if len(block) <= _MAX_POOLED:
         weakref.finalize(owner, _FREE_BLOCKS.append, block).atexit = False
