@@ -33,16 +33,17 @@ def split_name(name: str, /) -> tuple[str, str] | None:
     >>> split_name("a/.txt"), split_name("a.b/.txt")
     (('a/', 'txt'), None)
     """
-    # The result is that of webdataset's regular expression ^((?:.*/|)[^.]+)[.]([^/]*)$, which can
-    # take quadratic time. Its first group is the key, which ends at the first dot of the base name.
-    key_end = name.find(".", name.rfind("/") + 1)
+    # webdataset uses the regular expression ^((?:.*/|)[^.]+)[.]([^/]*)$, which can take quadratic
+    # time. This computes the same result; the comments show it for "a.b/c.d.txt". The first group
+    # is the key. It ends at the first dot of the base name, "c.d.txt".
+    key_end = name.find(".", name.rfind("/") + 1)  # 5: the key is "a.b/c"
     if key_end < 0:
         return None
-    # In the group, `.*/` matches some folders, and `[^.]+` the rest of the key, which has at least
-    # one character and no dot. So the rest must begin after the last folder with a dot in its name.
-    last_dot = name.rfind(".", 0, key_end)
-    rest_start = name.find("/", last_dot) + 1 if last_dot >= 0 else 0
-    has_empty_rest = rest_start == key_end  # as in "a.b/.txt"
+    # The key is `.*/`, folders such as "a.b/", and then `[^.]+`: a rest of one or more characters,
+    # but no dot. So the rest begins after the last folder with a dot in its name.
+    last_dot = name.rfind(".", 0, key_end)  # 1: the last dot in the key
+    rest_start = name.find("/", last_dot) + 1 if last_dot >= 0 else 0  # 4: the rest is "c"
+    has_empty_rest = rest_start == key_end  # as in "a.b/.txt", where both are 4
     if has_empty_rest or "\n" in name[:rest_start]:  # `.*` does not match a newline
         return None
     return name[:key_end], name[key_end + 1 :].lower()

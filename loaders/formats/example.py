@@ -234,33 +234,37 @@ def _decode_packed(kind: str, packed: bytes) -> npt.NDArray[Any]:
 def _decode_packed_lists(kind: str, lists: Sequence[bytes]) -> Sequence[Values] | None:
     """Decode many list messages of packed numbers at once; None if a message has another layout.
 
-    A message of packed numbers is a header, which is the tag 0x0a and the number of bytes as a
-    varint, and the numbers. As an int64_list, `0a 02 07 08` is [7, 8], and `0a 02 ac 02` is [300].
-    The packed numbers of both messages are `07 08 ac 02`: the messages end there after 2 and 4
-    bytes (`byte_stops`), and after 2 and 3 numbers (`number_stops`).
+    One call of numpy for all messages is much faster than one for each. So the numbers of all
+    messages are joined, decoded, and split again.
+
+    A message is a header (the tag 0x0a, and the number of bytes that follow) and the numbers. For
+    example, as int64_lists, `0a 02 07 08` is [7, 8], and `0a 02 ac 02` is [300]: an integer takes
+    one byte or more (a varint), and only its last byte is less than 0x80 (128).
     """
-    sizes = list(map(len, lists))
-    headers = list(map(_packed_header, sizes))
+    sizes = list(map(len, lists))  # [4, 4]
+    headers = list(map(_packed_header, sizes))  # 0a 02 and 0a 02
     if not (all(headers) and all(map(bytes.startswith, lists, headers))):
         return None
-    packed = b"".join(map(bytes.removeprefix, lists, headers))
-    byte_stops = np.cumsum(sizes) - np.cumsum(list(map(len, headers)))
-    # Check that no number continues in the next message, which would be malformed.
+    packed = b"".join(map(bytes.removeprefix, lists, headers))  # 07 08 ac 02
+    # Where each message ends in `packed`: after how many bytes, and after how many numbers. If a
+    # message ends within a number, it is malformed.
+    byte_stops = np.cumsum(sizes) - np.cumsum(list(map(len, headers)))  # [2, 4]
     if kind == "float_list":
         number_stops, remainders = np.divmod(byte_stops, 4)
         is_whole = not remainders.any()
     else:
-        is_last_byte = np.frombuffer(packed, np.uint8) < 128  # of a varint
-        last_bytes = np.flatnonzero(is_last_byte)
-        number_stops = last_bytes.searchsorted(byte_stops)  # how many numbers end before
+        is_last_byte = np.frombuffer(packed, np.uint8) < 128  # True, True, False, True
+        last_bytes = np.flatnonzero(is_last_byte)  # [0, 1, 3]
+        # Of these, 2 are before byte 2, and 3 before byte 4.
+        number_stops = last_bytes.searchsorted(byte_stops)  # [2, 3]
         is_whole = is_last_byte[byte_stops[byte_stops > 0] - 1].all()
     if not is_whole:
         return None
-    values = _decode_packed(kind, packed)
-    equal_stops = number_stops[0] * np.arange(1, len(lists) + 1)
+    values = _decode_packed(kind, packed)  # [7, 8, 300]
+    equal_stops = number_stops[0] * np.arange(1, len(lists) + 1)  # [2, 4]
     if (number_stops == equal_stops).all():  # all messages have equally many numbers
         return cast(Sequence[Values], values.reshape(len(lists), -1))
-    return np.split(values, number_stops[:-1])
+    return np.split(values, number_stops[:-1])  # [7, 8] and [300]
 
 
 @lru_cache(1 << 12)

@@ -174,9 +174,16 @@ def feature_list_spans(data: bytes, /) -> dict[str, list[Span | None]]:
 def check_is_example(data: bytes, *features: Mapping[str, object]) -> None:
     """Raise WireError if `data` can be parsed, but is probably not a tf.train.Example.
 
-    `features` are what the parser found. Other kinds of bytes can parse as a message without
-    features, or with features whose names are not printable.
+    The parser skips what it does not know. So bytes of another kind may be parsed as well, but
+    then no feature is found, or the features' names have control characters.
+
+    Args:
+        data: the bytes that were parsed.
+        features: mappings from the names of the features that the parser found: one for an
+            Example; for a SequenceExample one of its context, and one of its feature lists.
     """
+    # An Example without features is valid if it is b"", or a sequence of empty fields 1 and 2: the
+    # tag 0x0a or 0x12, and the length 0.
     if not any(features) and not _EMPTY_FIELDS.fullmatch(data):
         raise WireError("it contains no feature", 0)
     for name in chain(*features):
