@@ -265,21 +265,25 @@ class _IndexMerger:
         self.column_writers["label"].write(self.class_indices[vocabulary_indices])  # [1, 0, 1]
 
     def finish(self) -> dict[str, Any]:
-        """Write the class order, the class names and the labels of a table, after the last part.
+        """Write what can only be written after the last part, and return the manifest's content.
 
-        The class order lists the ids of the records sorted by class.
+        - the column "label", if the labels come from a table, in which the records' keys are looked
+          up (`FromTable`);
+        - the class order: the ids of all records, sorted by class;
+        - the names of the classes.
 
         Returns:
             the content of the manifest, without the options and the list of arrays.
         """
         stats, store = self.stats, self.store
         if stats.table is not None:
-            self.join_table(stats.table)
+            self.join_table(stats.table)  # writes the column "label"
         label = self.column_writers.get("label")
         order_digest = None
         # There is a class order if the column "label" has one integer per record.
         if label is not None and label.file.dtype.kind == "i" and len(label.file.shape) == 1:
-            labels = store.finish_array(label.file.path.stem)  # the array's name, as "column-0"
+            # An array is called like its file: "column-0" for column-0.npy.
+            labels = store.finish_array(label.file.path.stem)
             order_digest = write_class_order(store, labels, self.class_names)
         elif self.class_names:
             raise ValueError(
@@ -297,6 +301,7 @@ class _IndexMerger:
                 {"name": name, "kind": stats.fields[name].kind, "missing": writer.num_missing}
                 for name, writer in self.field_writers.items()
             ],
+            # Some fields have no digest: their `digest_input` is None.
             "digests": {
                 name: w.digest.hexdigest() for name, w in writers.items() if w.digest_input
             },

@@ -382,11 +382,14 @@ class ShardScanner:
     def add_label(self, record: Record) -> bool:
         """Add the label of a record to the block; return False if the record must be skipped.
 
-        For a record without a label, None is added if there is a default label (`background`), for
-        which None stands. Otherwise the record is skipped if `options.missing` is "skip".
+        What happens to a record without a label depends on two options:
+
+        - With a default label (`background`), None is added. When the index is merged, the default
+          label replaces None.
+        - Otherwise, with `missing="skip"`, the record is skipped.
 
         Raises:
-            DataCorruptionError: the record has no label, and neither of the two options applies.
+            DataCorruptionError: the record has no label, and the build has neither option.
         """
         source = self.label_source
         if source is None:
@@ -413,20 +416,24 @@ class ShardScanner:
     def select_fields(self, record: Record) -> list[tuple[str, str]] | None:
         """Return the fields of a record that are indexed, as pairs of names.
 
-        A pair has the name of the field in the index, and its name in the record. For example, the
-        option `fields={"image": "jpg;png"}` gives [("image", "png")] for a record with the fields
-        "png" and "txt". None is returned if the record lacks a field and must be skipped.
+        A pair is (name in the index, name in the record). With the option
+        `fields={"image": "jpg;png"}`, a record with the fields "png" and "txt" has the result
+        [("image", "png")]. Without it, all fields keep their names; the key and the label are not
+        among them.
+
+        None is returned if the record lacks a field and is skipped for this (`missing="skip"`).
         """
         if self.options.fields is None:
             return [(name, name) for name in record.fields if name not in self.key_and_label_names]
         selected = []
-        for name, stored_names in self.wanted_fields:
+        for name, stored_names in self.wanted_fields:  # "image", ["jpg", "png"]
             present = [stored_name for stored_name in stored_names if stored_name in record.fields]
             if present:
-                # A field "label" that gives the labels is indexed as the column "label" only.
+                # If the labels are read from this field, and it shall be called "label": then it
+                # is indexed already, as the column "label", and is not selected.
                 if (name, present[0]) != ("label", self.label_source):
                     selected.append((name, present[0]))
-            elif self.options.missing != "empty":
+            elif self.options.missing != "empty":  # with "empty", it is left out
                 names = "" if stored_names == [name] else f" ({' or '.join(stored_names)})"
                 self.skip_or_raise(f"the field {name!r}{names}", record, _FIELD_ADVICE)
                 return None

@@ -92,13 +92,19 @@ class BuildPlan:
     def scan(
         self, job: Job, path: str, on_bad: OnBad
     ) -> Iterator[Record] | Iterator[Record | RecordChunk]:
-        """Yield the records of a job, whose shard is at `path`.
+        """Yield the records of a job, a task of the build: to scan one shard, or some loose files.
 
-        Consecutive records with the same fields may come as one `RecordChunk`. `on_bad` is called
-        with the error of a bad record, after which the scan continues.
+        Args:
+            job: the shard, or the loose files.
+            path: the shard as a local file, which may be a temporary copy. Not used for loose
+                files, whose paths are relative to the root of the plan.
+            on_bad: called with the error of each bad record, after which the scan continues.
+
+        Yields:
+            A record; or, where that is faster, a chunk of consecutive records of the same fields.
         """
         options, limit = self.options, self.options.max_record_bytes
-        if job.entries:
+        if job.entries:  # loose files: each entry has the files of one record
             return files.scan(str(self.root), job.entries, max_record_bytes=limit, on_bad=on_bad)
         if options.container == "tar":
             return tar.scan_chunks(path, max_record_bytes=limit, join=options.join, on_bad=on_bad)

@@ -142,28 +142,35 @@ class IndexWriter:
     def finish(self, content: Json, options: Json, /) -> None:
         """Write a manifest with `content` and `options`, and publish the index.
 
-        The manifest is a JSON file that names the folder of the arrays. Only files that a marker
-        file (`MARK`) in their folder lists are deleted, now or by the next build.
+        If this process is killed at any moment, the index is the old one or the new one, and the
+        next build can delete the other's files:
+
+        1. Write the manifest, a JSON file, beside the new arrays in their temporary folder.
+        2. Rename this folder to its final name, which the manifest contains.
+        3. Replace the index's manifest by the new one: from now on, readers open the new arrays.
+        4. Delete the old arrays.
+
+        An array is deleted only if the marker file (`MARK`) of its folder lists it, and no index
+        uses the folder. The new arrays are listed until step 4, the old ones from step 3 on.
         """
+        # 1. `arrays` has a description of each array: its shape, dtype and SHA-256.
         arrays = self._finished | {name: file.finish() for name, file in self.open_arrays.items()}
         manifest = _manifest(content, options, arrays)
         text = json.dumps(manifest, indent=1, sort_keys=True, ensure_ascii=True) + "\n"
-        # The folder of the new arrays is still temporary. Its marker file lists all files in it, so
-        # the next build deletes it if this process is killed.
-        add_deletable(self.folder, MANIFEST)
+        add_deletable(self.folder, MANIFEST)  # the marker file lists the arrays already
         (self.folder / MANIFEST).write_bytes(text.encode())
         fsync_path(self.folder / MANIFEST)
-        # Rename the folder of the arrays, with the manifest in it, to its final name.
+        # 2. A folder of the final name that no index uses is left over from a killed build.
         array_folder = self.path / manifest["folder"]
         old_manifest = _old_manifest(self.path)
         if old_manifest is None or old_manifest["folder"] != array_folder.name:
-            delete_listed(array_folder)  # not used by an index: left by a build that was killed
+            delete_listed(array_folder)
         manifest_folder = _publish_arrays(self.folder, array_folder)
-        # Replace the manifest of the index: from now on, readers open the new arrays.
+        # 3. `_deletable_after` lists the old arrays in the marker file of their folder.
         with _deletable_after(self.path, old_manifest):
             os.replace(manifest_folder / MANIFEST, self.path / MANIFEST)
             fsync_path(self.path)
-        # Delete the arrays of older indexes, but never the new ones, which are in use.
+        # 4. Without a marker file, the new arrays are never deleted, from now on.
         (array_folder / MARK).unlink(missing_ok=True)
         for folder in self.path.iterdir():
             if folder != array_folder and ARRAYS_FOLDER.fullmatch(folder.name.removeprefix(".")):

@@ -234,12 +234,12 @@ class Index:
     def _strings(self, name: str, *, verify: bool = True) -> StringColumn:
         """Return the column of strings that the index stores under `name`, such as "keys".
 
-        With `verify`, their bytes are compared with their SHA-256. The paths of files at a web
-        server are percent-encoded, and others are not. So `_path_converter` returns a function that
-        is applied to each path, if the files have moved from a web server to a folder or back.
+        With `verify`, their bytes are compared with their SHA-256.
         """
         get_array = self._arrays.verified_array if verify else self._arrays.__getitem__
         text, ends = get_array(f"{name}-text"), get_array(f"{name}-ends")
+        # The converter is None for most columns. Only paths, in "shardpaths" and "files", may have
+        # to be converted: "a%20b.tar" at a web server is "a b.tar" in a folder.
         return StringColumn(text, ends, self._path_converter(name))
 
     def _path_converter(self, column: str) -> Callable[[str], str] | None:
@@ -370,7 +370,11 @@ class Index:
         if self.manifest["class_order"] is None:
             return None
         arrays = self._arrays
+        # `CLASS_ORDER` maps the name of an array to an argument of `ClassOrder`: for example,
+        # "classorder-sizes" to "sizes".
         order = {key: arrays.verified_memmap(name) for name, key in CLASS_ORDER.items()}
+        # Check the arrays at the first access only. `verified` has the names of the arrays that
+        # were checked before, and "class order" if this check of all three was made.
         if "class order" not in arrays.verified:
             try:
                 check_class_arrays(**order, num_records=len(self))

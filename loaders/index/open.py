@@ -134,9 +134,13 @@ def set_shards_root(index: Index) -> None:
 
 
 def _has_first_shard(index: Index) -> bool:
-    """Return whether the first shard, or the first loose file, exists below `index.shards_root`."""
-    # A store may refuse the request. Or the path may not be allowed below this root: it is checked
-    # again where the shards turn out to be.
+    """Return whether the first shard, or the first loose file, exists below `index.shards_root`.
+
+    If this cannot be found out, False is returned, and the caller takes the other root.
+    """
+    # No error is raised here, as the shards may be elsewhere: below the root that the caller takes,
+    # the path is checked again when it is read. The two errors are that a store refuses the request
+    # (403 for example), and that the path is not allowed, such as "../x".
     with suppress(RefusedError, UnsafeContentError):
         return file_exists(index.shards_root, _unverified_paths(index)[0])
     return False

@@ -120,12 +120,14 @@ class ObjectStore(Store):
 def _open(root: Location, options: ClientConfig) -> Any:
     """Open a client of obstore for a bucket; the key of `root` is the prefix of all keys.
 
-    `options` are those of the HTTP client. `from_url` of obstore is not used, since it would decode
-    the key.
+    The function `from_url` of obstore would decode the key, so a class is called for each kind of
+    store. `options` are those of the HTTP client.
     """
     settings: Any = {
         "prefix": root.key or None,
         "client_options": options,
+        # No retries by obstore: this library retries by itself (`Store`). obstore's time limit for
+        # a request with its retries is so long that it has no effect.
         "retry_config": {"max_retries": 0, "retry_timeout": timedelta(days=1)},
     }
     kind = OBJECTS[root.scheme]
@@ -133,6 +135,9 @@ def _open(root: Location, options: ClientConfig) -> Any:
         return S3Store(root.host, **settings)
     if kind == "gs":
         return GCSStore(root.host, **settings)
+    # Azure. The host of a URL az://container/key is the container. If the server is named too, as
+    # in container@account.blob.core.windows.net, it begins with the name of the account. Microsoft
+    # Fabric is a service with the same protocol at other servers.
     container, _, server = root.host.partition("@")
     if server:
         settings["account_name"] = server.partition(".")[0]
@@ -141,10 +146,14 @@ def _open(root: Location, options: ClientConfig) -> Any:
 
 
 def _check_endpoints(root: Location) -> None:
-    """Check the environment variables with the URL of the server of a store, its endpoint.
+    """Check the environment variables that name the server of a store by its URL, the endpoint.
+
+    There may be several, such as AWS_ENDPOINT_URL_S3 and AWS_ENDPOINT_URL. obstore panics if one of
+    them is not a URL, so all are checked for that. It connects to the first one that is set, so
+    only this one must be encrypted (https://).
 
     Raises:
-        LoaderError: a variable is not a URL, or the endpoint is http:// and this is not allowed.
+        LoaderError: a variable is not a URL, or the first one is http:// without permission.
     """
     names = [name for name in _ENDPOINT_VARIABLES[OBJECTS[root.scheme]] if name in os.environ]
     for name in names:
@@ -152,7 +161,6 @@ def _check_endpoints(root: Location) -> None:
         if not _is_url(endpoint):
             problem, advice = "is not the URL of a server", f"correct or unset {name}"
         elif name == names[0] and endpoint.startswith("http:") and not _http_allowed():
-            # obstore uses only the first of the variables that is set
             problem = "is http://, which is not encrypted and not allowed"
             advice = f"set {name.partition('_')[0]}_ALLOW_HTTP=true if you trust the network"
         if problem:
