@@ -257,13 +257,15 @@ class CheckedReader:
 
 
 def reader_of(source: Source, /, *, checksums: bool = True) -> Reads:
-    """Return an object that reads the records of a source: it has `read` and `close` (`Reads`).
+    """Return a reader of the records of a source: an object with the methods of `Reads`.
 
-    With `checksums`, what it reads is compared with the checksums of the source, if it has any.
+    A source is an `Index`, or the user's own data, such as a dataset of PyTorch (`OwnSource`).
+    With `checksums`, records are compared with the checksums of the source, if it has any.
     """
     if isinstance(source, Index):
         return Reader(source, checksums=checksums)
-    assert isinstance(source, OwnSource)  # user-defined, so that the result of `read` is checked
+    assert isinstance(source, OwnSource)
+    # The user's reader may return anything, so each result is checked.
     return CheckedReader(source.reader(checksums=checksums), source)
 
 

@@ -87,21 +87,27 @@ class BlockUses:
         return ranges(first, end), np.repeat(first_step, end - first), np.repeat(first, end - first)
 
     def last_steps_before(self, stop: int, /) -> list[tuple[int, int]]:
-        """Return the last step of each closed block whose first use is before step `stop`.
+        """Return the last step of the blocks whose first use is before step `stop`.
 
-        A block is closed when the stream had no sample of it for `_idle_limit` samples, and at the
-        end of an epoch. Samples are drawn until every block whose last use is before `stop` is
-        closed. A block that is still open is returned by a later call, when it is closed.
+        The caller releases the bytes of a block after this step. For example, if the blocks are the
+        records 0 to 2 and 3 to 5, and the steps of an epoch draw [3, 5], [4, 2] and [1, 0]:
+        `last_steps_before(1)` returns [(3, 1)], since block 3 is used first in step 0 and last in
+        step 1. A call of `last_steps_before(2)` after it returns [(0, 2)].
+
+        No block is returned twice. A block is returned once it is closed: when no sample came from
+        it for `_idle_limit` samples, or at the end of the epoch. If it is still open now, a later
+        call returns it.
 
         Returns:
-            A pair (first record of the block, last step) for each block, which is returned once.
+            A pair for each block: (its first record, the last step that uses it).
         """
         epoch_end = ((stop - 1) // self._epoch_steps + 1) * self._epoch_steps  # of step `stop` - 1
         size = self._sampler.batch_size
-        # Draw at least `_idle_limit` samples after those before step `stop`.
+        # Draw `_idle_limit` samples from step `stop` on, to close all blocks that they do not use.
         while self._next_step < epoch_end and (self._next_step - stop) * size < self._idle_limit:
             self._examine_chunk()
         last_steps = []
+        # The heap has tuples (first step, first record, last step), the earliest first step on top.
         while self._closed_blocks and self._closed_blocks[0][0] < stop:
             _, first_record, last_step = heappop(self._closed_blocks)
             last_steps.append((first_record, last_step))

@@ -136,26 +136,27 @@ class RangeBuffer:
             self._ranges = {}
             self._sorted_keys: list[tuple[int, int, int]] = []  # of `_ranges`
             self._bytes = 0  # of all ranges
-            # The same ranges, in order to drop each after the last step that uses it. A range of
-            # a block (of records that are read around the same time) may be used again, at a step
-            # that is not known yet: it is in `_by_block`, by the first record of its block, until
-            # an event names this step. All other ranges are in `_by_last_step`.
+            # The same ranges again, to find those that can be dropped after a step. A range is in
+            # `_by_last_step` if the last step that uses it is known. Otherwise it is in
+            # `_by_block`, by the first record of the block that its bytes belong to. (A block is a
+            # range of records that are read around the same time.) When the plan names the block's
+            # last step, by a `Release`, the range moves from `_by_block` to `_by_last_step`.
             self._by_block: defaultdict[int, list[BufferedRange]] = defaultdict(list)
             self._by_last_step: defaultdict[int, list[BufferedRange]] = defaultdict(list)
 
     def start_plan(self, previous_end: int | None, /) -> None:
         """Prepare the buffer for a new `ReadPlan`.
 
-        The ranges that the previous plan has prefetched, up to its step `previous_end`, are kept
-        until that step, since the new plan may need them. They are dropped if `previous_end` is
-        None, or if they take more memory than `buffer_bytes`.
+        The previous plan has prefetched ranges up to step `previous_end`. The new plan may need
+        them too, so they are kept until that step. They are dropped if `previous_end` is None, or
+        if they take more memory than `buffer_bytes`.
         """
         with self._lock:
             if previous_end is None or self._bytes > retries.NETWORK.buffer_bytes:
                 self.clear()
             else:
-                # `_by_block` has the ranges whose last step is not known, by the first record of
-                # their block of records. The previous plan would have named that step later.
+                # The last step is not known for the ranges in `_by_block`: the previous plan would
+                # have named it in a later `Release`. Now it is `previous_end` for all of them.
                 self._set_last_steps([(block, previous_end) for block in self._by_block])
 
     def apply(self, event: Fetch | Release, /) -> None:

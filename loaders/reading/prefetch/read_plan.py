@@ -110,17 +110,19 @@ class ReadPlan:
         self._start_pass(start, epochs=1)
 
     def _start_pass(self, start: int, *, epochs: int) -> None:
-        """Set the plan to a pass that reads from step `start` to the end of that epoch.
+        """Set the plan to a pass, which reads from step `start` to the end of that epoch.
 
-        With `epochs=2`, batches of the next epoch are fetched too when the pass comes to its end.
+        With `epochs=2`, the plan also covers the next epoch: near the end of the pass, it already
+        fetches the first batches of the next pass.
         """
         self.start = start
         self._epoch_end = (start // self._epoch_steps + 1) * self._epoch_steps
-        # No step from `_end` on is fetched.
+        # The plan fetches the steps before `_end`.
         self._end = self._epoch_end + (epochs - 1) * self._epoch_steps
         self.enabled = self.limit > 0  # the bytes to fetch ahead; a limit of 0 disables the plan
-        # If the data may be in the page cache (they are local, and fit in memory), whoever receives
-        # the first event looks whether they are. Then the plan is disabled.
+        # Local data that fit in memory may be in the page cache already, and prefetching would only
+        # cost time. If True, the reader of local files looks into the page cache at the first
+        # `Fetch`, and if it finds the ranges there, it sets `enabled` to False.
         self.check_page_cache = self._may_be_cached
         self._steps_in_progress: set[int] = set()  # the steps that threads are reading now
         self._last_started = start - 1  # no step of this pass has started
