@@ -171,15 +171,20 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
         raise ValueError("workers draw by themselves: make samples that load the state instead")
 
     def _start_pass(self, epoch: int, start: int) -> Generator[list[Sample], None, None]:
-        """Yield the batches from step `start` on, each a list of samples as webdataset has them.
+        """Read the batches of an epoch from step `start` on, and yield each as a list of samples.
 
-        In a DataLoader with W workers, worker n yields only batches n, n + W, n + 2W, …
+        A sample is a dict as in webdataset: {"__key__": "0001", "jpg": b"…", "cls": b"cat"}.
+
+        The workers of a DataLoader share the batches: of 3 workers, worker 1 yields the batches 1,
+        4, 7, … of this pass.
         """
         feed, index = self.feed, self.feed.index
         assert isinstance(index, Index)
         _, _, worker, num_workers = pytorch_worker_info()  # 0 and 1 in the main process
-        # Reads, decodes and transforms the records of a request.
-        samples_reader = Samples(prepare_feed(feed), self.reader)
+        samples_reader = Samples(prepare_feed(feed), self.reader)  # decodes and transforms too
+        # A request says which samples a batch has: their record ids, and if the feed has a
+        # transform (`seeded`), a random seed for each. The schedule is the sampler of this rank;
+        # another sampler may replace it from some step on.
         all_requests = requests(self.schedules.of(feed.sampler), epoch, start, seeds=feed.seeded)
         for request in islice(all_requests, worker, None, num_workers):
             shards = [index.location(record)[0] for record in request.records.tolist()]
@@ -192,7 +197,9 @@ class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
                 labels = index.labels[request.records].tolist()
                 names = map(index.classes.__getitem__ if index.classes else str, labels)
                 values["cls"] = [name.encode() for name in names]
-            table_rows = samples_reader.table_rows(request)  # of columns and side tables
+            # For the transform: the samples' rows of the columns of the index, and of the side
+            # tables, which are arrays of the user with a row for each sample (`side` of `Feed`).
+            table_rows = samples_reader.table_rows(request)
             values.update(samples_reader.field_values(request, table_rows))
             yield samples_of(values)
 

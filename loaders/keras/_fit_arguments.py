@@ -117,17 +117,21 @@ def _check_classes(loader: Loader[Any], validation: Any) -> None:
 
 
 def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
-    """Refuse data of `fit` that is not in the form that a model takes.
+    """Refuse two mistakes in the data of `fit`, by an error that says how to correct them.
+
+    1. The validation data are batches as a loader makes them, dicts by field name, while the
+       training data are pairs (inputs, targets).
+    2. The training data have encoded images, such as the bytes of JPEG files.
 
     Args:
         loader: the loader of the training.
-        data: the training data. Nothing is checked unless it is a dataset with an `element_spec`.
+        data: the training data; only a dataset with an `element_spec` is checked.
         validation: the validation data.
 
     Raises:
-        TypeError: an element of `validation` is a batch as the loader makes it, a dict, while
-            `data` has (inputs, targets); or `data` has images that are not decoded.
+        TypeError: one of these mistakes was found.
     """
+    # 1. The spec of an element is nested like the element: a dict, a pair, or None if unknown.
     spec = getattr(data, "element_spec", None)
     validation_spec = getattr(validation, "element_spec", None)
     # Each batch of a loader is a dict with the field "id".
@@ -135,12 +139,13 @@ def check_elements(loader: Loader[Any], data: Any, validation: Any) -> None:
     if has_dicts_of_fields and not isinstance(spec, dict | None):
         raise TypeError("validation_data has dicts of fields: map them to (inputs, targets)")
     feed = getattr(loader, "feed", None)
+    # 2. Encoded images are strings in TensorFlow.
     dtypes = [getattr(leaf, "dtype", None) for leaf in keras.tree.flatten(spec)]
     has_strings = any(dtype == "string" for dtype in dtypes)
     # Strings may be the bytes of images, unless the user's decode or transform has made them.
     if feed is None or feed.has_functions or not has_strings:
         return
-    for name, values in feed[0, 0].items():
+    for name, values in feed[0, 0].items():  # the batch of step 0 in epoch 0
         first = values[0] if isinstance(values, list) else None
         if isinstance(first, bytes) and image_extension(first[:64]):
             raise TypeError(

@@ -275,10 +275,11 @@ class ResumeCallback(keras.callbacks.Callback):
     def on_test_begin(self, logs: Any = None) -> None:
         """Let a validation read the loader of the training, without changing the loader's position.
 
-        Until `on_test_end`, each iteration over the loader reads a whole epoch from its first step,
-        and its end does not move the loader to the next epoch. `external_passes` decides this, the
-        object that has the loader's position while Keras iterates.
+        Normally, an iteration over the loader starts at the loader's position, and at its end the
+        loader moves to the next epoch. While `peeking` is True, an iteration reads a whole epoch
+        from step 0, and the loader does not move. `on_test_end` sets `peeking` to False again.
         """
+        # Keras iterates by itself, and `external_passes` says where each iteration starts.
         self.loader.external_passes.peeking = True
 
     def on_test_end(self, logs: Any = None) -> None:
@@ -467,23 +468,25 @@ class ResumeCallback(keras.callbacks.Callback):
     def _restore_last_checkpoint(self, model: keras.Model, arrange: Any) -> None:
         """Restore the last checkpoint of this run into a model, if there is one.
 
-        If the variables of the model or its metrics are not built yet, a batch is evaluated to
-        build them. `arrange` is a function from a batch to (inputs, targets), or a dataset of them.
+        Only variables that exist can be restored. Keras creates some of them when it sees the first
+        batch; if they are missing, a batch is evaluated first, to create them. `arrange` is a
+        function from a batch to (inputs, targets), or a dataset of them.
         """
-        # With `restart`, checkpoints of earlier runs are not restored, only those of this object.
+        # `restart=True` starts a new run: the checkpoints in the folder are ignored until this
+        # object itself has saved or restored one (`_last_checkpoint`).
         if self.restart and self._last_checkpoint is None:
             return
         checkpoint = self._checkpoints.last()
         if checkpoint is None:
             return
-        # Values can be restored only into variables that are built. Keras builds the variables of
-        # the model and its metrics in the first step of `fit`, which is after the restore; but
-        # under a strategy, it builds those of the metrics before.
+        # The model's variables are restored now, and the metrics' when `fit` starts its first
+        # epoch. `fit` creates the metrics' variables only later, in its first step. An exception is
+        # a model under a `tf.distribute` strategy: there it creates them before the epoch.
         lacks_metrics = len(model.metrics_variables) < len(checkpoint.state["metrics"])
         if not model.built or (lacks_metrics and not _has_strategy(model)):
             data = _fit_data(self.loader, arrange, None)
             with self.loader.external_passes.peek():  # reading does not move the loader's position
-                model.evaluate(data, steps=1, verbose=0)  # builds the variables
+                model.evaluate(data, steps=1, verbose=0)  # creates the variables
         self.restore(model)
 
     def _print_position(self, epochs: int, *, ended: bool) -> None:

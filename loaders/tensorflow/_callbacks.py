@@ -86,11 +86,13 @@ def release_in_thread(references: list[Any], /) -> None:
     collector may destroy it in a thread that holds a lock which those threads need: a deadlock. A
     new thread holds no lock.
 
-    The new thread waits until nothing but the list refers to the iterator, for at most
-    `_EXIT_TIMEOUT` seconds. Then it clears the list, which destroys the iterator.
+    Python destroys an object when the last reference to it is deleted. So the new thread waits
+    until only the list refers to the iterator, and then clears the list. After `_EXIT_TIMEOUT`
+    seconds it clears the list in any case.
 
-    If nothing else refers to the iterator from the start, the caller waits too, for at most
-    `_RELEASE_TIMEOUT` seconds, so that the pipeline has usually ended when this returns.
+    The caller waits for the new thread, for at most `_RELEASE_TIMEOUT` seconds, so that the
+    pipeline has usually ended when this returns. It does not wait if something else refers to the
+    iterator: that may be the caller itself.
     """
     released = threading.Event()
     has_last_reference = not _has_other_references(references)
@@ -99,14 +101,15 @@ def release_in_thread(references: list[Any], /) -> None:
         deadline = time.monotonic() + _EXIT_TIMEOUT
         while _has_other_references(references) and time.monotonic() < deadline:
             time.sleep(_POLL_INTERVAL)
-        # The block counts as a call into Python, so that the exit of the program waits for it. The
-        # counter raises RuntimeError if the exit has begun: then the iterator stays.
+        # `_call_counter` makes the exit of the program wait until the block has ended. During the
+        # exit it raises RuntimeError, and the iterator is not destroyed.
         with suppress(RuntimeError), _call_counter():
             references.clear()
         released.set()
 
     with suppress(RuntimeError):  # no thread starts while the program exits
-        _thread.start_new_thread(release, ())  # a lock of `threading` may be locked here
+        # Not `threading.Thread`, whose start takes a lock that may be locked here.
+        _thread.start_new_thread(release, ())
         if has_last_reference:
             released.wait(_RELEASE_TIMEOUT)
 

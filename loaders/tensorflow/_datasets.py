@@ -30,10 +30,11 @@ class _Adapter(Adapter):
 
         Args:
             backend: Keras's backend.
-            arrange: how `fit` gets inputs and targets. Either a function that makes them of a
-                batch, or a dataset of them, which the user has made of the loader's dataset.
-            model: the model to train. Under a `tf.distribute` strategy with several replicas, each
-                replica gets the batches of its rank.
+            arrange: a function that turns a batch into (inputs, targets), to be mapped over the
+                loader's dataset; or a dataset of such pairs, which the user has made from it. A
+                dataset is returned as it is.
+            model: the model to train. If a `tf.distribute` strategy runs it on several replicas,
+                the dataset of a `TensorFlowLoader` has for each replica the batches of one rank.
 
         Raises:
             ValueError: `arrange` is a dataset, and its length is not that of an epoch.
@@ -43,12 +44,14 @@ class _Adapter(Adapter):
             _check_length(arrange, len(loader))
             return destroy_iterators_in_thread(arrange)
         strategy = getattr(model, "distribute_strategy", None)
-        # Only a `TensorFlowLoader` has this method, and not the loader that `choose` returns.
+        # A method of `TensorFlowLoader`, which makes the batches of several ranks. The other loader
+        # for TensorFlow, that of `choose`, lacks it.
         dataset_for = getattr(loader, "dataset_for", None)
         if dataset_for and strategy is not None and strategy.num_replicas_in_sync > 1:
             return strategy.distribute_datasets_from_function(
                 lambda context: dataset_for(context).map(arrange)
             )
+        # If `arrange` asks for a field that is missing, the error lists the fields of a batch.
         with explain_key_error(loader.dataset.element_spec):
             return destroy_iterators_in_thread(loader._to_device(loader.dataset.map(arrange)))
 

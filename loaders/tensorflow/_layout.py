@@ -65,16 +65,18 @@ def _tensor_spec(array: Array, size: int | None, shape: Sequence[int | None]) ->
 
 
 def _sample_shape(prepared: PreparedFeed, name: str, array: Array) -> Sequence[int | None]:
-    """Return the static shape of one sample of a field, whose samples `array` has in its rows.
+    """Return the static shape of one sample of a field: the sizes that are equal in all batches.
 
-    A size that differs between batches is None: a field of padded images has [None, None].
+    A size that may differ is None: padded images, for example, have the shape [None, None]. `array`
+    is the field in some batch: its first axis counts the samples.
     """
-    spec, collate = prepared.shapes
+    spec, collate = prepared.shapes  # each field's `FieldSpec`, and the user's `collate` argument
     if mode_of(collate, name) == "pad":
         return [None] * (array.ndim - 1)
-    # The shape in the spec is not used in two cases. The lengths of a ragged field are one number
-    # per sample, while the spec has the shape of its values. And the spec lacks fields that the
-    # loader adds to every batch, such as "id".
+    # In two cases the shape is taken from the array, and not from the spec:
+    # - the array has one number per sample, as the lengths of a ragged field: this is two arrays,
+    #   values and lengths, and the spec has the shape of the values;
+    # - the spec lacks the field, since the loader adds it to every batch, such as "id".
     if array.ndim == 1 or name not in spec:
         return array.shape[1:]
     return spec[name].shape

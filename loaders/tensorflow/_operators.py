@@ -21,10 +21,12 @@ _ADVISE_ORDER = (
 def check_position(dataset: Any, passes: ExternalPasses, /) -> None:
     """Raise ValueError unless element n of a dataset is batch n of a loader.
 
-    The dataset must be made of the loader's dataset, by operators that keep the order of batches.
-    Each loader has one object `external_passes`, to which all its datasets refer. `passes` is that
-    of this loader, and shows which datasets are its own.
+    The dataset must be made of the loader's dataset, by operators that keep the order of batches,
+    such as `loader.dataset.map(f).take(3)`. `passes` identifies the loader: it is the loader's
+    attribute `external_passes`, to which all datasets of the loader refer.
     """
+    # `dataset` and all datasets that it is made of, from the last operator back to the first: for
+    # the example, the datasets of `take`, of `map`, and of the loader.
     datasets = list(_upstream(dataset)) if isinstance(dataset, tf.data.Dataset) else []
     sources = [source for source in map(_source, datasets) if source is not None]
     if {source.external_passes for source in sources} != {passes}:
@@ -32,10 +34,10 @@ def check_position(dataset: Any, passes: ExternalPasses, /) -> None:
     unordered = any(getattr(dataset, "_deterministic", None) == "false" for dataset in datasets)
     if unordered or dataset.options().deterministic is False:
         raise ValueError(f"the dataset has deterministic=False, {_ADVISE_ORDER}")
-    # From the last operator back to the loader's dataset.
     operators = [_operator(dataset) for dataset in datasets if _source(dataset) is None]
-    for index, operator in enumerate(operators):
-        # `take(3).repeat()` gives the same 3 batches again, which are not the next of the loader.
+    for index, operator in enumerate(operators):  # "Take", "Map"
+        # `take(3).repeat()` yields the same 3 batches again, instead of the next 3. The operators
+        # are "Repeat", "Take": a "Take" that comes later in the list is applied earlier.
         repeats_take = operator == "Repeat" and "Take" in operators[index:]
         if repeats_take or operator not in _KEEP_ORDER:
             found = "Repeat after a Take" if repeats_take else operator

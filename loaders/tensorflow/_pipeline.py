@@ -24,23 +24,26 @@ The graph calls it when a batch leaves the pipeline, so that the loader sees the
 def dataset_of(source: GraphSource, prefetch: int) -> tf.data.Dataset:
     """Return the dataset of the batches of `source`. Each iteration of it ends with the epoch.
 
-    Its cardinality, which Keras takes for the number of steps, is always that of a whole epoch. But
-    an iteration may have fewer batches, if it starts in the middle of the epoch, or more, if each
-    step has a batch for each of several ranks.
+    Keras reads the number of steps of an epoch from the dataset's cardinality, so this must always
+    be the number for a whole epoch. But an iteration may have fewer batches, if it starts in the
+    middle of the epoch, or more, if each step has a batch for each of several ranks.
 
-    `unbatch` makes this possible. It takes the batches out of tensors that have batches as rows,
-    and computes the cardinality from the static number of rows of these tensors. When the graph
-    runs, it does not compare this number with the rows that come. So each step of an epoch has a
-    tensor that is declared (`_with_row_count`) to have 1 row. It has 2 rows for 2 ranks, and none
-    for a step that the iteration lacks.
+    The operator `unbatch` makes this possible. Its inputs are tensors whose rows are batches, and
+    it yields the rows one by one. Its cardinality is computed from the row count that the tensors
+    are declared to have; the actual count may be another. For example, an epoch has 5 steps, each a
+    tensor that is declared to have 1 row, so the cardinality is 5. With 2 ranks each tensor has 2
+    rows. In an iteration that starts at step 3, the first 2 tensors have rows, and 3 have none.
     """
     last = source.num_batches - 1
 
     def deliver(pass_state: tf.Tensor, batch_number: tf.Tensor, batch: Any) -> Any:
-        """Return the batch; after a last batch, or for a failed one, call `source.end_pass`."""
+        """Return the batch unchanged, and call `source.end_pass` if it ends the iteration.
+
+        An iteration ends with the last batch of the epoch, or with a batch that cannot be read.
+        """
         is_last = tf.equal(batch_number, last)  # in a graph of TF1, == compares objects
         has_failed = batch_number < 0  # the number that a batch gets if it cannot be read
-        # tf.data runs the call for its effect, though nothing uses the result.
+        # No result is used: tf.data runs the call all the same, since it may have effects.
         tf.cond(
             is_last | has_failed,
             lambda: numpy_function_of(source.end_pass, [pass_state, batch_number], tf.bool),

@@ -31,13 +31,15 @@ def auto_shard_policy(sampler: BatchStream, /) -> tf.data.experimental.AutoShard
 def check_auto_shard(sampler: BatchStream, /) -> None:
     """Check that a `tf.distribute` strategy may divide a sampler's batches among its processes.
 
-    Warns of an evaluation, and of a sampler that the caller has declared as sharded (each process
-    has other records): nothing ensures that all processes together have each record exactly once,
-    so a metric over them is not exact.
+    With 2 processes, each process gets half of the records of every batch. But if the user has
+    declared by `shard(0, 1)` that the sampler is sharded, a process gets all batches of its own.
+
+    Warns if the sampler is for an evaluation, or is declared as sharded: nothing ensures then that
+    all processes together have each record exactly once, so a metric over them is not exact.
 
     Raises:
-        ValueError: the batches are already of one rank of several, or P×K batches, whose classes
-            would be divided.
+        ValueError: the batches are divided already, for one of several ranks. Or they are those of
+            a `PKBatchSampler`, P classes with K records each: some process would not get all K.
     """
     processes = num_workers()
     if processes == 1:
@@ -54,7 +56,6 @@ def check_auto_shard(sampler: BatchStream, /) -> None:
             f"processes is not exact: {_ADVISE_DATASET_FOR}",
             stacklevel=2,
         )
-    # A strategy divides only batches of a sampler that is not declared as sharded.
     elif isinstance(sampler, PKBatchSampler):
         raise ValueError(f"a strategy would divide classes of {sampler!r}: {_ADVISE_DATASET_FOR}")
 
