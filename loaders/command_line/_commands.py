@@ -67,9 +67,9 @@ _ADVISE_EXCLUDE_LISTED = "what to do: restore the shards, or exclude these with 
 def run_pack(options: argparse.Namespace) -> None:
     """Run `twinfeed pack`: write shards and indexes, and print a line for each index.
 
-    The source is a folder of images, an index, or shards, which `pack` finds out from the path. But
-    --label, --key and --raw (`example` is False) say how shards are read. If one of them is given,
-    the source must be shards.
+    The source is a folder of images, an index, or shards: `pack` finds out which, from the path.
+    With one of the options --label, --key and --raw it must be shards, since these say how the
+    records of shards are read. (--raw sets `options.example` to False.)
     """
     source: str | list[str] | Index | CompressedShards = _unwrap_single(options.source)
     if options.root is not None:
@@ -77,7 +77,7 @@ def run_pack(options: argparse.Namespace) -> None:
             raise ValueError("--root needs an index as the source, and the source is not an index")
         source = open_index(source, root=options.root)
     if options.label is not None or options.key is not None or not options.example:
-        # In spite of its name, this class also reads shards that are not compressed.
+        # Take this class for all shards: it decompresses only those that are compressed.
         source = CompressedShards(
             options.source, label=options.label, key=options.key, example=options.example
         )
@@ -137,6 +137,8 @@ def run_index(options: argparse.Namespace) -> None:
 def run_verify(options: argparse.Namespace) -> int:
     """Run `twinfeed verify`: each index is verified by itself, and all other shards together.
 
+    At the end, print what to do about the findings (`BadRecord`s).
+
     Returns:
         The exit status: 1 if there are bad records or warnings.
     """
@@ -147,9 +149,11 @@ def run_verify(options: argparse.Namespace) -> int:
         raise ValueError("--bad-list takes one index, or shards: verify each target on its own")
     with process_pool(options.jobs) as executor:
         results = [_verify(target, options, executor) for target in targets]
+    # A result is (findings, whether all is well). There are three kinds of findings:
+    # - a bad shard has the record number -1 and no offset: it must be restored;
+    # - a bad record has its number in the shard: it can be excluded by this number;
+    # - a part of a tar sample has the number -1 and an offset: its own text says what to do.
     findings = [finding for found, _ in results for finding in found]
-    # A finding concerns one record, or the whole shard: then its record number is -1, and it has no
-    # offset. (A part of a tar sample, which cannot be excluded, has the number -1 and an offset.)
     if any(finding.record < 0 and finding.offset is None for finding in findings):
         print_lines(_ADVISE_RESTORE_OR_LIST)
     elif any(finding.record >= 0 for finding in findings):

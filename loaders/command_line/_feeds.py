@@ -81,14 +81,15 @@ def feed_of(
 
 
 def image_field(index: Index, requested: str | None) -> str:
-    """Return the name of the field that has images: the requested one, or the only such field.
+    """Return the name of the field that has images.
 
-    A field is recognized by the first value that it has in the index.
+    This is the requested field. Without a request, it is the field "image" if that has images, or
+    else the only field that has images. Whether a field has images is seen by its first value.
 
     Raises:
         KeyError: there is no field of the requested name.
-        ValueError: the requested field has no images but another one does, or no field is requested
-            and not exactly one has images.
+        ValueError: the requested field has no images, and another field has. Or no field is
+            requested, none is called "image", and none or several have images.
     """
     names: list[str] = [name for name, field in index.fields.items() if field.kind == "bytes"]
     if requested is not None:
@@ -98,8 +99,8 @@ def image_field(index: Index, requested: str | None) -> str:
     with Reader(index) as reader:
         images = [name for name in names if image_extension(_first_value(index, reader, name))]
         if requested is not None:
-            # If no field is recognized, the images may have a format that decode can read all the
-            # same, so the requested field is taken.
+            # If no field seems to have images, they may be of a format that is not recognized here,
+            # but can be decoded all the same.
             if not images or describe_image(_first_value(index, reader, requested)):
                 return requested
             raise ValueError(

@@ -157,11 +157,11 @@ def when(
 
 
 def diff(first: PathLike, second: PathLike, /) -> LedgerDifference | None:
-    """Return the first step at which two runs had other records; None if all are the same.
+    """Return the first step at which two runs had different batches; None if all are the same.
 
-    Neither the records nor the samplers are needed: the ledgers say what the batches depend on.
-    Framework, trainer, container and number of ranks make no difference. If a step was run again
-    after a rollback, the last time counts.
+    The batches are not drawn again. A ledger says what they depend on, such as the seed and the
+    records, and this is compared. Framework, trainer, file format and number of ranks make no
+    difference. If a step was run again after a rollback, the last time counts.
 
     Args:
         first: the ledger of a run.
@@ -182,12 +182,16 @@ def diff(first: PathLike, second: PathLike, /) -> LedgerDifference | None:
     >>> diff(f"{folder}/0.jsonl", f"{folder}/0.jsonl") is None
     True
     """
+    # Each ledger is a list of `StepRange`s: consecutive steps of the run, with the same sampler.
     ranges = [read_ledger(first), read_ledger(second)]
+    # Compare once for each interval in which no range of either ledger starts or stops. If one has
+    # the steps 0 to 9, and the other 0 to 5, the edges are 0, 6, 10: the intervals [0, 6), [6, 10).
     edges = {edge for steps in chain(*ranges) for edge in (steps.start, steps.stop)}
     for start, stop in pairwise(sorted(edges)):
         in_first, in_second = (_last_range(of_ledger, start) for of_ledger in ranges)
         if in_first is not None and in_second is not None:
             difference = _difference(in_first.run["state"], in_second.run["state"], start)
+            # A difference from step `stop` on belongs to a later interval.
             if difference is not None and difference.global_step < stop:
                 return difference
         elif in_first is not None or in_second is not None:
@@ -337,21 +341,24 @@ def _difference(
 ) -> LedgerDifference | None:
     """Return the first step from `start` on at which the batches of two runs differ, and why.
 
-    Return None if they do not differ. `first` and `second` are the states of the two runs in their
-    ledgers. A state has the fingerprint of the sampler (all that its batches depend on, such as
-    {"seed": 0}), and digests (hashes of all values) of the fields of the records.
+    Return None if they do not differ. `first` and `second` are the states of the runs' samplers, as
+    the ledgers have them. For example, a sampler has k=4 in both runs, and the second run changes k
+    to 8 at step 340. The states have the fingerprints {"k": 4} and {"k": 4, "k from step 340": 8},
+    and the result is step 340, because "k from step 340 is None and 8".
     """
+    # What the batches depend on: the options of the samplers, nested ones as "order.seed"; and the
+    # records, as a digest (a hash of all values) for each field.
     streams = [dict(flattened(state["fingerprint"])) for state in (first, second)]
     records = [dict(flattened(state.get("records", {}))) for state in (first, second)]
     values = {name: [stream.get(name) for stream in streams] for name in streams[0] | streams[1]}
-    # Another container of the same records may have other fields: only shared ones are compared.
+    # The runs may have read the same records from two formats, such as tar and TFRecord, of which
+    # one has more fields. So only fields that both have are compared.
     shared = records[0].keys() & records[1]
     values |= {name: [digests[name] for digests in records] for name in sorted(shared)}
+    # {"k from step 340": [None, 8]}
     differing = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     if not differing:
         return None
-    # If an option of a sampler is a schedule, each of its values has a name of its own, such as "k
-    # from step 340". `first_step` returns 340 for this name, and 0 for names without a step.
-    step = min(map(first_step, differing))
+    step = min(map(first_step, differing))  # 340; for a name without a step, it would be 0
     reason = ", ".join(f"{name} is {pair[0]!r} and {pair[1]!r}" for name, pair in differing.items())
     return LedgerDifference(max(start, step), reason)

@@ -270,15 +270,17 @@ def _keeps_values(column: Array, joined: Array) -> bool:
     """Return whether the values of a column are unchanged in `joined`.
 
     `joined` is what numpy has concatenated of this and other columns. If their dtypes differ, numpy
-    converts all to a common dtype: it may turn numbers into strings, or round large integers to
-    floats.
+    converts all to a common dtype: it may turn 1 into "1", or round large integers to floats.
     """
     old, new = column.dtype, joined.dtype
-    if "O" in (old.kind, new.kind):  # a row of a ragged column is an array: an object
+    if "O" in (old.kind, new.kind):  # object: each row of a ragged column is an array
+        # Compare the dtypes of the first rows, and their shapes without the length.
         return _dtype_text(column) == _dtype_text(joined)
     if old.kind in "iu" and new.kind in "fc":  # integers to floats or complex numbers
         return keeps_integers(column, new)
-    # Other numbers become numbers of a larger dtype. Strings and bytes must stay what they are.
+    # Equal kinds: the dtype only has room for longer strings or larger numbers. Or `joined` has
+    # numbers ("iufc"): numpy converts only numbers and bools to numbers, here without a loss.
+    # Otherwise numpy has converted the values to strings or bytes.
     return old.kind == new.kind or new.kind in "iufc"
 
 

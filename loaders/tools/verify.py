@@ -260,10 +260,11 @@ class _ShardScan:
     def _on_bad(self, error: DataCorruptionError) -> None:
         """Store the error of a bad record. The scan calls this, and continues after the record."""
         finding = bad_record(self.job.shard, error)
-        # A sample of a tar is some files (members) with the same key, such as a.jpg and a.txt. If
-        # other members lie between them, each part looks like a sample of its own. To exclude only
-        # this part, as is usual for a bad record, would keep the other part as a wrong sample. The
-        # advice `ADVISE_JOIN` is to index the tar with `join`, which joins the parts.
+        # A bad record is usually excluded by its number, but not if it is a part of a tar sample. A
+        # sample is the files of one key, such as a.jpg and a.txt. If b.jpg lies between them, the
+        # scan finds a.txt as a record of its own. If only that were excluded, a.jpg alone would
+        # stay, as a wrong sample. Its error is known by its advice, `ADVISE_JOIN`: index the tar
+        # with `join`, which joins the parts. The report shows this advice.
         if error.advice == ADVISE_JOIN:
             finding = finding._replace(problem=f"{error.problem}; {ADVISE_JOIN}")
             self.half_samples.add(finding.record)
