@@ -174,13 +174,14 @@ class ShardShuffleSampler(Sampler):
 
     @property
     def by_group(self) -> tuple[int, Sampler]:
-        """The number of segments, and a sampler that gives the segment of each position.
+        """The number of groups, and a sampler that has a group number in place of each id.
 
-        All blocks in random order are one sequence of records. It is divided into segments, which
-        are read side by side. A loader can read each segment as a tf.data dataset of its own. The
-        sampler says from which dataset the next record comes: its ids are segment numbers.
+        The groups are the segments of the shuffled records, which are read side by side. A loader
+        may read each segment as a tf.data dataset of its own. The sampler says from which dataset
+        the next record comes: with two segments, its ids are 0 1 0 1 and so on.
         """
-        # The bounds of the segments in a section: the start of each, and the end of the last.
+        # The records are in `_sections` parts of equal size, each with the same number of segments.
+        # `_segment_bounds` has the start of each segment of a part, and the end of the last one.
         num_segments = self._sections * (len(self._segment_bounds) - 1)
         return num_segments, GroupSampler(self, num_segments, self._segments_at)
 
@@ -238,15 +239,17 @@ class ShardShuffleSampler(Sampler):
             section             0 0 1 1   0 0 1 1   0 1
             section position    0 1 0 1   2 3 2 3   4 4
 
-        If the sections cannot have equal size, the last records are in no section. Their positions
-        get the result of the last position that is in a section.
+        Of 11 records, one is in no section: position 10, at the end of the epoch. It gets the
+        result of position 9, since a loader that reads each segment of a section by itself needs a
+        segment for it, too. The comments have the values of the example.
         """
         positions = np.minimum(positions, self._sections * self._section_size - 1)
-        num_per_batch = self._batch_size // self._sections  # records of a section in a batch
-        last_step, num_in_last_batch = divmod(self._section_size, num_per_batch)
-        step, index_in_batch = np.divmod(positions, self._batch_size)
-        num_in_batch = np.where(step == last_step, num_in_last_batch, num_per_batch)
-        section, offset = np.divmod(index_in_batch, num_in_batch)
+        # How many records of a section are in a batch, and in the last batch.
+        num_per_batch = self._batch_size // self._sections  # 2
+        last_step, num_in_last_batch = divmod(self._section_size, num_per_batch)  # 2, 1
+        step, index_in_batch = np.divmod(positions, self._batch_size)  # 0 1 2 3, 0 1 2 3, 0 1
+        num_in_batch = np.where(step == last_step, num_in_last_batch, num_per_batch)  # 2 2 …, 1 1
+        section, offset = np.divmod(index_in_batch, num_in_batch)  # offset: 0 1 0 1, 0 1 0 1, 0 0
         return section, step * num_per_batch + offset
 
     def _segments_at(self, epoch: int, positions: Int64s) -> Int64s:
@@ -257,7 +260,7 @@ class ShardShuffleSampler(Sampler):
         rounds read them: with 3 segments in a section, those of section 1 are 3 4 5.
         """
         section, section_position = self._positions_in_sections(positions)
-        index_in_round = self._tables(epoch).round_robin.slots_at(section_position)
+        index_in_round = self._tables(epoch).round_robin.indices_in_round(section_position)
         # The bounds of the segments in a section: the start of each, and the end of the last.
         return section * (len(self._segment_bounds) - 1) + index_in_round
 

@@ -154,36 +154,45 @@ def _sizes_at(blocks: Blocks, block_at: Callable[[Int64s], Int64s], positions: I
 
 
 class _ShortBlockTable:
-    """The search for the block at an index, by a table of the short blocks only.
+    """The search for the block that contains an index, by a table of the short blocks only.
 
-    The indices are those of the records of all blocks, block after block in a random order. The
-    position of a block is its index in this order. All blocks between two short blocks are full,
-    so their positions follow by division. The table has at most one row for each shard, and does
-    not grow with the number of blocks.
+    All blocks are in a random order, and their records are one sequence. A block has a *position*
+    among the blocks, and a *first index* in the sequence. Blocks of 4 4 1 4 4 records::
+
+        position       0  1  2  3  4
+        first index    0  4  8  9  13
+        in the table   0        9        the first block, and the block after each short one
+
+    The full blocks after a row of the table follow by division. So the table has at most a row for
+    each shard and one more, however many blocks there are.
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
         numbers, num_missing = blocks.short_blocks()
-        block_positions = inverse_permute(len(blocks), key, numbers)
+        block_positions = inverse_permute(len(blocks), key, numbers)  # [2] in the example above
         order = np.argsort(block_positions)
-        self._block_size = blocks.block  # of a full block
-        # A row for the first block, and for the block after each short block: its position and its
-        # first index.
-        self._row_block_positions = np.append(0, block_positions[order] + 1)
+        self._block_size = blocks.block  # of a full block: 4
+        # How many records the short blocks before each row lack: [0, 3].
         num_missing_before = np.append(0, np.cumsum(num_missing[order]))
-        self._row_indices = self._row_block_positions * self._block_size - num_missing_before
+        # The columns of the table: [0, 3] and [0, 9].
+        self._row_positions = np.append(0, block_positions[order] + 1)
+        self._row_first_indices = self._row_positions * self._block_size - num_missing_before
 
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the position of the block at each index, and the block's first index, int64[n].
+        """Find the block that contains each index; return its position and its first index.
 
-        The indices are those of the records of all blocks, which are in a random order. The
-        position of a block is its index in this order. All blocks are full, of `_block_size`
-        records, except a few short ones. The table has a row for the first block, and for the block
-        after each short block. Blocks of 4 4 1 4 4 records have two rows, with the positions 0 3
-        and the first indices 0 9. Index 14 is one full block after the second row: its block has
-        position 3 + 1 and first index 9 + 4.
+        All blocks are in a random order, and their records are one sequence. A block has a position
+        among the blocks, and a first index in the sequence. Blocks of 4 4 1 4 4 records::
+
+            position       0  1  2  3  4
+            first index    0  4  8  9  13
+            in the table   0        9        the first block, and the block after each short one
+
+        The table is small, since most blocks are full, of `_block_size` records. Index 14 is found
+        from the row of index 9, as the comments show: in the block at position 4. All are int64[n].
         """
-        row = np.searchsorted(self._row_indices, index, side="right") - 1  # the last one before
-        num_full_blocks = (index - self._row_indices[row]) // self._block_size  # since this row
-        block_positions: Int64s = self._row_block_positions[row] + num_full_blocks
-        return block_positions, self._row_indices[row] + num_full_blocks * self._block_size
+        row = np.searchsorted(self._row_first_indices, index, side="right") - 1  # 1
+        # The position and the first index in this row: 3 and 9.
+        row_position, row_first_index = self._row_positions[row], self._row_first_indices[row]
+        num_full_blocks = (index - row_first_index) // self._block_size  # (14 - 9) // 4 = 1
+        return row_position + num_full_blocks, row_first_index + num_full_blocks * self._block_size

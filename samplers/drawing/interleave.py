@@ -101,9 +101,10 @@ class Interleave:
 
         A period is a permutation of stream numbers in which stream i comes `weights[i]` times. The
         index of an element is the number of earlier positions of the period with the same stream: a
-        period 0 1 0 has the indices 0 0 1. Both arrays have a row for each period.
+        period 0 1 0 has the indices 0 0 1. Both arrays have a row for each period. With
+        `_reshuffle` each period is another permutation; otherwise all periods are the same one.
         """
-        keys = np.array([self._key], np.uint64)  # the same key for all periods
+        keys = np.full(len(periods), self._key, np.uint64)  # the key of each period
         if self._reshuffle:
             keys = random_words(self._key, periods)
         if len(keys) > 1:

@@ -95,15 +95,17 @@ def _permute_by_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
     `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`, and n is at most 64.
-    Rows with the same n and key have the same permutation, which is computed once.
+    Rows with the same n and key have the same permutation, which is computed once. The comments
+    have the values for three rows with the keys 5 3 5 and n = 4 2 4.
     """
     if not len(n):
         return np.empty(positions.shape, np.int64)
-    # Permutation t is that of row `first_row[t]`, and row i has permutation `number_of_row[i]`.
-    first_row, number_of_row = distinct_pairs(keys, n)
-    # All permutations are in one array, one after the other: permutation t begins at `starts[t]`.
-    tables, starts = _small_permutations(n[first_row], keys[first_row])
-    values: NDArray[np.uint16] = tables[starts[number_of_row][:, None] + positions]
+    # A row that has each permutation: [1, 0]; and which permutation each row has: [1, 0, 1].
+    row_of_permutation, permutation_of_row = distinct_pairs(keys, n)
+    # All permutations in one array, one after the other, and the start of each: [0, 2].
+    tables, starts = _small_permutations(n[row_of_permutation], keys[row_of_permutation])
+    # The permutations of the rows start at `starts[permutation_of_row]`: [2, 0, 2].
+    values: NDArray[np.uint16] = tables[starts[permutation_of_row][:, None] + positions]
     return values.astype(np.int64)
 
 

@@ -11,7 +11,7 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
-_CHUNK = 1 << 18  # counts that are summed at once for a query
+_CHUNK = 1 << 18  # counts that are summed at once for a search
 _TABLE_CHUNK = 1 << 14  # counts that are summed at once while the table is computed
 _HEAD_START = 1.25  # the table is computed faster than it is needed, by this factor
 
@@ -42,10 +42,10 @@ class ComputedCounts:
 
 
 class PrefixSums:
-    """Prefix sums of `counts`, and the search for the count that contains a position.
+    """Prefix sums of `counts`, and the search for the bin that contains a position.
 
-    Count i contains `counts[i]` positions, after those of the counts before it. With counts 2, 0,
-    3, count 0 contains positions 0 and 1, and count 2 contains positions 2 to 4.
+    The counts are the sizes of bins, which contain consecutive positions. With counts 2 0 3, bin 0
+    contains the positions 0 1, bin 1 is empty, and bin 2 contains the positions 2 3 4.
 
     The counts are laid out in rows of `_row_size` consecutive counts, at most `max_entries` rows,
     and the table has the sum of all counts before each row. The counts within a row are summed when
@@ -100,67 +100,72 @@ class PrefixSums:
         return int(self._complete_table()[-1])
 
     def before(self, index: Int64s) -> Int64s:
-        """Return the sum of all counts before each of these indices into the counts, int64[n].
+        """Return `counts[:i].sum()` for each index i, int64[n].
 
-        With counts 2, 0, 3, the sums before indices 0, 1, 2 are 0, 2, 2. The counts are laid out in
-        rows of `_row_size` consecutive counts. A table has the sum before each row, and the counts
-        within a row are summed here.
+        With counts 2 0 3 1, the sums for i = 0 1 2 3 are 0 2 2 5. Very many counts are divided into
+        rows of `_row_size` counts: 2 0 and 3 1. A table has the sum before each row, 0 and 2, and
+        the counts within a row are summed here. The comments have the values for i = 3 1.
         """
-        row = index // self._row_size
-        sums: Int64s = self._complete_table()[row]  # already the result if a row has one count
-        for query, index_in_rows, sums_in_rows in self._sums_in_rows(row):
-            # `sums_in_rows[j]` is the sum before index `index_in_rows[j]`. These are the counts of
-            # a few rows, in which `index[query]` lie.
-            sums[query] = sums_in_rows[np.searchsorted(index_in_rows, index[query])]
+        row = index // self._row_size  # [1, 0]
+        # The sum before the row, which is already the result if each row is a single count: [2, 0].
+        sums: Int64s = self._complete_table()[row]
+        # For a few rows at a time, `index[selected]` are in these rows, and `sums_before` has the
+        # sum before each count of the rows: [0, 2, 2, 5] for the `count_indices` [0, 1, 2, 3].
+        for selected, count_indices, sums_before in self._sums_in_rows(row):
+            sums[selected] = sums_before[np.searchsorted(count_indices, index[selected])]  # [5, 2]
         return sums
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the index of the count that contains each position, and the sum before it.
+        """Return the bin that contains each position, and the first position in it, int64[n] each.
 
-        Count i contains `counts[i]` positions, after those of the counts before it: with counts 2,
-        0, 3, position 4 is in count 2, and the sum before it is 2. The counts are laid out in rows
-        of `_row_size` consecutive counts, and a table has the sum before each row. First find the
-        row of each position, then the count within the row.
+        The counts are the sizes of bins, which contain consecutive positions. Counts 2 0 3 1::
+
+            bin 0: positions 0 1    bin 1: none    bin 2: positions 2 3 4    bin 3: position 5
+
+        Very many counts are divided into rows of `_row_size` counts: 2 0 and 3 1. A table has the
+        sum before each row, and the total: 0 2 6. First find the row of each position, then the bin
+        in the row. The comments have the values for positions 5 1.
         """
         table = self._complete_table()
-        row = np.searchsorted(table, positions, side="right") - 1
-        # The first count of the row: already the result if a row has one count.
-        index: Int64s = row * self._row_size
-        sums: Int64s = table[row]
-        for query, index_in_rows, sums_in_rows in self._sums_in_rows(row):
-            # `sums_in_rows[j]` is the sum before index `index_in_rows[j]`. These are the counts of
-            # a few rows, in which `positions[query]` lie: find the last sum up to each position.
-            found = np.searchsorted(sums_in_rows, positions[query], side="right") - 1
-            index[query] = index_in_rows[found]
-            sums[query] = sums_in_rows[found]
-        return index, sums
+        row = np.searchsorted(table, positions, side="right") - 1  # [1, 0]
+        # The first bin of the row, which is already the result if each row is a single bin.
+        bin_index: Int64s = row * self._row_size  # [2, 0]
+        bin_start: Int64s = table[row]  # [2, 0]
+        # For a few rows at a time, `positions[selected]` are in these rows, and `bin_starts` has
+        # the first position of each bin of the rows: [0, 2, 2, 5] for the `bin_indices` 0 to 3.
+        for selected, bin_indices, bin_starts in self._sums_in_rows(row):
+            found = np.searchsorted(bin_starts, positions[selected], side="right") - 1  # [3, 0]
+            bin_index[selected] = bin_indices[found]  # [3, 0]
+            bin_start[selected] = bin_starts[found]  # [5, 0]
+        return bin_index, bin_start
 
     def _sums_in_rows(self, row: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Yield the sum before each count of the rows that are needed, a few rows at a time.
+        """Compute the prefix sums in these rows of counts, a few distinct rows at a time.
 
-        The caller has many queries, and query i needs the sums in row number `row[i]`. The counts
-        are laid out in rows of `_row_size` consecutive counts: counts 2 0 3 1 in rows of 2 are the
-        rows 2 0 and 3 1. If row 1 is needed, its counts have the indices 2 3 and the sums 2 5. Few
-        rows are summed at once, to bound memory.
+        Very many counts are divided into rows of `_row_size` counts, and only the sum before each
+        row is in a table. Counts 2 0 3 1 are the rows 2 0 and 3 1, with the sums 0 2 and 2 5. The
+        comments have the values for `row` = [1, 1], where row 1 is computed once.
 
         Yields:
-            For a few rows: the numbers i of the queries that need them; the indices of all counts
-            of the rows, ascending; and the sum of all counts before each of these indices.
+            selected: the indices i of those `row[i]` that are computed now: [0, 1].
+            count_indices: the indices of all counts in these rows, ascending: [2, 3].
+            sums_before: the sum of all counts before each of `count_indices`: [2, 5].
         """
         if self._row_size == 1:  # the table has all sums
             return
         last = len(self._counts) - 1
-        needed_rows, number_of_row = np.unique(row, return_inverse=True)
-        for chunk in slices(len(needed_rows), max(1, _CHUNK // self._row_size)):
-            query = np.flatnonzero((chunk.start <= number_of_row) & (number_of_row < chunk.stop))
-            rows = needed_rows[chunk]
-            index = (rows[:, None] * self._row_size + np.arange(self._row_size)).reshape(-1)
+        distinct_rows, inverse = np.unique(row, return_inverse=True)  # [1] and [0, 0]
+        # A few rows at a time, to bound memory.
+        for chunk in slices(len(distinct_rows), max(1, _CHUNK // self._row_size)):
+            rows = distinct_rows[chunk]  # [1]
+            selected = np.flatnonzero((chunk.start <= inverse) & (inverse < chunk.stop))  # [0, 1]
+            indices = (rows[:, None] * self._row_size + np.arange(self._row_size)).reshape(-1)
             # The last row may be incomplete: it is filled with zeros.
-            counts = np.where(index <= last, self._counts_at(np.minimum(index, last)), 0)
-            counts = counts.reshape(len(rows), self._row_size)
-            sums_in_row = np.cumsum(counts, axis=1) - counts  # before each count of the row
-            sums = self._complete_table()[rows, None] + sums_in_row
-            yield query, index, sums.reshape(-1)
+            counts = np.where(indices <= last, self._counts_at(np.minimum(indices, last)), 0)
+            counts = counts.reshape(len(rows), self._row_size)  # [[3, 1]]
+            sums_in_row = np.cumsum(counts, axis=1) - counts  # before each count: [[0, 3]]
+            sums_before = self._complete_table()[rows, None] + sums_in_row  # [[2, 5]]
+            yield selected, indices, sums_before.reshape(-1)
 
     def _counts_at(self, index: Any) -> Int64s:
         return np.asarray(self._counts[index]).astype(np.int64, copy=False)

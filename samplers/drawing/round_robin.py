@@ -1,13 +1,15 @@
 """Round-robin reading of a sequence that is divided into W consecutive segments.
 
-A *round* reads the next entry of every segment that has entries left. A *slot* is the index of an
-output in its round. The sequence of the indices 0 to 6 in 3 segments, in constant order::
+A *round* reads the next entry of every segment that has entries left. All entries in the order in
+which they are read are the *output*. The sequence of the indices 0 to 6 in 3 segments, in constant
+order::
 
     segments  0 1 2 | 3 4 | 5 6
     rounds    0 3 5 | 1 4 6 | 2
 
 So the sequence is read at W entries at most at a time, as in an interleave of W files (tf.data's
-`cycle_length=W`), and any output is found by arithmetic over a table of W rows.
+`cycle_length=W`). The entry at any position of the output is found by arithmetic over a table of W
+rows.
 """
 
 from __future__ import annotations
@@ -41,27 +43,27 @@ class Rounds:
         distinct_lengths, counts = np.unique(lengths, return_counts=True)
         self._first_round = np.append(0, distinct_lengths)  # of each range
         self._round_size = len(lengths) - np.append(0, np.cumsum(counts))  # segments not ended
-        outputs = np.cumsum(np.diff(self._first_round) * self._round_size[:-1])
-        self._first_output = np.append(0, outputs)
+        range_stops = np.cumsum(np.diff(self._first_round) * self._round_size[:-1])
+        self._first_position = np.append(0, range_stops)  # of each range, in the output
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the round of each output, and its index in the round (slot): int64[n] both.
+        """Return the round of each position of the output, and the index in the round, int64[n].
 
-        `positions` are indices into the outputs of all rounds, round after round. With rounds of 3,
-        3 and 1 outputs, output 4 has round 1 and slot 1. Consecutive rounds of equal length are a
-        *range*, in which the round and the slot follow by division.
+        The output has the entries of all rounds, round after round. With rounds of 3, 3 and 1
+        entries, position 4 is in round 1, at index 1. Consecutive rounds of equal length are a
+        *range*, in which the round and the index follow by division.
         """
-        range_number = np.searchsorted(self._first_output, positions, side="right") - 1
-        offset = positions - self._first_output[range_number]
-        round_, slot = np.divmod(offset, self._round_size[range_number])
-        return self._first_round[range_number] + round_, slot
+        range_number = np.searchsorted(self._first_position, positions, side="right") - 1
+        offset = positions - self._first_position[range_number]
+        round_in_range, index_in_round = np.divmod(offset, self._round_size[range_number])
+        return self._first_round[range_number] + round_in_range, index_in_round
 
 
 class RoundRobin:
     """Round-robin over the segments of a sequence, in a constant order, longer segments first.
 
     Each round reads the next entry of every segment that has entries left. Any W consecutive
-    outputs, the first and the last too, come from W different segments, or from W - 1 if one
+    entries of the output, at its start and end too, are of W different segments, or of W - 1 if one
     segment is much shorter. `bounds` is int64[W + 1] from 0. There may be several sequences of this
     length; each has an order of segments of its own, by its key in `keys`.
     """
@@ -71,27 +73,34 @@ class RoundRobin:
         self._rounds = Rounds(lengths)
         random = random_words(keys[:, None], np.arange(len(lengths)))
         order = np.lexsort((random, np.broadcast_to(-lengths, random.shape)), axis=1)
-        # Where the segment starts that each sequence reads at each slot: int64[sequences, W].
+        # Where the segment starts that each sequence reads at each index of a round:
+        # int64[sequences, W].
         self._segment_starts = bounds[order]
 
-    def indices_at(self, sequence: int | Int64s, positions: Int64s) -> Int64s:
-        """Return the index into the sequence that is read at each position of the output, int64[n].
+    def indices_at(self, sequence_number: int | Int64s, positions: Int64s) -> Int64s:
+        """Return the index that is read at each position, where segments are read side by side.
 
-        The sequence is divided into segments, and each round reads the next index of each. Segments
-        of the indices 0 1 2 and 3 4 are read as 0 3, 1 4, 2. All rounds read the segments in the
-        same order, longer segments first, so that each round reads the first few of this order.
-        There may be several sequences of the same length, each with an order of segments of its
-        own: `sequence` is the number of the sequence.
+        A sequence of indices is divided into segments. Each round reads the next index of every
+        segment, longer segments first. The segments 0 1 2 and 3 4 are read in three rounds::
+
+            position      0 1   2 3   4
+            index read    0 3   1 4   2
+
+        There may be several sequences of the same length, which read their segments in different
+        orders. `sequence_number` says which sequence is read: one number, or int64[n]. The comments
+        have the values of the example, and the result is int64[n].
         """
-        round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
-        # The first index of the segment that this sequence reads in this slot of each round.
-        segment_start: Int64s = self._segment_starts[sequence, slot]
-        return segment_start + round_
+        # For each position: [0, 0, 1, 1, 2] and [0, 1, 0, 1, 0].
+        round_, index_in_round = self._rounds.locate(positions)
+        # The first index of the segment that is read there: [0, 3, 0, 3, 0]. All rounds read the
+        # segments in the same order.
+        segment_start: Int64s = self._segment_starts[sequence_number, index_in_round]
+        return segment_start + round_  # [0, 3, 1, 4, 2]
 
-    def slots_at(self, positions: Int64s) -> Int64s:
-        """Return the index in its round of the output at each position: its slot, int64[n].
+    def indices_in_round(self, positions: Int64s) -> Int64s:
+        """Return the index in its round of each position of the output, int64[n].
 
-        All rounds read the segments in the same order, so a slot stands for one segment.
+        All rounds read the segments in the same order, so an index in a round is one segment.
         """
         return self._rounds.locate(positions)[1]
 
@@ -113,19 +122,28 @@ class ShuffledRoundRobin:
     def indices_at(self, positions: Int64s) -> Int64s:
         """Return the index into the sequence that is read at each position of the output, int64[n].
 
-        The sequence is divided into segments, and each round reads one index of each. A segment is
-        read cyclically, and round `_first_rounds[segment]` reads its first index: if that is round
-        1, a segment of the indices 0 1 2 is read as 2 0 1 in rounds 0 to 2. The first rounds of
-        segments differ, so that they do not all come to their first index at the same time.
-        """
-        round_, slot = self._rounds.locate(positions)  # slot: the index of an output in its round
-        segment = self._segment_at(round_, slot)
-        rounds_since_first = round_ - self._first_rounds[segment]
-        offset = rounds_since_first % self._lengths[segment]  # below 0, it wraps to the end
-        return self._segment_starts[segment] + offset
+        The sequence is divided into segments. Each round reads one index of every segment, in a new
+        random order of the segments. A segment is read cyclically, and round
+        `_first_rounds[segment]` reads its first index. The first rounds differ, so that not all
+        segments start at the same time. The segments 0 1 2 and 3 4, with the first rounds 1 and 0,
+        are read in three rounds::
 
-    def _segment_at(self, round_: Int64s, slot: Int64s) -> Int64s:
-        """Return the segment that is read at index `slot[i]` of round `round_[i]`, int64[n].
+            position      0 1   2 3   4
+            segment       1 0   0 1   0
+            index read    3 2   0 4   1
+
+        The comments have the values of the example.
+        """
+        # For each position: [0, 0, 1, 1, 2] and [0, 1, 0, 1, 0].
+        round_, index_in_round = self._rounds.locate(positions)
+        segment = self._segment_at(round_, index_in_round)  # [1, 0, 0, 1, 0]
+        rounds_since_first = round_ - self._first_rounds[segment]  # [0, -1, 0, 1, 1]
+        # The offset in the segment: [0, 2, 0, 1, 1]. A negative number wraps to the segment's end.
+        offset = rounds_since_first % self._lengths[segment]
+        return self._segment_starts[segment] + offset  # [3, 2, 0, 4, 1]
+
+    def _segment_at(self, round_: Int64s, index_in_round: Int64s) -> Int64s:
+        """Return the segment at index `index_in_round[i]` of round `round_[i]`, int64[n].
 
         A round reads all segments of a sequence, in a random order of its own. To bound memory, the
         orders of a few rounds are computed at a time.
@@ -140,7 +158,7 @@ class ShuffledRoundRobin:
             i = by_round[start:stop]  # the indices i of these rounds
             # Cached, since the next batch often has the same round, if there are many segments.
             orders = self._cache.get(rounds.tobytes(), partial(self._orders, rounds))
-            segment[i] = orders[row[i] - chunk.start, slot[i]]
+            segment[i] = orders[row[i] - chunk.start, index_in_round[i]]
         return segment
 
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
