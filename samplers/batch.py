@@ -120,9 +120,12 @@ class BatchSampler(BatchStream):
 
     @property
     def by_group(self) -> tuple[int, BatchSampler] | None:
-        """The number of groups, and a copy of this stream whose ids are group numbers, or None.
+        """The number of groups, and a stream that has a group number in place of each id.
 
-        A group is a class, a data set or a segment of a shuffle, as the inner sampler declares.
+        A group is a class, a data set or a segment of a shuffle, as the inner sampler declares. A
+        loader with one dataset for each group reads the next sample from the dataset that the
+        stream names: if id 7 is of group 2, and id 3 of group 0, the batch 7 3 becomes 2 0. None
+        if ids have no groups, or if batches are padded.
         """
         if self.traits.padded or self._inner_sampler.by_group is None:
             return None

@@ -164,10 +164,12 @@ class SamplerCursor(Cursor):
         A pass is one iteration over the sampler. `draw(epoch, step)` yields the ids of the batches
         from this step to the end of the epoch. Nothing is drawn before the first `next`.
 
-        The pass has a position of its own, so it always continues to the end of its epoch. It also
-        moves `self`, the position that states save and at which the next pass starts. But if the
-        loop starts another pass, sets another epoch or loads a state before this pass ends, then
-        this pass no longer moves `self`.
+        Two positions are advanced:
+
+        - `pass_position`, the position of this pass, is advanced up to the end of the epoch.
+        - `self`, the position of the sampler, is what states save, and where the next pass starts.
+          It is advanced together with this pass, until another pass is started, another epoch is
+          set or a state is loaded.
         """
         epoch, step = self.start_pass(from_start=True)  # step 0, or that of a loaded state
         pass_position = self._latest_pass = Cursor(self.stream)
@@ -179,18 +181,17 @@ class SamplerCursor(Cursor):
                 # Advance before the batch is yielded: a loop that takes exactly len() batches never
                 # resumes this generator.
                 is_end = pass_position.advance()
-                # `_latest_pass` is another one if a pass was started or a state was loaded since,
-                # and `self.epoch` is another one if `set_epoch` was called.
-                if self._latest_pass is pass_position:
-                    if self.epoch == epoch:
-                        self.advance()
-                    if is_end:
-                        self._latest_pass = None
+                # False if another pass was started or a state was loaded since.
+                is_latest = self._latest_pass is pass_position
+                if is_latest and self.epoch == epoch:  # `set_epoch` has set no other epoch
+                    self.advance()
+                if is_latest and is_end:
+                    self._latest_pass = None
                 yield epoch, step, ids
         finally:  # also if the loop is left early
-            if self._latest_pass is pass_position:
+            if self._latest_pass is pass_position:  # the pass has not reached its end
                 self._latest_pass = None
-                self.end()  # an evaluation goes back to step 0
+                self.end()  # moves an evaluation back to step 0; training keeps its position
 
     def set_epoch(self, epoch: SupportsIndex) -> None:
         """Set the epoch of the next pass (iteration over the stream), which starts at its step 0.

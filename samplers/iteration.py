@@ -60,7 +60,8 @@ class IdStream(IteratedSampler["IdSamplerCursor"], Samples):
     def _positions_from(self, start: int) -> range:
         """Return the positions of an epoch that this sampler reads, from position `start` on.
 
-        The sampler of one rank reads every n-th position of the epoch of all n ranks.
+        Here it reads all positions. The sampler of one of n ranks (`RankSampler`) overrides this,
+        and reads every n-th position.
         """
         return range(start, len(self))
 
@@ -191,13 +192,14 @@ class IdIterator(Cursor):
     def _start(self) -> range:
         """Start the iteration; return the positions of the epoch that it reads.
 
-        The sampler has a cursor: the position at which the next iteration starts. This is the first
-        position of an epoch, or that of a loaded state. From there on, the sampler of one of n
-        ranks reads every n-th position of the epoch.
+        It starts at position 0 of an epoch, or in the middle if a state was loaded. The sampler of
+        one of several ranks skips the positions of other ranks: if all ranks start at position 4,
+        rank 1 of 2 reads the positions 5 7 9 and so on.
         """
         self.start_epoch, self._start_position = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start_position)
-        # Whether all epochs of the sampler of all ranks have the same order of ids.
+        # Whether every epoch has the same order of ids, as in an evaluation. `_unsharded` is the
+        # sampler that several ranks divide, or the sampler itself.
         is_fixed = self._sampler._unsharded._fixed_order
         # From now on, the sampler's cursor has the position of this iterator.
         self._sampler_cursor.start_iteration(self, is_empty=not self._positions, is_fixed=is_fixed)

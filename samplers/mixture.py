@@ -158,6 +158,9 @@ class MixtureSampler(Sampler):
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
         `stop[i] - 1`. It is the span of the record in its own sampler. Records are numbered sampler
         by sampler, so the numbers of a sampler's own records are shifted.
+
+        `epoch` has no effect: an epoch of the mixture has parts of several epochs of its samplers.
+        So the samplers are asked for the spans that hold in all of their epochs.
         """
         records = np.asarray(records, dtype=np.int64)
         first, stop = np.empty_like(records), np.empty_like(records)
@@ -179,21 +182,23 @@ class MixtureSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> MixtureSampler:
         """Return a copy of this mixture for `num_steps` batches an epoch, each of `batch_size`.
 
-        A sampler may start its next epoch in the middle of a batch, which then has the end of the
-        previous epoch, too. The first samples of the epoch are reordered, so that the batch has no
-        record twice. This depends on the batches, as do the positions at which the weights change.
+        In the copy, the first samples of a sampler's epoch may be reordered, so that no batch has a
+        record twice: an epoch may start in the middle of a batch, which then has the end of the
+        previous epoch, too. A sampler is not reordered if its epochs are too short for this, or if
+        it repeats records within an epoch.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
         mixture._interleave = self._interleave_for(batch_size, num_steps)
         # The most samples of each sampler in a batch, with a row for each set of weights.
         max_counts = np.array([_max_samples_in_batch(w, batch_size) for w in self._weights.values])
-        # A batch with m samples of a sampler may have the last m - 1 samples of one epoch. The
-        # first m samples of the next epoch are reordered. These must be different samples.
+        # If a batch has at most 3 samples of a sampler, it may have the last 2 of one epoch and the
+        # first of the next. In each epoch the first 3 samples may then be reordered, and the last 2
+        # must stay, as the next epoch avoids their records. So an epoch needs 3 + 2 samples.
         is_long_enough = self._lengths >= max_counts + (max_counts - 1)
         # Where a sampler repeats records within an epoch, a new order at its start does not help.
-        # An inner mixture declares that it repeats records only because it does not know the
-        # batches: it is reordered all the same.
+        # But a mixture inside this mixture is always reordered: it declares `repeats` as a
+        # precaution, whether it repeats records or not.
         repeats_records = np.array([sampler.traits.repeats for sampler in self._samplers])
         is_mixture = [isinstance(sampler, MixtureSampler) for sampler in self._samplers]
         is_reordered = is_long_enough & (~repeats_records | is_mixture)
@@ -265,49 +270,58 @@ class MixtureSampler(Sampler):
             sample_index[samples] += new_positions[position[samples]] - position[samples]
 
     def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
-        """Return the reordered positions of the first samples of a sampler's epoch.
+        """Return a new order of the first samples of a sampler's epoch: positions in the epoch.
 
-        The epoch may start in the middle of a batch of the mixture, which then has the last samples
-        of the previous epoch, too. First samples of the same records move back, after the next
-        samples. Say that the batch has four samples of this sampler, two of each epoch::
+        If the epoch starts in the middle of a batch, the batch has the end of the previous epoch,
+        too. Samples whose records are in the batch already move back, after the next samples. Say
+        that samplers A and B take turns, in batches of 4 and epochs of 8 samples, and an epoch of A
+        has 5 samples. Positions in the mixture are counted over all of its epochs. Epoch 1 of A
+        starts at position 10, in this batch::
 
-            end of the previous epoch   records 1 2
-            start of the epoch          records 2 0 3 4    2 is in the batch already
-            reordered                   records 0 3 2 4    the result is 1 2 0 3
+            position     8   9   10  11 | 12
+            sampler      A   B   A   B  | A
+            epoch of A   0       1        1
+            record       3       3        2    record 3 is in the batch already
+            reordered    3       2        3    the result is 1 0
 
-        The result is empty if the batch has no samples of the previous epoch, or if this sampler is
-        not reordered.
+        The result is empty if no sample in the batch is of the previous epoch, or if this sampler
+        is not reordered. The comments have the values of the example.
         """
         sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
-        # The position in the mixture at which the sampler's epoch starts, over all epochs of both.
-        position = self._interleave.position_of(sampler_number, epoch * length)
-        # The batch that contains it. The last batch of an epoch of the mixture may be smaller.
-        mixture_start = position - position % self._samples  # of this epoch of the mixture
-        batch_start = position - (position - mixture_start) % self._batch_size
-        batch_stop = min(batch_start + self._batch_size, mixture_start + self._samples)
-        # How many samples of this sampler are in the batch, and how many are of the previous epoch.
+        start = self._interleave.position_of(sampler_number, epoch * length)  # of the epoch: 10
+        # The batch that contains this position. The last batch of a mixture's epoch may be smaller.
+        mixture_epoch, position_in_epoch = divmod(start, self._samples)  # 1, 2
+        batch_start = start - position_in_epoch % self._batch_size  # 8
+        batch_stop = min(batch_start + self._batch_size, (mixture_epoch + 1) * self._samples)  # 12
+        # How many samples of this sampler are before the batch: 4; in the batch: 2; and in the
+        # batch, from the previous epoch: 1.
         num_before = int(self._interleave.num_before(batch_start)[sampler_number])
         num_in_batch = int(self._interleave.num_before(batch_stop)[sampler_number]) - num_before
         num_old = epoch * length - num_before
-        weights_number = self._interleave.weights.index_at(position)  # of the weights at this point
-        if not num_old or not self._max_reordered[weights_number, sampler_number]:
+        weights_index = self._interleave.weights.index_at(start)  # which weights hold at the start
+        if not num_old or not self._max_reordered[weights_index, sampler_number]:
             return np.empty(0, np.int64)
         last_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))
         first_ids = checked_draw(sampler, epoch, np.arange(num_in_batch))
-        is_new = ~np.isin(sampler.records(first_ids), sampler.records(last_ids))
+        is_new = ~np.isin(sampler.records(first_ids), sampler.records(last_ids))  # [False, True]
         # The first samples of new records complete the batch. All others follow, in their order: a
-        # stable argsort lists the positions with False before those with True.
-        completes_batch = is_new & (np.cumsum(is_new) <= num_in_batch - num_old)
-        return np.argsort(~completes_batch, kind="stable")
+        # stable argsort lists the positions with False before the positions with True.
+        completes_batch = is_new & (np.cumsum(is_new) <= num_in_batch - num_old)  # [False, True]
+        return np.argsort(~completes_batch, kind="stable")  # [1, 0]
 
 
 def _check_mixable(sampler: Sampler) -> Sampler:
-    """Return a sampler if it can be one of a mixture; otherwise raise ValueError."""
+    """Return a sampler if it can be mixed with others; otherwise raise ValueError.
+
+    The messages call it one of `orders`, which is the name of the user's argument.
+    """
     problem = ""
     if not len(check_sampler(sampler, name="each of orders")):
         problem = "be empty"
     elif sampler.traits.max_cached is not None:  # a decoded record is kept for its next use
         problem = "reuse records, since samples of other samplers would come between the uses"
+    # Such a sampler computes training steps from its own positions. In a mixture, its samples are
+    # only a part of each batch, so they come at later steps than in batches of its own.
     elif sampler.traits.needs_steps:
         problem = "change at training steps, since a mixture draws its samples at other steps"
     if problem:
