@@ -81,23 +81,26 @@ class Cursor:
                 stacklevel=4,
             )
 
-    def advance(self) -> bool:
-        """Move the position to the next batch; return whether the epoch has ended.
+    def warn_if_skipped(self) -> None:
+        """Warn at the first batch after a state was loaded, if the end of its epoch is skipped.
 
-        Warn if a state of the middle of an epoch was loaded, but another epoch was set before the
-        first batch, so that the remaining batches of the loaded epoch are skipped.
+        This is so if the state is of the middle of an epoch, but then another epoch was set.
         """
+        epoch, step = self._loaded or (self.epoch, 0)  # step 0 if no state was loaded
+        if step and epoch != self.epoch and not self.stream.evaluation:
+            warnings.warn(
+                f"the last batches of epoch {epoch} are skipped: a state of its step {step} "
+                f"was loaded, and then set_epoch({self.epoch}) was called. To train on them, "
+                f"call set_epoch({epoch}), or do not call set_epoch after a state was loaded "
+                f"(Lightning: save by ModelCheckpoint while fit runs)",
+                stacklevel=3,
+            )
+        self._loaded = None  # warn only once
+
+    def advance(self) -> bool:
+        """Move the position to the next batch; return whether the epoch has ended."""
         if self._loaded is not None:  # the first batch after load_state_dict
-            epoch, step = self._loaded
-            if step and epoch != self.epoch and not self.stream.evaluation:
-                warnings.warn(
-                    f"the last batches of epoch {epoch} are skipped: a state of its step {step} "
-                    f"was loaded, and then set_epoch({self.epoch}) was called. To train on them, "
-                    f"call set_epoch({epoch}), or do not call set_epoch after a state was loaded "
-                    f"(Lightning: save by ModelCheckpoint while fit runs)",
-                    stacklevel=2,
-                )
-            self._loaded = None
+            self.warn_if_skipped()
         self.epoch, self.step = normalise(self.stream, self.epoch, self.step + 1)
         return self.step == 0
 

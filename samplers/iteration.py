@@ -133,16 +133,14 @@ class IdSamplerCursor(SamplerCursor):
         order of ids. Warn about two probable mistakes: the third iteration in a row over the same
         epoch, unless `is_fixed`; and another epoch than that of a state that was just loaded.
         """
-        epoch, _ = self.start_pass(from_start=True)
-        self._latest_pass = iterator  # `sync` reads its position
+        epoch, _ = self.start_pass(from_start=True)  # a pass is one iteration
+        self._latest_pass = iterator  # `sync` copies its position to this cursor
         if is_empty:
             return
         if not is_fixed:
             # Warn if this is the third iteration over this epoch; the text is the advice.
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
-        # Called for its warning, about another epoch than that of a loaded state. It also moves the
-        # position by one, which has no effect, since `sync` sets it before it is read.
-        self.advance()
+        self.warn_if_skipped()
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()
