@@ -82,23 +82,25 @@ class CoverageBatches:
     def _chunks_of_rank(self, epoch: int, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return the numbers of the chunks that one rank gets in these steps, int64[chunks].
 
-        A chunk is K records of one class. The chunks of an epoch are numbered along the rows of a
-        table, which has P rows, and a column for each batch. With P = 2 and 3 batches::
+        A chunk is K records of one class, and a batch is P chunks. The chunks of an epoch are
+        numbered class by class. So that the chunks of a batch are of different classes, a batch is
+        a column of the table of all numbers. With P = 4 and 3 batches::
 
-            row 0   0 1 2
-            row 1   3 4 5
+            0  1  2
+            3  4  5
+            6  7  8
+            9 10 11
 
-        Columns come in random order. If the batch of a step is column 2, it has the chunks 2 and 5:
-        one rank gets both, and each of two ranks gets one. The rows are permuted in each column,
-        since neighbouring chunks of a row are often of the same class: a rank with fixed rows would
-        get few classes.
+        Each step gets a random column, and the ranks divide the chunks of the column, in a random
+        order. (With a constant order, a rank would always get the same rows, which have few
+        classes.) In the comments, rank 1 of 2 gets its chunks of two steps.
         """
-        column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)
-        row_keys = random_words(derive(self._key, epoch, _ROW_ORDER), steps)  # a key a column
-        # The rank's rows before they are permuted: rank 1 of 2 gets 2 3 of P = 4, in each step.
-        rank_rows = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(steps), 1))
-        row = permute_rows(np.full_like(steps, self._p), row_keys, rank_rows)
-        return (row * self.steps + column[:, None]).reshape(-1)
+        column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)  # say [2, 0]
+        keys = random_words(derive(self._key, epoch, _ROW_ORDER), steps)  # a random order for each
+        # The rank's indices in this order, the same in each step: [[2, 3], [2, 3]].
+        indices = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(steps), 1))
+        row = permute_rows(np.full_like(steps, self._p), keys, indices)  # say [[3, 1], [0, 2]]
+        return (row * self.steps + column[:, None]).reshape(-1)  # [11, 5, 0, 6]
 
     def _epoch_table(self, epoch: int) -> _EpochTable:
         """Return which class each chunk of an epoch is of; a chunk is K records of one class.
@@ -134,19 +136,25 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the largest number of batches that use no record twice, and the chunks in them.
 
     `sizes` has the number of records of each class. A chunk is K records of one class, and a batch
-    is P chunks of different classes. So n batches have at most n chunks of a class.
+    is P chunks of different classes. All batches must be full, so each epoch leaves out the chunks
+    that do not fill a batch.
+
+    For example, classes 0, 1 and 2 have 6, 4 and 4 records, P = 2 and K = 2. Their 3, 2 and 2
+    chunks fill 3 batches, and one chunk is left out: of class 0 in three epochs, of class 1 in the
+    next two, of class 2 in two more, and then of class 0 again.
 
     Returns:
-        Three values. As an example, classes 0, 1 and 2 have 6, 4 and 4 records, P = 2 and K = 2:
+        Three values, in the example 3, [3, 2, 2] and [0, 0, 0, 1, 1, 2, 2]:
 
-        - The number of batches: 3, since the classes have 3, 2 and 2 full chunks.
-        - The number of chunks of each class: 3 2 2. These may be more than P chunks a batch.
-        - The classes that take turns at having a chunk less, so that all batches are full. A class
-          of 3 chunks is three times among them, since it can spare more: 0 0 0 1 1 2 2.
+        - The number of batches.
+        - The number of chunks of each class, with the chunks to leave out.
+        - The classes that leave out a chunk, in turn from epoch to epoch. Each class is listed once
+          for each of its chunks, so that a class with more chunks leaves out more.
     """
-    full = sizes // k  # full chunks of each class
+    full = sizes // k  # full chunks of each class: [3, 2, 2]
+    # n batches need P * n chunks, at most n of one class: 3 batches need 6, and can use all 7.
     steps = _largest(int(full.sum()) // p, lambda n: np.minimum(full, n).sum() >= p * n)
-    num_chunks = np.minimum(full, steps)
+    num_chunks = np.minimum(full, steps)  # [3, 2, 2]
     return steps, num_chunks, np.repeat(np.arange(len(sizes)), num_chunks)
 
 

@@ -232,51 +232,61 @@ class _PhaseSchedule:
         return num_before_step - (traversals[super_class] + once_more[classes])
 
     def _count_traversals(self, num_batches: int) -> tuple[Int64s, NDArray[np.bool_]]:
-        """Return how often all classes of each super-class come, and which classes come once more.
+        """Count in how many of the first `num_batches` batches since P last changed each class is.
 
-        Only the first `num_batches` batches since the last change of P are counted. The P classes
-        of a batch are of one super-class, a group of classes. The batches of a super-class have all
-        its classes once (a *traversal*), then all of them again, and so on. With one super-class of
-        5 classes, P = 2 and 4 batches, the batches have 8 classes: all 5, and 3 of them once more.
+        The P classes of a batch are of one super-class, a group of classes. The batches of a
+        super-class have all its classes once (a *traversal*), then all of them again, and so on. So
+        a class is in one batch for each complete traversal of its super-class, and perhaps in one
+        more, of the incomplete traversal.
+
+        The comments have the values for 4 batches of P = 2, and one super-class of 5 classes. With
+        the batches 3 0, 2 4, 1 2 and 0 3, traversal 0 is 3 0 2 4 1, and the incomplete one 2 0 3.
 
         Returns:
             The number of complete traversals of each super-class; and for each class, whether it
-            comes once more (a byte each, as there may be millions of classes).
+            is in one batch more (a byte each, as there may be millions of classes).
         """
         p, num_classes = self._phase.p, self._num_classes
-        num_batches_of = self._super_class_order.num_before(num_batches)  # of each super-class
-        num_complete = num_batches_of * p // num_classes
-        # Draw the batches of the incomplete traversals. In the example the second traversal starts
-        # in batch 2, after the last class of the first. So these are the batches 2 and 3.
-        first_batch = num_complete * num_classes // p
-        super_class, offset = groups_and_indices(num_batches_of - first_batch)  # of these batches
-        comes_once_more = np.zeros(len(self._classes), np.bool_)
+        num_batches_of = self._super_class_order.num_before(num_batches)  # each super-class: [4]
+        num_complete = num_batches_of * p // num_classes  # [1]
+        # Draw the classes of the incomplete traversal of each super-class. It starts in this batch
+        # of the super-class, perhaps after the end of the last complete one.
+        first_batch = num_complete * num_classes // p  # [2]
+        # The super-class of each batch to draw, and the index of the batch, from `first_batch` on.
+        super_class, offset = groups_and_indices(num_batches_of - first_batch)  # [0, 0], [0, 1]
+        is_in_one_more = np.zeros(len(self._classes), np.bool_)
         for chunk in slices(len(offset), _CHUNK // p + 1):  # to bound memory
             chunk_super_class = super_class[chunk]
-            batch_index = first_batch[chunk_super_class] + offset[chunk]
-            classes, num_earlier = self._classes_of(chunk_super_class, batch_index, 0, p)
-            # Leave out the classes of the last complete traversal.
-            is_incomplete = num_earlier == num_complete[chunk_super_class][:, None]
-            comes_once_more[classes[is_incomplete]] = True
-        return num_complete, comes_once_more
+            batch_index = first_batch[chunk_super_class] + offset[chunk]  # [2, 3]
+            # The P classes of each batch, and the number of the traversal in which each class is.
+            classes, traversal = self._classes_of(chunk_super_class, batch_index, 0, p)
+            # In the example the classes are [[1, 2], [0, 3]], of the traversals [[0, 1], [1, 1]].
+            is_incomplete = traversal == num_complete[chunk_super_class][:, None]
+            is_in_one_more[classes[is_incomplete]] = True  # for the classes 2, 0 and 3
+        return num_complete, is_in_one_more
 
     def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].
 
-        The records of a class are divided into subsets of K, and each batch that has the class
-        takes its next subset. Here it is subset `subset_index[i]` of class `classes[i]`, for
-        arrays of any shape.
+        The records of a class are divided into subsets of K, one for each batch that has the class.
+        The K records are subset `subset_index[i]` of class `classes[i]`, for arrays of any shape.
+
+        From some training step on, a user may exclude records of some classes. Then later subsets
+        of such a class are drawn from its remaining records. In the comments, subsets 2, 4 and 5 of
+        the classes 7, 2 and 7 are wanted, and class 7 has only remaining records from subset 3 on.
         """
         class_index, subset_index = classes.reshape(-1), subset_index.reshape(-1)
+        # First draw as if nothing were excluded. Then replace the later subsets of such classes.
         ids = self._subset(self._classes, self._record_subsets, class_index, subset_index)
-        # Class `excluded_classes[i]` draws only from its remaining records from subset
-        # `first_subset[i]` on: replace these subsets.
+        # An exclusion is: its classes, sorted, [7]; the first subset of each to replace, [3]; the
+        # remaining records, in which class 7 is class 0; and the random subsets of these records.
         for excluded_classes, first_subset, remaining, subsets in self._exclusions:
-            # Search each class in `excluded_classes` (sorted): it is at index i, if at all.
+            # Search each class by bisection. If it is not there, i is the index of another class.
             i = np.searchsorted(excluded_classes, class_index).clip(max=len(excluded_classes) - 1)
-            index_since = subset_index - first_subset[i]  # 0 at the first subset to replace
+            index_since = subset_index - first_subset[i]  # [-1, 1, 2]
             is_replaced = (excluded_classes[i] == class_index) & (index_since >= 0)
-            rows = np.flatnonzero(is_replaced)
+            rows = np.flatnonzero(is_replaced)  # [2]: subset 5 of class 7
+            # Replace them by subsets 0, 1, 2 ... of the remaining records: here by subset 2.
             ids[rows] = self._subset(remaining, subsets, i[rows], index_since[rows])
         return ids.reshape(*classes.shape, -1)
 

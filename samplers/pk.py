@@ -195,11 +195,14 @@ class PKBatchSampler(BatchStream):
         """Set which records batches are drawn from, and return these records sorted by class.
 
         `labels` and `records` are the arguments of the sampler: one label or a list of labels for
-        each record, and the ids of the records to draw from (None for all). With lists of labels,
-        also return the label of each class, otherwise None.
+        each record, and the ids of the records to draw from (None for all).
 
         Three attributes are set: `num_records`; `_record_ids`, the sorted ids of the records to
         draw from (None for all); and `_several_labels`, whether records have lists of labels.
+
+        Returns:
+            The records sorted by class; and the label of each class if records have lists of
+            labels, otherwise None.
         """
         labels = labels_of(labels)
         counts_and_labels = label_lists(labels)  # None if each record has one label
@@ -208,9 +211,12 @@ class PKBatchSampler(BatchStream):
             order = labels if isinstance(labels, ClassOrder) else ClassOrder(labels)
             self._set_records(len(order.records), records)
             return (order if self._record_ids is None else order.subset(self._record_ids)), None
+        # The records of a batch must be different, as two of its classes may have the same record.
+        # So a class of fewer than K records cannot repeat its records.
         if self._small == "repeat":
             raise ValueError("small must be 'raise' or 'drop' with lists of labels, got 'repeat'")
-        num_labels, all_labels = counts_and_labels  # of each record; record after record
+        # If record 0 has the labels a and b, and record 1 has the label a: [2, 1] and [a, b, a].
+        num_labels, all_labels = counts_and_labels
         self._set_records(len(num_labels), records)
         return class_order_of_lists(num_labels, all_labels, self._record_ids)
 
@@ -224,22 +230,25 @@ class PKBatchSampler(BatchStream):
         """Return how many classes batches are drawn from, which are the largest classes.
 
         Classes smaller than the option `min_class_size` are left out. The option `small` decides
-        what to do with classes of fewer than K records: drop them, repeat records, or raise.
+        what to do with other classes of fewer than K records: repeat records, drop the classes, or
+        raise ValueError.
         """
         k = self._shape.largest_k
         num_kept = order.num_at_least(self._min_size)  # classes of at least this size
-        num_large = order.num_at_least(k)
+        num_large = order.num_at_least(k)  # classes that have K records
+        if num_kept <= num_large or self._small == "repeat":
+            return num_kept
         if self._small == "drop":
-            return min(num_kept, num_large)
-        if self._small == "raise" and num_kept > num_large:
-            never_twice = self._coverage == "once" or self._several_labels
-            repeat = "" if never_twice else "small='repeat' to use their records again, "
-            raise ValueError(
-                f"{num_kept - num_large} of {num_kept} classes have fewer than k={k} "
-                f"records (the smallest has {order.sizes[num_kept - 1]}): pass {repeat}"
-                f"small='drop' or min_class_size={k} to leave them out"
-            )
-        return num_kept
+            return num_large
+        # The error advises to repeat records, unless they must be different: with coverage="once"
+        # in an epoch, and with several labels for each record in a batch.
+        must_differ = self._coverage == "once" or self._several_labels
+        repeat = "" if must_differ else "small='repeat' to use their records again, "
+        raise ValueError(
+            f"{num_kept - num_large} of {num_kept} classes have fewer than k={k} "
+            f"records (the smallest has {order.sizes[num_kept - 1]}): pass {repeat}"
+            f"small='drop' or min_class_size={k} to leave them out"
+        )
 
     def _check_p(self, num_classes: int) -> None:
         """Raise ValueError if a batch needs more classes (P) than there are to draw it from.
