@@ -103,15 +103,17 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
 
     @property
     def drop_last(self) -> bool:
-        """True: no batch is smaller than the others. Raise TypeError for a wrong use by a trainer.
+        """True, since all batches have the same size; or raise TypeError for a trainer.
 
-        Accelerate and Lightning read this property before they distribute the batches among
-        processes. So this is the place for an error if they would distribute them wrongly.
+        Accelerate and Lightning read this property of a sampler before they give each of n
+        processes every n-th batch. For some streams this would be wrong, and here is the only place
+        for an error.
 
         Raises:
-            TypeError: a trainer would lose or repeat records. This is so if `shard` was called, if
-                this is an evaluation, if batches have several sizes, and if the number of batches
-                is not a multiple of the number of processes.
+            TypeError: `shard` was called, so the batches are slices of one rank already; batches
+                have several sizes, or n does not divide their number, so that a trainer would
+                repeat or leave out some; or this is an evaluation, in which each record must come
+                exactly once, but a trainer may repeat some.
         """
         self._check_distributable(num_processes())
         return True
@@ -236,18 +238,20 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         sizes, world = self._sizes(epoch, start, stop), self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
-        # A slice has as many ids as if all ids of the stream were dealt to the ranks round-robin.
-        # So the longer slices rotate: of two batches of 3 ids, rank 0 of 2 has 2 ids, then 1. Count
-        # the ids before each batch, and after the last. The count starts where all ranks have had
-        # equally many ids: hence `% world`.
+        # If ranks cannot divide a batch evenly, some get one id more. So that all ranks get equally
+        # many over time, these are other ranks in each batch, as if the ids of all batches were
+        # dealt to the ranks round-robin: of two batches of 3 ids, rank 0 of 2 gets 2 and then 1,
+        # and rank 1 gets 1 and then 2. The comments have the values for rank 1.
+        # The ids before each batch, and after the last: [0, 3, 6]. (Ids that were dealt in whole
+        # rounds before the first step make no difference: hence `% world`.)
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
-        # Of these ids, each rank has `per_rank`, and the first `num_longer` ranks have one more.
-        per_rank, num_longer = np.divmod(num_ids, world)
-        # The ids of ranks 0 to `rank - 1` together, and those of ranks 0 to `rank`. Their increase
-        # in a batch is where the slice of this rank starts and stops.
+        # So far each rank has `per_rank` ids, and the first `num_longer` ranks have one more.
+        per_rank, num_longer = np.divmod(num_ids, world)  # [0, 1, 3], [0, 1, 0]
+        # So far, the ids of all ranks before this one: [0, 2, 3]; and with this rank: [0, 3, 6].
         before_rank = per_rank * self.rank + np.minimum(num_longer, self.rank)
         through_rank = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
-        return np.diff(before_rank), np.diff(through_rank)
+        # In each batch, the slice of this rank comes after the slices of the ranks before.
+        return np.diff(before_rank), np.diff(through_rank)  # [2, 1], [3, 3]
 
     def _new_cursor(self) -> SamplerCursor:
         return SamplerCursor(copy.copy(self))

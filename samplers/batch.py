@@ -148,10 +148,12 @@ class BatchSampler(BatchStream):
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
         """Return a slice of the batch of each step from `start` on, one slice after the other.
 
-        The slice of the batch of step `start + i` is `batch[lows[i]:highs[i]]`. With
-        `batches_per_epoch`, an epoch of this stream may have parts of several epochs of the inner
-        sampler, which are drawn one after the other. If these have 3 batches, and epochs of this
-        stream 2, then epoch 1 is the last batch of inner epoch 0, and the first of inner epoch 1.
+        The slice of the batch of step `start + i` is `batch[lows[i]:highs[i]]`.
+
+        With the option `batches_per_epoch`, an epoch may have more or fewer batches than an epoch
+        of the inner sampler, from which the ids come. If inner epochs have 3 batches, and epochs
+        have 2, then epoch 1 is the last batch of inner epoch 0 and the first of inner epoch 1. So
+        the batches are drawn in parts, one for each inner epoch.
         """
         inner_epoch, inner_step = self._inner_position(epoch, start)
         parts = []
@@ -180,10 +182,12 @@ class BatchSampler(BatchStream):
         """Return the epoch and the step of this stream as text, for an error message.
 
         The error is at a position of an epoch of the inner sampler. With `batches_per_epoch`, an
-        epoch of this stream has another number of steps (`_steps`) than one of the inner sampler
-        (`_inner_steps`), but both have the same batches: find the step over all epochs.
+        epoch of this stream has more or fewer batches than an inner epoch. But both divide the same
+        sequence of batches: find the number of the batch in this sequence, and then its epoch and
+        step. For example, inner epochs of 10 ids in batches of 4 have 3 batches, and epochs have 2.
+        Then position 5 of inner epoch 1 is in batch 4, which is step 0 of epoch 2.
         """
         # All batches but the last of an inner epoch have `_largest_batch` ids.
-        global_step = inner_epoch * self._inner_steps + position // self._largest_batch
-        epoch, step = divmod(global_step, self._steps)
+        batch_number = inner_epoch * self._inner_steps + position // self._largest_batch  # 3 + 1
+        epoch, step = divmod(batch_number, self._steps)  # 2, 0
         return f"epoch {epoch}, step {step}"

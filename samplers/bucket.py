@@ -94,31 +94,34 @@ class BucketBatchSampler(BatchStream):
     def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
         """Return where batches start and stop in the order of costs, int64[batches + 1].
 
-        `costs` are the costs of all records (such as lengths), sorted. A batch costs its number of
-        records times its largest cost, and is as large as the budget allows. All sizes but one are
-        multiples of `multiple`. With costs 1 to 6, a budget of 12 and window 0, the bounds are
-        0, 3, 5, 6: three records of cost 3 at most, two of 5 at most, and one of 6.
+        A batch costs its number of records times its largest cost, and is as large as the budget
+        allows. `costs` are the costs of all records (such as lengths), sorted. All batch sizes but
+        one are multiples of `multiple`.
 
-        Each epoch shuffles records of similar costs. It sorts them by keys: the sum of all costs up
-        to the record, plus a random number from 0 to `window`. No batch may be above the budget in
-        any epoch, so the largest cost that may come at each position is needed. The sums of costs
-        1 to 6 are 1 3 6 10 15 21. With a window of 7, the keys of the first two records are at most
-        3 + 7. A record with a larger sum comes after both, so it cannot come at position 1: this
-        gets a record with a sum of at most 10, whose cost is at most 4.
+        No batch may be above the budget in any epoch. But each epoch shuffles records of similar
+        costs: it sorts them by keys, the sum of all costs up to the record, plus a random number
+        from 0 to `window`. So first find the largest cost that may come at each position.
+
+        The comments have the values for costs 1 to 6, a budget of 12, `multiple` 1 and window 7.
         """
         num_records, multiple = len(costs), self._multiple
+        # `_cost_sums` are [1, 3, 6, 10, 15, 21]. The keys of the first two records are at most
+        # 3 + 7. A record with a sum above 10 comes after both, so it cannot come at position 1: the
+        # last record that can is the one with the sum 10.
         last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
-        max_costs = costs[last]  # the largest cost that may come at each position
+        max_costs = costs[last]  # at each position: [3, 4, 4, 5, 6, 6]
         remainder = num_records % multiple
         bounds = [0, remainder] if remainder else [0]  # the batch of another size comes first
         while bounds[-1] < num_records:
-            start = bounds[-1]
-            max_size = min(num_records - start, self._budget // int(max_costs[start]))
-            sizes = np.arange(multiple, max_size + 1, multiple)
-            # The largest cost grows with the size, so the sizes that fit come first.
+            start = bounds[-1]  # 0, then 3, then 5
+            # No batch from here on is larger, since all its costs may be at least the first.
+            max_size = min(num_records - start, self._budget // int(max_costs[start]))  # 4
+            sizes = np.arange(multiple, max_size + 1, multiple)  # [1, 2, 3, 4]
+            # The largest cost of a batch of each size, and the cost that the budget allows:
+            # [3, 4, 4, 5] and [12, 6, 4, 3]. The first three sizes fit.
             fits = max_costs[start + sizes - 1] <= self._budget // sizes
             bounds.append(start + multiple * int(fits.sum()))
-        return np.array(bounds, np.int64)
+        return np.array(bounds, np.int64)  # [0, 3, 5, 6]
 
     def __repr__(self) -> str:
         records = validate.counted(self.num_records, "record")
@@ -147,20 +150,25 @@ class BucketBatchSampler(BatchStream):
 
         `number` is the number of the batch in the order of costs. Each epoch sorts all records by
         keys: the sum of all costs up to the record, plus a random number from 0 to the window. The
-        batch has the positions `start` to `stop - 1` of this order. Only the records that may come
-        there are sorted: those whose sums are at most a window away from the sums of the batch. A
-        record with a smaller sum has a key below those of all records from `start` on, so it comes
-        before the batch. A record with a larger sum comes after it.
+        batch has the positions `start` to `stop - 1` of this order.
+
+        Only a few records can come there, and only these are sorted. With costs 1 to 6, the sums
+        are 1 3 6 10 15 21. Say that the window is 4, and the batch has the positions 2 and 3, at
+        which the sums are 6 and 10. The record with sum 1 has a key of at most 1 + 4. All records
+        from sum 6 on have larger keys, so it comes before the batch. The first four records have
+        keys of at most 10 + 4, so the records with the sums 15 and 21 come after the batch.
         """
-        start, stop = self._bounds[number : number + 2]
+        start, stop = self._bounds[number : number + 2]  # 2, 4
         sums = self._cost_sums  # up to each record, in the order of costs
+        # The candidates are the records whose sums are at most a window away from the sums of the
+        # batch: 3, 6 and 10. One record is before the candidates.
         num_before = int(np.searchsorted(sums, sums[start] - self._window))
         candidate_stop = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
         candidates = self._records_by_cost[num_before:candidate_stop]
         random = random_words(derive(self._keys["record"], epoch), candidates)
         sort_keys = sums[num_before:candidate_stop] + uniform_below(random, self._window + 1)
         sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]
-        # The `num_before` records that were not sorted come first: subtract them from positions.
+        # The candidates have the positions from `num_before` on: 1, 2 and 3.
         records = sorted_candidates[start - num_before : stop - num_before]
         # Shuffle the batch.
         random = random_words(derive(self._keys["place"], epoch), records)
