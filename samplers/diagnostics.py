@@ -116,11 +116,15 @@ class Diagnosis:
 
     @property
     def findings(self) -> list[str]:
-        """The differences from a uniform shuffle, as phrases; empty for a good stream.
+        """The ways in which the stream is worse than a uniform shuffle, as phrases.
 
-        These are measures below half of that in uniform shuffles (`Measure.low`), a correlation of
-        position and record id above one half, and records that the stream does not have. Measures
-        and a correlation that may be due to chance are left out.
+        There is a phrase for each of these: records move less than half as far from their stored
+        positions; the order correlates with the stored order by more than one half; fewer than half
+        as many distinct classes, shards or blocks are in the first tenth, in an average batch, or
+        in the worst window of consecutive samples; and records are not in the stream.
+
+        Differences that may be due to chance are left out. `Measure.low` is whether a value is
+        below half of its mean in uniform shuffles, by more than chance explains.
         """
         findings, uniform = [], "in a uniform shuffle"
         if self.displacement.low:
@@ -129,19 +133,21 @@ class Diagnosis:
         largest_by_chance = _MAX_DEVIATIONS / self.samples**0.5
         if abs(self.rank_correlation) > max(_FLAGGED_RATIO, largest_by_chance):
             findings.append(f"position and record number correlate by {self.rank_correlation:.2f}")
+        # In each loop `name` is "classes", "shards" or "blocks", and `counts` is such as
+        # "3 classes, 10 in a uniform shuffle".
         for name, measure in self.head_distinct.items():
             if measure.low:
-                groups = f"{measure.value:.0f} {name}, {measure.uniform:.0f} {uniform}"
-                findings.append(f"the first tenth has {groups}")
+                counts = f"{measure.value:.0f} {name}, {measure.uniform:.0f} {uniform}"
+                findings.append(f"the first tenth has {counts}")
         for name, measure in self.distinct.items():
             if measure.low:
-                groups = f"{measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
-                findings.append(f"a batch holds {groups}")
+                counts = f"{measure.value:.1f} {name}, {measure.uniform:.1f} {uniform}"
+                findings.append(f"a batch holds {counts}")
         for name, (measure, position) in self.worst.items():
             if measure.low:
-                groups = f"{measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
+                counts = f"{measure.value:.0f} {name}, {measure.uniform:.1f} {uniform}"
                 samples = f"{self.batch_size:,} samples from position {position:,} on"
-                findings.append(f"{samples} hold {groups}")
+                findings.append(f"{samples} hold {counts}")
         if self.covered < self.records:
             missing = validate.counted(self.records - self.covered, "record")
             findings.append(f"not in the stream: {missing}")

@@ -27,9 +27,11 @@ def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, I
     """Return `{name: record ids}` for the records that a user excludes, checked and sorted.
 
     `exclude` is `{training step: ids}`, and `n` is the number of records. The step becomes a part
-    of the name: `{0: [5], 7: [4, 2]}` gives `{"exclude": [5], "exclude from step 7": [2, 4]}`. A
-    sampler has these as parameters. When a state is loaded, its parameters are compared, except
-    those from a later step on.
+    of the name: `{0: [5], 7: [4, 2]}` gives `{"exclude": [5], "exclude from step 7": [2, 4]}`.
+
+    A sampler adds these to its parameters, which are saved in a state. A state can be loaded only
+    if it has the same parameters. But a parameter "from step 7" is not compared if the state was
+    saved before step 7, so a user may exclude more records during a training.
     """
     if exclude is not None and not isinstance(exclude, Mapping):
         raise TypeError(

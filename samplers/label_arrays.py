@@ -13,13 +13,14 @@ from twinfeed.samplers.types import Array
 
 
 def labels_of(data: Any) -> Any:
-    """Return the label of each record of a data set; any other argument is returned as it is.
+    """Return the labels in a data set of `twinfeed.loaders`; any other argument unchanged.
 
-    `data` is the first argument of a sampler: either labels, or an index or a source of
-    `twinfeed.loaders`, which describe or read the records of a data set.
+    `data` is the first argument of a sampler. A user may pass the labels themselves, or an object
+    that has a label for each record: an index, which lists the records of files, or a source, which
+    reads records and may have a column of labels.
     """
-    # Only an index and a source have `digests`: samplers do not import loaders, for `isinstance`.
-    # An index has labels, and a source may have a column of labels.
+    # An index and a source are recognised by their attribute `digests`. (`isinstance` would need an
+    # import of `twinfeed.loaders`, on which samplers must not depend.)
     if not hasattr(data, "digests"):
         return data
     labels = data.labels if hasattr(data, "labels") else data.columns.get("label")

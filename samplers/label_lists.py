@@ -49,26 +49,29 @@ def class_order_of_lists(
 
     A record is in the class of each of its labels. `counts` is the number of labels of each record,
     and `labels` are all labels, record after record. With `record_ids`, only these records are in
-    the class order. If record 0 has the labels a and b, and record 1 the label a, then class a has
-    the records 0 1, and class b the record 0.
+    the class order.
+
+    The comments have the values if record 0 has the labels a and b, and record 1 has the label a.
+    Then class a has the records 0 1, and class b has the record 0.
     """
-    # Number the pairs (record, label), and sort their numbers by label. In the example, pairs 0, 1
-    # and 2 are (0, a), (0, b) and (1, a): class a has the pairs 0 2, and class b the pair 1.
-    record_of_pair, _ = groups_and_indices(counts)  # 0 0 1
-    pair_order = ClassOrder(labels)  # its `records` are numbers of pairs
-    # The hash must change with the labels, and with the records that have them.
+    # A `ClassOrder` has one class for each record. So first sort the pairs (record, label), which
+    # are (0, a), (0, b) and (1, a). Pair i has the label `labels[i]`, and this record:
+    record_of_pair, _ = groups_and_indices(counts)  # [0, 0, 1]
+    pair_order = ClassOrder(labels)
+    # A sampler compares this text when a state is loaded: it differs if any pair differs.
     hash_text = f"{pair_order.digest} of {digest(record_of_pair)}"
     if record_ids is not None:
         pair_order = pair_order.subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
-    starts, pairs = pair_order.starts, pair_order.records
-    order = ClassOrder.from_arrays(
-        records=record_of_pair[pairs], starts=starts, sizes=pair_order.sizes, digest=hash_text
-    )
+    # The pairs of class a, then the pair of class b; and where each class starts, and its size.
+    pairs, starts, sizes = pair_order.records, pair_order.starts, pair_order.sizes
+    # `pairs` is [0, 2, 1], `starts` is [0, 2] and `sizes` is [2, 1].
+    records = record_of_pair[pairs]  # [0, 1, 0]
+    order = ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=hash_text)
     # The records of a class ascend: if one has the label twice, its id is twice in a row.
-    class_index, record = order.class_record_pairs()
+    class_index, record = order.class_record_pairs()  # [0, 0, 1], [0, 1, 0]
     if ((np.diff(record) == 0) & (np.diff(class_index) == 0)).any():
         raise ValueError("labels must not have the same label twice for a record")
-    first_pairs = pairs[starts]  # the first pair of each class has the label of the class
+    first_pairs = pairs[starts]  # a pair of each class: [0, 1], with the labels a and b
     return order, labels[first_pairs]
 
 

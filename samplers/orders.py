@@ -246,12 +246,14 @@ class InnerSampler(Sampler):
     _inner_sampler: Sampler
 
     def _set_inner_sampler(self, inner_sampler: Sampler, size: int, expected: str) -> None:
-        """Set the inner sampler; ValueError unless its ids are record ids from 0 to `size - 1`.
+        """Set the sampler whose ids are mapped; ValueError unless they are ids of `size` records.
 
-        A user gives it as the argument `order`. The error for a sampler of another size has the
+        A user passes it as the argument `order`. The error for a sampler of another size has the
         text `expected`, such as "5 records".
         """
-        # If `num_ids` is not None, an id stands for a view or a use of a record.
+        # `num_ids` is None if ids are record ids. Otherwise several ids stand for the same record,
+        # such as its captions (views), and cannot be mapped as records. The usual mistake is
+        # SubsetSampler(…, order=ViewSampler(…)): the error shows how to nest them.
         if check_sampler(inner_sampler).traits.num_ids is not None:
             raise ValueError(
                 f"order must give record ids, got {inner_sampler!r}, which gives views of records: "

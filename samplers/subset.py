@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import pairwise
 from numbers import Real
-from typing import Any, SupportsIndex, cast
+from typing import Any, SupportsIndex
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -82,19 +82,25 @@ class SubsetSampler(InnerSampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`. The inner sampler is over indices of the table, the sorted record ids of the
-        subset, and reads a range of them around the same time. The span is from the record at the
-        first index to the record at the last. But it is only `records[i]` if more than half of the
-        records in between are not in the subset: they would be read for nothing.
+        `stop[i] - 1`.
+
+        The table has the sorted record ids of the subset, and the inner sampler is over indices of
+        the table. If it reads a range of indices around the same time, the span is from the record
+        at the first index to the record at the last. But records in between that are not in the
+        subset would be read for nothing. If they are more than half, the span is only `records[i]`.
+
+        The comments have the values for a table of 2 3 5 40 90, an inner sampler that reads the
+        indices 0 to 2 and then 3 to 4, and the records 3 and 40.
         """
-        record, record_stop = super().spans(records)  # each record only
+        record, record_stop = super().spans(records)  # only the record: [3, 40] to [4, 41]
         if not self.traits.reads_blocks:
             return record, record_stop
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
-        index = np.searchsorted(self._table, record.astype(self._table.dtype))
-        first_index, stop_index = self._inner_sampler.spans(index, epoch)
-        first, stop = self._lookup(first_index), self._lookup(stop_index - 1) + 1
-        is_dense = stop - first <= 2 * (stop_index - first_index)
+        index = np.searchsorted(self._table, record.astype(self._table.dtype))  # [1, 3]
+        first_index, stop_index = self._inner_sampler.spans(index, epoch)  # [0, 3], [3, 5]
+        first = self._lookup(first_index)  # [2, 40]
+        stop = self._lookup(stop_index - 1) + 1  # [6, 91]
+        is_dense = stop - first <= 2 * (stop_index - first_index)  # [4, 51] <= 2 * [3, 2]
         return np.where(is_dense, first, record), np.where(is_dense, stop, record_stop)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -163,7 +169,7 @@ def split(
     [2, 3]
     """
     seed, fractions_after = validate.seed(seed), _fractions_after(fraction)
-    inputs = _hash_inputs_of_records(records)
+    inputs = _ids_or_key_hashes(records)
     if groups is not None:
         if by is not None:
             raise ValueError("by= and groups= exclude each other: a group may have several labels")
@@ -278,25 +284,23 @@ def _hash_inputs_of_groups(groups: ArrayLike, count: int) -> Int64s | UInt64s:
     return _hashed(names.tolist())[index]
 
 
-def _hash_inputs_of_records(
-    records: SupportsIndex | Sequence[str] | NDArray[np.str_] | Sized,
-) -> Int64s | UInt64s:
-    """Return an integer for each record: its id, or a hash of its key.
+def _ids_or_key_hashes(records: SupportsIndex | Sized) -> Int64s | UInt64s:
+    """Return an integer for each record: a hash of its key, or its id if records have no keys.
 
-    `split` hashes the integer to decide in which part the record is. `records` is the argument of
-    `split`: a number of records, a dataset, or a list with the key of each record (str).
+    `split` decides by this integer in which part the record is. `records` is the argument of
+    `split`: a list of keys (str), such as file names; or, for records without keys, their number,
+    or a dataset, of which only the length counts.
     """
     if not isinstance(records, (SupportsIndex, Sized)):
         raise TypeError(f"records must be their number, or a sequence of keys, got {records!r}")
-    is_list = validate.is_list(records) and not isinstance(records, str)
-    first = next(iter(cast(Sequence[Any], records)), None) if is_list else None
-    # A list of samples (dicts, tuples, arrays) is a dataset, not a list of keys.
+    items: Any = records
+    is_list = validate.is_list(items) and not isinstance(items, str)
+    first = next(iter(items), None) if is_list else None
+    # A list of keys has strings. A list of samples (dicts, tuples, arrays) is a dataset.
     if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
-        # `subset` is the advice in the error if `records` is a list of ids.
+        # A wrong type is refused; the error advises to draw from certain ids by a SubsetSampler.
         return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
-    keys = (
-        records.tolist() if isinstance(records, np.ndarray) else list(cast(Sequence[str], records))
-    )
+    keys = items.tolist() if isinstance(items, np.ndarray) else list(items)
     check_types("records", "their number, or a sequence of keys (str)", keys, str)
     return _hashed(keys)
 

@@ -92,22 +92,21 @@ class ViewSampler(InnerSampler):
         `stop[i] - 1`, int64[n] both.
 
         A record has several views, such as captions. If an epoch has one view of each record, the
-        inner sampler draws records, and the spans are those of the inner sampler. Otherwise it
-        draws pairs (record, view), which are numbered record by record. If the records 0 and 1 have
-        2 and 3 views::
+        inner sampler draws records, and its spans are returned. Otherwise it draws pairs (record,
+        view), and its spans are ranges of pairs, which become ranges of records here.
+
+        In the comments, the records 0 and 1 have 2 and 3 views, and the inner sampler reads the
+        pairs 0 to 3 around the same time. So the records 0 to 1 are the span of both records::
 
             pair      0 1 2 3 4
             record    0 0 1 1 1
-
-        The span of a record is that of its first pair, as its other pairs come right after it: if
-        the span of the pairs 0 and 2 is the pairs 0 to 3, that of the records 0 and 1 is the
-        records 0 to 1.
         """
         if self._per_epoch == "one":
             return self._inner_sampler.spans(records, epoch)
-        first_pair_of_record = self._view_sums.before(records)  # the number of pairs before it
-        span_start, span_stop = self._inner_sampler.spans(first_pair_of_record, epoch)  # in pairs
-        return self.records(span_start), self.records(span_stop - 1) + 1
+        # Look only at the first pair of each record: its other pairs come right after it.
+        first_pair = self._view_sums.before(records)  # [0, 2]
+        first, stop = self._inner_sampler.spans(first_pair, epoch)  # in pairs: [0, 0], [4, 4]
+        return self.records(first), self.records(stop - 1) + 1  # in records: [0, 0], [2, 2]
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids at these positions of an epoch, int64[positions] both.
