@@ -252,21 +252,27 @@ class MixtureSampler(Sampler):
         A sampler of a mixture may start its next epoch in the middle of a batch, which then has the
         end of the previous epoch, too. Sample i of the mixture is number `sample_index[i]` of the
         samples of sampler `sampler_number[i]`, counted over all its epochs. `sample_index` is
-        changed: with epochs of 10 samples, 20 (position 0 of epoch 2) may become 23.
+        changed.
+
+        In the comments, the samples are 20 and 21 of sampler 0, and 7 of sampler 1. Both samplers
+        have epochs of 10 samples, and at most their first 3 samples are reordered.
         """
         epoch, position = np.divmod(sample_index, self._lengths[sampler_number])
-        # At most so many samples at the start of an epoch are reordered, whatever the weights are.
-        max_reordered = self._max_reordered.max(axis=0)[sampler_number]
-        candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))
+        # `epoch` is [2, 2, 0], and `position` is [0, 1, 7]. `_max_reordered` has a row for each set
+        # of weights and a column for each sampler: take the maximum over all weights.
+        max_reordered = self._max_reordered.max(axis=0)[sampler_number]  # [3, 3, 3]
+        candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))  # [0, 1]
         if not len(candidates):
             return
         # Compute the new positions once for each distinct pair (sampler, epoch). `first` has the
         # index of a candidate of each pair, and candidate i has pair number `pair_of[i]`.
         first, pair_of = distinct_pairs(sampler_number[candidates], epoch[candidates])
         for pair, sample in enumerate(candidates[first].tolist()):
+            # Say [2, 0, 1]: position 0 becomes 2, position 1 becomes 0, and position 2 becomes 1.
             new_positions = self._reordered_start(int(sampler_number[sample]), int(epoch[sample]))
-            samples = candidates[pair_of == pair]
+            samples = candidates[pair_of == pair]  # of this pair: [0, 1]
             samples = samples[position[samples] < len(new_positions)]
+            # Samples 20 and 21 become 22 and 20.
             sample_index[samples] += new_positions[position[samples]] - position[samples]
 
     def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
@@ -359,17 +365,20 @@ def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) 
     """Return weights and samplers of a mixture as fields of its fingerprint.
 
     A saved state has these fields, and can be loaded only if they are the same. A field such as
-    "weights from step 9" is compared only if the state was saved after step 9. So a sampler that
-    joins at step 9, with weight 0 before, must be such a field: an earlier state, saved by a
-    mixture without this sampler, stays valid. The weights {0: [1, 0], 9: [1, 2]} of the samplers A
-    and B have the fields::
+    "weights from step 9" is compared only if the state was saved after step 9. So a user may add a
+    sampler during a training, with the weight 0 before step 9: earlier states stay valid, since the
+    fields for earlier steps do not mention the sampler.
+
+    The comments have the values for the samplers A and B with the weights {0: [1, 0], 9: [1, 2]}::
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    # How many samplers have joined at each change: all up to the last one with a weight above 0,
-    # at this change or an earlier one.
-    last_used = [int(np.flatnonzero(values)[-1]) for values in weights.values]
-    num_joined = (np.maximum.accumulate(last_used) + 1).tolist()
+    # The last sampler with a weight above 0, from each change on; and how many samplers have joined
+    # the mixture by then.
+    last_used = [int(np.flatnonzero(values)[-1]) for values in weights.values]  # [0, 1]
+    num_joined = (np.maximum.accumulate(last_used) + 1).tolist()  # [1, 2]
+    # At each change, the weights of the samplers that have joined ([1], [1, 2]), without the zeros
+    # of later ones; and the samplers that join now ([A], [B]).
     joined_weights = [w[:n].tolist() for w, n in zip(weights.values, num_joined, strict=True)]
     joining_samplers = [samplers[start:stop] for start, stop in pairwise([0, *num_joined])]
     # `parameters` names the fields by the steps, as in the example.

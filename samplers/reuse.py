@@ -83,9 +83,10 @@ class ReuseSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> Sampler:
         """Return this sampler, or raise ValueError if a batch could hold a record twice.
 
-        `BatchSampler` calls this. The cache has `live` records, and each round of `live` samples
-        uses each of them once. So a batch within one round has no record twice, but a batch with
-        the end of one round and the start of the next may.
+        `BatchSampler` calls this for the sampler that it divides into batches. The cache holds
+        `live` records at a time. The samples come in rounds of `live` samples, which are of
+        different records. With live=4, a batch of 2 is within a round. But of batches of 3, the
+        second has the end of a round and the start of the next, which may have the same record.
         """
         if self._live % batch_size:
             raise ValueError(
@@ -124,39 +125,40 @@ class ReuseSampler(Sampler):
 
 
 def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, Int64s]:
-    """Return the bounds and the first rounds of segments, which say in what order records are used.
+    """Divide the uses of records into segments that reach new records at different times.
 
-    Each of n records is used `reuse` times. The sequence of all uses, record after record, is
-    divided into segments. Each round reads the next use of every segment. A segment is read
-    cyclically: its start is read in its *first round*, and its end in the round before.
+    Each of n records is used `reuse` times, and is decoded for its first use. The uses of all
+    records are one sequence, record after record, which is divided into segments. Each round takes
+    the next use of every segment. If all segments reached a new record in the same round, that
+    round would decode many records at once, and the next rounds none.
 
-    First rounds differ, so that the segments reach new records in different rounds. Here 4 records
-    are used 3 times each, in 2 segments. The bounds are 0 6 12, and the first rounds 0 1. In the
-    table 2.0 is use 0 of record 2. Uses 0 come in rounds 0, 1, 3 and 4, and only one in each::
+    So each segment has a *first round*, which takes its first use. The rounds before take the end
+    of the segment: it is read in a circle. Here 4 records are used 3 times each, in 2 segments with
+    the first rounds 0 and 1. In the table 2.0 is use 0 of record 2: no round has two uses 0::
 
         round       0    1    2    3    4    5
         segment 0   0.0  0.1  0.2  1.0  1.1  1.2
         segment 1   3.2  2.0  2.1  2.2  3.0  3.1
 
     Returns:
-        The bounds, int64[num_segments + 1], and the first rounds, int64[num_segments].
+        Where each segment starts, and where the last one stops, int64[num_segments + 1], here
+        [0, 6, 12]; and the first round of each segment, int64[num_segments], here [0, 1].
     """
-    bounds = equal_bounds(n * reuse, num_segments)
-    # A bound may divide the uses of a record. Then the segments before and after it get the same
-    # first round r: the uses before the bound are read up to round r - 1, and the others from round
-    # r on. Such segments are a *chain*: only its first segment starts with a new record. Here 3
-    # records are used 4 times each, and both segments are one chain:
-    #     0.0 0.1 0.2 0.3 1.0 1.1
-    #     1.2 1.3 2.0 2.1 2.2 2.3
-    chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)
-    chain_lengths = np.diff(np.append(chain_starts, num_segments))  # in segments
-    # The segments of a chain together reach a new record every `period` rounds: in the example
-    # in rounds 0, 2 and 4, so every gcd(6, 4) = 2 rounds for segments of 6 uses.
-    periods = np.gcd(np.diff(bounds)[chain_starts], reuse)
-    # Spread the first rounds of all chains of the same period evenly over it: those of three chains
-    # with period 6 are 0, 2 and 4.
+    bounds = equal_bounds(n * reuse, num_segments)  # [0, 6, 12]
+    # A bound may divide the uses of one record. Then the segments on both sides get the same first
+    # round, so that one goes on with the record right after the other has come to its end. Such
+    # segments are a *chain*. If 3 records are used 4 times each, both segments are one chain, since
+    # the bound divides the uses of record 1:
+    #     0.0 0.1 0.2 0.3 1.0 1.1 | 1.2 1.3 2.0 2.1 2.2 2.3
+    chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)  # [0, 1] above, [0] for the one chain
+    chain_lengths = np.diff(np.append(chain_starts, num_segments))  # in segments: [1, 1], or [2]
+    # A chain reaches a new record every `period` rounds. The one chain does so in rounds 0 and 4
+    # (segment 0) and in round 2 (segment 1), so its period is 2.
+    periods = np.gcd(np.diff(bounds)[chain_starts], reuse)  # [3, 3], or gcd(6, 4) = [2]
+    # Spread the first rounds of all chains of the same period evenly over it: for three chains with
+    # period 6, they are 0, 2 and 4.
     first_rounds = np.empty_like(chain_starts)
     for period in np.unique(periods):
         chains = np.flatnonzero(periods == period)
-        first_rounds[chains] = np.arange(len(chains)) * period // len(chains)
+        first_rounds[chains] = np.arange(len(chains)) * period // len(chains)  # [0, 1]
     return bounds, np.repeat(first_rounds, chain_lengths)
