@@ -137,10 +137,11 @@ class ShardShuffleSampler(Sampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`: the block of consecutive records that contains it. All blocks in random order
-        are one sequence, which is divided into segments that are read side by side. If a segment
-        starts in the middle of a block, the block is read in two parts, at different times. With
-        `epoch`, the span is the part that contains the record.
+        `stop[i] - 1`: the block of consecutive records that contains it.
+
+        In each epoch, a few blocks are read in two parts at different times. If `epoch` is passed,
+        the span is only the part that contains the record: if the block 4 5 6 7 is read in the
+        parts 4 5 and 6 7, the span of record 7 is 6 to 7.
 
         >>> order = ShardShuffleSampler([6, 4], block=4, window=2, seed=0)
         >>> order.spans(np.array([5, 9, 0]))
@@ -148,7 +149,7 @@ class ShardShuffleSampler(Sampler):
         """
         first, stop = self._blocks.bounds_around(records)
         if epoch is not None:
-            # `split_records` are the first records of the segments that start within a block.
+            # `split_records` are the records before which blocks are split, such as 6.
             first, stop = _part_at(records, first, stop, self._tables(epoch).split_records)
         return first, stop
 
@@ -186,16 +187,18 @@ class ShardShuffleSampler(Sampler):
         return num_segments, GroupSampler(self, num_segments, self._segments_at)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
-        """Return the record ids at these positions of an epoch: int64[n], as `positions`.
+        """Return the record ids at these positions of an epoch, int64[n] both.
 
-        They are the shuffled records, in which excluded records are replaced by others.
+        The ids are a shuffle of all records (`_permutation`), in which each record that the user
+        excludes is replaced by another.
         """
         # With many shards, the order of the blocks has a large table. Compute a part of the table
         # of the next epoch now, so that the next epoch does not start with a long computation.
         if self._blocks.has_many_shards:
             fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
             self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
-        # This calls `self._permutation` for the shuffled records, and replaces excluded ones.
+        # `Exclusion.draw` calls `self._permutation(epoch, positions)`, and replaces some records in
+        # the result. It gets `self`, since it calls it for the replacements, too.
         return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:
@@ -275,20 +278,26 @@ class ShardShuffleSampler(Sampler):
     def _compute_tables(self, epoch: int) -> _EpochTables:
         """Return the tables of an epoch: its order of blocks, and where segments split blocks.
 
-        The block sequence has the records of all blocks, block after block in random order. It is
-        divided into segments, which are read side by side. A segment may start in the middle of a
-        block, and so split it into two parts, which are read at different times. If the sequence is
-        8 9 | 4 5 6 7, and a segment starts at index 3, then it splits the second block at record 5.
+        All blocks in random order are one sequence of records. It is divided into segments, and the
+        shuffle takes a record of each segment in turn. If a segment starts in the middle of a
+        block, it splits the block into two parts, which are read at different times.
+
+        The comments have the values for this sequence of blocks, of which the second is split::
+
+            8 9 10 11 | 4 5   6 7 | 0 1 2 3    blocks
+            8 9 10 11   4 5 | 6 7   0 1 2 3    segments
         """
         block_order = self._blocks.order(self._blocks_key(epoch))
-        # Each section of the sequence has the same bounds of segments, from its own start on.
-        section_starts = np.arange(self._sections)[:, None] * self._section_size
-        segment_starts = (section_starts + self._segment_bounds[:-1]).reshape(-1)
-        block_start, first_record, _ = block_order.locate(segment_starts)
-        offset_in_block = segment_starts - block_start
+        # Where segments start in the sequence. It is divided into sections of equal size (here only
+        # one), and each section into segments in the same way.
+        section_starts = np.arange(self._sections)[:, None] * self._section_size  # [[0]]
+        segment_starts = (section_starts + self._segment_bounds[:-1]).reshape(-1)  # [0, 6]
+        # The block at the start of each segment: where it starts, [0, 4], and its first record.
+        block_start, first_record, _ = block_order.locate(segment_starts)  # first record: [8, 4]
+        offset_in_block = segment_starts - block_start  # [0, 2]
         splits_block = offset_in_block > 0  # at 0, the segment starts with a whole block
-        split_records = np.sort((first_record + offset_in_block)[splits_block])
-        # The key of each section's order of segments.
+        split_records = np.sort((first_record + offset_in_block)[splits_block])  # [6]
+        # Each section reads its segments in an order of its own, and so has a key.
         keys = random_words(derive(self._key, epoch, _SEGMENTS_KEY), np.arange(self._sections))
         round_robin = RoundRobin(self._segment_bounds, keys)
         return _EpochTables(block_order, segment_starts[splits_block], split_records, round_robin)
@@ -318,18 +327,22 @@ class _EpochTables(NamedTuple):
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
         """Return the part of a block that contains each index, and the offset in this part.
 
-        The block sequence has the records of all blocks, block after block in random order. It is
-        divided into segments, which are read side by side. If a segment starts in the middle of a
-        block, the block is read in two parts, at different times. If the sequence is
-        8 9 | 4 5 6 7, and a segment starts at index 3, then the parts of the second block are 4 and
-        5 6 7. Index 4 (record 6) is in the part with first record 5 and size 3, at offset 1.
+        All blocks in random order are one sequence of records, and `index` are indices into it. The
+        sequence is divided into segments. If a segment starts in the middle of a block, it splits
+        the block into two parts, which are read at different times.
+
+        The comments have the values for the indices 5 and 6 of this sequence, the records 5 and 6.
+        The segment that starts at index 6 splits the second block into the parts 4 5 and 6 7::
+
+            8 9 10 11 | 4 5   6 7 | 0 1 2 3    blocks
+            8 9 10 11   4 5 | 6 7   0 1 2 3    segments
 
         Returns:
-            The first record of the part, the offset of the index in it, and its size, int64[n]
-            each.
+            The first record of the part, [4, 6]; the offset of the index in the part, [1, 0]; and
+            the size of the part, [2, 2]: int64[n] each.
         """
-        # The whole block: its first index in the sequence, its first record and its size.
+        # The whole block: its first index, [4, 4]; its first record, [4, 4]; its size, [4, 4].
         block_start, first_record, block_size = self.block_order.locate(index)
-        # The part of the block: its first index, and the index after its last.
+        # The part of the block: its first index, [4, 6]; and the index after its last, [6, 8].
         start, stop = _part_at(index, block_start, block_start + block_size, self.split_indices)
         return first_record + (start - block_start), index - start, stop - start
