@@ -137,13 +137,18 @@ class BlockOrder:
             self._sums.prepare(fraction)
 
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Return the block at each index: its first index, its first record and its size.
+        """Find the block that contains each index; return its start, its first record and its size.
 
-        The indices are those of the sequence of all records, block after block in random order. If
-        the first two blocks are records 8 9 and 0 1 2, index 3 is record 1, and its block has the
-        first index 2, the first record 0 and the size 3. All are int64[n].
+        The records of all blocks are one sequence, block after block in random order. The comments
+        have the values for the indices 1 and 3 of a sequence that starts with the blocks 8 9 and
+        0 1 2: index 1 is record 9, and index 3 is record 1.
+
+        Returns:
+            The index at which the block starts in the sequence, [0, 2]; the first record of the
+            block, [8, 0]; and how many records it has, [2, 3]: int64[n] each.
         """
-        block_positions, first_index = self._sums.locate(index)  # position 0 is the first block
+        # Position 0 is the first block of the sequence, position 1 the second: [0, 1].
+        block_positions, first_index = self._sums.locate(index)
         first_record, size = self._blocks.first_and_size(self._block_at(block_positions))
         return first_index, first_record, size
 

@@ -81,13 +81,14 @@ class FairSubsets:
             items[rows] = _replace_first_items(items[rows], position_in_last, first_items)
         return items
 
-    def _permuted(self, population: Int64s, permutation: Int64s, positions: Int64s) -> Int64s:
-        """Return the items at `positions[i]` of a random permutation for each row i.
+    def _permuted(self, population: Int64s, number: Int64s, positions: Int64s) -> Int64s:
+        """Return items of a random permutation in each row, int64[rows, m], as `positions`.
 
-        It is permutation number `permutation[i]` (a new one for each number) of the items of
-        population `population[i]`. The result has the shape of `positions`, int64[rows, m].
+        A population has n items, 0 to n - 1, and many random permutations, numbered from 0 on. Row
+        i is for permutation `number[i]` of population number `population[i]`. If this permutation
+        is 3 0 4 1 2, and the row of `positions` is 0 2, the row of the result is 3 4.
         """
-        keys = random_words(random_words(self._key, population), permutation)
+        keys = random_words(random_words(self._key, population), number)
         return permute_rows(self._sizes[population], keys, positions)
 
     def _first_items(self, population: Int64s, traversal: Int64s) -> Int64s:
@@ -96,34 +97,39 @@ class FairSubsets:
         A population is the items 0 to n - 1, such as the records of a class, and a traversal is a
         random order of all of them. The traversals, one after the other, are cut into subsets of m
         items. So a subset may have the last items of one traversal and the first items of the next.
-        Items of the next that it already has move back, after the first items that it does not
-        have. If a subset of 3 already has 0 and 4, and the next traversal starts with 4 0 2, then
-        this becomes 2 4 0.
+        Items of the next that the subset has already move back, after the next item that it does
+        not have.
+
+        The comments have the values of one row: n = 5, m = 3, and traversal 1. The traversals 0 and
+        1 are 2 3 1 0 4 and 4 0 2 1 3. So subset 1 has 0 4 and then 4, which is twice. The start
+        4 0 2 of traversal 1 becomes 2 4 0.
 
         Returns:
             int64[rows, m]: row i is for traversal `traversal[i]` of population `population[i]`.
         """
         n, m = self._sizes[population], self._m
-        # The traversal starts within a subset, which has `num_old` items of the previous traversal:
-        # traversals start at multiples of n in the whole sequence, and subsets at multiples of m.
+        # How many items of the previous traversal are in the subset in which this one starts: 2. In
+        # the sequence of all traversals this one starts at item 5, and subsets start at 0, 3 and 6.
         num_old = traversal * n % m
-        first_positions = np.broadcast_to(np.arange(m), (len(n), m))
-        last_positions = n[:, None] - 1 - first_positions  # n - 1, n - 2 and so on
+        first_positions = np.broadcast_to(np.arange(m), (len(n), m))  # [0, 1, 2]
+        last_positions = n[:, None] - 1 - first_positions  # [4, 3, 2]
         # Compute both traversals in one call: with few rows, calls cost more than items.
         old_and_new_items = self._permuted(
             np.tile(population, 2),
             np.append(traversal - 1, traversal),
             np.concatenate([last_positions, first_positions]),
         )
+        # The last items of the previous traversal, backwards: [4, 0, 1]. The subset has the first
+        # `num_old` of them. And the first items of this traversal: [4, 0, 2].
         old_items, items = np.split(old_and_new_items, 2)
-        # The old items are in reverse order, so the subset has the first `num_old` of each row.
         is_in_subset = _is_in_row(items, old_items, mask=first_positions < num_old[:, None])
-        # The first items that are not in the subset complete it. All other items follow in their
-        # order: a stable argsort lists the indices with False before those with True.
-        num_missing = m - num_old
+        # `is_in_subset` is [True, True, False]. The first items that are not in the subset complete
+        # it, here the first one. All others follow in their order: a stable argsort lists the
+        # indices with False before the indices with True.
+        num_missing = m - num_old  # 1
         is_among_first = np.cumsum(~is_in_subset, axis=1) <= num_missing[:, None]
-        order = np.argsort(is_in_subset | ~is_among_first, axis=1, kind="stable")
-        return np.take_along_axis(items, order, axis=1)
+        order = np.argsort(is_in_subset | ~is_among_first, axis=1, kind="stable")  # [2, 0, 1]
+        return np.take_along_axis(items, order, axis=1)  # [2, 4, 0]
 
 
 def _replace_first_items(items: Int64s, position: Int64s, first_items: Int64s) -> Int64s:

@@ -52,25 +52,28 @@ class Interleave:
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the stream at each position, and the index of the element in this stream.
 
-        The index is the number of earlier positions with the same stream. Streams of weights 2 and
-        1 that are interleaved as 0 1 0, 0 1 0, ... have stream 0 and index 2 at position 3.
+        The index is the number of earlier positions with the same stream. The sequence is made of
+        periods, in which each stream comes as often as its weight says. The comments have the
+        values for streams 0 and 1 of weights 2 and 1, which are interleaved as 0 1 0, 0 1 0 and so
+        on, and for the positions 3 and 4: these are element 2 of stream 0, and element 1 of
+        stream 1.
         """
         if len(self._weights) == 1:
             return np.zeros_like(positions), positions.copy()
-        # The sequence is made of periods, in which each stream comes as often as its weight says.
-        period, offset = np.divmod(positions, self._period_size)
+        period, offset = np.divmod(positions, self._period_size)  # [1, 1], [0, 1]
         stream, index = np.empty_like(positions), np.empty_like(positions)
         # Without reshuffling all periods are the same permutation: compute period 0 for all.
         computed_period = period if self._reshuffle else np.zeros_like(period)
-        periods, row = np.unique(computed_period, return_inverse=True)  # each position's row below
+        # Each distinct period, and which of them each position has: `periods[row]` is its period.
+        periods, row = np.unique(computed_period, return_inverse=True)  # [0], [0, 0]
         # Compute a few periods at a time, to bound memory.
         for chunk in slices(len(periods), max(1, _BUFFER // self._period_size)):
+            # A row for each period, and a column for each offset: [[0, 1, 0]] and [[0, 0, 1]].
             streams, indices = self._periods(periods[chunk])
-            is_in_chunk = (chunk.start <= row) & (row < chunk.stop)
-            row_in_chunk, column = row[is_in_chunk] - chunk.start, offset[is_in_chunk]
-            stream[is_in_chunk] = streams[row_in_chunk, column]
-            index[is_in_chunk] = indices[row_in_chunk, column]
-        # `index` is that within the period: add the elements of the stream in earlier periods.
+            i = np.flatnonzero((chunk.start <= row) & (row < chunk.stop))  # in these periods
+            stream[i] = streams[row[i] - chunk.start, offset[i]]  # [0, 1]
+            index[i] = indices[row[i] - chunk.start, offset[i]]  # [0, 0], within the period
+        # Add the elements of the same stream in earlier periods: 1 * [2, 1].
         return stream, period * self._weights[stream] + index
 
     def num_before(self, position: int) -> Int64s:

@@ -152,8 +152,10 @@ def random_permutations(keys: UInt64s, n: int, lengths: Int64s | None = None) ->
 def _permute_by_feistel_32(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
-    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`, and n is at most
-    2^15. It is a Feistel network, a cipher of several rounds, here of 32 bits.
+    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`. It is a Feistel
+    network: a cipher that encrypts numbers below n in several rounds. (It may encrypt a number to n
+    or a little more, and such results are encrypted again: cycle walking.) n is at most 2^15: so
+    small that integers of 32 bits are enough, which are faster than integers of 64 bits.
     """
     # The key of each round, in 32 bits: a random word of 64 bits has the keys of two rounds.
     words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])

@@ -194,31 +194,32 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     """Return the bounds of segments that reach the ends of blocks at different times.
 
     A sequence of `size` records, in blocks of `block` records, is divided into `count` segments,
-    which are read side by side. If all segments came to their next block at once, the order would
-    be less random. So they start at different offsets within a block: of 64 records in blocks of
-    16, three segments start at 0, 21 and 42, which are the offsets 0, 5 and 10 in their blocks.
+    and a record of each segment is read in turn. If all segments came to their next block at once,
+    the order would be less random. So they should start at different offsets within a block.
 
-    The last segment may be shorter than the others, by half at most. Where it would be shorter
-    still, and for few segments, all lengths differ by at most one.
+    For example, 512 records in blocks of 16 are 32 blocks. If each of 16 segments had 2 blocks, all
+    would start at offset 0. So divide 33 blocks into 16 segments, of 33 records each: they start at
+    0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. The last segment is cut off at 512,
+    after 17 records.
+
+    A last segment of less than half the length would end too early. Then, and with few segments,
+    all lengths differ by at most one.
 
     Returns:
         Where each segment starts, and where the last stops: int64[count + 1].
     """
-    # Segment i starts after i * num_blocks / count blocks. With 4 blocks and 3 segments, these are
-    # 0, 4 / 3 and 8 / 3 blocks: the fractions 0, 1 / 3 and 2 / 3 are the offsets within a block.
-    # With 4 blocks and 2 segments they would be 0 and 2, and both offsets 0. All offsets differ if
-    # the two numbers have no common divisor. So divide a sequence that is a few blocks longer, and
-    # cut off what is too much from the last segment.
-    num_blocks = -(-size // block)
+    # Two segments start at the same offset if the numbers of blocks and of segments have a common
+    # divisor. So add blocks until they have none.
+    num_blocks = -(-size // block)  # 32
     while gcd(num_blocks, count) > 1:
         num_blocks += 1
-    length_of_all = num_blocks * block
-    half_segment = size // (2 * count)
-    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or length_of_all - size > half_segment:
-        length_of_all = size  # cut off nothing: all segments are equally long
-    # Segment i starts at i * length_of_all // count. This product might overflow int64, so the
+    padded_size = num_blocks * block  # 33 * 16 = 528
+    half_segment = size // (2 * count)  # 16
+    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or padded_size - size > half_segment:
+        padded_size = size  # the last segment is as long as the others
+    # Segment i starts at i * padded_size // count. This product might overflow int64, so the
     # division comes first.
-    length, remainder = divmod(length_of_all, count)
+    length, remainder = divmod(padded_size, count)  # 33, 0
     number = np.arange(count + 1)
     bounds: Int64s = np.minimum(number * length + number * remainder // count, size)
     return bounds
