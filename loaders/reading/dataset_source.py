@@ -392,7 +392,12 @@ def _dataset_class(data: Any) -> type[_Items]:
         )
     if not hasattr(data, "column_names"):
         return _Items
-    # "custom" is the format of a dataset whose items are made by a function (`set_transform`).
+    # Three kinds of dataset with columns are left:
+    # - A pyarrow table has a `schema`, but no `with_format`.
+    # - A dataset of Hugging Face has `with_format`. Its `format["type"]` says what it returns, such
+    #   as "numpy"; "custom" means that a user's function makes the items (`set_transform`). Such a
+    #   dataset may not return its stored columns, on which `_HuggingFace` relies.
+    # - Any other dataset is read as a custom one: only by `data[ids]`, with `_Columns`.
     style = data.format["type"] if hasattr(data, "with_format") else "custom"
     if style in ("arrow", "polars"):
         raise TypeError(f"format {style!r} returns tables: give dataset.with_format('numpy')")

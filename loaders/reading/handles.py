@@ -83,7 +83,10 @@ class Handles:
     def _close_oldest_if_full(self) -> None:
         """Make room for another open file, if this cache or all caches of the process are full.
 
-        Close the least recently used file of this cache, or else of the largest cache.
+        If this cache is full, close its least recently used file. If all caches together are full,
+        close the least recently used file of the largest cache. Together they may have
+        `default_limit()` open files; or `limit` files, if the user has allowed this cache more than
+        the default, so that it can reach its limit.
         """
         if len(self) >= self.limit:
             self._open.popitem(last=False)

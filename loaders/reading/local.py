@@ -72,9 +72,10 @@ class LocalFiles:
         self.handles.close()
 
     def read(self, rows: Rows, /, *, coalesce: bool = True) -> list[bytes]:
-        """Return the bytes of each row of the index, checked.
+        """Return the bytes that each row of the index locates, checked by length and checksum.
 
-        With `coalesce`, small rows near each other are read by one call.
+        A row says where a field of a record lies: (offset, length, file, checksum). With
+        `coalesce`, the bytes of small rows near each other are read by one call.
         """
         if self.paths is not None:
             return self._read_loose(rows)
@@ -84,6 +85,7 @@ class LocalFiles:
             return self._read_many_files(rows)
         handles = self.handles.get(distinct_files)
         fds = [handles[file].fd for file in files]
+        # `is_near` says for each row but the first whether it lies close behind the row before.
         if not coalesce or not should_coalesce(is_near := is_near_previous(rows)):
             return self._read_rows(rows, fds)
         out: list[bytes] = []
@@ -116,11 +118,17 @@ class LocalFiles:
         return out
 
     def _read_loose(self, rows: Rows) -> list[bytes]:
-        """Return the bytes of each row, where each row is a whole loose file."""
+        """Return the bytes of each row of the index, where each row is a whole loose file.
+
+        A loose file has a field of one record, such as an image of a folder of images, unlike a
+        shard, which has many records. A row of the index is (offset, length, file, checksum); the
+        offset is not used here.
+        """
         out: list[bytes] = []
-        for row, (_, length, file, _) in enumerate(rows.tolist()):
+        for row, (_, length, file, _) in enumerate(rows.tolist()):  # `row` is the number of the row
             handle = self._open_handle(file, length)
             data = read_at(handle.fd, length, 0)
+            # `slice_rows` compares the length and the checksum of `data` with those in the row.
             out += slice_rows(data, rows[row : row + 1], self.checksums, row)
         return out
 
@@ -152,7 +160,11 @@ class LocalFiles:
             self.kernel_readahead.add(self.with_descriptors(event.ranges))
 
     def with_descriptors(self, ranges: FileRanges, /) -> Iterator[tuple[int, int, int]]:
-        """Yield (descriptor, start, stop) for each range of a file that can be opened."""
+        """Yield (file descriptor, start, stop) for each file range, to ask the kernel about it.
+
+        A range has the number of its file in the index, but system calls such as `posix_fadvise`
+        need the descriptor of the open file. Ranges of files that cannot be opened are left out.
+        """
         for file, start, stop, *_ in ranges.tolist():
             with suppress(LoaderError, OSError):  # raised again when the batch reads the file
                 handle = self._open_handle(file, stop - start)

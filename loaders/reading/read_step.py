@@ -17,7 +17,13 @@ def plan_pass(
 ) -> ReadPlan | None:
     """Return the plan of what a pass prefetches: from step `start` to the end of its epoch.
 
-    If the previous pass over the same batches has ended at `start`, its plan is continued.
+    What the plan of the previous pass over the same batches has prefetched is used, if this pass
+    can need it. For example, the previous pass had 100 steps, from 0 to 99:
+
+    - It came to its end, and this pass starts at step 100: the plan itself is continued.
+    - It was broken off when the steps before 40 were prefetched, and this pass starts at step 30:
+      a new plan is made, and what was prefetched is kept until step 40.
+    - It was broken off so, and this pass starts at step 70: what was prefetched is dropped.
 
     Args:
         reader: reads the records. Only the byte ranges of an index are known, so for the reader of
@@ -37,11 +43,9 @@ def plan_pass(
     reader._plans[schedule] = plan
     files = reader._files
     if isinstance(files, RemoteFiles):
-        # Keep what the previous plan has prefetched for this step or later ones, if this pass
-        # starts at one of the steps that it has prefetched: as after a pass that was broken off.
-        previous_end = None  # drop what was prefetched
+        previous_end = None  # for `start_plan`: drop what was prefetched
         if previous is not None and previous.start <= start <= previous.next_step:
-            previous_end = previous.next_step
+            previous_end = previous.next_step  # 40 in the example: keep it until this step
         files.buffer.start_plan(previous_end)
     return plan
 

@@ -152,7 +152,8 @@ class Reader(Closing):
     def _set_up_process(self) -> None:
         """Set up the reader for this process, with no open files, buffered ranges and plans yet."""
         self._pid = os.getpid()
-        system.keep_freed_memory()  # or the memory of each batch is allocated anew
+        # malloc would return the memory of each batch to the system, and request it again.
+        system.keep_freed_memory()
         # The plan of what to prefetch, by the schedule (the batches) that it is for.
         self._plans: dict[Schedule, ReadPlan] = {}
         self._own_files: RemoteFiles | LocalFiles
@@ -168,21 +169,26 @@ class Reader(Closing):
 
         The fields are those whose bytes are in the shards. `missing` has for a field the value for
         the records that lack it.
+
+        To read less often, a record whose id is repeated is read once, and small fields that lie
+        next to each other in a shard are read by one call. For that, the distinct ids are read in
+        order, if ids are repeated or if many are neighbours; then the values are put in the order
+        of `ids`. For example, ids [7, 5, 7]: read [5, 7], and then return the values of 7, 5, 7.
         """
         if not names or not len(ids):
             return [[] for _ in names]
-        sorted_ids = np.sort(ids)
+        # The comments follow the example.
+        sorted_ids = np.sort(ids)  # [5, 7, 7]
         checks.check_bounds(int(sorted_ids[0]), int(sorted_ids[-1]), len(self.index))
-        id_gaps = sorted_ids[1:] - sorted_ids[:-1]
-        smallest_gap = np.minimum.reduce(id_gaps, initial=2)
+        id_gaps = sorted_ids[1:] - sorted_ids[:-1]  # [2, 0]
+        # 0 if an id is repeated, 1 if two ids are neighbours; larger gaps, and none, count as 2.
+        smallest_gap = np.minimum.reduce(id_gaps, initial=2)  # 0
         repeated, adjacent = smallest_gap == 0, smallest_gap == 1
-        # If ids are repeated, or many are next to each other, read the distinct ids in order. For
-        # example, ids [7, 5, 7] become ids_to_read [5, 7] with inverse [1, 0, 1].
         ids_to_read, inverse = ids, None
         if repeated or (adjacent and should_coalesce(id_gaps == 1)):
-            ids_to_read, inverse = np.unique(ids, return_inverse=True)
-        # Fields of one record, or of records in order, may lie close together in the shard: then
-        # several are read by one call.
+            ids_to_read, inverse = np.unique(ids, return_inverse=True)  # [5, 7] and [1, 0, 1]
+        # Whether to look for fields next to each other: fields of one record may be, and fields of
+        # records that are read in order.
         coalesce = inverse is not None or len(names) > 1
         data = self._fetch(ids_to_read, names, missing, coalesce)
         out: list[Sequence[Value]] = []

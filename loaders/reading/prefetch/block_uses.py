@@ -115,11 +115,13 @@ class BlockUses:
 
     @property
     def _idle_limit(self) -> int:
-        """A block is closed when the last sample of it was more than this number of samples ago.
+        """For how many samples a block stays open without a sample of it; then it is closed.
 
-        A shuffle of blocks draws in rounds: a round has one sample of each open block. So two
-        samples of a block are less than two rounds apart. Four rounds leave a margin, and so does a
-        quarter of an epoch, of at most `_MAX_CHUNK` samples, while few blocks are open.
+        It must be long enough that a block is not closed between two of its samples. A shuffle of
+        blocks draws in rounds, with one sample of each open block in a round: with 100 open blocks,
+        two samples of a block are less than 200 samples apart. To be safe, allow four rounds, 400
+        samples; and add a quarter of an epoch (at most `_MAX_CHUNK` samples), for when few blocks
+        are open.
         """
         epoch_samples = self._epoch_steps * self._sampler.batch_size
         return min(_MAX_CHUNK, epoch_samples // 4) + 4 * len(self._open_blocks)
@@ -130,6 +132,10 @@ class BlockUses:
         A block opens at its first sample. It closes when the stream has had no sample of it for
         `_idle_limit` samples, and at the end of an epoch. `_open_blocks` has for each open block,
         by its first record, a tuple: (the block, its last step, the number of its last sample).
+
+        For example, the limit is 10 samples, and the chunk has the samples 100 to 119. Block 8 had
+        its last sample at 95, and has one at 102, only 7 later: it stays open. Block 0 had its last
+        sample at 92, and has one at 104, 12 later: it is closed, and opened again at 104.
         """
         epoch, step = divmod(self._next_step, self._epoch_steps)
         stop = min(step + self._chunk_steps, self._epoch_steps)
@@ -137,13 +143,12 @@ class BlockUses:
         # The block that each sample is in: the records [first_records[i], stops[i]).
         first_records, stops = self._sampler.spans(records, epoch)
         # `first_use` and `last_use` are the first and the last sample of a block in this chunk,
-        # whose samples are numbered from 0. Over all chunks, their numbers are larger by
-        # `chunk_start`.
+        # numbered from 0 in the chunk. Sample 4 of the chunk is sample `chunk_start` + 4 of all.
         chunk_start = self._num_samples
         for first_use, last_use in _uses_of_blocks(first_records, self._idle_limit):
             first = int(first_records[first_use])
             if first in self._open_blocks:
-                block, _, last_sample = self._open_blocks[first]
+                block, _, last_sample = self._open_blocks[first]  # from an earlier chunk
                 if chunk_start + first_use - last_sample > self._idle_limit:
                     self._close(first)  # it opens again below, as a block that is used anew
             if first not in self._open_blocks:
@@ -153,6 +158,7 @@ class BlockUses:
         self._num_samples += len(records)
         self._next_step += stop - step
         self._chunk_steps = min(2 * self._chunk_steps, self._max_chunk_steps)
+        # Close also the blocks that had no sample in this chunk, if they are idle for too long.
         for first, (_, _, last_sample) in list(self._open_blocks.items()):
             if stop == self._epoch_steps or self._num_samples - last_sample > self._idle_limit:
                 self._close(first)
@@ -164,31 +170,37 @@ class BlockUses:
 
 
 def _uses_of_blocks(first_records: Int64s, max_gap: int) -> list[tuple[int, int]]:
-    """Return the uses of blocks by samples: (number of its first sample, number of its last one).
+    """Return the lifetimes of blocks in memory, as pairs (number of first sample, of last sample).
 
-    A use is a series of samples of the same block, at most `max_gap` samples apart: the block is
-    kept in memory from the first to the last. A block may have several uses.
+    A block is loaded for its first sample, and dropped after its last one. If it has no sample for
+    more than `max_gap` samples, it is dropped and loaded again: then it has several lifetimes. For
+    example, samples of the blocks [8, 0, 8, 0, 0] need block 8 from sample 0 to sample 2, and block
+    0 from sample 1 to sample 4: the result is [(0, 2), (1, 4)].
 
     Args:
-        first_records: for each sample the first record of its block, which names the block. For
-            example, samples of the blocks [8, 0, 8, 0, 0] give the uses [(0, 2), (1, 4)]: block 8
-            is used by the samples 0 to 2, and block 0 by the samples 1 to 4.
+        first_records: for each sample, the first record of its block, which names the block.
         max_gap: in samples.
     """
-    by_block = np.argsort(first_records, kind="stable")  # numbers of samples; in order in a block
-    is_other_block = np.diff(first_records[by_block]) != 0
+    # Sort the numbers of the samples by block. The comments follow the example.
+    by_block = np.argsort(first_records, kind="stable")  # [1, 3, 4, 0, 2]
+    is_other_block = np.diff(first_records[by_block]) != 0  # [False, False, True, False]
     is_after_gap = np.diff(by_block) > max_gap
-    use_starts = np.flatnonzero(is_other_block | is_after_gap) + 1
-    uses = np.split(by_block, use_starts) if len(by_block) else []
+    use_starts = np.flatnonzero(is_other_block | is_after_gap) + 1  # [3]
+    uses = np.split(by_block, use_starts) if len(by_block) else []  # [1, 3, 4] and [0, 2]
     return sorted((int(samples[0]), int(samples[-1])) for samples in uses)
 
 
 def prefetches_whole_blocks(sampler: BatchStream, /) -> bool:
-    """Return whether all records of a block are prefetched when its first record is needed.
+    """Return whether records are prefetched by block: once for all steps that use the block.
 
-    This pays if the sampler draws the other records of the block soon: because it shuffles within
-    blocks, or because it reuses the images of a decoded cache (`max_cached`). Otherwise each record
-    is prefetched by itself.
+    A block is a range of consecutive records of a shard that are used around the same time. Two
+    kinds of samplers have blocks:
+
+    - A sampler that shuffles within blocks soon draws all records of a block (`reads_blocks`).
+    - A sampler that reuses decoded images soon draws an image again (`max_cached`). There a block
+      is one record, which need not be fetched again, since its decoded image is cached.
+
+    For any other sampler, a record is prefetched for each step that draws it.
     """
     return sampler.traits.reads_blocks or sampler.traits.max_cached is not None
 

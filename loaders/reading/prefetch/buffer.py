@@ -94,12 +94,13 @@ class BufferedRange:
     def data(self) -> memoryview:
         """The bytes of the range; blocks until all parts have been read.
 
-        A range is requested in one part, which returns its bytes; or in several, which are copied
-        to one buffer. Then each part returns this buffer.
+        A small range is requested in one part, and the result of the part is the bytes. A large one
+        is requested in several parts, which are all copied to one buffer. The result of every part
+        is then the whole buffer, so after waiting for all, the last result will do.
         """
         data = memoryview(b"")  # an empty range has no parts
-        for part in self.parts:  # the only part, or several with the same result: the whole buffer
-            data = part.result()
+        for part in self.parts:
+            data = part.result()  # waits for the part
         return data
 
 
@@ -160,10 +161,11 @@ class RangeBuffer:
                 self._set_last_steps([(block, previous_end) for block in self._by_block])
 
     def apply(self, event: Fetch | Release, /) -> None:
-        """Apply an event of the plan.
+        """Apply an event of the plan: prefetch ranges, or note when to drop them.
 
-        `Fetch`: request its ranges. `Release`: store the last step that uses the ranges of each of
-        its blocks of records. After that step, `release_before` drops the ranges.
+        - A `Fetch` has ranges of files: request them now, for the batches of later steps.
+        - A `Release` has for blocks of records the last step that uses each block. Note the step
+          for the buffered ranges of the block: `release_before` drops them after it.
         """
         with self._lock:
             if isinstance(event, Release):
@@ -175,14 +177,16 @@ class RangeBuffer:
     def _prefetch(self, file: int, start: int, stop: int, block: int, step: int) -> None:
         """Request the bytes [start, stop) of a file for `step`, unless they are in the buffer.
 
+        The range is then kept for a while: only until `step` is over, if no later step uses the
+        bytes; or, if they belong to a block of records (which are read around the same time), until
+        the last step that uses the block. That step is not known yet: a later `Release` event
+        names it.
+
         Args:
             file: the number of the file in the index.
             start: the first byte.
             stop: the byte after the last one.
-            block: the first record of the block of records (which are read around the same time)
-                that the bytes belong to. They are kept until the event `Release` has named the last
-                step that uses the block, and this step is over. `NO_BLOCK` if only `step` uses the
-                bytes: then they are kept until this step is over.
+            block: the first record of the block, or `NO_BLOCK` if no later step uses the bytes.
             step: the first step that uses the bytes.
         """
         buffered = self._ranges.get((file, start, stop))
@@ -201,9 +205,11 @@ class RangeBuffer:
             self._by_block[block].append(buffered)
 
     def _set_last_steps(self, last_steps: Sequence[tuple[int, int]]) -> None:
-        """Store the last step that uses the ranges of blocks of records.
+        """Note after which step the buffered ranges of blocks of records can be dropped.
 
-        `last_steps` has pairs (first record of the block, last step).
+        `last_steps` has pairs (first record of a block, last step that uses the block). Until now
+        the last step was not known, so the ranges were listed by their block, in `_by_block`. From
+        now on they are listed by that step, in `_by_last_step`, where `release_before` finds them.
         """
         for block, last_step in last_steps:
             for buffered in self._by_block.pop(block, ()):
@@ -243,17 +249,21 @@ class RangeBuffer:
     def _request_now(self, rows: Rows) -> list[BufferedRange]:
         """Request rows that were not prefetched, and return the range that each row lies in.
 
-        Rows near each other share a range. The ranges are not kept in the buffer: only the batch
-        that is read now uses them.
+        A row of the index says where a field lies: (offset, length, file, checksum). Rows near each
+        other are requested as one range. For example, with a gap of 100 bytes, rows at the offsets
+        0, 10 and 5000 of 10 bytes each lie in two ranges, A = [0, 20) and B = [5000, 5010): the
+        result is [A, A, B]. The ranges are not put into the buffer, since only the batch that is
+        read now needs them.
         """
         if not len(rows):
             return []
+        # No block of records will use the bytes again (`NO_BLOCK`).
         merged = merge_rows(rows, NO_BLOCK, CURRENT_STEP, self._gap)
-        ranges = [  # number 0, since they are not among the numbered ranges of the buffer
+        ranges = [  # the number is only used for ranges in the buffer
             BufferedRange(number=0, file=file, start=start, stop=stop, step=step)
             for file, start, stop, _, step in merged.tolist()
         ]
-        # The ranges are sorted. That of a row is the last one that starts at or before the row.
+        # The ranges are sorted: a row lies in the last range that starts at or before its offset.
         starts = [(new_range.file, new_range.start) for new_range in ranges]
         range_of_rows = [
             ranges[bisect_right(starts, (file, offset)) - 1] for offset, _, file, _ in rows.tolist()

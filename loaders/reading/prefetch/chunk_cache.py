@@ -77,14 +77,15 @@ class ChunkCache:
         self._uses_key: tuple[Schedule, tuple[str, ...], bool] | None = None  # what `_uses` is of
 
     def advance(self, plan: ReadPlan, step: int, /) -> None:
-        """Set the step of the plan that is read now, so that eviction knows what is used next.
+        """Set the step that is read now, so that eviction knows the future uses of each chunk.
 
-        The cache evicts the chunk (of `size` bytes of a shard) that is used last by the coming
-        batches of all ranks, which may share the cache. `_uses` finds the next use of a chunk. It
-        is made anew if the batches or the fields are others than in the last call.
+        A chunk is `size` bytes of a shard. To make room, the cache evicts the chunk whose next use
+        is furthest in the future (Belady's algorithm). `NextUses` knows that use from the coming
+        batches, of all ranks, since they may share the cache.
         """
-        # The limit of a plan is the number of bytes that are fetched before they are needed.
+        # With a limit of 0 bytes, the plan prefetches nothing.
         fields, is_prefetched = tuple(plan.fields), plan.limit > 0
+        # Other batches or other fields than in the last call use other chunks.
         if self._uses is None or self._uses_key != (plan.schedule, fields, is_prefetched):
             self._uses_key = plan.schedule, fields, is_prefetched
             chunks_of = partial(self._find_chunks, fields)
@@ -179,7 +180,12 @@ class ChunkCache:
         return data
 
     def _fetch_chunks(self, shard: int, chunks: list[int], step: int) -> dict[int, bytes]:
-        """Fetch consecutive chunks by one request, and cache them; return a dict of their bytes."""
+        """Fetch consecutive chunks of a shard by one request, cache them, and return their bytes.
+
+        Chunks are numbered over all shards. For example, shard 0 has the chunks 0 to 3, so that
+        shard 1 begins with chunk 4 (`_first_chunks[1]`). Its chunks 5 and 6 are the second and the
+        third of the shard: the bytes from `size` to 3 * `size`.
+        """
         start = (chunks[0] - int(self._first_chunks[shard])) * self.size
         start, stop = self._clipped(shard, start, start + len(chunks) * self.size)
         fetched = self._fetch(shard, start, stop, step)
@@ -188,6 +194,7 @@ class ChunkCache:
             name, length = self._entry(chunk)
             data[chunk] = bytes(fetched[offset : offset + length])
             if len(data[chunk]) == length:  # else the store returned too few bytes: do not cache
+                # The entries that `put` may evict. `_entry` returns (name, length) of a chunk.
                 victims = self._eviction.victims(chunk, step, lambda n: self._entry(n)[0])
                 if self._disk.put(name, data[chunk], victims):
                     self._eviction.record_use(chunk, step)

@@ -71,8 +71,9 @@ class NextUses:
         """Set the step that is read now, and move the window of known uses if this is needed.
 
         The uses of chunks are known for the steps of a window. It stays while the step is in its
-        first half, so that about half a window of the future is always known. Otherwise the window
-        is moved to start at this step.
+        first half, so that about half a window of the future is always known. Otherwise it is moved
+        to start at this step, and the uses are found again. For example, the window of the steps
+        1000 to 1099 stays for step 1049; for step 1050, it becomes 1050 to 1149.
 
         Returns:
             Whether the window was moved. Then the next use of a chunk must be looked up again.
@@ -81,34 +82,40 @@ class NextUses:
         if self._start <= step < self._start + max(1, (self._stop - self._start) // 2):
             return False
         self._start, self._stop = step, step + self._window
-        if self._prefetches_blocks:  # the first use of a block of records reads all its records
+        # Which step reads which record. Without blocks, a record is read whenever it is drawn. With
+        # blocks of records, all of a block are read at once, at its first use, and not again.
+        if self._prefetches_blocks:
             records, steps, _ = BlockUses(self._schedule, step).new_records_before(self._stop)
         else:
             records, steps = self._schedule.records(self._start, self._stop)
         starts = range(0, len(records), MAX_IDS)
         slices = [slice(start, start + MAX_IDS) for start in starts]  # to bound the memory
-        # Each use of a chunk is a key, the integer chunk * window + step. `NO_STEP` is larger than
-        # every key: `next_use` finds it if there is no next use.
+        # Store each use of a chunk as one integer: step 1017 uses chunk 42 as 42 * 100 + 17 = 4217,
+        # if the window has 100 steps and starts at 1000. `NO_STEP`, which is larger than all of
+        # them, is added at the end: `next_use` finds it if there is no next use.
         keys = [self._keys_of_uses(records[part], steps[part]) for part in slices]
         self._keys = _sorted_unique(np.concatenate([*keys, [NO_STEP]]))
         return True
 
     def next_use(self, chunk: int, step: int, /) -> int:
-        """Return the first step after `step` that uses a chunk.
+        """Return the first step after `step` that uses a chunk, or `NO_STEP` if none is known.
 
-        `CURRENT_STEP` stands for the step that is read now. The uses are known for a window of
-        steps: return `NO_STEP` if no later step of the window uses the chunk.
+        The uses are known for a window of steps, [_start, _stop). `CURRENT_STEP` stands for the
+        step that is read now.
+
+        For example, the window is the steps 1000 to 1099, and the steps 1017 and 1060 use chunk 42.
+        Then `_keys` has 42 * 100 + 17 = 4217 and 4260. After step 1030, key 4230, the next larger
+        key is 4260: chunk 42 is used next in step 1060. After step 1070, key 4270, the next larger
+        key may be 4305, which is of chunk 43: no step is known.
         """
         if step == CURRENT_STEP:
             step = self._current_step
-        else:  # so that the key, below, is one of this chunk: at least that before its first one
+        else:  # a step outside the window would give a key of another chunk
             step = max(self._start - 1, min(step, self._stop - 1))
-        # `_keys` has for each use the key chunk * window + step, where the step counts from the
-        # start of the window. They are sorted, so the next larger key is the next use of the chunk;
-        # or, if there is none, the first use of a later chunk, or `NO_STEP`, the last key.
-        key = chunk * self._window + step - self._start
-        next_key = int(self._keys[np.searchsorted(self._keys, key, side="right")])
-        next_chunk, next_step = divmod(next_key, self._window)
+        # In the example, for chunk 42 after step 1030:
+        key = chunk * self._window + step - self._start  # 4230
+        next_key = int(self._keys[np.searchsorted(self._keys, key, side="right")])  # 4260
+        next_chunk, next_step = divmod(next_key, self._window)  # 42, 60
         return self._start + next_step if next_chunk == chunk else NO_STEP
 
     def _keys_of_uses(self, records: Int64s, steps: Int64s) -> Int64s:
@@ -155,20 +162,23 @@ class Eviction:
     def advance(self, uses: NextUses, step: int, cached: Callable[[], Iterable[int]], /) -> None:
         """Set the step that is read now, and update the next use of each cached chunk.
 
-        `_next_uses` has the step of the next use of each cached chunk. Two heaps have the same
-        pairs: `_furthest` with the latest use first, `_soonest` with the earliest first. A pair of
-        a heap that differs from `_next_uses` is out of date.
+        To make room, the cache evicts the chunk that is used furthest in the future. So
+        `_next_uses` stores for each cached chunk the step of its next use, and two heaps find the
+        largest of these steps (`_furthest`, to evict) and the smallest (`_soonest`, to find uses
+        that lie in the past by now). A heap also has old pairs (step, chunk), which no longer agree
+        with `_next_uses`: they are skipped.
 
         Args:
-            uses: finds the next uses of chunks in a stream.
+            uses: computes the next use of a chunk from the coming batches.
             step: the step that is read now.
-            cached: returns the chunks in the cache. It is called if the stream is another one than
-                in the last call.
+            cached: a function that lists the chunks in the cache. It is only called if `uses` is
+                another object than in the last call.
         """
         with self._lock:
             chunks = [*self._next_uses] if uses is self._uses else [*cached()]
             self._uses = uses
-            # The uses are known for a window of steps. If it was moved, find all next uses again.
+            # The uses are known for a window of steps. If it was moved, find all next uses again:
+            # the first use at this step or later, which is after `step` - 1.
             if uses.move_to(step):
                 self._next_uses, self._furthest, self._soonest = {}, [], []
                 for chunk in chunks:
@@ -190,10 +200,10 @@ class Eviction:
     def victims(self, chunk: int, step: int, name: Callable[[int], str], /) -> Iterator[str]:
         """Yield the names of cache entries to evict, in order, to make room for a new chunk.
 
-        If the coming uses of chunks are not known, the entries used least recently come first.
-        Otherwise those of other data sets come first that were not read for an hour, and then the
-        chunks of this data set, the latest next use first. A chunk whose next use comes before that
-        of the new chunk is not evicted.
+        - If the coming uses of chunks are not known: all entries, the least recently used first.
+        - If they are known: first the entries of other data sets that were not read for an hour.
+          Then chunks of this data set, the one with the latest next use first; but no chunk that is
+          needed again before the new one.
 
         Args:
             chunk: the new chunk, which was read for `step`.
@@ -202,8 +212,9 @@ class Eviction:
         """
         with self._lock:
             next_use = None if self._uses is None else self._uses.next_use(chunk, step)
-        # Generators that all calls share; they yield None when they have no entry for now. No two
-        # threads advance them at once, since the caller has locked the cache folder.
+        # A generator that all calls continue, as to search the cache folder is slow. It yields None
+        # if it has no entry for now. Only one thread at a time is here: the caller has locked the
+        # folder.
         oldest = self._least_recent if next_use is None else self._unread_of_other_data
         while (entry := next(oldest)) is not None:
             yield entry
@@ -236,13 +247,15 @@ class Eviction:
 
 
 def _oldest(disk: Disk, digests: Collection[str], seconds: float) -> Iterator[str | None]:
-    """Yield the names of cache entries that were not used for `seconds`, the oldest use first.
+    """Yield the names of cache entries to evict: not used for `seconds`, the oldest use first.
 
-    Entries of the data set with these digests are skipped: an entry is named f"{digest}-{number}".
+    `digests` are of the shards that this process reads. Their entries, named f"{digest}-{number}",
+    are skipped: `Eviction` knows when they are used next, and chooses among them by that.
 
-    The generator never ends. It yields None after the last entry that a search of the folder has
-    found, and then searches again. After a search without a result it yields only None for
-    `_SEARCH_SECONDS`, since to search a large folder is slow.
+    `Eviction` advances the generator whenever it needs room, so the generator never ends. It yields
+    None when it has no entry for now: after the last entry that a search of the folder has found.
+    Then it searches again; but for `_SEARCH_SECONDS` after a search without a result it only yields
+    None, since to search a large folder is slow.
     """
     while True:
         search_time = time.time()

@@ -130,9 +130,9 @@ class ReadPlan:
     def continue_at(self, start: int, /) -> bool:
         """Continue the plan with the pass over the next epoch, if that begins at step `start`.
 
-        The plan continues if the previous pass has read its whole epoch, and if the plan is
-        enabled. If it has still to check whether the data are in the page cache
-        (`check_page_cache`), it was not used.
+        So what was prefetched over the end of the epoch is used. This needs a previous pass that
+        has read its epoch to the end, and a plan in use. A plan is not in use if it was disabled,
+        or if `check_page_cache` is still set, so that it has had no event yet.
 
         Returns:
             Whether the plan continues. If not, the pass that starts here needs a new plan.
@@ -140,6 +140,7 @@ class ReadPlan:
         ended_here = self._last_started == self._epoch_end - 1 and start == self._epoch_end
         if not self.enabled or self.check_page_cache or not ended_here:
             return False
+        # Epochs follow one another, so fetch batches of the epoch after this one too.
         self._start_pass(start, epochs=1 if self._sampler.evaluation else 2)
         return True
 
@@ -163,25 +164,31 @@ class ReadPlan:
     def next_events(self, step: int, /) -> Iterator[Fetch | Release]:
         """Yield the events that the caller applies before it reads the batch of `step`.
 
-        An event says which file ranges to fetch, or which to release later. Batches are fetched
-        ahead while fewer than `limit` bytes are fetched and not read; the batch of the next step is
-        always fetched. A call yields at most two fetches, so that the caller soon reads its batch.
+        A `Fetch` event has file ranges to prefetch for coming steps; a `Release` event says after
+        which step they can be dropped. Steps are fetched ahead until `limit` bytes wait to be read,
+        and at least the next step is. For example, with a limit of 100 bytes and steps of 40 bytes,
+        three steps are fetched ahead (120 bytes). When one of them is read, 80 bytes wait, and
+        another step is fetched. A call yields at most two fetches, so that the caller soon reads
+        its batch.
         """
-        # `_fetched` has the last step and the bytes of each fetch. Drop those that were all read.
+        # `_fetched` has (last step, bytes) of each fetch. Drop the fetches whose steps were read.
         while self._fetched and self._fetched[0][0] <= step:
             _, fetched_bytes = self._fetched.popleft()
             self._unread_bytes -= fetched_bytes
         for _ in range(2):
             is_needed = self._unread_bytes < self.limit or self.next_step <= step + 1
             if self.enabled and is_needed and self.next_step < self._end:
+                # `_fetch_until` fetches the steps from `next_step` on, and advances `next_step`.
                 epoch_end = (self.next_step // self._epoch_steps + 1) * self._epoch_steps
                 yield from self._fetch_until(min(self.next_step + self._steps_per_fetch, epoch_end))
 
     def _fetch_until(self, stop: int) -> Iterator[Fetch | Release]:
         """Yield a `Fetch` of the ranges that the steps [self.next_step, stop) of an epoch read.
 
-        If ranges are kept until their block of records was last used (`_releases_blocks`), a
-        `Release` follows: it names the last step of the blocks for which it is known by now.
+        The receiver drops a range after its step; or, if it belongs to a block of records
+        (consecutive ones that are read around the same time), after the last step that uses the
+        block. For that, a `Release` follows, with the last steps that are known by now. Advances
+        `next_step` to `stop`.
         """
         ranges = self._ranges_to_fetch(stop)
         yield Fetch(ranges)
@@ -202,16 +209,19 @@ class ReadPlan:
     def _ranges_to_fetch(self, stop: int) -> FileRanges:
         """Return the file ranges to fetch for the steps [self.next_step, stop).
 
-        These are the ranges of the records that the steps read. If whole blocks (of records that
-        are read around the same time) are prefetched, they are the ranges of all records of each
-        block whose first use is one of these steps.
+        Without blocks, these are the ranges of the records that the steps read. With blocks
+        (consecutive records that are used around the same time), a block is fetched as a whole
+        before its first use: these are the ranges of all blocks that one of the steps is the first
+        to use. For example, step 7 is the first to read a record of the block [100, 110): then the
+        ranges of the records 100 to 109 are fetched for step 7.
         """
         blocks: Int64s | int = NO_BLOCK  # each range is only kept until its step is over
         if self._block_uses is None:
             records, steps = self.schedule.records(self.next_step, stop)
         else:
             records, steps, first_records = self._block_uses.new_records_before(stop)
-            # With blocks, each range is kept until the last use of its block.
+            # To keep each range until the last use of its block, name the block by its first
+            # record. Local files are not buffered, so there no range is kept.
             blocks = first_records if self._releases_blocks else NO_BLOCK
         return ranges_of_records(self._index, self.fields, records, steps, blocks, self._gap)
 
@@ -227,19 +237,22 @@ def ranges_of_records(
 ) -> FileRanges:
     """Return the file ranges (`FILE_RANGE`s) that contain fields of records, to prefetch them.
 
-    Fields that are not within their shard are skipped: reading such a field raises the error.
+    Empty fields need no bytes. Fields that do not lie within their shard, as in a damaged index,
+    are skipped here, since the reader will raise the error when their batch is read.
 
     Args:
         index: says where each field lies.
         fields: their names.
         records: record ids.
         steps: the step that reads each record.
-        blocks: for each record the first record of the block that it belongs to. A block is a range
-            of consecutive records that are read around the same time. `NO_BLOCK` for all records if
-            no later step needs the ranges.
+        blocks: for each record, the first record of its block: a range of consecutive records that
+            are read around the same time. The ranges of a block are kept until its last use. Or
+            `NO_BLOCK`, for all records, if each range is dropped after the step that reads it.
         gap: the longest gap, in bytes, between two fields that are fetched as one range.
     """
     # There is a row for each field of each record: all fields of the first record, then the next.
+    # For example, two fields of the records [7, 4] have the rows 7a, 7b, 4a, 4b. So the block and
+    # the step of each record are repeated for both of its fields.
     rows = index.rows(fields, records)
     nonempty = rows["length"] > 0
     nonempty[rows_outside_shards(index, rows)] = False
@@ -252,9 +265,9 @@ def merge_rows(rows: Rows, blocks: Int64s | int, steps: Int64s | int, gap: int, 
     """Merge the byte ranges of rows of an index into `FILE_RANGE`s, sorted by file and offset.
 
     Rows of one file and block share a range if at most `gap` bytes lie between them, unless it
-    would be longer than about `MAX_RANGE_BYTES`. The step of a range is the last of its rows'. For
-    example, rows at offsets 0, 10 and 5000 of 10 bytes each, with a gap of 100, give the ranges
-    [0, 20) and [5000, 5010).
+    would be longer than about `MAX_RANGE_BYTES`. The step of a range is the latest step of its
+    rows. For example, rows at offsets 5000, 0 and 10 of 10 bytes each, with a gap of 100, give the
+    ranges [0, 20) and [5000, 5010).
 
     Args:
         rows: the offset, length and file of each.
@@ -263,23 +276,24 @@ def merge_rows(rows: Rows, blocks: Int64s | int, steps: Int64s | int, gap: int, 
         steps: the step that reads each row, or one step for all.
         gap: in bytes.
     """
-    order = np.lexsort((rows["offset"], rows["file"]))
+    # Sort the rows by file and offset. The comments follow the example.
+    order = np.lexsort((rows["offset"], rows["file"]))  # [1, 2, 0]
     file, start = rows["file"][order], rows["offset"][order].astype(np.int64)
-    stop = start + rows["length"][order]
+    stop = start + rows["length"][order]  # start is [0, 10, 5000], and stop is [10, 20, 5010]
     blocks = np.broadcast_to(blocks, len(rows))[order]
     steps = np.broadcast_to(steps, len(rows))[order]
     is_other_file, is_other_block = file[1:] != file[:-1], blocks[1:] != blocks[:-1]
-    is_after_gap = start[1:] - stop[:-1] > gap
+    is_after_gap = start[1:] - stop[:-1] > gap  # [False, True]
     is_first = np.ones(len(order), bool)  # whether a range begins with this row
-    is_first[1:] = is_other_file | is_other_block | is_after_gap
+    is_first[1:] = is_other_file | is_other_block | is_after_gap  # [True, False, True]
     # Divide long ranges: part 0 has the rows that begin in the first MAX_RANGE_BYTES of the range,
     # part 1 those that begin in the next, and so on. For example, if a range of 20 MiB has rows at
     # 0, 6, 12 and 18 MiB, and MAX_RANGE_BYTES are 8 MiB, their parts are 0, 0, 1 and 2.
-    first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))
-    range_start = start[first_row]  # of the range that each row is in
-    part = (start - range_start) // MAX_RANGE_BYTES
+    first_row = np.maximum.accumulate(np.where(is_first, np.arange(len(order)), 0))  # [0, 0, 2]
+    range_start = start[first_row]  # of the range that each row is in: [0, 0, 5000]
+    part = (start - range_start) // MAX_RANGE_BYTES  # [0, 0, 0]: no range is long
     is_first[1:] |= part[1:] != part[:-1]
-    first = np.flatnonzero(is_first)
+    first = np.flatnonzero(is_first)  # the first row of each range: [0, 2]
     ranges = np.zeros(len(first), FILE_RANGE)
     if len(first):
         ranges["file"], ranges["start"], ranges["block"] = file[first], start[first], blocks[first]

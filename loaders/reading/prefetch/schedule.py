@@ -108,14 +108,19 @@ class Schedule:
     def records(self, start: int, stop: int, /) -> tuple[Int64s, Int64s]:
         """Return the record ids of the samples of the steps [start, stop), and the step of each.
 
-        Two arrays, int64[samples], without padding. Steps are counted over all epochs.
+        Two arrays, int64[samples], without padding. Steps are counted over all epochs. For example,
+        an epoch has 10 steps: the steps [8, 12) are the steps [8, 10) of epoch 0, and [0, 2) of
+        epoch 1.
         """
-        batches: list[Int64s] = []
+        batches: list[Int64s] = []  # of the steps from `start` on, one for each step
         steps_per_epoch = len(self.sampler)
         while start + len(batches) < stop:
+            # The next step is `start + len(batches)`, the step `first` of its epoch. Draw the steps
+            # up to `stop`, or up to the end of the epoch.
             epoch, first = divmod(start + len(batches), steps_per_epoch)
             last = min(steps_per_epoch, first + stop - start - len(batches))
             batches += self.batches(epoch, first, last)
+        # A batch has sample ids, -1 for padding. The sampler says which record a sample is of.
         ids = np.concatenate([np.zeros(0, np.int64), *batches])
         steps = np.repeat(np.arange(start, stop), [len(batch) for batch in batches])
         return self.sampler.records(ids[ids >= 0]), steps[ids >= 0]
@@ -137,9 +142,11 @@ class Schedule:
         return chunk
 
     def _draw_chunk(self, epoch: int, start: int) -> list[Int64s]:
-        """Draw the batches of a chunk of steps that begins at step `start`.
+        """Draw the batches of this rank for a chunk of steps that begins at step `start`.
 
-        If other uses need the batches of all ranks too, those are drawn, and sliced for this rank.
+        If `all_ranks` was requested before, as by the eviction from a disk cache that ranks share,
+        the global batches are drawn anyway. Then take this rank's slices of those, so that they are
+        drawn only once. For example, rank 1 of 2 takes [3, 4] of a global batch [1, 2, 3, 4].
         """
         stop = min(start + self._chunk_steps, len(self.sampler))
         if self._all_ranks is None:
