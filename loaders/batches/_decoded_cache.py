@@ -71,9 +71,13 @@ class DecodedCache:
 
         An image that is not cached is decoded now, or is taken from the thread that decodes it
         ahead. An image that this request uses for the last time is dropped from the cache.
+
+        For example, each image is used twice, and the cache has the image of record 1, used once. A
+        request for the records [1, 2] decodes record 2, returns both images, and drops that of 1.
         """
         with self._lock:
-            # Only without `look_ahead` may requests be out of order, so no image is pending then.
+            # After a request out of order, the last use of the cached images may never come. (If
+            # images are decoded ahead, all requests are in order, so none of those is lost.)
             if (request.epoch, request.step) != self._next_position:
                 self._images.clear()
             self._next_position = (request.epoch, request.step + 1)
@@ -100,12 +104,14 @@ class DecodedCache:
     def _submit_new_images(self, pool: ThreadPoolExecutor) -> int:
         """Let `pool` decode the images that coming requests will add to the cache.
 
-        An image is pending from then on, until `get` takes it. Requests are taken from the iterator
-        `_coming_requests` until at least `_min_pending` images are pending.
+        An image is decoded once, so those that will be in the cache already must be left out.
+        `_future_records` predicts the cache: the record ids in it after the requests that were
+        taken from `_coming_requests` so far. For example, each image is used twice, and the cache
+        will have the records {1, 2}, used once. The next request has the records [2, 3]: record 3
+        is submitted to the pool. As record 2 is used for the last time, {1, 3} remain.
 
-        `_future_records` are the record ids that will be in the cache after the last of these
-        requests. They change as `get` will change the cache: a request adds the images that are not
-        in the cache, and then drops the images that it uses for the last time.
+        An image is pending from then on, until `get` takes it. Requests are taken until at least
+        `_min_pending` images are pending, but at most `_MAX_SEARCHED` requests in a call.
 
         Returns:
             The number of pending images.
@@ -116,6 +122,7 @@ class DecodedCache:
         for request in islice(self._coming_requests, _MAX_SEARCHED):
             real = request.where(request.ids >= 0)  # without padding
             new = [record for record in real.records.tolist() if record not in self._future_records]
+            # Change the predicted cache as `get` will change the cache at this request.
             self._future_records.update(new)
             self._future_records.difference_update(self._records_of_last_use(real))
             if new:

@@ -90,12 +90,17 @@ class BatchFunction:
         return {"id": request.ids, **fields}
 
     def _misfit_advice(self, values: Mapping[str, Sequence[Any]]) -> str:
-        """Return the advice of the error for a batch that does not fit the spec of the first batch.
+        """Return the last part of an error message: what to do about a batch unlike the first one.
 
-        If only sizes of axes differ, it is the `batch_spec` that fits both batches: for example,
-        shapes (3, 8) and (5, 8) of a field's rows fit (None, 8).
+        If a `batch_spec` exists that fits both batches, it is the advice. For example, field "x"
+        has rows of the shape (5, 8) in the first batch, and (3, 8) in this batch: with the shape
+        (None, 8), a row may have any length. Otherwise the advice is to make all batches alike.
+
+        Args:
+            values: the rows of each field of this batch, which does not fit.
         """
-        advised = dict(self._declared)  # the advised `batch_spec`: the user's, with other shapes
+        # The `batch_spec` to advise: what the user has declared, with None for sizes that differ.
+        advised = dict(self._declared)
         try:
             for name, field in self.spec.items():
                 shape = np.shape(values[name][0])
@@ -103,11 +108,11 @@ class BatchFunction:
                     sizes = zip(shape, field.shape, strict=True)
                     common_shape = tuple(size if size == first else None for size, first in sizes)
                     advised[name] = FieldSpec(common_shape, field.dtype)
-            # Called only to see whether it raises: then the advised spec does not help.
+            # Raises MisfitError if the batch does not fit this spec either.
             collate(values, self.spec | advised, how=self.how)
         except (KeyError, MisfitError):
             return "make each batch like the first, or give the dtypes and shapes as batch_spec="
-        shown = {
+        shown = {  # as the user writes it: (shape, name of the dtype), or None for byte strings
             name: (field.shape, field.dtype and field.dtype.name) for name, field in advised.items()
         }
         return f"give the feed batch_spec={shown}, or make each batch like the first"

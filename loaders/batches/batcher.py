@@ -132,9 +132,11 @@ class Batcher(Closing):
             A dict for each record: `id`, its columns, its rows of side tables, and its fields.
 
         Raises:
-            ValueError: the feed has a `batch_transform`, which needs whole batches; or a side table
-                has a row for each sample id that the sampler may draw. A record without a sampler
-                has a record id only, by which `ByRecord` tables and equally long tables are read.
+            ValueError: the feed has a `batch_transform`, which needs whole batches; or it has a
+                side table that cannot be read by record id. Such a table has a row for each sample
+                that the sampler can draw, such as 3 rows for the 3 crops of each image, and no
+                sampler has chosen a crop here. Readable are tables with a row for each record, and
+                `ByRecord` tables.
         """
         if self._batch_function is not None:
             raise ValueError(

@@ -177,13 +177,16 @@ class Feed(FeedConfig):
 
     @cached_property
     def _batch_function(self) -> BatchFunction | None:
-        """The user's `batch_transform`, checked by calls on batches of this feed.
+        """The user's `batch_transform`, checked by calls on two batches of this feed; or None.
 
-        It is called several times for one batch, and once for another. The two batches have the
-        size of a rank's batch, but the same samples on every rank.
+        It is called several times for the first batch: the results must be equal, and they define
+        the spec of all batches. Then it is called for the other batch, which must not change the
+        earlier results, as a function would that fills one buffer again and again.
         """
         if self.batch_transform is None:
             return None
+        # Both batches are as large as a rank's batch, as the function will see them. But they are
+        # made of the same samples on every rank, so that all ranks find the same spec.
         first_request, other_request = probe_requests(self, self.sampler.batch_size)
         with Batcher(PreparedFeed(self, self._spec)) as batcher:
             return BatchFunction(self, self._spec, batcher, first_request, other_request)
@@ -227,8 +230,10 @@ class Feed(FeedConfig):
         object.__setattr__(feed, "sampler", sampler)  # a feed refuses assignment
         feed.__post_init__()  # checks that the side tables fit
         if feed.shares_arrays != self.shares_arrays:
-            # With only one of the two samplers, several samples may share arrays, which are then
-            # read-only. So the user's functions must be checked again: drop the cached results.
+            # `shares_arrays` is true if the sampler draws records several times: the samples of a
+            # record then share the decoded arrays, which are read-only. Otherwise a transform may
+            # write to its arrays. So the user's functions are called in another way, and must be
+            # checked again: drop the cached results.
             vars(feed).pop("_spec", None)
             vars(feed).pop("_batch_function", None)
         return feed

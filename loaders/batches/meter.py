@@ -129,12 +129,13 @@ class Meter:
             self._total_ready = self._total_waiting = self._num_slow_steps = 0
 
     def start_external(self) -> None:
-        """Start to measure a pass that a framework iterates over, as in Keras's `fit`.
+        """Start to measure the batches that a framework takes, as in Keras's `fit`.
 
-        While a pass of a loop is running, do nothing: that pass is still measured.
+        If the user's own loop over the loader is running too, do nothing, so that the times of the
+        loop are not reset.
         """
         if not self._loop_running:
-            self.start(0, measures_loop=False)
+            self.start(0, measures_loop=False)  # the step is only used for a loop
 
     def end(self) -> None:
         """End the pass of a loop; `report` still returns its times."""
@@ -153,8 +154,9 @@ class Meter:
     def batch_done(self, step: int, num_steps: int = 1) -> None:
         """Record that the batches of the steps [step, step + num_steps) were made just now.
 
-        If the loop is measured, they count once the loop has received them. Otherwise no call of
-        `received` follows, so they count now.
+        If a loop over the loader receives the batches, `received` will count them: here only the
+        time is stored, for how long they wait. If a framework takes the batches, `received` is
+        never called, so they are counted here.
         """
         now = perf_counter_ns()
         with self._lock:
@@ -202,8 +204,13 @@ class Meter:
     def report(self) -> PassReport:
         """Return the report of the last pass, which may still be running.
 
-        Times are in seconds. `waiting` is how long the loop waited for batches, `ready` how long
-        batches waited for the loop, and `waited` the fraction of steps in which the loop waited.
+        Times are in seconds. Three fields are known only if the user's own loop received the
+        batches:
+
+        - `waiting`: for how long the loop waited for batches, in all steps together.
+        - `ready`: for how long finished batches waited for the loop, all together.
+        - `waited`: the fraction of slow steps, in which the loop waited for more than a tenth of
+          the step. For example, 3 slow steps of 12 are 0.25.
         """
         with self._lock:
             seconds = (self._last_batch_time - self._start_time) / 1e9

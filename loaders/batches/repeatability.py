@@ -139,8 +139,8 @@ def bitwise_equal(value: Any, other: Any, /) -> bool:
         return False
     if array.dtype != object:
         return array.tobytes() == other_array.tobytes()
-    # The items of an object array may be arrays. But an array of no axes has one object, which
-    # numpy could not convert to an array.
+    # An array of objects. If it has axes, its items may be arrays or lists: compare them in turn by
+    # this function. If it has no axes, `_to_array` has put a value into it that is no array.
     items_equal = bitwise_equal if array.ndim else _equal
     return all(map(items_equal, array.flat, other_array.flat))
 
@@ -156,9 +156,10 @@ def _to_array(value: Any) -> Array:
 
 
 def _equal(value: Any, other: Any) -> bool:
-    """Return whether two objects are equal; True if this cannot be known.
+    """Return whether two objects that numpy cannot convert to arrays are equal.
 
-    It is not known if their class does not define `==`. But decode turns such objects into arrays,
+    Objects of one class count as equal if they cannot be compared: the class does not define `==`,
+    or `==` raises an error. Nothing is missed by that, since decode turns such objects into arrays,
     which are compared later.
     """
     if type(value) is not type(other):

@@ -98,10 +98,11 @@ class Samples:
     def table_rows(self, request: Request, /) -> dict[str, Rows]:
         """Return, for each column and side table by name, its rows for the samples of a request.
 
-        The request has no padding. It has two ids for each sample: the record id (`records`), and
-        the sample id (`ids`), of which a record has several if the sampler draws several views of
-        it. Columns and `ByRecord` tables have a row for each record id, other side tables for each
-        sample id.
+        The request has no padding. It has two ids for each sample. For example, a sampler draws 3
+        crops of each record: sample id 7 (of `ids`) is crop 1 of record id 2 (of `records`), since
+        7 = 3 * 2 + 1. For this sample, columns and `ByRecord` tables are read at row 2, as they
+        have a row for each record. Other side tables have a row for each sample, and are read at
+        row 7.
         """
         columns = self.index.columns
         rows = {name: _rows_of(columns[name], request.records) for name in columns}
@@ -152,14 +153,15 @@ class Samples:
         3. transform.
 
         Each step is run for `first` several times, under different global random seeds: the results
-        must be equal. Then it is run for `other` once, which must not change the results for
-        `first`, as it would if a function filled one buffer again and again.
+        must be equal. Then it is run for `other` once. If the function fills one buffer again and
+        again, this overwrites the results for `first`, which is an error.
 
         Raises:
             ValueError: the results of the calls differ, or one is changed later.
         """
-        # How many calls of the transform are checked for writing to arrays that samples share. All
-        # calls below must do the same, so the first of them is enough.
+        # If samples share decoded arrays, `_call_transform` checks that the transform does not
+        # write to them: in so many calls, since the check is slow. One of the calls below is enough
+        # here, since all of them must do the same.
         self._mutation_checks_left = 1
         if not isinstance(self.index, Index):  # of a user's own source; an index is deterministic
             self._probe_read(first.records, other.records)
@@ -180,6 +182,7 @@ class Samples:
 
         if self.transform is not None:  # 16 times: a rare random choice must show
             sample = call_repeatedly("transform", transform, first, other, times=16)
+        # `last_function`, the name "decode" or "transform", is for the message of an error.
         check_values(self.index, self.last_function, int(first.records[0]), sample)
         return sample
 
@@ -266,17 +269,18 @@ class Samples:
     def _decode_in_place(self, records: Int64s) -> dict[str, Sequence[Any]]:
         """Decode records directly into the rows of new arrays, which saves a copy of each image.
 
-        `decode.into(sample, slots)` is called for each record, where slots[field] is the record's
-        row of the field's new array. If the value fits, decode writes it there, and returns a
-        sample whose field is this row object itself. Otherwise the field is another array.
+        For example, two records have the field "image" of the shape (4, 4): their new array has the
+        shape (2, 4, 4). For record 0, `decode.into(sample, slots)` is called with the row array[0]
+        as slots["image"]. If the image fits, decode writes it there, and returns a sample whose
+        "image" is the object slots["image"] itself. Otherwise it returns another array.
 
         Returns:
             For each field: the new array if all values were written there, or else a list of the
             values.
         """
         arrays = {
-            # No shape has a None in it, which `smallest_shape` would replace by 0. It is called
-            # for its return type, in which no size may be None.
+            # All sizes of these shapes are known, so `smallest_shape` changes nothing. It is only
+            # there for the type checker: in its return type, no size is None.
             name: self._empty((len(records), *smallest_shape(field.shape)), dtype_of(field))
             for name, field in self._in_place_fields.items()
         }
@@ -284,7 +288,7 @@ class Samples:
         samples = self._call_decode(records, slots)
         values = self.sample_map.values_by_field("decode", records, samples)
         for name, array in arrays.items():
-            # Whether all samples have their row of the array, and not some other array.
+            # If decode has returned the row object of each record, all values are in the array.
             if all(sample[name] is slot[name] for sample, slot in zip(samples, slots, strict=True)):
                 values[name] = array  # type: ignore[assignment]
         return values

@@ -56,16 +56,21 @@ def infer_spec(feed: FeedConfig, /) -> dict[str, FieldSpec]:
 
 
 def probe_requests(feed: FeedConfig, size: int = 1) -> tuple[Request, Request]:
-    """Return two requests of `size` samples each, for records that differ, to try functions on.
+    """Return two requests of `size` samples each, to try the user's functions on.
 
-    The first request has the first samples of step 0. The second has the last samples of a batch:
-    of the first batch whose last records are not those of the first request. For example, with
-    size 1, batches of the records [4, 7], [2, 9] give requests for the records 4 and 7. Batches of
-    the records [4, 4], [2, 9] give 4 and 9.
+    The two must have different records, to see whether the call for the second request changes the
+    result for the first, as when a function fills one buffer again and again:
 
-    If no batch has other records, the second request has the records of the first in reverse order.
-    If there is no batch at all, both are for record 0. The requests that no sampler has drawn are
-    `Request.plain`, of epoch 0, step 0 and seeds 0.
+    - The first request has the first samples of step 0.
+    - The second request has the last samples of a batch: of the first batch in which they are other
+      records than in the first request.
+
+    For example, with size 1, the batches [4, 7], [2, 9] give requests for the records 4 and 7. The
+    batches [4, 4], [2, 9] give 4 and 9.
+
+    If all batches have the same records, the second request has them in reverse order. If there is
+    no batch at all, both are for record 0. These two requests, which the sampler does not draw, are
+    of epoch 0, step 0 and seeds 0 (`Request.plain`).
     """
     # The sampler of the global batches, so that every rank tries the same samples.
     sampler = Schedule(feed.sampler).all_ranks.sampler
@@ -116,10 +121,13 @@ def _spec_of_first_sample(feed: FeedConfig) -> dict[str, FieldSpec]:
 
 
 def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> None:
-    """Check that the fields of a batch have unused names, and can be collated as the feed says.
+    """Check that the fields can be collated as the feed says, and that no name is used twice.
 
-    Other names of a batch are those of columns (arrays of the index), of side tables (`side=` of
-    the feed), and of arrays that collating with "pad" adds: `x_length` or `x_shape` for a field x.
+    A batch is a dict that has, besides the fields of its samples:
+
+    - the columns, which are arrays of the index, and the side tables (`side=` of the feed);
+    - "id", and "mask" if the sampler pads batches;
+    - `x_length` or `x_shape` for each field x that is collated with "pad".
 
     Raises:
         TypeError: the name of a field is not a str.
@@ -129,7 +137,8 @@ def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> None:
         if not isinstance(name, str):
             raise TypeError(f"the name of a field must be a str, got {name!r}")
     last_function = "decode" if feed.transform is None else "transform"
-    # A transform may return a field with the name of a side table, in place of the table's rows.
+    # Fields must not have the names of side tables, "id" or "mask". Except that a transform may
+    # replace the rows of a side table, by a field with the name of the table.
     side_names = feed.side if feed.transform is None else ()
     check_names(feed, "field", spec, f"give it another name in {last_function}", side=side_names)
     check_collated(feed, spec)
@@ -137,9 +146,10 @@ def _check_spec(feed: FeedConfig, spec: dict[str, FieldSpec]) -> None:
     for name, field in spec.items():
         if field.shape and is_string(field.dtype) and mode_of(feed.collate, name) != "ragged":
             raise ValueError(f"spec of {name!r} is a list of strings: collate it with 'ragged'")
-        # A batch of no samples shows which names collating adds. It also raises an error if the
-        # padding value of a `Pad` does not fit the dtype of the field.
+        # Collate a batch of no samples, to see which names are added, such as {"x_length"} for x.
+        # This also raises an error if the padding value of a `Pad` does not fit the dtype.
         added_names = collate({name: ()}, {name: field}, how=feed.collate).keys() - {name}
         use = f"the name of the sizes that 'pad' adds for {name!r}"
+        # Raises an error, with the text `use`, if a field, column or side table has such a name.
         for kind, names in names_by_kind.items():
             check_unreserved(kind, names, added_names, use, f"rename one in {last_function}")
