@@ -300,13 +300,15 @@ def _convert_each(convert: Callable[[Any], T], values: Sequence[Any]) -> dict[in
 def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list[Any] | Ragged:
     """Collate a field of strings to a list, or a field of lists of strings to a `Ragged`.
 
-    A value of None, as for padding, becomes an empty string or an empty list.
+    A value of None, as for padding, becomes an empty string or an empty list. For example, values
+    ["a", None] become ["a", ""]. Values [["a", "b"], None] become a `Ragged` of the strings
+    ["a", "b"] and the lengths [2, 0].
     """
     string_type = bytes if field.dtype is None else str  # a spec has the dtype None for bytes
-    if not field.shape:
+    if not field.shape:  # one string for each sample
         if set(map(type, values)) == {string_type}:
             return list(values)
-        # By position in `values`, without those of None.
+        # `_convert_each` returns a dict by position, without the positions of None: {0: "a"}.
         texts = _convert_each(lambda value: _to_string(name, value, string_type), values)
         return [texts.get(position, string_type()) for position in range(len(values))]
 
@@ -316,8 +318,8 @@ def _collate_strings(name: str, values: Sequence[Any], field: FieldSpec) -> list
             raise _wrong_dtype(name, type(value).__name__, f"a list of {string_type.__name__}")
         return [_to_string(name, item, string_type) for item in items]
 
-    lists = _convert_each(to_strings, values)  # by position in `values`, without those of None
-    lengths = [len(lists.get(position, ())) for position in range(len(values))]
+    lists = _convert_each(to_strings, values)  # {0: ["a", "b"]}
+    lengths = [len(lists.get(position, ())) for position in range(len(values))]  # [2, 0]
     strings = np.fromiter(chain.from_iterable(lists.values()), object, sum(lengths))
     return Ragged(strings, np.array(lengths, np.int64))
 
@@ -336,9 +338,10 @@ def _to_string(name: str, value: Any, string_type: type) -> Any:
 
 
 def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: Allocate) -> Array:
-    """Return the values of a field as one array [batch, …], allocated by `empty`.
+    """Return the values of a field, which all have the same shape, as one array [batch, …].
 
-    `values` is an array with a row for each sample, or a list with a value for each.
+    `values` is an array with a row for each sample, or a list with a value for each. `empty` is a
+    function (shape, dtype) that allocates the array.
     """
     if isinstance(values, np.ndarray) and _rows_match(values, field):
         # A writable array was allocated for this batch, and decode has written into it. An array
@@ -348,6 +351,7 @@ def _collate_stacked(name: str, values: Sequence[Any], field: FieldSpec, empty: 
         out = empty(values.shape, values.dtype)
         out[...] = values
         return out
+    # No axis is variable: all values must have the same shape.
     arrays, shape = _to_field_arrays(name, _stack_tensors(values), field, num_variable_axes=0)
     out = empty((len(arrays), *shape), dtype_of(field))
     for row, array in enumerate(arrays):
@@ -396,6 +400,9 @@ def smallest_shape(shape: Shape, /) -> tuple[int, ...]:
 def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
     """Return a value as an array that can be cast to the field's dtype without loss.
 
+    A Python number has no dtype, so for a float32 field 0.1 is accepted, although the cast rounds
+    it. An array of float64 is refused.
+
     Raises:
         MisfitError: the cast would change a value.
     """
@@ -407,6 +414,7 @@ def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
     array = array_of(name, value)
     if array.dtype == dtype or _can_cast(array, dtype, has_dtype=hasattr(value, "dtype")):
         return array
+    # The message names the dtype of the value; and the value itself if it is a single number.
     found = str(array.dtype) if array.shape else f"{array.dtype} {array}"
     raise _wrong_dtype(name, found, str(dtype))
 
@@ -414,13 +422,17 @@ def _to_field_array(name: str, value: Any, field: FieldSpec) -> Array:
 def _can_cast(array: Array, dtype: np.dtype[Any], *, has_dtype: bool) -> bool:
     """Return whether an array can be cast to a dtype of numbers without changing a value.
 
-    `has_dtype` is False if the array was made of Python numbers, which have no dtype of their own.
-    Python floats may be cast to any float type, although this rounds.
+    - A cast that numpy calls safe is allowed, such as int32 to int64. But numpy also calls int64 to
+      float64 safe, which rounds 2**53 + 1: there the values decide.
+    - Otherwise an array is refused, such as float64 to float32.
+    - A Python number, with `has_dtype` False, has no dtype of its own. An integer is allowed if the
+      dtype can hold it, such as 200 in uint8. A float is allowed in each float dtype, although this
+      rounds. An empty list is allowed in each dtype.
     """
     from_integers = array.dtype.kind in "biu"
     to_floats = dtype.kind in "fc" or dtype.name == "bfloat16"
     if np.can_cast(array.dtype, dtype):
-        # numpy calls it safe to cast 64-bit integers to float64, which rounds the large ones.
+        # Such as int64 to float64.
         may_round = from_integers and to_floats and array.dtype.itemsize == 8
         return not may_round or keeps_integers(array, dtype)
     if has_dtype:
@@ -472,20 +484,24 @@ def _to_field_arrays(
     """Return the values of a field as a list of arrays, and the shape that they have in common.
 
     The first `num_variable_axes` axes may differ in length: 0 axes of a field that is stacked, 1 of
-    a ragged field, and all of a padded field. The shape is that of the other axes, the fixed ones:
-    with one variable axis, arrays of the shapes (2, 3) and (5, 3) have (3,) in common.
+    a ragged field, and all of a padded field. The other axes, the fixed ones, have the same lengths
+    in all arrays. A value of None, as for padding, becomes an array of zeros, whose variable axes
+    have length 0.
 
-    A value of None, as for padding, becomes an array of zeros, whose variable axes have length 0.
+    For example, a ragged field has the spec (None, 3). The values are arrays of the shapes (2, 3)
+    and (5, 3), and a None. They have the shape (3,) in common, and None becomes zeros (0, 3).
 
     Raises:
         MisfitError: the fixed axes differ in length, or do not fit the field's spec.
     """
-    # A dict by position in `values`, without the positions of None.
+    # A dict by position in `values`, without the positions of None. The example is used below.
     arrays = _convert_each(lambda value: _to_field_array(name, value, field), values)
-    # In the spec, the length of an axis may be None, which stands for any length.
+    # The fixed axes of the spec, (3,), where None would stand for any length; and (None,), by which
+    # messages describe the variable axes.
     expected, any_length = field.shape[num_variable_axes:], (None,) * num_variable_axes
-    first = next(iter(arrays), None)  # the first position; None if all values are None
-    # Without any array, the zeros have the shape of the spec, with 0 in place of None.
+    first = next(iter(arrays), None)  # the first position: 0; or None if all values are None
+    # The fixed axes of the first array, (3,). Without any array, they are those of the spec, with 0
+    # in place of None.
     shape = smallest_shape(expected if first is None else arrays[first].shape[num_variable_axes:])
     for position, array in arrays.items():
         if array.ndim != len(field.shape):
@@ -498,7 +514,7 @@ def _to_field_arrays(
         raise _wrong_shape(name, found, any_length + expected, first, from_spec=True)
     if len(arrays) == len(values):  # no value is None
         return [*arrays.values()], shape
-    zeros = np.zeros((0,) * num_variable_axes + shape, field.dtype)
+    zeros = np.zeros((0,) * num_variable_axes + shape, field.dtype)  # of the shape (0, 3)
     return [arrays.get(position, zeros) for position in range(len(values))], shape
 
 
@@ -507,11 +523,22 @@ def _collate_padded(
 ) -> dict[str, Any]:
     """Pad the values of a field to the same shape, and stack them.
 
+    For example, the values [1, 2, 3] and [4] of the field "x" become "x" [[1, 2, 3], [4, 0, 0]] and
+    "x_length" [3, 1].
+
+    Args:
+        name: the name of the field.
+        values: the value of each sample.
+        field: the dtype and shape of a value, in which all axes may have any length.
+        empty: a function (shape, dtype) that allocates an array.
+        how: "pad"; or a `Pad`, with the value to pad with, and a number of which the length of the
+            first axis is made a multiple.
+
     Returns:
         Two arrays by name: the padded values, and their lengths (or shapes, for several axes)
         before padding.
     """
-    value, multiple = how if isinstance(how, Pad) else Pad()
+    value, multiple = how if isinstance(how, Pad) else Pad()  # by default (0, 1)
     axes = len(field.shape)
     arrays, _ = _to_field_arrays(name, values, field, num_variable_axes=axes)
     shapes = np.array([array.shape for array in arrays], np.int64).reshape(len(arrays), axes)

@@ -147,17 +147,17 @@ def check_collated(feed: FeedConfig, names: Iterable[str], /) -> None:
 def check_names(
     feed: FeedConfig, kind: str, names: Iterable[str], advice: str, /, *, side: Iterable[str] = ()
 ) -> None:
-    """Raise ValueError if a name is that of a side table, or is one that the loader itself uses.
+    """Raise ValueError if a user's name is taken already: by a side table, or by the loader.
 
     The loader adds "id" and, with padding, "mask" to a batch. A transform gets a sample with the
     names in `TRANSFORM_EXTRAS`: "id", "record", "view", "seed" and "seed32".
 
     Args:
         feed: says whether there are a transform and padding.
-        kind: what has the names, for the message: "field", "column" or "side table".
+        kind: "field", "column" or "side table": what the user calls by these names.
         names: the names to check.
-        advice: what the user can do, for the message.
-        side: the names of the side tables that `names` must not have.
+        advice: what the user can do, as the end of the message.
+        side: names of side tables, which are taken.
     """
     check_unreserved(kind, names, side, "the name of a side table", advice)
     owner = "batch" if feed.transform is None else "sample"
@@ -174,8 +174,13 @@ def check_unreserved(
 ) -> None:
     """Raise ValueError if one of the names is in `reserved`.
 
-    The other arguments are for the message, `f"{kind} 'x' has {use}: {advice}"`. For example:
-    "field 'x' has the name of a side table: give it another name in decode".
+    Args:
+        kind: what the names are of, for the message, such as "field".
+        names: the names to check.
+        reserved: the names that are taken.
+        use: what they are taken for, such as "the name of a side table". The message says, for
+            example: "field 'x' has the name of a side table: give it another name in decode".
+        advice: the end of the message: "give it another name in decode".
     """
     conflicts = set(names).intersection(reserved)
     if conflicts:

@@ -204,34 +204,36 @@ class DecodeImage:
         """Decode an image by Pillow, and convert it to `mode`.
 
         1. An image of one channel with more than 8 bits is decoded by `_decode_grey`.
-        2. TIFFs whose pixels Pillow is known to read wrongly are refused, and also channels of 16
-           bits with dtype "native", since Pillow drops their lower bytes.
-        3. Transparent pixels are composed over `background`, or lose their transparency.
+        2. Two kinds of TIFF are refused, since Pillow reads wrong pixels from them: signed
+           integers; and uncompressed channels of 16 bits that are stored plane by plane, all red
+           values first, in place of pixel by pixel.
+        3. Several channels of 16 bits are refused with dtype "native", since Pillow only returns
+           the upper 8 bits of each.
+        4. Transparent pixels are composed over `background`, or lose their transparency.
 
         Raises:
-            ValueError: pixels that Pillow reads wrongly, or that cannot be converted as asked.
+            ValueError: an image that is refused, or a transparency that Pillow would get wrong.
         """
         from PIL import Image
 
         self._check_size(image.height, image.width)
         tags, has_16_bits = getattr(image, "tag_v2", {}), _has_16_bits(image)  # only TIFF has tags
-        # One channel of 32 bits (integers or floats) or of 16 bits, such as "I;16".
+        # 1. One channel of 32 bits (integers or floats) or of 16 bits, such as "I;16".
         if image.mode in ("I", "F") or image.mode.startswith("I;"):
             return self._decode_grey(image, tags)
-        # Pillow takes signed integers as unsigned. It cannot read uncompressed ("raw") channels of
-        # 16 bits if the file has one plane after another, and not the channels of each pixel
-        # together.
+        # 2. Pillow reads signed integers as unsigned. Its decoder "raw" is for uncompressed pixels.
         is_signed = tags.get(_SAMPLE_FORMAT, (_UNSIGNED,))[0] == _SIGNED
         has_planes = tags.get(_PLANAR_CONFIGURATION) == _SEPARATE_PLANES
         if is_signed or (has_16_bits and has_planes and image.tile[0].codec_name == "raw"):
             raise ValueError(_PILLOW_MISREADS)
-        if self.dtype == "native" and has_16_bits:
+        if self.dtype == "native" and has_16_bits:  # 3.
             problem = "Pillow only gives the upper bytes of several channels of 16 bits"
             raise ValueError(f"{problem}: dtype='uint8' takes these")
-        if self.background is not None and image.has_transparency_data:
+        if self.background is not None and image.has_transparency_data:  # 4.
+            # Pixels are transparent by an alpha channel, a palette (mode "P"), or because they have
+            # a certain colour. Pillow scales the pixels to 8 bits, but not this colour. Its decoder
+            # has a ";" in its arguments, as in "RGB;16B", if the pixels are of other than 8 bits.
             has_transparent_colour = "transparency" in image.info and image.mode != "P"
-            # A ";" in the decoder's arguments, such as "RGB;16B", stands for pixels of other than 8
-            # bits. Pillow scales these to 8 bits, but not the transparent colour.
             if has_transparent_colour and ";" in str(image.tile):
                 raise ValueError("a transparent colour of other than 8 bits: leave out background=")
             background = Image.new("RGBA", image.size, (*self.background, 255))
@@ -242,9 +244,13 @@ class DecodeImage:
     def _decode_grey(self, image: PIL.Image.Image, tags: Mapping[int, Any]) -> PIL.Image.Image:
         """Decode an image of one channel with 16 or 32 bits per pixel.
 
-        With dtype "uint8", the upper byte of 16-bit pixels is taken; with "native", pixels stay as
-        they are. Pillow's mode says the type of a pixel: "I;16" and "I;16B" are unsigned integers
-        of 16 bits (B: big-endian), "I" is an integer and "F" a float of 32 bits.
+        With dtype "native", pixels stay as they are. With "uint8", the upper 8 bits of 16-bit
+        pixels are taken, and pixels of 32 bits are refused. The type of a pixel is in Pillow's
+        mode:
+
+        - "I;16": an unsigned integer of 16 bits; "I;16B": the same, big-endian.
+        - "I": an integer of 32 bits, with one exception: for a PPM file it has 16 bits.
+        - "F": a float of 32 bits.
 
         Args:
             image: the image that Pillow has opened.
@@ -272,8 +278,8 @@ class DecodeImage:
         if image.mode == "F" or (image.mode == "I" and image.format != "PPM"):
             problem = f"pixels of 32 bits or with a sign (mode {image.mode!r}) do not fit uint8"
             raise ValueError(f"{problem}: dtype='native' keeps them")
-        bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]  # a TIFF may have 12
-        # Keep the upper 8 bits of each pixel.
+        # Keep the upper 8 bits of each pixel: of 16 bits, or of 12, which a TIFF may have.
+        bits = tags.get(_BITS_PER_SAMPLE, (16,))[0]
         return Image.fromarray((pixels >> (bits - 8)).astype(np.uint8))
 
     def _resized(self, image: PIL.Image.Image, height: int, width: int) -> PIL.Image.Image:

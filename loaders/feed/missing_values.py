@@ -49,7 +49,12 @@ def check_missing(
 
 
 def _check_no_missing(index: Source, fields: Sequence[str], values: Mapping[str, Any]) -> None:
-    """Raise ValueError if some records lack one of `fields` that has no value in `values`."""
+    """Raise ValueError if records lack one of `fields`, and the user gives no value for it.
+
+    `values` has the user's values by field. The message says how many records lack each field, and
+    three ways out: fewer fields, a value, or missing="late", with which the error is raised only if
+    such a record is drawn.
+    """
     stored = set(fields).intersection(index.fields).difference(index.columns)
     counts = _missing_counts(index)  # how many records lack each field
     incomplete = [name for name in sorted(stored.difference(values)) if counts.get(name)]
@@ -57,6 +62,7 @@ def _check_no_missing(index: Source, fields: Sequence[str], values: Mapping[str,
         names = ", ".join(f"{name!r} ({counts[name]:,} of {len(index):,})" for name in incomplete)
         complete = [name for name in fields if name not in incomplete]
         example = ", ".join(f"{name!r}: {_empty_value(index, name)}" for name in incomplete)
+        # A record of an index lacks the field. A record of a table has the field, with a null.
         problem = "lack" if isinstance(index, Index) else "have a null, or a null in a list, in"
         raise ValueError(
             f"records {problem} the field {names}: read only fields={complete}; or give a value, "
@@ -83,9 +89,11 @@ def _empty_value(index: Source, name: str) -> str:
 
 
 def _stored_value(index: Source, name: str, value: Any) -> Any:
-    """Convert the user's value for a missing field to the form that the reader returns.
+    """Convert the user's value for a missing field to the type in which the reader returns values.
 
-    For example, the str "x" becomes b"x", and a list of numbers an array.
+    The reader of an index returns bytes, a list of bytes or an array. So the str "x" becomes b"x",
+    and a list of numbers becomes an array. For a `DatasetSource`, the dataset converts the value,
+    and for any other source it stays as it is.
 
     Raises:
         TypeError: the value is of another kind than the field.

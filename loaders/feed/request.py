@@ -99,8 +99,11 @@ def requests(
     """Yield the request for each batch of an epoch, from step `start` on.
 
     The sampler draws several steps at a time, and maps their sample ids to record ids and to views
-    (variants of a record), which is faster than step by step. `Schedule.change` may replace the
-    sampler while this runs. Then the remaining steps are drawn again, by the new sampler.
+    (variants of a record), which is faster than step by step.
+
+    `Schedule.change` may replace the sampler while this runs. Then the remaining steps are drawn
+    again, by the new sampler. For example, the steps 3 to 6 are drawn at once. The sampler changes
+    when the requests of the steps 3 and 4 were yielded: the steps 5 and 6 are drawn again.
 
     >>> from twinfeed.samplers import ExactOnceBatchSampler
     >>> schedule = Schedule(ExactOnceBatchSampler(5, batch_size=2))
@@ -114,7 +117,8 @@ def requests(
     for first_step, stop_step in growing_ranges(start, len(sampler), STEPS):
         previous_sampler = None
         for step in range(first_step, stop_step):
-            sampler = schedule.commit(epoch_start + step)  # this step cannot change any more
+            # Return the current sampler, which cannot be replaced for this step any more.
+            sampler = schedule.commit(epoch_start + step)
             # In the first step of a range, and after a change of the sampler, draw the steps from
             # this one to the end of the range. `all_ids` has the ids of their batches end to end.
             if sampler is not previous_sampler:
@@ -123,9 +127,10 @@ def requests(
                 all_ids = np.concatenate(batches)
                 records, views = sampler.records(all_ids), sampler.views(all_ids)
                 ends = np.cumsum([len(ids) for ids in batches]).tolist()
-                # An iterator over where in `all_ids` each batch is, from this step on.
+                # An iterator over where in `all_ids` each batch is, from this step on: batches of 2
+                # and 1 ids are at the slices [0, 2) and [2, 3).
                 slices = map(slice, [0, *ends], ends)
-            batch = next(slices)
+            batch = next(slices)  # of this step
             ids = all_ids[batch].copy()  # the user may write to the ids of a batch
             sample_seeds = sampler.seeds(epoch, step) if seeds else None
             yield Request(epoch, step, ids, records[batch], views[batch], sample_seeds)
