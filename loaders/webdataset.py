@@ -69,10 +69,13 @@ class SampleLoader(Loader[list[Sample]]):
         return chain.from_iterable(self._start_pass(epoch, start))
 
     def track(self, loader: Iterable[Any], /) -> Iterator[Any]:
-        """Iterate over a pipeline or a `WebLoader` of this source, and count its batches.
+        """Iterate over a pipeline or a `WebLoader` that reads from this object; count its batches.
 
         The pass starts at the position (epoch, step) of this object, and goes to the end of the
-        epoch. Each batch moves the position to the next step.
+        epoch. Each batch moves the position to the next step. The user has made the pipeline with
+        this object as its source of samples, so the calls are in this order: `track` notes where
+        the pass starts, and iterates over the pipeline; the pipeline calls this object; `__call__`
+        yields the samples from there on.
 
         Raises:
             ValueError: the batches of this rank differ in size (except for a smaller last batch),
@@ -82,8 +85,7 @@ class SampleLoader(Loader[list[Sample]]):
         self._end_pass_and_tracking()
         epoch, start = self._cursor.start_pass()
         self._check_sizes(epoch, start)
-        # When the pipeline is iterated over, it calls this object, to get the samples of the pass.
-        # `__call__` takes from here where they start.
+        # For `__call__`, which the pipeline calls when `_iterate_pass` iterates over it, below.
         self._next_pass = epoch, start
         self.meter.start(start)
         batches = self._check_count(loader, len(self) - start)

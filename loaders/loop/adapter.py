@@ -23,14 +23,18 @@ class Adapter:
     def batches(self, arrange: Callable[[Any], Any]) -> Iterator[Any]:
         """Yield `arrange(batch)` for each batch from the loader's position to the epoch's end.
 
-        `arrange` is the user's function: it turns a batch into what the model takes, such as
-        (inputs, targets). After the last batch, the loader's position becomes the next epoch.
-        Within an epoch it does not change, since the framework may draw batches that it drops.
+        One such iteration is called a pass. After its last batch, the loader's position becomes the
+        next epoch. Within an epoch it does not change, since the framework may draw batches that it
+        drops.
+
+        Args:
+            arrange: the user's function, which turns a batch into what the model takes, such as
+                (inputs, targets).
         """
         loader = self.loader
-        loader._end_pass()
-        # `external_passes` decides at which epoch and step the iteration of a framework starts, and
-        # changes the loader's position when it is told that the iteration is complete.
+        loader._end_pass()  # stops the threads of an earlier pass, if it was abandoned
+        # The epoch and step at which this pass starts. When `finish` is called with them, below,
+        # the loader's position moves to the next epoch.
         pass_start = loader.external_passes.start()
         loader.meter.start(pass_start.step)
         num_batches = len(loader) - pass_start.step
@@ -43,6 +47,8 @@ class Adapter:
                 loader.external_passes.finish(pass_start)
             return is_last
 
+        # Threads start to make batches. `_iterate_pass` yields them, and calls `count_received` for
+        # each before it is yielded.
         batches = loader._start_pass(pass_start.epoch, pass_start.step)
         for batch in loader._iterate_pass(batches, count_received, num_batches=num_batches):
             with explain_key_error(batch):

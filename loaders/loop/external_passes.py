@@ -78,57 +78,65 @@ class ExternalPasses:
     def start(self) -> PassStart:
         """Return the epoch and step at which a framework's new iteration, a pass, must start.
 
-        - While `peeking` is set (the framework looks at one batch, or validates on the loader of
-          the training), it is step 0 of the epoch.
-        - From `track_from` to `stop_tracking`, a caller such as a Keras callback sets the loader's
-          position. A pass then starts where the previous pass ended (`_tracked_start`).
-        - Otherwise it is the loader's position. Warns if the same training epoch starts for the
-          third time: the position does not move.
+        1. While `peeking` is set, the framework only looks at batches of a loader that trains, or
+           validates on this loader: the pass starts at step 0 of the epoch.
+        2. Normally the pass starts at the loader's position. Warns if the same training epoch
+           starts for the third time, since the position does not move.
+        3. A caller such as a Keras callback may set the loader's position by itself, from
+           `track_from` to `stop_tracking`. The first pass then starts where `track_from` says, and
+           each later pass where the previous one ended: at `_tracked_start`.
+        4. As 3, but the position is later than `_tracked_start`, since a pass was abandoned before
+           its end: the pass starts at the position.
 
-        The result also has the generation, a number that rises whenever tracking starts or stops,
-        so that `finish` can ignore the end of a pass that started before.
+        The result also has the generation, a number that rises whenever case 3 begins or ends, so
+        that `finish` can ignore the end of a pass that started before.
         """
         training = not self._cursor.stream.evaluation
         with _LOCK:
-            if self.peeking and training:
+            if self.peeking and training:  # 1.
                 return PassStart(self._cursor.epoch, 0, _PEEKING)
             position = self._cursor.epoch, self._cursor.step
-            if self._tracked_start is None:  # no caller tracks the position
+            if self._tracked_start is None:  # 2. no caller tracks the position
                 self._latest_start = self._cursor.start_pass()
                 # Warns with this advice if too many passes start at the same epoch.
                 self._cursor.count_pass(self._latest_start[0], self._advice)
             elif training and position > self._tracked_start:
-                # Batches after `_tracked_start` were trained on, but their pass has not ended: it
-                # was abandoned, or the framework only draws a batch to infer its shape.
+                # 4. Batches after `_tracked_start` were trained on, but their pass has not ended:
+                # it was abandoned, or the framework only draws a batch to infer its shape.
                 return PassStart(*position, self._generation)
-            else:
+            else:  # 3.
                 self._latest_start = self._tracked_start
             return PassStart(*self._latest_start, self._generation)
 
     def finish(self, pass_start: PassStart, /) -> None:
         """Set where the next pass (iteration of a framework) starts, after the end of a pass.
 
-        `pass_start` is where the pass started, as `start` has returned it. There are three cases:
+        For example, a pass over epoch 2 has ended. The next pass starts at step 0 of epoch 3; or of
+        epoch 2 again, if the loader evaluates. How this is stored depends on who sets the loader's
+        position:
 
-        1. Tracking has started or stopped since the pass started: nothing changes.
-        2. A caller tracks the loader's position, from `track_from` to `stop_tracking`: the next
-           pass starts at the next epoch, but the position does not change.
-        3. Otherwise the loader's position becomes the start of the next epoch.
+        1. A caller has started or stopped to set it (`track_from`, `stop_tracking`) since the pass
+           started: the end of this pass comes too late, and is ignored.
+        2. A caller sets it now, by `advance_to`: the position stays, and only the start of the next
+           pass is noted, in `_tracked_start`.
+        3. Nobody else sets it: the position becomes the start of the next pass.
 
-        In an evaluation, the same epoch stands in place of the next one.
+        Args:
+            pass_start: where the pass started, as `start` has returned it.
         """
         epoch, step, generation = pass_start
         evaluation = self._cursor.stream.evaluation
         with _LOCK:
-            # The generation is a number that rises when tracking starts or stops. A pass that was
-            # abandoned before may still prefetch to its end: to count it would skip an epoch.
+            # 1. The generation is a number that rises at `track_from` and `stop_tracking`. A pass
+            # that was abandoned before may still prefetch to its end: to count it would skip an
+            # epoch.
             if generation != self._generation:
                 return
-            if self._tracked_start is not None:  # a caller tracks the position
+            if self._tracked_start is not None:  # 2. a caller sets the position
                 if self._tracked_start[0] == epoch:
                     self._tracked_start = (epoch if evaluation else epoch + 1), 0
                 return
-            num_steps = len(self._cursor.stream)
+            num_steps = len(self._cursor.stream)  # 3.
             if self._ledger is not None:  # the file that says which steps were received
                 self._ledger.delivered(epoch * num_steps + step, num_steps - step)
             if evaluation:
@@ -140,13 +148,18 @@ class ExternalPasses:
     def track_from(self, epoch: int, step: int, /, *, reshardable: bool = True) -> None:
         """Let the caller set the loader's position while a framework iterates over the loader.
 
-        The next pass (iteration of the framework) starts at this epoch and step. From now on, until
-        `stop_tracking`, the end of a pass does not change the loader's position. The caller sets it
-        by `advance_to`. `reshardable` says whether a `tf.distribute` strategy may divide the
-        batches among its replicas.
+        A framework draws batches before it trains on them, so the batches that it has drawn do not
+        show the position. A caller such as a Keras callback knows which batches were trained on.
+        From now on, until `stop_tracking`, only the caller changes the position, by `advance_to`.
+
+        Args:
+            epoch: the epoch at which the next pass (iteration of the framework) starts.
+            step: the step of this epoch.
+            reshardable: whether a `tf.distribute` strategy may divide the batches among its
+                replicas.
         """
         with _LOCK:
-            if self._tracked_start is None:  # the caller did not track the position before
+            if self._tracked_start is None:  # the caller did not set the position before
                 # `finish` ignores the end of a pass that started in an earlier generation.
                 self._generation += 1
             self._tracked_start = epoch, step
@@ -183,12 +196,13 @@ class ExternalPasses:
         """Undo `track_from`, so that the caller no longer sets the loader's position.
 
         From now on, a pass (iteration of a framework) starts at the loader's position, and its end
-        moves the position to the next epoch. Passes that started before this call no longer change
-        the position. All attributes that `track_from` and `start` set get their first values.
+        moves the position to the next epoch. A pass that is running now does not: its end may come
+        late, when the framework has prefetched the remaining batches, and would skip an epoch.
         """
         with _LOCK:
-            if self._tracked_start is not None:  # a caller tracked the position
+            if self._tracked_start is not None:  # `track_from` was called
                 # `finish` ignores the end of a pass that started in an earlier generation.
                 self._generation += 1
+            # Set all attributes as `__init__` does.
             self._tracked_start = self._latest_start = None
             self.peeking, self.reshardable = False, True

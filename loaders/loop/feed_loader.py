@@ -83,8 +83,8 @@ class FeedLoader(Loader[B]):
     def _count_received(self) -> bool:
         """Count a batch that the loop has received; return whether it is the last of its epoch.
 
-        At the end of epoch 0 of a training, the loader is also registered, so that `__iter__` can
-        warn if a new loader of the same feed then reads epoch 0 again.
+        At the end of epoch 0 of a training run, the loader is also registered, so that `__iter__`
+        can warn if a new loader of the same feed then reads epoch 0 again.
         """
         is_last = super()._count_received()
         if is_last and self._received_epochs == {0} and not self._sampler.evaluation:
@@ -215,8 +215,8 @@ class ThreadedLoader(FeedLoader[B]):
         batches, and one on its way from the threads to the loop. The limit is the same on all
         machines.
         """
-        # The default number of threads is that of the processors, which differs between machines,
-        # but is at most MAX_DEFAULT_THREADS. So this many threads count in any case.
+        # By default there is a thread for each processor, which differs between machines, but at
+        # most MAX_DEFAULT_THREADS. Count this upper bound, so that all machines agree.
         threads = max(MAX_DEFAULT_THREADS, self.threads) if self.threads else 0
         return self.prefetch + 1 + threads
 

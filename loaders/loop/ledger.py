@@ -161,11 +161,16 @@ class Ledger(Closing):
             self._disable(error)
 
     def loaded(self, global_step: int, /) -> None:
-        """Note that a state of this step, counted over all epochs, was loaded."""
+        """Write to the ledger that a saved state was loaded, so that the loop goes on at this step.
+
+        The ledger has a line at the start and at the end of each range of consecutive steps that a
+        loop has received. The loop may now jump to another step, so the current range ends here.
+        `global_step` is counted over all epochs.
+        """
         if not self._enabled:
             return
         try:
-            self._end_range()  # the steps up to here: the next batch starts another range
+            self._end_range()  # the next batch starts another range
             self._write_line("load", global_step)
         except OSError as error:
             self._disable(error)
@@ -207,7 +212,12 @@ class Ledger(Closing):
         self._run_was_written = True
 
     def _end_range(self) -> None:
-        """Write the "end" line of the open range of consecutive steps, if a range is open."""
+        """Write the "end" line of the open range of consecutive steps, if a range is open.
+
+        While a range is open, the position file says which step comes next. If the process is
+        killed, the "end" line is written from it when the ledger is opened again. The range that is
+        closed here has its line, so the position file must say that no range is open.
+        """
         if self._next_step is not None:
             # A range is open. Its end is the step after the last delivered batch.
             end_step, self._next_step = self._next_step, None

@@ -162,14 +162,18 @@ class Loader(Closing, Generic[B]):
             self._cursor.load_state_dict(self._cursor.state_dict())
 
     def _reset_after_fork(self) -> None:
-        """Drop the running pass in a forked child, without ending the parent's threads."""
-        # Destructors of the attributes would end the parent's workers, or wait for threads that the
-        # child does not have. A dict that is never freed, because its reference count is one too
-        # high, keeps the attributes from being destroyed, even at exit.
+        """Drop the running pass in a forked child, without ending the parent's threads.
+
+        `_not_copied` names the attributes of the running pass, such as threads and workers. The
+        child must not use them, and it must not destroy them either: their destructors would end
+        the parent's workers, or wait for threads that the child does not have.
+        """
+        # Copy all attributes to a dict that is never freed, even at exit, since its reference count
+        # is raised here and never lowered. So removing them below destroys nothing.
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(vars(self).copy()))
         for name in self._not_copied:
             vars(self).pop(name, None)
-        self._start_next_pass_here()
+        self._start_next_pass_here()  # the child continues at the step that the parent had reached
         self.meter = Meter()  # a thread of the parent may hold the old lock
 
     @abstractmethod
@@ -284,7 +288,12 @@ class Loader(Closing, Generic[B]):
         return self.meter.report()
 
     def _count_received(self) -> bool:
-        """Count a batch that the loop has received; return whether it is the last of its epoch."""
+        """Count a batch that the loop has received; return whether it is the last of its epoch.
+
+        The epoch is noted for `set_epoch`, which warns if it starts the epoch again. The step is
+        written to the ledger, a file from which the user learns later which records the loop has
+        received. At last the loader's position moves to the next step.
+        """
         self._received_epochs.add(self._cursor.epoch)
         if self._ledger is not None:
             self._ledger.delivered(self.global_step)
@@ -310,12 +319,12 @@ class Loader(Closing, Generic[B]):
         return self.epoch * len(self) + self.step
 
     def set_epoch(self, epoch: int, /) -> None:
-        """Set the epoch of the next pass, which starts at step 0.
+        """Set the epoch of the next pass.
 
-        If a state of this epoch was loaded, the pass starts at the step of the state.
+        The pass starts at step 0, or at the step of a loaded state if that is in this epoch.
 
-        In a training, warns once if the loop has already received batches of this epoch, or if it
-        skips the last batches of the previous epoch.
+        Unless the loader evaluates, this warns once if the loop has received batches of this epoch
+        before, or if the last batches of the previous epoch are skipped.
         """
         self._end_pass_and_tracking()
         self._position_was_set = True
@@ -339,10 +348,10 @@ class Loader(Closing, Generic[B]):
         elif previous_epoch in self._received_epochs and step and self.epoch != previous_epoch:
             num_skipped, (loaded_epoch, loaded_step) = len(self) - step, self._loaded_position
             advice = f"for epochs of {step} batches set batches_per_epoch={step} of the sampler"
-            # For example, a state of epoch 1, step 2 was loaded, but the trainer starts epoch 2. It
-            # counts the 2 batches before the state as batches of its first epoch, so it ends epoch
-            # 2 when 2 batches are left. This explains a skip of `loaded_step` batches, if the loop
-            # has received no batch of the loaded epoch.
+            # Perhaps the trainer has counted batches of the loaded state. For example, epochs have
+            # 10 batches, and the state was saved after 2 batches of epoch 1. The trainer starts
+            # epoch 2, but counts its first batch as number 3. So it ends epoch 2 after 8 batches,
+            # and 2 are skipped: as many as `loaded_step`. It has received none of epoch 1.
             if num_skipped == loaded_step and loaded_epoch not in self._received_epochs:
                 advice = (
                     f"the trainer counts the {num_skipped} batches of epoch {loaded_epoch} that "

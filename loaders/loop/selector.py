@@ -164,16 +164,23 @@ def _source_function(
 ) -> Callable[[Int64s], npt.ArrayLike]:
     """Return a function from sample ids, int64[n], to the number of the source of each.
 
-    A source is an iterator of the records of one class or set; there are `sources` of them.
-    `source` is the user's function of ids, or an array by id. It may be None if the sampler draws
-    classes or sets: then each class or set has a source.
+    A source is an iterator over the records of one class or data set. For example, the classes of
+    the ids 0, 1, 2 are 1, 0, 1: the function returns [1, 0, 1] for the ids [0, 1, 2], and the
+    samples are the next records of the sources 1, 0 and 1.
+
+    Args:
+        sampler: draws the ids.
+        sources: the number of sources.
+        source: the user's function from ids to numbers of sources, or an array with the number for
+            each id. None if the sampler itself draws classes or data sets, each of which has a
+            source.
 
     Raises:
-        ValueError: the sampler must draw certain records, which an iterator cannot give; or
+        ValueError: the sampler draws certain records, and an iterator only has a next one; or
             `source` does not fit the ids.
     """
-    # A source can only give its next record. The text says what of the sampler needs a certain
-    # record instead, such as "padding"; it is "" if nothing does.
+    # Why the sampler draws certain records, such as "padding", or "" if any record of the class
+    # will do.
     reason = sampler.traits.why_records_matter
     if reason:
         raise ValueError(
@@ -190,7 +197,7 @@ def _source_function(
         return sampler.group_of
     if callable(source):
         return source
-    source_by_id = np.asarray(source)
+    source_by_id = np.asarray(source)  # [1, 0, 1] in the example
     if source_by_id.shape != (sampler.num_ids,):
         found = f"an array of shape {source_by_id.shape} for {sampler.num_ids} ids"
         raise ValueError(f"source must be a function of ids or an array by id, got {found}")
