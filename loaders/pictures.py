@@ -136,12 +136,13 @@ def _describe_reading(ids: Int64s, stream: BatchStream, epoch: int) -> list[str]
         # For each record of `ids`, its block: the first record, and the record after the last.
         first, stop = stream.spans(ids, epoch)
         sizes = stop - first
-        # For each block: the position in `ids` at which it is opened, and the one at which it is
-        # closed. `np.unique` finds where a block comes first, and in reversed order where it comes
-        # last. For example, the first records [0, 9, 0] are opened at 0, 1 and closed at 3, 2.
-        _, opened_at = np.unique(first, return_index=True)
-        _, reversed_positions = np.unique(first[::-1], return_index=True)
-        closed_at = len(ids) - reversed_positions
+        # For each block, the position in `ids` of its first record, where it is opened, and the
+        # position after its last record, where it is closed. For example, `first` is [0, 9, 0]:
+        # block 0 is opened at 0 and closed at 3, block 9 is opened at 1 and closed at 2.
+        # `np.unique` finds the first position of each block, and in reversed order the last one.
+        _, opened_at = np.unique(first, return_index=True)  # [0, 1]
+        _, reversed_positions = np.unique(first[::-1], return_index=True)  # [0, 1]
+        closed_at = len(ids) - reversed_positions  # [3, 2]
         max_kept = most_open(opened_at, closed_at, sizes[opened_at])  # records at a time
         block, buffered = counted(round(float(sizes.mean())), "record"), counted(max_kept, "record")
         return [f"reads about {block} in a row", f"keeps {buffered} of open blocks"]

@@ -232,15 +232,17 @@ def _run_in_process(function: Callable[..., Any], job: _Job, *arguments: Any) ->
 
     Raises:
         LoaderError: the job cannot be pickled.
-        WorkerDiedError: the process died. `ADVISE_IMPORTABLE` is the text that says how a script
-            must be written so that a new process can import it.
+        WorkerDiedError: the process died.
     """
-    with pickled():  # turns an error into one that says what to do
-        pickle.dumps((job, arguments))  # only to see whether it raises
+    # Pickle the job here first, only to see whether this raises an error. Within `pickled`, the
+    # error becomes a LoaderError that says what to do.
+    with pickled():
+        pickle.dumps((job, arguments))
     try:
         with Pool(1) as pool:
             return pool.submit(function, job, *arguments).result()
     except BrokenProcessPool as error:
+        # A likely cause is a script that a new process cannot import: advise how to write it.
         raise WorkerDiedError(str(error), advice=ADVISE_IMPORTABLE) from error
     except Exception as error:
         error.add_note(f"in backend {job.name!r}")

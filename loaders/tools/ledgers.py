@@ -298,23 +298,27 @@ def _parse_line(line: bytes) -> dict[str, Any]:
 def _sampler_of(
     steps: StepRange, feed: Feed | BatchStream, step: int, rank: int | None
 ) -> BatchStream:
-    """Return the batch sampler of a feed, after checking that the feed gives the batches of a run.
+    """Return a sampler that draws the batches of an earlier run again, to find their records.
+
+    The run has written a ledger, with the state of its sampler. The user gives a feed, which should
+    be the same as in the run: check this.
 
     Args:
-        steps: steps of the run, by its ledger, with the state of the run's sampler.
-        feed: the user's feed, which should be the one of the run; or only its batch sampler.
-        step: the batches up to this step are compared. It is counted over all epochs.
-        rank: the result draws the batches of this rank of the run; if None, those of all ranks.
+        steps: a range of steps from the ledger, with the description of the run (`steps.run`).
+        feed: the user's feed, or only its batch sampler.
+        step: the batches up to this step must be the same. It is counted over all epochs.
+        rank: the rank of the run whose batches are drawn, or None for the batches of all ranks.
 
     Raises:
-        StateMismatchError: the records differ, or the sampler gives other batches than the run had,
-            at `step` or before.
+        StateMismatchError: the feed has other records than the run had, or its sampler draws other
+            batches, at `step` or before.
     """
     # The user's sampler may be sharded for a rank: take the one for the batches of all ranks.
     sampler = Schedule(sampler_of(feed)).all_ranks.sampler
     epoch, next_step = divmod(step + 1, max(1, len(sampler)))
     state, index = steps.run["state"], steps.run["index"]
-    # Called because it raises StateMismatchError if batches before this position differ.
+    # `position_of` checks whether the sampler could load a state: it raises StateMismatchError if
+    # the sampler of the run drew other batches before this position. Its result is not needed.
     sampler.position_of({**state, "epoch": epoch, "step": next_step})
     if isinstance(feed, Feed):
         feed_index = getattr(feed.index, "fingerprint", index)

@@ -174,13 +174,16 @@ def _count_samples(schedule: Schedule, steps: int) -> tuple[int, float]:
     block_uses = BlockUses(schedule, 0)
     # For each time that a block is opened: (its first record, the record after its last, the step).
     opened = block_uses.first_used_before(steps)
-    # For each block, by its first record: the steps at which it is closed, in order. A block may be
-    # opened and closed several times, as a later part of the epoch may use it again.
+    # For each block, by its first record: the last step of each time that it is open, in order. A
+    # block may be open several times, as a later part of the epoch may use it again. For example,
+    # block 7 is opened in step 0 and in step 6. It was last used in step 3 the first time; the
+    # second time, it is still open after 10 steps: last_steps[7] is [3].
     last_steps: dict[int, deque[int]] = defaultdict(deque)
     for first_record, last_step in block_uses.last_steps_before(steps):
         last_steps[first_record].append(last_step)
-    # A block that is still open after the last step is closed by `steps`. For all other blocks,
-    # this value is added too, but nothing takes it.
+    # Blocks that are still open count as open up to `steps`. Add this value for every opening, as
+    # it is only taken if nothing else is left: with [3, 10, 10], the two openings of block 7 take 3
+    # and 10.
     for block in opened:
         last_steps[block.first].append(steps)
     closing_steps = np.array([last_steps[block.first].popleft() for block in opened], np.int64)
@@ -193,25 +196,26 @@ def _count_requests(reads: ReadPlan, steps: int) -> tuple[int, int]:
 
     The ranges of the first `steps` steps are counted. If the epoch is longer, its other steps are
     estimated from the second half of these, since the first steps of an epoch read more than later
-    ones. For example, 100 of 1000 steps are counted: 80 ranges in steps 0 to 49, and 60 in steps 50
-    to 99. Then the estimate for steps 50 to 999 is 60 * 950 / 50 = 1140, and that for the epoch is
-    80 + 1140 = 1220.
+    steps. For example, `steps` is 100, and the epoch has 1000 steps. There are 80 ranges in steps 0
+    to 49, and 60 in steps 50 to 99. Then the estimate for steps 50 to 999 is 60 * 950 / 50 = 1140,
+    and for the epoch it is 80 + 1140 = 1220.
     """
     epoch_steps = len(reads.schedule.sampler)
-    # The counts have two items: the number of ranges, and their bytes. `middle` is the number of
-    # steps whose ranges are in `counts_at_middle`. It stays 0 if the whole epoch is counted.
+    # Each array of counts has two items: the number of ranges, and their bytes. In the example,
+    # `counts[0]` becomes 140, `counts_at_middle[0]` 80, and `middle` 50. If the whole epoch is
+    # counted, the last two stay 0, so that nothing is estimated.
     counts, counts_at_middle, middle = np.zeros(2), np.zeros(2), 0
     for step in range(steps if reads.fields else 0):
         for event in reads.next_events(step):
             if isinstance(event, Fetch):
                 ranges = event.ranges
                 counts += len(ranges), (ranges["stop"] - ranges["start"]).sum()
-        if 2 * step < steps < epoch_steps:  # the first half, if the epoch is longer
-            # `reads` fetches several steps at once. `reads.next_step` is the first step that it has
-            # not fetched yet, which may be later than `step + 1`.
+        if 2 * step < steps < epoch_steps:  # in steps 0 to 49; the last values stay
+            # `reads` may fetch several steps at once. The ranges of all steps before
+            # `reads.next_step` are counted by now.
             counts_at_middle, middle = counts.copy(), reads.next_step
-    counted_steps = min(reads.next_step, epoch_steps)
-    scale = (epoch_steps - middle) / max(1, counted_steps - middle)
+    counted_steps = min(reads.next_step, epoch_steps)  # 100
+    scale = (epoch_steps - middle) / max(1, counted_steps - middle)  # 950 / 50
     requests, read_bytes = counts_at_middle + scale * (counts - counts_at_middle)
     return round(requests), round(read_bytes)
 

@@ -171,6 +171,7 @@ class Results:
 
         The file is written completely or not at all.
         """
+        # `part` returns the rows that this rank has added: an array with a column for each result.
         rows, file, run = self.part(), io.BytesIO(), json.dumps(self._run)
         arrays: dict[str, Any] = {"n": self._num_ids, "only": self._ids, "run": run}
         for name in rows.dtype.names or ():
@@ -221,12 +222,13 @@ def _read(file: BinaryIO) -> tuple[int, Array, Any, dict[str, Any]]:
         The number of sample ids, the ids of the pass, the state, and the results by name.
 
     Raises:
-        ValueError: the arrays have more bytes than the file. They are not compressed, so somebody
-            made the file to fill the memory.
+        ValueError: the arrays would take more bytes than the file has. `save` does not compress
+            them, so somebody else made the file, to fill the memory.
     """
     status = os.fstat(file.fileno())
-    # A sparse file may be long, but take few blocks on the disk. So the arrays may not have many
-    # more bytes than these blocks either (`st_blocks` counts blocks of 512 bytes).
+    # A sparse file may be long, but take few blocks on the disk: its holes are read as zeros. So
+    # allow at most `LIMITS.inflation` (1024) bytes in memory for each byte on the disk. `st_blocks`
+    # counts blocks of 512 bytes.
     max_bytes = max(LIMITS.record_bytes, LIMITS.inflation * 512 * status.st_blocks)
     with zipfile.ZipFile(file) as archive:
         array_bytes = sum(member.file_size for member in archive.infolist())
@@ -305,15 +307,18 @@ def _result_of(column: Array) -> Array | Ragged:
 def _as_column(name: str, value: Any) -> Array:
     """Return the user's result of a batch as an array with a row for each id.
 
-    A `Ragged`, a ragged tensor, or a list of arrays becomes a ragged column: an array of objects,
-    each of which is the array of a row.
+    If the rows may differ in length, the column is an array of objects, each of which is the array
+    of a row. The user may give such rows in three forms: a ragged tensor of a framework, a
+    `Ragged`, or a list of arrays. For example, the arrays [1, 2] and [3] become a column of two
+    objects.
 
     Raises:
         ValueError: the rows of a ragged column differ in dtype, or in shape after the first axis.
     """
     if not isinstance(value, (list, tuple)):
-        value = to_ragged(value)  # a ragged tensor of a framework; no other value is changed
+        value = to_ragged(value)  # a ragged tensor becomes a `Ragged`; other values stay
     if isinstance(value, Ragged):
+        # For example, the values [1, 2, 3] and the lengths [2, 1] become the rows [1, 2] and [3].
         values, lengths = (_as_plain_array(name, part) for part in value)
         rows = ragged_rows(name, Ragged(np.array(values), lengths))
     elif isinstance(value, (list, tuple)) and any(getattr(row, "ndim", 0) for row in value):
@@ -321,6 +326,8 @@ def _as_column(name: str, value: Any) -> Array:
     else:
         return _as_plain_array(name, value)
     column = np.fromiter(rows, object, len(rows))  # np.array would stack rows of equal length
+    # `_dtype_text` describes the first row of a column, so call it on columns of a single row: the
+    # text has the dtype and the shape without the length, such as "float32 of shape (…, 3)".
     row_dtypes = {_dtype_text(column[row : row + 1]) for row in range(len(rows))}
     if len(row_dtypes) > 1:
         raise ValueError(f"the rows of {name} may only differ in length, got {row_dtypes}")
@@ -330,20 +337,22 @@ def _as_column(name: str, value: Any) -> Array:
 def _as_plain_array(name: str, value: Any) -> Array:
     """Return an array, a tensor on any device, or a list of values as a numpy array.
 
-    numpy converts the values of a list to one dtype, which may change them. This is an error here:
-    [1, "a"] would become ["1", "a"].
+    numpy converts the values of a list to one dtype, which may change a value: [1, "a"] would
+    become ["1", "a"]. So the result is compared with the list, and a difference is an error.
 
     Raises:
         TypeError: masked values, or objects that are neither numbers nor strings.
         ValueError: a list whose values no single dtype can hold.
     """
-    # The values before numpy converts them to one dtype; an array has one dtype already.
+    # The list, to compare the result with; () for an array, in which numpy changes nothing.
     originals: Any = value if isinstance(value, (list, tuple)) else ()
     if any(isinstance(item, np.ma.MaskedArray) for item in (value, *originals)):
         raise TypeError(f"{name} is masked: fill it, or add values and mask as two results")
     try:
         array = as_array(value.detach().cpu() if hasattr(value, "detach") else value)
-        if array.dtype.hasobject:  # strings of TensorFlow: let numpy find their dtype
+        # An array of objects, as TensorFlow has for strings: let numpy find their dtype, as for a
+        # list.
+        if array.dtype.hasobject:
             originals = array.tolist()
             array = np.array(originals)
     except ValueError as error:
@@ -351,11 +360,11 @@ def _as_plain_array(name: str, value: Any) -> Array:
         raise ValueError(problem) from error
     if array.dtype.hasobject:
         raise TypeError(f"{name} must be numbers or strings, got objects")
-    # Compare each value of a list with what numpy has made of it. An array has no `originals`.
+    # Compare each value of the list with what numpy has made of it, such as 1 with "1".
     values = array.ravel().tolist() if originals else []
     for value, original in zip(values, np.array(originals, "O").flat, strict=False):
         item = original.item() if hasattr(original, "item") else original
-        if value != item and item == item:  # not a NaN, which differs from itself
+        if value != item and item == item:  # a NaN differs from itself, and is no error
             raise ValueError(f"{name} cannot hold {item!r} as {array.dtype}: give one dtype")
     # numpy's code 2 stands for a dtype of another package, such as bfloat16 of ml_dtypes, which
     # cannot be saved to a file.

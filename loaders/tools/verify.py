@@ -296,13 +296,14 @@ def _check_plain_shards(
 ) -> Iterator[_ShardResult]:
     """Scan shards that have no index, and yield (number of records, bad records) of each.
 
+    A bad record has a number, by which the user can exclude it when an index is built. Half samples
+    get the number -1, which excludes nothing. Such a sample of a tar file is in two parts: a.jpg,
+    then b.jpg, and then a.txt. If a.jpg were excluded, a.txt would be taken for a whole sample.
+
     With `full_paths`, the bad records name their shards by full paths.
     """
     for job in jobs:
-        scan = _ShardScan(plan, job)
-        # `half_samples` are parts of tar samples whose files (members) lie apart. They must not be
-        # in the list of records to exclude, because a build that excludes one part takes the other
-        # part for a whole sample. `verify` does not write the number -1 to that list.
+        scan = _ShardScan(plan, job)  # reads the whole shard
         bad = [b._replace(record=-1) if b.record in scan.half_samples else b for b in scan.bad]
         if full_paths:
             bad = [b._replace(shard=str(join(plan.root, job.shard))) for b in bad]
