@@ -162,16 +162,18 @@ class JaxLoader(ThreadedLoader[B]):
 def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, int]:
     """Return which part of each batch this process makes: (number of the part, number of parts).
 
-    The sharding is asked how it cuts an array with one row for each device. For example, if there
-    are 8 devices, and this process has those of rows 4 to 7, it makes the second half of each
-    batch: the result is (1, 2).
+    To find it, let the sharding divide an array with one row for each device, and look at which
+    rows the devices of this process have. For example, there are 8 devices, and those of this
+    process have the rows 4 to 7: it makes the second half of each batch, and the result is (1, 2).
 
     Raises:
-        ValueError: the sharding cuts another axis, or does not divide every batch evenly.
+        ValueError: the sharding divides another axis than the first, or divides batches unevenly.
     """
-    num_devices = len(sharding.device_set)
+    num_devices = len(sharding.device_set)  # 8 in the example
     try:
-        cuts = num_devices // sharding.shard_shape((num_devices,))[0]  # parts of the first axis
+        # The number of parts into which the sharding divides the first axis: 8, if each device has
+        # a row of its own; or fewer, if several devices have copies of the same rows.
+        cuts = num_devices // sharding.shard_shape((num_devices,))[0]
         slices = sharding.addressable_devices_indices_map((num_devices,)).values()
     except (IndexError, ValueError) as error:
         raise ValueError(f"sharding must cut only the first axis, got {sharding}") from error
@@ -180,15 +182,15 @@ def _part_of_process(sharding: jax.sharding.Sharding, feed: Feed) -> tuple[int, 
             f"the sharding cuts each batch into {cuts} equal parts, and {feed.sampler!r} has "
             f"batches of other sizes: give last_batch='pad', or a batch size that {cuts} divides"
         )
-    # The rows of this process, of an array with one row for each device.
+    # `slices` has a tuple of slices for each device of this process: the rows are {4, 5, 6, 7}.
     rows = {row for index in slices if index for row in range(num_devices)[index[0]]}
     first, count = min(rows), len(rows)
     are_consecutive = max(rows) - first + 1 == count
-    # They must be one of the equal parts of the array: of 8 rows, 4 to 7 are the second of two
-    # parts; but 2 to 5, or 3 to 5, are no such part.
+    # They must be one of several equal parts of the array: of 8 rows, 4 to 7 are the second half.
+    # But 2 to 5 are no half (2 % 4 is not 0), and 3 rows are no equal part (8 % 3 is not 0).
     if not are_consecutive or first % count != 0 or num_devices % count != 0:
         raise ValueError(
             f"the devices of a process must have consecutive rows, got rows {sorted(rows)} of "
             f"{num_devices}: order the devices of the mesh by their process"
         )
-    return first // count, num_devices // count
+    return first // count, num_devices // count  # (4 // 4, 8 // 4)

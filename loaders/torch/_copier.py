@@ -125,10 +125,11 @@ class CudaCopier(Copier):
 
 @cache
 def _copying_stream(device: torch.device) -> Any:
-    """Return the CUDA stream for copies to a device. All passes of a process share it.
+    """Return the CUDA stream for copies to a device, the same in all passes of a process.
 
-    torch reuses the memory of freed tensors only on the stream that has allocated them. With a new
-    stream for each pass, a pass could not reuse the memory of the passes before.
+    `cache` creates it at the first call for the device. torch reuses the memory of freed tensors
+    only on the stream that has allocated them. With a new stream for each pass, a pass could not
+    reuse the memory of the passes before.
     """
     return cuda.Stream(device)
 

@@ -170,10 +170,12 @@ class PassRequests:
     def _read(self, opened_step: ExitStack, records: Int64s) -> Mapping[str, Sequence[Any]]:
         """Return a dict from each field to the values of the records of a step.
 
-        `opened_step` has a `ReadStep` that was entered when the step was requested. Leaving it, as
-        this `with` does, releases the bytes that only this step and earlier ones have used.
+        The context `ReadStep` prefetches the bytes of coming steps when it is entered, and drops
+        bytes that no later step needs when it is left. It was entered already, on the thread that
+        requests the steps in order, and put into the `ExitStack` `opened_step`. Here, on the thread
+        that reads the step, it is only left.
         """
-        with opened_step:
+        with opened_step:  # at its end, leaves the `ReadStep`
             if self.cancelled:  # nobody receives the error: the pass has ended
                 raise LoaderError("the pass was cancelled")
             arguments = self._reader, records, self._feed.fields, self._feed.missing

@@ -49,11 +49,12 @@ def as_tensors(batch: Mapping[str, Any], /) -> Batch:
 
 
 def as_unjoined_tensors(batch: Mapping[str, Any], /) -> Batch:
-    """Turn the arrays of a batch into tensors, but leave the parts of jagged tensors unjoined.
+    """Turn the arrays of a batch into tensors, but do not make jagged tensors yet.
 
-    A `Ragged` becomes `JaggedParts`: the tensors of its values and offsets. `join_jagged` makes the
-    jagged tensor of them later, in the loop's thread, since torch may mix up the lengths of jagged
-    tensors that two threads make at once.
+    A jagged tensor, in which rows differ in length, consists of a tensor of values and one of
+    offsets: the rows [1, 2] and [3] have the values [1, 2, 3] and the offsets [0, 2, 3]. torch may
+    mix up jagged tensors that two threads make at once. So this returns the two tensors, called
+    `JaggedParts`, and `join_jagged` makes the jagged tensor of them later, in the loop's thread.
     """
     return {name: _as_unjoined_tensor(value) for name, value in batch.items()}
 
@@ -61,8 +62,9 @@ def as_unjoined_tensors(batch: Mapping[str, Any], /) -> Batch:
 def _as_unjoined_tensor(value: Any) -> Any:
     """Turn an array of a batch into a tensor, and a `Ragged` into `JaggedParts`.
 
-    `JaggedParts` has the tensors of the values and offsets, of which a jagged tensor is made later.
-    Strings become, or stay, lists. A read-only array is copied, since tensors are writable.
+    A `Ragged` has rows that differ in length, such as [1, 2] and [3]. Its `JaggedParts` are two
+    tensors, the values [1, 2, 3] and the offsets [0, 2, 3], of which torch's jagged tensor is made
+    later. Strings become, or stay, lists. A read-only array is copied, since tensors are writable.
     """
     if isinstance(value, Ragged) and value.values.dtype == object:  # lists of strings
         return [row.tolist() for row in np.split(value.values, np.cumsum(value.lengths))[:-1]]
@@ -310,16 +312,18 @@ class RequestSampler(TorchSampler):
 
     @property
     def batch_size(self) -> NoReturn:
-        """Raise an error, always: a request is a whole batch of any size.
+        """Raise an error, always: this sampler must not be replaced by a trainer.
 
-        Lightning and Accelerate read `batch_size` when they replace a batch sampler by one that
-        deals the batches out to the processes.
+        Lightning and Accelerate replace a batch sampler that has a `batch_size` by another, which
+        divides the batches among the processes (ranks). Both first call
+        `hasattr(sampler, "batch_size")`.
 
         Raises:
-            TypeError: this sampler already has only the batches of one process (rank). Dealt out
-                again, batches would be lost, so this stops the trainer.
-            AttributeError: there is one process. So `hasattr(sampler, "batch_size")`, by which
-                trainers ask first, is False, and they leave the sampler as it is.
+            AttributeError: there is one process. `hasattr` is then False, and the trainer goes on
+                with this sampler.
+            TypeError: there are several processes, and this sampler has only the batches of one of
+                them. To divide these again would lose batches. `hasattr` does not catch a
+                TypeError, so it stops the trainer.
         """
         if self._sampler.world_size > 1:
             rank, world_size = self._sampler.rank, self._sampler.world_size

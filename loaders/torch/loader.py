@@ -41,17 +41,19 @@ class _Adapter(Adapter):
     """Adapt a TorchLoader to Keras, which takes a DataLoader on torch."""
 
     def dataset(self, backend: str, arrange: Any, model: Any) -> Any:
-        """Return a DataLoader for Keras's `fit`, or None if `fit` is to take the loader's batches.
+        """Return a DataLoader over the batches for Keras's `fit`, or None.
 
-        Keras calls what a framework trains on its dataset: on torch, this is a DataLoader.
+        None means that the caller must give `fit` something else to iterate over:
+
+        - If Keras's backend is TensorFlow, a generator of the batches. From a DataLoader, Keras
+          would draw batches to infer their shapes, and lose them.
+        - If the user has made a dataset, this dataset.
 
         Args:
-            backend: the name of Keras's backend. On TensorFlow, Keras would draw batches of a
-                DataLoader to infer their shapes, and lose them: return None.
-            arrange: a function that turns a batch into what the model is given. If it is not a
-                function, it is a dataset that the user has made: return None, and the caller gives
-                this dataset to `fit`.
-            model: not used: only other frameworks need it.
+            backend: the name of Keras's backend.
+            arrange: a function that turns a batch into what the model is given, or the user's
+                dataset.
+            model: not used here; the adapters of other frameworks need it.
         """
         if backend == "tensorflow" or not callable(arrange):
             return None
@@ -205,12 +207,16 @@ class TorchLoader(ThreadedLoader[B]):
     def _start_pass(self, epoch: int, start: int) -> _Pass:
         """Start to make the batches of an epoch, from step `start` on, and to copy them.
 
-        Worker processes or, without them, threads make the batches. Another thread takes them and
-        starts the copies to the device, a few batches before the loop needs them.
+        A batch goes through three stages, a few batches before the loop needs it:
+
+        1. It is made: by worker processes or, without them, by threads.
+        2. `copier.prepare` moves it to memory from which it can be copied. Without workers, its
+           arrays are made there, since `copier.empty` allocates them.
+        3. `copier.send` starts the copy to the device, on a thread of its own.
         """
         check_not_in_worker()
         copier = copier_for(self.device)
-        if not self.num_workers:
+        if not self.num_workers:  # stages 1 and 2 on the threads of `_batches`
 
             def prepared(batch: Batch) -> Batch:
                 """Turn a batch into tensors in memory from which they can be copied."""
@@ -266,13 +272,14 @@ class TorchLoader(ThreadedLoader[B]):
         Its length is the number of batches of an epoch. Iterating over it yields batches up to the
         end of the epoch:
 
-        - In a training, the first batch is that at the loader's position (epoch and step).
-        - In an evaluation, it is the first batch of the epoch. Only directly after
-          `load_state_dict` it is that at the loader's position.
+        - A loader that trains starts at its position (epoch and step). A loader that evaluates
+          starts at the first batch of the epoch; only the first iteration after `load_state_dict`
+          starts at its position.
         - The position moves to the next epoch when the last batch was yielded. It does not move if
-          the iteration stops earlier. So Keras may look at the first batch to build a model, and
-          nothing is lost. But if an epoch has a single batch, this is also the last: build the
-          model first, or use a `ResumeCallback`.
+          the iteration stops earlier. So nothing is lost if Keras looks at the first batch to build
+          a model.
+        - If an epoch has a single batch, the first is also the last, and Keras's look moves the
+          position: build the model before `fit`, or use a `ResumeCallback`.
 
         Lightning, Accelerate and transformers take the loader itself. A DataLoader that they make
         from this DataLoader raises TypeError.
