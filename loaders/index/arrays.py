@@ -58,14 +58,16 @@ def row_type(location: int, length: int, /, *, whole_files: bool) -> np.dtype[np
 
 
 def row_types(*, whole_files: bool) -> set[np.dtype[np.void]]:
-    """Return the four dtypes that the rows of a field may have in a file, to check those of a file.
+    """Return the four dtypes that the rows of a field may have, to check the array of a file.
 
-    A row is (location, length, CRC-32C). The location and the length have four bytes if all values
-    of the field fit in them (locations below 2**32, lengths below 2**31), and else eight.
+    A row says where the bytes of a field lie: (location, length, CRC-32C). The location is an
+    offset in a shard; or, with `whole_files`, the number of a file. To save space, location and
+    length each have four bytes if all values of the field fit (locations below 2**32, lengths below
+    2**31), and else eight: this makes four dtypes.
     """
     return {
         row_type(location, length, whole_files=whole_files)
-        for location in (0, 1 << 32)
+        for location in (0, 1 << 32)  # a value that fits in four bytes, and one that does not
         for length in (0, 1 << 31)
     }
 

@@ -19,8 +19,9 @@ def check_class_arrays(*, records: Array, starts: Array, sizes: Array, num_recor
     `records` has the record ids sorted by class: class n is records[starts[n] : starts[n] +
     sizes[n]]. For example, records [2, 0, 1] with starts [0, 1] and sizes [1, 2].
 
-    The arrays may be larger than the memory. So they are read in slices of `READ_ITEMS`, and are
-    read anew for each `_CHECKED_RECORDS` record ids, for which an array says what was found.
+    The arrays may be larger than the memory, so they are read in slices of `READ_ITEMS`. Which
+    record ids were found is noted for at most `_CHECKED_RECORDS` ids at a time. If there are more
+    records, the arrays are read once more for the next ids, and so on.
     """
     if any(array.ndim != 1 or array.dtype.kind != "i" for array in (records, starts, sizes)):
         raise ValueError("its arrays are not one-dimensional arrays of integers")

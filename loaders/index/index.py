@@ -138,7 +138,11 @@ class Index:
         return isinstance(self.shards_root, Location)
 
     def _check_arrays(self) -> None:
-        """Raise IndexFormatError unless all arrays exist, with the right types and lengths."""
+        """Raise IndexFormatError unless all arrays exist, with the right types and lengths.
+
+        A column of strings is stored in two arrays: the strings "ab", "c" have the text "abc" and
+        the ends [2, 3].
+        """
         # A missing array that is read here raises KeyError, which the caller converts.
         arrays, records, shards = self._arrays, self._records, len(self._arrays["shards"])
         # The arrays that each index must have: (length, the dtypes that it may have) by name.
@@ -153,14 +157,16 @@ class Index:
         required |= {f"field-{n}": (records, row_dtypes) for n in range(len(self.fields))}
         num_columns = len(self.manifest["columns"])
         required |= {f"column-{n}": (records, ["<i8", "<f4"]) for n in range(num_columns)}
-        # Columns of strings: the number of strings, or None if any number is allowed. All but the
-        # paths of the shards are optional.
+        # The number of strings of each column of strings, or None if any number is allowed. All
+        # columns but the paths of the shards are optional.
         strings = {"keys": records, "tags": shards, "files": None, "classes": None}
         for name, length in {"shardpaths": shards, **strings}.items():
             if name == "shardpaths" or f"{name}-ends" in arrays:
                 required[f"{name}-ends"] = length, ["<u4", "<i8"]
-                # The text of all strings ends where the last string ends.
+                # The text is as long as the end of the last string: 3 for the ends [2, 3].
                 required[f"{name}-text"] = int(arrays[f"{name}-ends"][-1]), ["u1"]
+        # A column may have several numbers for each record, and "shardsums" has 32 bytes for each
+        # shard, so these may have two axes. All other arrays have one.
         wrong = [
             name
             for name, (length, dtypes) in required.items()
@@ -535,7 +541,8 @@ def _unpickle(
         verified: the arrays that the first process has compared with their SHA-256: they are not
             compared again.
         cache: the disk cache of remote shards, or None.
-        where: the URL that the folder is a copy of, for messages; else the folder.
+        where: the name of the index in messages: the folder; or, if the folder is a local copy of
+            an index at a URL, the URL.
 
     Raises:
         StaleIndexError: the index was rebuilt since it was pickled.

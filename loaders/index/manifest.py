@@ -95,7 +95,10 @@ def array_files(manifest: Mapping[str, Any], /) -> dict[str, int]:
 def no_index_error(path: Path | Location, /) -> FileNotFoundError:
     """Return the error for a path without an index.
 
-    The message names the indexes in this folder or its parent, or a command that builds an index.
+    - If the path is a file, the message has the command that builds an index of it.
+    - If there are indexes in the folder, the message names them.
+    - Otherwise it names the indexes in the parent folder, next to this path, if there are any, and
+      the command that builds an index.
     """
     if isinstance(path, Path) and path.is_file():
         command = _build_command(path, path.with_suffix(".index"))

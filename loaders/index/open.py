@@ -92,10 +92,10 @@ def open_without_checks(
     cache: DiskCache | None = None,
     /,
 ) -> Index:
-    """Open the index at a path or URL, and set the folder or URL of its shards.
+    """Open the index at a path or URL, without checking the shards.
 
-    The shards are not checked. Only if no `root` is given, the first one is looked for, to find out
-    whether the shards are in the folder of the index or at the URL where they were indexed.
+    `root` is the folder or URL of the shards. If it is None, the shards are looked for in two
+    places: where the index is, and at the URL where they were when the index was built.
     """
     if cache is None and is_url(os.fspath(path)):
         cache = cache_of_environment()
@@ -110,8 +110,9 @@ def open_without_checks(
 def set_shards_root(index: Index) -> None:
     """Set `index.shards_root` to the folder or URL where the shards of an index are.
 
-    This is the folder that contains the index folder, as it is set already, if the first shard is
-    there. Otherwise it is the URL at which the shards were indexed, which the index names.
+    By default the shards lie next to the index: `shards_root` is already the folder that contains
+    the index folder. If the first shard is not there, use the URL at which the shards were when the
+    index was built (`built_root`).
 
     Raises:
         UnsafeContentError: the URL is not allowed. An index from an untrusted source could name any

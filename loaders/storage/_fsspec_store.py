@@ -100,6 +100,8 @@ def _translated_errors(url: str) -> Iterator[None]:
     except FileNotFoundError:
         raise not_found(url) from None
     except Exception as error:
+        # An HTTP status such as 403 is a final failure, which a retry cannot help. Without a
+        # status, only some classes of errors are final.
         status = getattr(error, "status", None)
         final = is_final(status if isinstance(status, int) else None)
         if final or isinstance(error, (PermissionError, TypeError, ValueError)):

@@ -49,12 +49,16 @@ class HttpStore(Store):
         self._home_network: str | None = None  # the network of the root's server: see `network_of`
 
     def _stat(self, path: str, /) -> ObjectInfo:
-        """Return the size and ETag of a file, by a request for its first byte."""
+        """Return the size and ETag of a file, by a request for its first byte.
+
+        The response to such a request has the size of the whole file in a header.
+        """
         with self._request_range(path, "bytes=0-0") as response:
-            if response.status == 200:
+            if response.status == 200:  # the server ignores ranges, and sends the whole file
                 return ObjectInfo(response.length_remaining, response.headers.get("ETag"))
-            if response.status == 416:
+            if response.status == 416:  # range not satisfiable: an empty file has no first byte
                 return ObjectInfo(_size(response) or 0, response.headers.get("ETag"))
+            # 206: the first byte. The result is (length of the range, size and ETag of the file).
             return self._check_range(path, response, 0, 1)[1]
 
     def _read(self, path: str, start: int, stop: int, /) -> RangeData:

@@ -217,10 +217,14 @@ def network_of(host: str, /) -> str:
 def _ipv4_in(address: ipaddress.IPv6Address) -> ipaddress.IPv4Address | None:
     """Return the IPv4 address that is embedded in an IPv6 address, or None.
 
-    It is in the last 32 bits if one of these holds of the 96 bits before: they are a prefix of
-    `_IPV4_PREFIXES` (such as ::ffff of ::ffff:1.2.3.4); they begin with 64:ff9b:1 (a local NAT64,
-    RFC 8215); or they end with 0:5efe or 200:5efe (ISATAP, RFC 5214). The addresses of 6to4 and
-    Teredo are decoded by `ipaddress`.
+    In four kinds of addresses, the IPv4 address is in the last 32 bits. The 96 bits before them
+    show the kind:
+
+    - one of `_IPV4_PREFIXES`, such as ::ffff in ::ffff:1.2.3.4;
+    - 64:ff9b:1 at the beginning: a local NAT64 (RFC 8215);
+    - 0:5efe or 200:5efe at the end: ISATAP (RFC 5214).
+
+    In addresses of 6to4 and Teredo it is elsewhere: `ipaddress` decodes them.
     """
     prefix, last = divmod(int(address), 1 << 32)
     is_local_nat64 = prefix >> 48 == 0x64FF9B0001

@@ -184,8 +184,15 @@ def masked(text: str, /) -> str:
     """Replace what may be a secret in a URL, or in a message of another program, by ***: a user
     with a password, and the query.
 
+    A user without a password is hidden too, but not a path with an @. A text such as user:a?b@host,
+    whose password may contain a ?, is hidden as a whole.
+
     >>> masked("no route to https://user:word@host/a.tar?token=1")
     'no route to https://***@host/a.tar?***'
+    >>> masked("https://user@host/a.tar"), masked("https://host/a@b.tar")
+    ('https://***@host/a.tar', 'https://host/a@b.tar')
+    >>> masked("https://user:a?b@host/a.tar")
+    '***'
     """
     scheme, separator, url = text.partition("://")
     if not separator:
@@ -196,7 +203,8 @@ def masked(text: str, /) -> str:
     user, at, host = shown.rpartition("@")
     if "@" in scheme + hidden:  # perhaps user:a?b@host or user:a://b@host: hide the whole text
         return "***"
-    if at and (":" in user or "/" not in user):  # user:password@host, not a path with @
+    # `user` is all before the last @: "user:word" or "user" of a host, but "host/a" of host/a@b.
+    if at and (":" in user or "/" not in user):
         shown = f"***@{host}"
     return f"{scheme}{separator}{shown}{hidden[:1]}{'***' if hidden else ''}"
 
@@ -241,8 +249,9 @@ def unquoted(path: str, /) -> str:
 def _check_no_password(url: str, *, protocol: str, host: str) -> None:
     """Raise LoaderError for a URL with a password, or with a user name that is not allowed.
 
-    A name before an @ is allowed in abfs://container@account, and in URLs of fsspec, as in
-    sftp://user@host. A password is never allowed, as in sftp://user:password@host.
+    A password is never allowed, as in sftp://user:password@host. A user name before an @ is allowed
+    in URLs that fsspec reads, such as sftp://user@host. It is not allowed in URLs of the web and of
+    object stores, except for abfs://container@account, where it is no user.
 
     Args:
         url: the URL.
@@ -252,8 +261,8 @@ def _check_no_password(url: str, *, protocol: str, host: str) -> None:
     user = host.rpartition("@")[0]
     is_host_and_port = _HOSTS["web"].fullmatch(host)  # such as example.org:443
     if ":" in host and not is_host_and_port:
-        # A password may contain a slash: of sftp://user:a/b@host, `host` is user:a. So the user and
-        # the password are what lies before the last @ of the URL.
+        # "user:a" is no host. A password may contain a slash, as in sftp://user:a/b@host: `host` is
+        # then cut at the slash. So take all that lies before the last @ of the URL: "user:a/b".
         user = url.partition("://")[2].rpartition("@")[0]
     may_have_user = protocol not in (*WEB, *OBJECTS) or protocol in ("abfs", "abfss")
     if ":" in user or (user and not may_have_user):

@@ -109,7 +109,7 @@ def hint_arguments(**hints: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
 
 
 def closest_name(name: str, names: Iterable[str], /) -> str:
-    """Return the advice for an unknown option: the most similar of the names, or all names.
+    """Return advice, as text, for an unknown option: the most similar of the names, or all names.
 
     >>> closest_name("batchsize", ["batch_size", "seed"]), closest_name("x", ["batch_size", "seed"])
     ('did you mean batch_size=?', 'its options are batch_size, seed')

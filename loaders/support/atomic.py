@@ -29,8 +29,9 @@ _POLL_INTERVAL = 0.02  # seconds
 def replace_file(path: Path, data: bytes) -> None:
     """Replace a file atomically: write a temporary file in its folder, sync it, and rename it.
 
-    A temporary file of a killed process is removed. It is not locked, and not empty: an empty one
-    may have been created just now by another process, which has yet to lock it.
+    Temporary files of killed processes are removed first. A process locks its temporary file while
+    it writes, so a file that can be locked here is stale. But an empty file is kept, since another
+    process may have created it just now, and not locked it yet.
     """
     for stale in path.parent.glob(f".{glob.escape(path.name)}-{'[0-9a-f]' * 16}"):
         with suppress(LoaderError, OSError), open_file(stale) as file:

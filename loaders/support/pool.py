@@ -130,10 +130,10 @@ class Pool(ThreadPoolExecutor):
 def _serve(pipe: Connection) -> None:
     """Run the main loop of a worker: answer the calls that come through a pipe, until it is closed.
 
-    Ctrl-C, which the parent process gets at the same time, ends the worker without a traceback. The
-    end of the worker also closes its pipe, which wakes the parent. Otherwise the parent might wait
-    for ever: Python does not handle a signal that comes just before the main thread waits for a
-    lock, until the lock is free.
+    Ctrl-C sends SIGINT to the worker and to the parent process. It ends the worker, without a
+    traceback. It should also raise KeyboardInterrupt in the parent, but if it comes just before the
+    parent's main thread waits for a lock, Python only raises that when the lock is free: perhaps
+    never. The end of the worker helps there: it closes the pipe, which wakes the parent.
     """
     end_with_parent()
     # Let the system end this process at SIGINT, in place of Python's KeyboardInterrupt. SIGINT was
