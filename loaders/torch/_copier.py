@@ -127,9 +127,9 @@ class CudaCopier(Copier):
 def _copying_stream(device: torch.device) -> Any:
     """Return the CUDA stream for copies to a device, the same in all passes of a process.
 
-    `cache` creates it at the first call for the device. torch reuses the memory of freed tensors
-    only on the stream that has allocated them. With a new stream for each pass, a pass could not
-    reuse the memory of the passes before.
+    The decorator `cache` keeps the stream of the first call. torch reuses the memory of freed
+    tensors only on the stream that has allocated them. With a new stream for each pass, a pass
+    could not reuse the memory of the passes before.
     """
     return cuda.Stream(device)
 
