@@ -259,13 +259,14 @@ class ShardShuffleSampler(Sampler):
         """Return the number of the segment that is read at each position of an epoch, int64[n].
 
         The records are divided into sections, and a section into segments. A section is read in
-        rounds, which read one record of each segment. Segments are numbered in the order in which
-        rounds read them: with 3 segments in a section, those of section 1 are 3 4 5.
+        rounds, which read one record of each segment. Segments are numbered section by section, and
+        within a section in the order in which rounds read them: with 3 segments in each section,
+        position 4 of section 1 is in round 1, at index 1, and so in segment 3 + 1.
         """
         section, section_position = self._positions_in_sections(positions)
         index_in_round = self._tables(epoch).round_robin.indices_in_round(section_position)
-        # The bounds of the segments in a section: the start of each, and the end of the last.
-        return section * (len(self._segment_bounds) - 1) + index_in_round
+        num_per_section = len(self._segment_bounds) - 1  # a start for each segment, and one end
+        return section * num_per_section + index_in_round
 
     def _tables(self, epoch: int) -> _EpochTables:
         """Return the tables of an epoch, from the cache if they are there."""

@@ -98,9 +98,10 @@ class RoundRobin:
         return segment_start + round_  # [0, 3, 1, 4, 2]
 
     def indices_in_round(self, positions: Int64s) -> Int64s:
-        """Return the index in its round of each position of the output, int64[n].
+        """Return which segment is read at each position, as its index in a round, int64[n].
 
-        All rounds read the segments in the same order, so an index in a round is one segment.
+        All rounds read the segments in the same order. With rounds of 3, 3 and 1 segments, the
+        positions 3, 4 and 6 have the indices 0, 1 and 0.
         """
         return self._rounds.locate(positions)[1]
 
@@ -146,16 +147,18 @@ class ShuffledRoundRobin:
         """Return the segment at index `index_in_round[i]` of round `round_[i]`, int64[n].
 
         A round reads all segments of a sequence, in a random order of its own. To bound memory, the
-        orders of a few rounds are computed at a time.
+        orders of a few rounds are computed at a time. The comments have the values for the indices
+        0, 1 and 2 of the rounds 5, 6 and 5, if the order of one round is computed at a time.
         """
-        all_rounds, row = np.unique(round_, return_inverse=True)  # `all_rounds[row]` is `round_`
-        by_round = np.argsort(row, kind="stable")  # the indices i, sorted by their rounds
-        sorted_row = row[by_round]
+        # The distinct rounds, and which of them each i has: `all_rounds[row]` is `round_`.
+        all_rounds, row = np.unique(round_, return_inverse=True)  # [5, 6], [0, 1, 0]
+        by_round = np.argsort(row, kind="stable")  # the indices i, by their rounds: [0, 2, 1]
+        sorted_row = row[by_round]  # [0, 0, 1]
         segment = np.empty(round_.shape, np.int64)
         for chunk in slices(len(all_rounds), max(1, _MAX_SORTED // len(self._lengths))):
-            rounds = all_rounds[chunk]
-            start, stop = np.searchsorted(sorted_row, [chunk.start, chunk.stop])
-            i = by_round[start:stop]  # the indices i of these rounds
+            rounds = all_rounds[chunk]  # [5], then [6]
+            start, stop = np.searchsorted(sorted_row, [chunk.start, chunk.stop])  # 0, 2; then 2, 3
+            i = by_round[start:stop]  # the indices i of these rounds: [0, 2], then [1]
             # Cached, since the next batch often has the same round, if there are many segments.
             orders = self._cache.get(rounds.tobytes(), partial(self._orders, rounds))
             segment[i] = orders[row[i] - chunk.start, index_in_round[i]]
