@@ -405,3 +405,19 @@ def test_reading_into_next_epoch_does_not_move_the_loader(
             assert (max(told) >= 10 * (epoch + 1)) == follows
             assert max(told) < 10 * (epoch + 2)
         assert not pickle.loads(pickle.dumps(loader.schedules))
+
+
+@pytest.mark.parametrize(("limit", "least", "most"), [(None, 1000, 1300), (1 << 26, 2000, 3000)])
+def test_plan_requests_at_most_a_thousand_small_ranges_ahead_unless_told(
+    tmp_path: Path, limit: int | None, least: int, most: int
+) -> None:
+    """More would keep the threads of requests so busy that the loop waits for the processor."""
+    index = pack(({"x": bytes(5000)} for _ in range(3000)), tmp_path)["data"]
+    kind, arguments = index.__reduce__()[:2]  # type: ignore[misc]
+    remote = kind(arguments[0], "http://127.0.0.1:9", *arguments[2:])  # type: ignore[operator]
+    stream = BatchSampler(RandomSampler(3000, seed=0), batch_size=50)
+    plan = ReadPlan(remote, ["x"], Schedule(stream), 0, limit=limit)
+    plan.step_started(0)
+    events = iter(lambda: list(plan.next_events(0)), [])
+    fetches = [event for found in events for event in found if isinstance(event, Fetch)]
+    assert least < sum(len(fetch.ranges) for fetch in fetches) <= most
