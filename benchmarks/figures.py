@@ -87,9 +87,11 @@ def tables() -> dict[str, str]:
                 rate(images["TorchLoader, 2 threads"]),
             ),
             (
-                "random records of 1 and 10 KB in TensorFlow, on two hosts",
+                "random records of 1 and 10 KB in TensorFlow",
                 "`TFRecordDataset`, which reads in order and shuffles nothing",
-                "{} to {} of its rate (1 KB), {} to {} (10 KB)".format(*small, *large),
+                "{} of its rate (1 KB; {} by processor time), {} ({}) of 10 KB".format(
+                    *small, *large
+                ),
             ),
             ranks_row,
         ],
