@@ -47,7 +47,7 @@ LIMIT = 1 << 26
 """The default of `limit`: bytes that are fetched before their batches need them."""
 
 _MIN_REQUEST_COST = 1 << 16
-"""By default, a request counts as at least so many bytes: so at most 1,024 ranges are fetched ahead.
+"""By default, a request counts as at least so many bytes: at most 1,024 ranges are fetched ahead.
 
 Threads that answer thousands of small requests take the processor from the loop that waits for the
 next batch: with 6,400 ranges of 10 KB ahead, a batch took 1.3 s where it now takes 0.08 s.
