@@ -56,27 +56,33 @@ class CoverageBatches:
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return the record ids of one rank in these training steps of one epoch, concatenated.
 
-        A batch is P chunks, and a chunk is K records of one class. A rank gets `P / world_size` of
-        the chunks. The chunks of an epoch are numbered class by class: if the classes a, b and c
-        have 3, 2 and 1 chunks, chunks 0 1 2 are of a, chunks 3 4 of b, and chunk 5 of c.
+        A batch is P chunks, and a chunk is K records of one class. The chunks of an epoch are
+        numbered class by class, with the classes in random order. A rank gets `P / world_size` of
+        the chunks of each batch.
+
+        In the comments, K is 2, and the classes come in the order 2 0 1: class 2 has the chunks
+        0 1, class 0 the chunks 2 3 4, and class 1 the chunk 5. A rank gets the chunks 4 and 0, of
+        the classes 0 and 2. These have 7 and 5 records, of which an epoch uses 6 and 4.
         """
-        epoch = int(steps[0]) // self.steps  # the same for all steps
+        epoch = int(steps[0]) // self.steps  # the same for all steps: 2
+        # The `class_order` of the table is [2, 0, 1], and its `bounds` are [0, 2, 5, 6].
         table = self._cache.get(epoch, lambda: self._epoch_table(epoch))
-        chunks = self._chunks_of_rank(epoch, steps % self.steps, rank, world_size)
-        # The classes are in random order: class `class_order[i]` has the chunks `bounds[i]` to
-        # `bounds[i + 1] - 1`.
-        i = np.searchsorted(table.bounds, chunks, side="right") - 1
-        classes = table.class_order[i]
+        chunks = self._chunks_of_rank(epoch, steps % self.steps, rank, world_size)  # [4, 0]
+        # Find the class of each chunk, and the index of the chunk among those of its class.
+        i = np.searchsorted(table.bounds, chunks, side="right") - 1  # [1, 0]
+        classes = table.class_order[i]  # [0, 2]
         if self.by_class:  # class indices in place of record ids
             return np.repeat(classes, self._k)
-        # The K records of each chunk: random indices among the records of the class that are used.
-        index_among_used = table.record_subsets.subsets(classes, chunks - table.bounds[i])
-        # If 4 of the 5 records of a class are used, epoch 0 uses the records 0 1 2 3 of the class,
-        # epoch 1 the records 1 2 3 4, and epoch 2 the records 2 3 4 0.
-        class_size = self._classes.sizes[classes]
-        num_unused = class_size - self._records_used[classes]
-        first_used = epoch * num_unused
-        index_in_class = (first_used[:, None] + index_among_used) % class_size[:, None]
+        chunk_in_class = chunks - table.bounds[i]  # [2, 0]
+        # Draw K of the used records of each class, numbered from 0 on, such as [[5, 0], [3, 1]].
+        numbers = table.record_subsets.subsets(classes, chunk_in_class)
+        # So that each epoch leaves out other records, number 0 is another record in each epoch: of
+        # class 2, the records 0 1 2 3 are used in epoch 0, 1 2 3 4 in epoch 1, 2 3 4 0 in epoch 2.
+        class_size = self._classes.sizes[classes]  # [7, 5]
+        num_left_out = class_size - self._records_used[classes]  # [1, 1]
+        first_used = epoch * num_left_out  # [2, 2]
+        # The index of each record in its class: [[0, 2], [0, 3]].
+        index_in_class = (first_used[:, None] + numbers) % class_size[:, None]
         return self._classes.record_ids(classes[:, None], index_in_class).reshape(-1)
 
     def _chunks_of_rank(self, epoch: int, steps: Int64s, rank: int, world_size: int) -> Int64s:
@@ -103,23 +109,27 @@ class CoverageBatches:
         return (row * self.steps + column[:, None]).reshape(-1)  # [11, 5, 0, 6]
 
     def _epoch_table(self, epoch: int) -> _EpochTable:
-        """Return which class each chunk of an epoch is of; a chunk is K records of one class.
+        """Decide how many chunks each class has in an epoch, and number the chunks.
 
-        Each class has `_num_chunks` chunks, and one more or less in some epochs, so that all
-        batches of the epoch are full. `_num_missing` is how many chunks are missing to fill them,
-        negative if there are too many. Each missing chunk is added to a class of the list
-        `_adjustable`, and each that is too many is taken from one, in turn over the epochs: with
-        the list 0 0 1 and one chunk too many, class 0 has a chunk less in epochs 0 and 1, class 1
-        in epoch 2, and class 0 again in epoch 3.
+        A chunk is K records of one class, and a batch is P chunks. The batches of each epoch must
+        be full, but the chunks of all classes may not fill them exactly: 3, 2 and 2 chunks are one
+        too many for 3 batches of 2 chunks. Then `_num_missing` is -1, and in each epoch one class
+        has a chunk less. The list `_adjustable` says whose turn it is: with the list 0 0 0 1 1 2 2,
+        it is class 0 in epochs 0 to 2, class 1 in epochs 3 and 4, class 2 in epochs 5 and 6, and
+        then class 0 again. If chunks are missing, classes take turns at having a chunk more.
+
+        The comments follow epoch 3 of this example.
         """
-        num_adjusted = abs(self._num_missing)
-        # The next `num_adjusted` entries of the list, cyclically over the epochs.
-        index = (epoch * num_adjusted + np.arange(num_adjusted)) % len(self._adjustable)
-        adjustments = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))
-        num_chunks = self._num_chunks + np.sign(self._num_missing) * adjustments
+        num_adjusted = abs(self._num_missing)  # the classes whose turn it is: 1
+        index = (epoch * num_adjusted + np.arange(num_adjusted)) % len(self._adjustable)  # [3]
+        turns = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))  # [0, 1, 0]
+        num_chunks = self._num_chunks + np.sign(self._num_missing) * turns  # [3, 1, 2]
+        # Number the chunks class by class, with the classes in random order, such as 2 0 1: then
+        # class 2 has the chunks 0 1, class 0 the chunks 2 3 4, and class 1 the chunk 5.
         num_classes = len(num_chunks)
         order = permute(num_classes, derive(self._key, epoch, _CLASS_ORDER), np.arange(num_classes))
-        bounds = np.append(0, np.cumsum(num_chunks[order]))
+        bounds = np.append(0, np.cumsum(num_chunks[order]))  # [0, 2, 5, 6]
+        # An epoch uses `_records_used` records of each class: divide them into chunks at random.
         chunk_key = derive(self._key, epoch, _CHUNK_RECORDS)
         return _EpochTable(order, bounds, FairSubsets(self._records_used, self._k, chunk_key))
 
@@ -162,22 +172,27 @@ def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the smallest number of batches that use every record, and the chunks in them.
 
     `sizes` has the number of records of each class. A chunk is K records of one class, and a batch
-    is P chunks of different classes. So n batches have at most n chunks of a class.
+    is P chunks of different classes. So that all batches are full, the smallest classes get more
+    chunks than they need, in which their records are repeated.
+
+    For example, classes 0, 1 and 2 have 10, 2 and 2 records, P = 2 and K = 2. The 5 chunks of class
+    0 must be in 5 different batches, which are 10 chunks. The classes need only 5, 1 and 1. So
+    classes 1 and 2 get 2 chunks each. The last chunk is of class 1 in one epoch, of class 2 in the
+    next, and so on.
 
     Returns:
-        Three values. As an example, classes 0, 1 and 2 have 10, 2 and 2 records, P = 2 and K = 2:
+        Three values, in the example 5, [5, 2, 2] and [1, 2]:
 
-        - The number of batches: 5, since class 0 has 5 chunks, each in another batch.
-        - The number of chunks of each class: 5 2 2. Classes 1 and 2 need only 1 chunk each, but 5
-          batches have 10 chunks. So the records of the smallest classes are repeated, in as many
-          chunks each as there is room for.
-        - The classes that take turns at having one chunk more, so that all batches are full: 1 2.
+        - The number of batches.
+        - The number of chunks of each class, without the last chunks.
+        - The classes that get the last chunks, in turn from epoch to epoch.
     """
-    needed = -(-sizes // k)  # chunks of each class, rounded up
-    steps = max(-(-int(needed.sum()) // p), int(needed.max()))
-    # As many chunks as all classes can have at least: 2 in the example.
-    at_least = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)
-    return steps, np.maximum(needed, at_least), np.flatnonzero(needed <= at_least)
+    needed = -(-sizes // k)  # chunks of each class, rounded up: [5, 1, 1]
+    steps = max(-(-int(needed.sum()) // p), int(needed.max()))  # max(4, 5)
+    # The largest number of chunks that each class can have at least. It is 2 here: 5 + 2 + 2 chunks
+    # fit into the 5 batches of 2 chunks, and 5 + 3 + 3 would not.
+    lowest = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)
+    return steps, np.maximum(needed, lowest), np.flatnonzero(needed <= lowest)
 
 
 def _largest(upper: int, is_possible: Callable[[int], bool]) -> int:
