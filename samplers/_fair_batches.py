@@ -82,25 +82,32 @@ class FairBatches:
         """Return one rank's slices of the batches of these global steps, concatenated.
 
         All steps are in one phase, a range of steps with constant P and K. A batch has P classes,
-        and K record ids of each. A rank gets the ids of `P / world_size` of the classes.
+        and K record ids of each. A rank gets the ids of `P / world_size` of the classes: with P = 4
+        and 2 ranks, rank 1 gets the last two classes of each batch.
+
+        First the classes are drawn, then K records of each class. If K is random in each step,
+        `phase.k` is the largest K: so many records are drawn, and only the first K are returned.
         """
         schedule, p, k = self._schedule(phase), phase.p, phase.k
-        # The rank gets the columns `start` to `stop - 1` of the P classes of each batch.
+        # The rank gets the classes at the indices `start` to `stop - 1`: for rank 1 of 2, 2 and 3.
         start, stop = rank * p // world_size, (rank + 1) * p // world_size
-        if self.by_class:  # class indices in place of record ids
+        # `ids` will be int64[steps, classes of the rank, k].
+        if self.by_class:  # return class indices in place of record ids
             classes, _ = schedule.classes_at(steps, start, stop)
             ids = np.broadcast_to(classes[:, :, None], (*classes.shape, k))
-        elif self._class_labels is None:
+        elif self._class_labels is None:  # a record has one label, and so it is in one class
             classes, subset_index = schedule.classes_at(steps, start, stop)
             ids = schedule.records(classes, subset_index)
-        else:  # a record may be of two classes of the batch: draw the batch of all ranks, to see it
+        else:
+            # A record may have several labels, and be drawn for two classes of a batch, also for
+            # classes of different ranks. So draw the batch of all ranks, and replace duplicates.
             classes, subset_index = schedule.classes_at(steps, 0, p)
-            ids = schedule.distinct_records(classes, subset_index, self._class_labels)
-            ids = ids[:, start:stop]
-        if self._shape.lowest_k is None:  # K is constant
+            batch_ids = schedule.distinct_records(classes, subset_index, self._class_labels)
+            ids = batch_ids[:, start:stop]
+        if self._shape.lowest_k is None:  # K is not random
             return ids.reshape(-1)
-        # K is random in each step, and `k` is its maximum: take the first K records of each class.
-        random_k = self._shape.k_of_steps(phase, steps)
+        # For two steps with a K of 2 and 3, and k = 3, `is_taken` is [[[1, 1, 0]], [[1, 1, 1]]].
+        random_k = self._shape.k_of_steps(phase, steps)  # [2, 3]
         is_taken = np.arange(k) < random_k[:, None, None]
         return ids[np.broadcast_to(is_taken, ids.shape)]
 
@@ -134,61 +141,61 @@ class _PhaseSchedule:
         # For each exclusion: the classes, the index of the first subset that each draws from its
         # remaining records, these records, and their random subsets.
         self._exclusions: list[tuple[Int64s, Int64s, ClassOrder, FairSubsets]] = []
-        # In the batches from the last change of P to the start of the phase, each class came once
-        # in each complete traversal of its super-class, and some classes came once more.
-        counts = self._count_traversals(phase.start - phase.p_start)
-        self._traversals_before_phase, self._once_more_before_phase = counts
+        # Of the batches from the last change of P to the start of the phase: how often all classes
+        # of each super-class came, and which classes came once more.
+        self._counts_before_phase = self._count_traversals(phase.start - phase.p_start)
         for exclusion in batches.exclusions:
             self._exclude(exclusion)
 
     def _exclude(self, exclusion: ClassExclusion) -> None:
         """Draw only the remaining records of some classes from a training step on.
 
-        A class takes K of its records, a subset, for each batch that has the class. It takes all of
-        its records once (a *traversal*), then all of them again, and so on. The traversal that has
-        started before the step is completed. The next one has only the remaining records.
+        So that the records of a class are drawn equally often, the change waits until the class has
+        drawn all of its records equally often. A class draws K records for each batch that has the
+        class: all of its records once, then all of them again, and so on.
 
-        For example, a class of 5 records and K = 2 has taken 7 subsets before the step: 14 records,
-        which are 3 started traversals. These have 15 records, 0 to 14. The next traversal starts at
-        record 15, in subset 7 (records 14 and 15). Subset 7 is the first that has only remaining
-        records.
+        In the comments, a class of 5 records and K = 2 is in 7 batches before the step. It has
+        drawn 14 records: all 5 twice, and 4 of them once more. After 15 records it would have drawn
+        all of them 3 times, which is in the next batch. So from this batch on, batch 7 of the
+        class, it draws only from the remaining records.
         """
         if not self._exclusions:  # before the first exclusion these arrays must not be changed
             self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
         classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
         size, first_subset = self._sizes[classes], self._first_subset[classes]
-        num_subsets = self._num_batches_with(classes, max(self._phase.start, exclusion.step))
-        # An earlier exclusion may have changed the size of a class, from subset `first_subset` on:
-        # count records and traversals since then.
-        num_records = (num_subsets - first_subset).clip(min=0) * k
-        num_traversals = -(-num_records // size)  # started before the step: rounded up
-        first_subset = first_subset + num_traversals * size // k  # in which the next one starts
+        num_batches = self._num_batches_with(classes, max(self._phase.start, exclusion.step))  # 7
+        # An earlier exclusion may have changed the size of a class, from batch `first_subset` on:
+        # count the records since then.
+        num_drawn = (num_batches - first_subset).clip(min=0) * k  # 14
+        stop = -(-num_drawn // size) * size  # rounded up to a multiple of the size: 15
+        first_subset = first_subset + stop // k  # 7
         self._sizes[classes], self._first_subset[classes] = remaining.sizes, first_subset
         subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, exclusion.step))
-        # From subset `first_subset` on, `records` draws from the remaining records.
+        # From batch `first_subset` on, `records` draws from the remaining records.
         self._exclusions.append((classes, first_subset, remaining, subsets))
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return the classes of each step's batch, and how many earlier batches have each class.
 
-        Earlier batches are counted in the phase, a range of steps with constant P and K: if its
-        batches have the classes 0 2, 1 0 and 1 2, the counts are 0 0, 0 1 and 1 1.
+        Only earlier batches of the phase count, a range of steps with constant P and K: if the
+        phase has the batches 0 2, 1 0 and 1 2, the counts are 0 0, 0 1 and 1 1.
 
-        A batch has P classes. Only those at the indices `start` to `stop - 1` are returned, the
-        classes of one rank. Both arrays are int64[steps, stop - start].
+        A batch has P classes, all of one super-class (a group of classes). Only those at the
+        indices `start` to `stop - 1` are returned, the classes of one rank. Both arrays are
+        int64[steps, stop - start].
         """
-        # Number the batches from `p_start`, the step at which P last changed. If only K has changed
-        # since, the phase starts later.
+        # The order of the classes starts at step `p_start`, at which P last changed. The phase may
+        # start later, as K may have changed since.
         batch = steps - self._phase.p_start
-        # The classes of a batch are of one super-class, a group of classes. Find which one, and how
-        # many batches of the same super-class come before.
+        # Find the super-class of each batch, and how many batches of it there are since `p_start`.
         super_class, batch_index = self._super_class_order.elements_at(batch)
-        classes, num_earlier = self._classes_of(super_class, batch_index, start, stop)
-        # Subtract the batches before the phase. All classes of a super-class came together in as
-        # many batches as there were traversals, and some classes in one batch more.
-        num_earlier -= self._traversals_before_phase[super_class][:, None]
-        num_earlier -= self._once_more_before_phase[classes]
-        return classes, num_earlier
+        classes, num_since_p_start = self._classes_of(super_class, batch_index, start, stop)
+        # Subtract the batches before the phase. If these are 0 2 and 1 0, of the classes 0 1 2, all
+        # classes came once (a traversal), and class 0 once more: it is in 2 batches, classes 1 and
+        # 2 are in 1.
+        num_traversals, came_once_more = self._counts_before_phase
+        num_before_phase = num_traversals[super_class][:, None] + came_once_more[classes]
+        return classes, num_since_p_start - num_before_phase
 
     def _classes_of(
         self, super_class: Int64s, batch_index: Int64s, start: int, stop: int
@@ -204,10 +211,11 @@ class _PhaseSchedule:
         super-class `super_class[i]`. It has only the classes at the indices `start` to `stop - 1`
         of the batch.
         """
-        # Each class as its index among those of its super-class.
+        # Each class as its index within its super-class, from 0 on.
         classes = self._class_subsets.subsets(super_class, batch_index, start, stop)
         if self._super_classes is not None:
-            # It has the classes sorted by super-class, like the ids of records sorted by class.
+            # A `ClassOrder` with super-classes in place of classes, and classes in place of
+            # records: `record_ids` returns class indices.
             classes = self._super_classes.record_ids(super_class[:, None], classes)
         # The position of each class in all batches of the super-class, one after the other.
         position = batch_index[:, None] * self._phase.p + np.arange(start, stop)
@@ -217,19 +225,25 @@ class _PhaseSchedule:
     def _num_batches_with(self, classes: Int64s, step: int) -> Int64s:
         """Return how many batches of the phase before a step have each of these classes.
 
-        A phase is a range of steps with constant P and K.
+        A phase is a range of steps with constant P and K. All classes of a super-class (a group of
+        classes) come once (a *traversal*), then all again, and so on, since the last change of P.
+
+        In the comments, there is one super-class of 3 classes, and P = 2. Since the last change of
+        P, the batches before the step are 0 2, 1 0 and 1 2, and the phase starts at the second.
         """
-        # The super-class of each class (a group of classes). Without super-classes it is 0.
+        # The super-class of each class, which is 0 if there are no super-labels.
         super_class = np.zeros_like(classes)
         if self._super_classes is not None:
-            # It has the classes sorted by super-class, like the ids of records sorted by class.
+            # A `ClassOrder` with super-classes in place of classes, and classes in place of
+            # records: `_class_of_records` returns the super-class of each class.
             super_class = self._super_classes._class_of_records(len(self._classes))[classes]
-        # Before the step, and before the phase: a class is in one batch for each time that all
-        # classes of its super-class come, and in one more if it came once more.
-        traversals, once_more = self._count_traversals(step - self._phase.p_start)
-        num_before_step = traversals[super_class] + once_more[classes]
-        traversals, once_more = self._traversals_before_phase, self._once_more_before_phase
-        return num_before_step - (traversals[super_class] + once_more[classes])
+        # Batches before the step: all classes came twice, and no class once more.
+        num_traversals, came_once_more = self._count_traversals(step - self._phase.p_start)
+        num_before_step = num_traversals[super_class] + came_once_more[classes]  # [2, 2, 2]
+        # Batches before the phase: not all classes came, but classes 0 and 2 once.
+        num_traversals, came_once_more = self._counts_before_phase
+        num_before_phase = num_traversals[super_class] + came_once_more[classes]  # [1, 0, 1]
+        return num_before_step - num_before_phase  # [1, 2, 1]
 
     def _count_traversals(self, num_batches: int) -> tuple[Int64s, NDArray[np.bool_]]:
         """Count in how many of the first `num_batches` batches since P last changed each class is.
@@ -321,9 +335,8 @@ class _PhaseSchedule:
         sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
         has_duplicates = (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)
         for batch in np.flatnonzero(has_duplicates):
-            rows_by_size = np.argsort(
-                np.asarray(self._classes.sizes)[classes[batch]], kind="stable"
-            )
+            sizes = np.asarray(self._classes.sizes)[classes[batch]]
+            rows_by_size = np.argsort(sizes, kind="stable")
             candidates = partial(self._later_records, classes[batch], subset_index[batch])
             failed_row = replace_duplicates(ids[batch], rows_by_size, candidates)
             if failed_row is not None:
