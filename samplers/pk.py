@@ -22,7 +22,8 @@ from twinfeed.samplers.state import first_step
 from twinfeed.samplers.traits import SamplerTraits
 from twinfeed.samplers.types import Array, Int64s
 
-# The name of the parameter that states compare with small="drop".
+# The name of the parameter that states compare with small="drop": the largest k of all steps
+# decides which classes are kept.
 _KEPT = "classes that small='drop' keeps (min_class_size fixes them for any k)"
 
 
@@ -125,17 +126,17 @@ class PKBatchSampler(BatchStream):
             "super_labels": None if super_classes is None else super_classes.digest,
             **shape.parameters,
             "small": small,
-            # The largest k of all steps decides which classes small="drop" keeps.
             **({_KEPT: len(classes)} if small == "drop" else {"min_class_size": self._min_size}),
             "coverage": coverage,
             "order_within": order_within,
             "records": self._record_ids,
+            **excluded_ids(exclude, self.num_records),
         }
         self._check_p(int(super_classes.sizes[-1]) if super_classes else len(classes))
         if class_labels is not None:
             check_class_pairs(classes, class_labels, shape.largest_k)
         if coverage is None:
-            options = order_within == "stored", class_labels, self._set_exclusions(exclude)
+            options = order_within == "stored", class_labels, self._class_exclusions()
             self._source = FairBatches(classes, super_classes, shape, seed, *options)
             steps = self._num_batches(batches_per_epoch)
         else:
@@ -253,10 +254,11 @@ class PKBatchSampler(BatchStream):
     def _check_p(self, num_classes: int) -> None:
         """Raise ValueError if a batch needs more classes (P) than there are to draw it from.
 
-        The classes of a batch are of one super-class. `num_classes` is the number of classes of the
-        smallest super-class.
+        The classes of a batch are all of one super-class, a group of classes. So each super-class
+        must have P classes: `num_classes` is the number of classes in the smallest super-class, or
+        of all classes if there are no super-classes.
         """
-        p = self._shape.largest_p
+        p = self._shape.largest_p  # P may change from step to step
         if num_classes < p:
             where = "every super-class" if self.parameters["super_labels"] else "the data"
             raise ValueError(
@@ -264,16 +266,15 @@ class PKBatchSampler(BatchStream):
                 f"(min_class_size={self._min_size}, small={self._small!r}), got {p}"
             )
 
-    def _set_exclusions(self, exclude: Mapping[int, ArrayLike] | None) -> list[ClassExclusion]:
-        """Add the excluded ids to `parameters`, and return the records that remain in each class.
+    def _class_exclusions(self) -> list[ClassExclusion]:
+        """Return which records remain in the classes from each step of the option `exclude` on.
 
-        `exclude` is `{training step: ids}`, the option of the sampler. An item of the result is for
-        one step: it has the classes of the excluded ids, and the records of these classes that are
-        not excluded at this step or earlier. Each class must have enough of them.
+        If class 1 has the records 2 3 4, the option `{7: [4]}` has one item as its result: from
+        step 7 on, class 1 has the records 2 3. Records that are excluded at an earlier step do not
+        remain either. ValueError if a class has too few remaining records.
         """
-        # {name: ids}, with names such as "exclude from step 7", from which `first_step` returns 7.
-        excluded = excluded_ids(exclude, self.num_records)
-        self.parameters = {**self.parameters, **excluded}
+        # The option is in `parameters`: here it is {"exclude from step 7": [4]}.
+        excluded = {name: ids for name, ids in self.parameters.items() if "exclude" in name}
         if not excluded:
             return []
         if self._several_labels:
@@ -348,15 +349,17 @@ class PKBatchSampler(BatchStream):
     def traits(self) -> SamplerTraits:  # type: ignore[override]
         """Properties of the samples, on which loaders rely.
 
-        A loader may read each class by an iterator of its own, which can only give its next record
-        (tf.data's `choose_from_datasets`). It takes from this sampler only the class of each
-        sample, and refuses the sampler if an option asks for certain records of a class:
-        `needs_records` is the first such option, as text for the error, or None.
+        A loader may read the records of each class one after the other, by an iterator (tf.data's
+        `choose_from_datasets`). It asks this sampler only for the class of each sample, and takes
+        the next record of the class, whichever it is. So an option that selects records by their
+        ids or by their number would have no effect: `needs_records` is the first such option, as
+        text for the error with which the loader refuses the sampler; None if there is none.
 
-        If each class has one record, as in a sampler of `of_classes`, record ids are class indices.
-        Only then is `num_groups` set, to the number of classes.
+        `num_groups` is the number of classes if each class has exactly one record, so that record
+        ids are class indices; otherwise None.
         """
-        # Options that ask for certain records of a class, and whether each is used.
+        # Options that select records, and whether each is used. Several ranks do, too: each rank
+        # draws other records of a class.
         record_options = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
@@ -377,10 +380,14 @@ class PKBatchSampler(BatchStream):
 
     @property
     def by_group(self) -> tuple[int, PKBatchSampler]:
-        """The number of classes, and a copy of this stream whose ids are class indices."""
+        """The number of classes, and a copy of this sampler that draws classes in place of records.
+
+        If this sampler draws the records 7 3, of the classes 1 0, the copy draws 1 0: it tells a
+        loader that has a data set for each class from which data set the next record comes.
+        """
         stream = copy.copy(self)
-        stream._source = copy.copy(self._source)
-        stream._source.by_class = True
+        stream._source = copy.copy(self._source)  # so that this sampler itself is not changed
+        stream._source.by_class = True  # return class indices in place of record ids
         return self.num_classes, stream
 
     def _check_world(self, world_size: int) -> None:
