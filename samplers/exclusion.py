@@ -46,12 +46,12 @@ def excluded_ids(exclude: Mapping[int, ArrayLike] | None, n: int) -> dict[str, I
 class Exclusion:
     """Replace records of a permutation of `n` records, from the training steps of `exclude` on.
 
-    The excluded records are numbered from 0 on, by the step of their exclusion, and then by id. The
-    replacements come from a random permutation of all records: excluded record i is replaced by
-    record i of the permutation. If that record is excluded too, or is in the same batch, record
-    `i + stride` of the permutation is tried, then `i + 2 * stride`, and so on, modulo n. So later
-    exclusions, which have larger numbers, change no earlier replacement. Two records have the same
-    replacement only if one of them comes to an index that the other one has used.
+    Replacements are taken from a list of candidates, a random permutation of all n records. The
+    first excluded record takes candidate 0, the next takes candidate 1, and so on, in the order of
+    their steps, and of their ids within a step. If candidate i is excluded too, or is in the same
+    batch, candidate `i + stride` is tried, then `i + 2 * stride`, and so on, modulo n. So an
+    exclusion at a later step changes no earlier replacement. Two records have the same replacement
+    only if one of them reaches a candidate that the other one has taken.
     """
 
     def __init__(self, exclude: Mapping[int, ArrayLike] | None, n: int, seed: int) -> None:
@@ -59,18 +59,18 @@ class Exclusion:
         #: The excluded ids, as parameters of the sampler, which are compared with those of a state.
         self.parameters = excluded_ids(exclude, n)
         ids = [np.zeros(0, np.int64), *self.parameters.values()]
-        # The ids, sorted, and the number of each: its first index in the order of the steps.
-        self._excluded_ids, self._numbers = np.unique(np.concatenate(ids), return_index=True)
+        # The ids, sorted, and the first candidate of each: its first index in the order of steps.
+        self._excluded_ids, self._first = np.unique(np.concatenate(ids), return_index=True)
         starts = [0, *map(first_step, self.parameters)]
         # The training step from which on each record is excluded.
-        self._first_steps = np.repeat(starts, [*map(len, ids)])[self._numbers]
+        self._first_steps = np.repeat(starts, [*map(len, ids)])[self._first]
         if 2 * len(self._excluded_ids) > n:
             raise ValueError(
                 f"exclude must leave half of the records, got {len(self._excluded_ids)} of {n}: to "
                 f"draw from few records, take SubsetSampler"
             )
-        # Without a common divisor with n, the stride leads to all n indices before any comes again.
-        # It is far from 1, so that two neighbouring records seldom come to the same indices.
+        # Without a common divisor with n, the stride reaches all n candidates before it returns to
+        # the first. It is far from 1, so that neighbours seldom reach the same candidates.
         self._stride = next(s for s in count(n * 3 // 8 + 1) if gcd(s, n) == 1)
 
     def declare(self, traits: SamplerTraits) -> SamplerTraits:
@@ -82,10 +82,14 @@ class Exclusion:
     def draw(self, sampler: Any, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch, int64[positions] both.
 
-        The ids are those of `sampler._permutation`, a shuffle of all records. But each record that
-        is excluded at its training step is replaced by another record: if 2 is excluded, the ids
-        4 0 2 1 3 may become 4 0 3 1 3. Replacements are found by rejection sampling: candidates are
-        tried until one is neither excluded nor in the same batch.
+        The ids are those of `sampler._permutation`, a shuffle of all records. Each record that is
+        excluded at its training step is replaced by another record of the epoch, which is then
+        drawn twice. Candidates are tried until one is neither excluded nor in the same batch
+        (rejection sampling).
+
+        In the comments, the shuffle is 4 0 2 1 3, batches have 2 records, and record 2 is excluded.
+        Candidate 0 is record 1, which is in the same batch, and candidate 2 is record 3: the ids
+        become 4 0 3 1 3.
         """
         ids: Int64s = sampler._permutation(epoch, positions)
         if not len(self._excluded_ids):
@@ -93,25 +97,24 @@ class Exclusion:
         steps, batch_size = sampler._steps_at(epoch, positions), sampler._batch_size
         key = derive(self._key, epoch)
         # The indices, in `ids`, of the records that still need a replacement.
-        pending = np.flatnonzero(self._is_excluded(ids, steps))
-        # The candidates are the records at all positions of the epoch, in a random order of these
-        # positions. For excluded record number 7 the search starts at index 7 of this order, so
-        # that all excluded records start with different candidates.
-        index = self._numbers[np.searchsorted(self._excluded_ids, ids[pending])]
+        pending = np.flatnonzero(self._is_excluded(ids, steps))  # [2]
+        # The number of the first candidate to try, another one for each excluded record.
+        number = self._first[np.searchsorted(self._excluded_ids, ids[pending])]  # [0]
         attempt = 0
         while len(pending):
-            new_positions = permute(self._num_records, key, index)  # at each index of the order
-            candidates = sampler._permutation(epoch, new_positions)
+            # Each candidate is the record at a random position of the epoch.
+            new_positions = permute(self._num_records, key, number)  # [3], then [4]
+            candidates = sampler._permutation(epoch, new_positions)  # [1], then [3]
             is_valid = ~self._is_excluded(candidates, steps[pending])
             # A record of the same batch would be twice in it. After many attempts it is valid, too:
             # a batch that has nearly all records leaves no other choice.
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
                 is_valid &= new_positions // batch_size != positions[pending] // batch_size
             ids[pending[is_valid]] = candidates[is_valid]
-            # Next try the index `_stride` higher, modulo n. All indices come before any comes
-            # again, and at least half of the records are not excluded: so the loop ends.
-            pending = pending[~is_valid]
-            index = (index[~is_valid] + self._stride) % self._num_records
+            # For the others try the candidate `_stride` further, modulo n. This reaches all n
+            # candidates, and at least half of the records are not excluded: so the loop ends.
+            pending = pending[~is_valid]  # [2], then []
+            number = (number[~is_valid] + self._stride) % self._num_records  # [2], then []
             attempt += 1
         return ids
 

@@ -103,11 +103,6 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
             raise ValueError(f"classes {text} together have fewer than {2 * k} records: lower k")
 
 
-# Why `_overlapping_pairs` misses no pair: if classes of a and b records share s records, they have
-# `a + b - s` distinct records together. For fewer than 2 k, s must be at least `a + b - 2 k + 1`.
-# If a and b are k, this is one record, and a key of a record with itself is equal. Otherwise they
-# share at least two records. The second one is followed by `s - 2` others in its class. So it is
-# among the first `a - (s - 2)` records, which is at most `2 k + 1 - b`, and so at most k + 1.
 def _overlapping_pairs(
     class_index: Int64s, records: Int64s, sizes: Int64s, k: int
 ) -> Iterator[tuple[Int64s, Int64s]]:
@@ -124,26 +119,34 @@ def _overlapping_pairs(
         2       2 4       2-2 2-4 4-4
 
     Classes 0 and 1 have the key 1-2, and classes 1 and 2 the key 2-2. Classes 0 and 2 have no equal
-    key, and 4 records together.
+    key, and 4 records together. The comments follow this example.
+
+    These keys miss no pair. If classes of a and b records share s records, they have `a + b - s`
+    records together. For fewer than 2 k, s is at least `a + b - 2 k + 1`:
+
+    - If a and b are k, they share a record or more, and have its key with itself.
+    - Otherwise they share two records or more. Their key is the pair of the first two. In the class
+      of a records, `s - 2` other shared records come after the pair. So the pair is among the first
+      `a - (s - 2)` records, at most `2 k + 1 - b`. As b is at least k, these are at most k + 1.
 
     `class_index` and `records` are the class and the id of each record, class after class, with
     ascending ids. Each class has k records or more.
     """
-    _, index_in_class = groups_and_indices(sizes)
-    size = sizes[class_index]  # of the class of each record
+    _, index_in_class = groups_and_indices(sizes)  # [0, 1, 2, 0, 1, 0, 1]
+    size = sizes[class_index]  # of the class of each record: [3, 3, 3, 2, 2, 2, 2]
     # A class of 2 k records gets no keys: with any other class, it has enough records.
     num_first_records = np.where(size < 2 * k, np.minimum(size, k + 1), 0)
-    # How many keys start with each record: as many as there are first records from it on. If these
-    # are 1 2 3, there are the three keys 1-1 1-2 1-3, then 2-2 2-3, and 3-3.
-    num_keys = (num_first_records - index_in_class).clip(min=0)
+    # How many keys start with each record: with itself, and with each first record after it.
+    num_keys = (num_first_records - index_in_class).clip(min=0)  # [3, 2, 1, 2, 1, 2, 1]
     width = int(records.max(initial=0)) + 1
     num_parts = 1 + len(class_index) * k // _CHUNK
     for part in range(num_parts):  # a part of the keys, by their first record, to bound memory
         rows = np.flatnonzero(records % num_parts == part)
-        # The two records of each key, as indices in `records`.
+        # The two records of each key, as indices in `records`. The keys 1-1 1-2 1-3 of class 0 are
+        # at distance 0 1 2 from its first record, 2-2 2-3 at distance 0 1 from its second, ...
         row, distance = groups_and_indices(num_keys[rows])
         first, second = rows[row], rows[row] + distance
-        # Keys of a record with itself are only for classes of k records.
+        # Drop the keys of a record with itself, but for classes of k records.
         is_key = (distance > 0) | (size[first] == k)
         first, second = first[is_key], second[is_key]
         keys = records[first] * width + records[second]  # two records as one integer
