@@ -107,11 +107,20 @@ class ReuseSampler(Sampler):
         """Return the sample ids `record * reuse + use` at these positions, int64[positions].
 
         All uses of all records are one sequence: the records in random order, each `reuse` times in
-        a row. The sequence is divided into segments, segment i from `_bounds[i]` on. Each round
-        takes the next use of every segment (round-robin), so that the uses of a record are spread
-        over several batches. Segment i is read from its middle to its end, and then from its start,
-        which comes in round `_first_rounds[i]`: so the segments reach new records in different
-        rounds, and few are decoded at once.
+        a row. So that the uses of a record are in different batches, the sequence is divided into
+        segments, and each round takes the next use of every segment (round-robin). Here 4 records
+        are used 3 times each, in 2 segments. In the table 2.0 is use 0 of record 2::
+
+            round       0    1    2    3    4    5
+            segment 0   0.0  0.1  0.2  1.0  1.1  1.2
+            segment 1   3.2  2.0  2.1  2.2  3.0  3.1
+
+        So that few records are decoded at once, the segments reach new records in different rounds:
+        here the start of segment 1 is read in round 1, and its end in round 0. In general segment i
+        starts at `_bounds[i]`, and its start is read in round `_first_rounds[i]`.
+
+        The comments follow round 1, positions 2 and 3. Its uses are at the indices 1 and 6 of the
+        sequence, in random order.
         """
         # The key of the epoch. Two keys are derived from it: one for the order of the segments in
         # each round (0), and one for the order of the records (1).
@@ -119,8 +128,9 @@ class ReuseSampler(Sampler):
         round_robin = self._cache.get(
             epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(key, 0))
         )
-        # The record of each use, as its index in the random order of the records.
-        record_index, use = np.divmod(round_robin.indices_at(positions), self._reuse)
+        indices = round_robin.indices_at(positions)  # such as [6, 1]
+        record_index, use = np.divmod(indices, self._reuse)  # [2, 0] and [0, 1]: uses 2.0 and 0.1
+        # Replace each number in the table by a record, in random order.
         return permute(self.num_records, derive(key, 1), record_index) * self._reuse + use
 
 

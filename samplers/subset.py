@@ -227,9 +227,11 @@ def _stratify(
     `hashes` a random number for each record. `fractions_after[p]` is the fraction of the records in
     the parts after part p.
 
-    Of each class, the records with the lowest hashes are moved to part 1, then the lowest of these
-    to part 2, and so on. With `fractions_after` of 0.5 and 0.25, two of 4 records are moved to part
-    1, and one of the two to part 2: by hash, the parts are 2 1 0 0.
+    One part after the other is filled from the part before it: of each class, the records with the
+    lowest hashes are moved from part 0 to part 1, then the lowest of these to part 2, and so on.
+
+    In the comments, there are three parts with 1/2, 1/4 and 1/4 of the records, so that
+    `fractions_after` is 1/2 and 1/4, and one class of 4 records, which are listed by hash.
     """
     # Sort the records by class, and within a class by hash.
     records = order.records[ranges(order.starts, order.starts + order.sizes)]
@@ -237,13 +239,14 @@ def _stratify(
     records = records[np.lexsort((hashes[records], class_index))]
     # Counts are rounded along a random order of the classes, so that no class is preferred.
     classes = permute(len(order), derive(key, 0), np.arange(len(order)))
-    num_moved = order.sizes.copy()  # of each class: at first all are in part 0
-    for part, (previous, fraction) in enumerate(pairwise([1.0, *fractions_after]), 1):
-        # Move this share of the records of the part before on to this part.
-        share = fraction / previous if previous else 0.0
+    num_moved = order.sizes.copy()  # of each class to the current part: [4], all are in part 0
+    for part, (fraction_before, fraction) in enumerate(pairwise([1.0, *fractions_after]), 1):
+        # The share of the moved records that are moved on to this part: 1/2 of 4, then 1/2 of 2.
+        share = fraction / fraction_before if fraction_before else 0.0
+        # Multiply by the share, and round to integers at random: [2], then [1].
         num_moved[classes] = _scaled_counts(num_moved[classes], share, derive(key, part))
-        is_moved = index_in_class < num_moved[class_index]
-        part_of[records[is_moved]] = part
+        is_moved = index_in_class < num_moved[class_index]  # [1, 1, 0, 0], then [1, 0, 0, 0]
+        part_of[records[is_moved]] = part  # by hash: [1, 1, 0, 0], then [2, 1, 0, 0]
 
 
 def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:

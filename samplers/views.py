@@ -114,18 +114,25 @@ class ViewSampler(InnerSampler):
         A view is a variant of a record, such as one of its captions. A sample id is the index of a
         (record, view) pair, counted record by record: if record 0 has 2 views and record 1 has 3,
         view 0 of record 1 has the id 2.
+
+        If an epoch has one view of each record, the views of a record come in a random order, one
+        in each epoch, and then in another random order. The 3 views of record 1 may come in the
+        order 2 0 1 in epochs 0 to 2, and in the order 1 2 0 in epochs 3 to 5. The comments follow
+        epoch 4.
         """
         inner_ids = checked_draw(self._inner_sampler, epoch, positions)
         if self._per_epoch == "all":  # the inner sampler is over pairs
             return inner_ids
-        # The inner sampler is over records. A record of V views has each of them once in V epochs:
-        # they are permuted every V epochs, and each epoch has the next view of the permutation.
-        num_views = np.asarray(self._counts)[inner_ids].astype(np.int64)
-        permutation, index = np.divmod(epoch, num_views)
-        # A random key for each record and permutation, and of each permutation the view at `index`.
-        keys = random_words(random_words(self._key, inner_ids), permutation)
+        # The inner sampler is over records, such as [1, 0].
+        num_views = np.asarray(self._counts)[inner_ids].astype(np.int64)  # [3, 2]
+        # Record 1 is in its random order number 1 (after number 0), at index 1 of this order.
+        order_number, index = np.divmod(epoch, num_views)  # [1, 2] and [1, 0]
+        # Each order has a random key: hash the record with the key of this sampler, then the number
+        # of the order. Take only the view at `index` of each order, such as [2, 1].
+        keys = random_words(random_words(self._key, inner_ids), order_number)
         view = permute_rows(num_views, keys, index[:, None])[:, 0]
-        return self._view_sums.before(inner_ids) + view
+        first_id = self._view_sums.before(inner_ids)  # the id of view 0 of each record: [2, 0]
+        return first_id + view  # [4, 1]
 
     def records(self, ids: Int64s) -> Int64s:
         """Return the record id of each sample id, which is the index of a (record, view) pair."""
