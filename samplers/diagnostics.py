@@ -47,10 +47,10 @@ class Measure:
 
     @property
     def low(self) -> bool:
-        """Whether the value is below half of that of uniform shuffles, and not by chance.
+        """Whether the stream is badly shuffled: the statistic is too low to be due to chance.
 
-        Chance explains a value that is at most six standard deviations below the mean of uniform
-        shuffles.
+        The statistic, such as the number of distinct classes in a batch, is then below half of the
+        mean in uniform shuffles, and more than six standard deviations below the mean.
         """
         lowest_by_chance = self.uniform - _MAX_DEVIATIONS * self.deviation
         return self.ratio < _FLAGGED_RATIO and self.value < lowest_by_chance
@@ -333,24 +333,27 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
 def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     """Return the number of distinct groups in each window of `size` consecutive samples.
 
-    `group` is the group of each sample, int64[samples]. Entry i of the result is the window that
-    starts at sample i: the groups 5 7 7 7 in windows of 2 samples give [2, 1, 1].
+    `group` is the group of each sample, int64[samples]. Entry i of the result is for the window
+    that starts at sample i. In the comments, the groups are 5 7 7 7 5, and windows of 2 samples
+    have the groups 5 7, 7 7, 7 7 and 7 5.
+
+    So that each group is counted once in a window, a sample counts only in the windows in which it
+    is the first sample of its group.
     """
     samples = np.arange(len(group))
-    # For each sample, the last earlier sample of the same group, or -1: in a stable sort by group
-    # it is just before the sample.
-    by_group = np.argsort(group, kind="stable")
+    # Find the previous sample of the same group, or -1: the neighbour, if samples are sorted.
+    sorted_samples = np.argsort(group, kind="stable")  # [0, 4, 1, 2, 3]
     previous = np.full(len(group), -1)
-    has_previous = np.flatnonzero(np.diff(group[by_group]) == 0) + 1
-    previous[by_group[has_previous]] = by_group[has_previous - 1]
-    # Count each group of a window once, at its first sample in the window. Sample i is the first of
-    # its group in the windows that contain i, but not the previous sample of the group. They start
-    # at `first_start[i]` at the earliest, and at i at the latest. Add up these ranges of starts by
-    # differences: +1 where a range begins, -1 after its end, and then the cumulative sum.
-    first_start = np.maximum(previous, samples - size) + 1
-    changes = np.bincount(first_start, minlength=len(group) + 1)
-    changes -= np.bincount(samples + 1, minlength=len(group) + 1)
-    return np.cumsum(changes)[: len(group) - size + 1]
+    has_previous = np.flatnonzero(np.diff(group[sorted_samples]) == 0) + 1  # [1, 3, 4]
+    previous[sorted_samples[has_previous]] = sorted_samples[has_previous - 1]  # [-1, -1, 1, 2, 0]
+    # A window of `size` samples contains sample i if it starts from `i - size + 1` to i. It must
+    # start after the previous sample of the group, too. So sample i counts in the windows that
+    # start from `first_start[i]` to i: sample 1 in windows 0 and 1, and sample 2 only in window 2.
+    first_start = np.maximum(previous, samples - size) + 1  # [0, 0, 2, 3, 3]
+    # In window w, the samples count whose `first_start` is at most w, but not those before w.
+    changes = np.bincount(first_start, minlength=len(group) + 1)  # [2, 0, 1, 2, 0, 0]
+    changes -= np.bincount(samples + 1, minlength=len(group) + 1)  # [2, -1, 0, 1, -1, -1]
+    return np.cumsum(changes)[: len(group) - size + 1]  # [2, 1, 1, 2]
 
 
 def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
@@ -366,11 +369,12 @@ def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
     # For each size of a group, the probability that a random batch has no record of the group.
     p_missing = np.array([_probability_missing(n, count, size) for count in group_sizes.tolist()])
     expected = float((num_groups * (1 - p_missing)).sum())
-    # The variance if groups were independent: an upper bound, as they are negatively correlated (a
-    # batch with records of one group has less room for other groups).
-    # The mean of as many batches as there are counts varies less by their number.
-    variance = (num_groups * p_missing * (1 - p_missing)).sum() / len(counts)
-    return Measure(float(counts.mean()), expected, float(np.sqrt(variance)))
+    # The variance of the number of groups in one batch, if groups were independent. This is an
+    # upper bound: a batch with records of one group has less room for other groups, so they are
+    # negatively correlated.
+    variance = (num_groups * p_missing * (1 - p_missing)).sum()
+    # The mean of n batches has 1 / n of the variance of one batch.
+    return Measure(float(counts.mean()), expected, float(np.sqrt(variance / len(counts))))
 
 
 def _probability_missing(n: int, group_size: int, batch_size: int) -> float:

@@ -50,22 +50,21 @@ class SamplerTraits:
 
     @property
     def why_records_matter(self) -> str:
-        """Why a loader must know the record of each sample; "" if its class or data set is enough.
+        """Why records need random access, as text; "" if they can be read in sequence by iterators.
 
-        A loader may read each class or data set by an iterator of its own, which can only give its
-        next record (tf.data's `choose_from_datasets`). It refuses a sampler that draws certain
-        records, and this text is the reason in the error message.
+        A loader may read each class or data set in sequence, by an iterator (tf.data's
+        `choose_from_datasets`). Then the sampler chooses only the class or data set of each sample,
+        and not the record. A loader refuses a sampler for which this is not enough: the reason,
+        such as "padding", is a part of the error message.
         """
-        if self.needs_records:  # an option of the sampler
-            return self.needs_records
-        if self.padded:  # some samples are no record
-            return "padding"
-        if self.reads_blocks:  # records are read in ranges that are stored next to each other
-            return "a shuffle by blocks"
-        if self.max_cached is not None:  # a decoded record is kept, and used again later
-            return "reuse"
-        # An id is then one variant of a record, such as one of its captions.
-        return "" if self.num_ids is None else "a stream of views"
+        reasons = {  # {reason: whether it holds}
+            "padding": self.padded,  # some samples are no record
+            "a shuffle by blocks": self.reads_blocks,  # samples are of neighbouring records
+            "reuse": self.max_cached is not None,  # a decoded record is kept, and used again later
+            "a stream of views": self.num_ids is not None,  # samples are variants of a record
+        }
+        # An option of the sampler is named first.
+        return self.needs_records or next((text for text, holds in reasons.items() if holds), "")
 
 
 class Samples:
@@ -112,11 +111,12 @@ class Samples:
 
     @property
     def by_group(self) -> tuple[int, Any] | None:
-        """How many groups there are, and a copy of this sampler whose ids are group indices.
+        """The number of groups, and a copy of this sampler that draws groups in place of records.
 
-        A group is a class, a data set or a segment of a shuffle. A loader that has one data set for
-        each group, such as tf.data's `choose_from_datasets`, iterates over the copy to know which
-        data set is next. By default samples have no groups: None.
+        A group is a class, a data set or a segment of a shuffle. If this sampler draws the records
+        7 3, of the groups 1 0, the copy draws 1 0: it tells a loader that has a data set for each
+        group (tf.data's `choose_from_datasets`) from which data set the next record comes. By
+        default samples have no groups: None.
         """
         return None
 

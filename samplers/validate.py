@@ -82,8 +82,9 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
     """Return a number of records as an int: `n` itself, or the length of the dataset `n`.
 
     A dataset is any object with a length and with items, such as a dataset of torch, or an index or
-    a source of `twinfeed.loaders`. A list of numbers is refused, since it may be meant as record
-    ids: `subset` is the call that draws only some of the records, for the advice in the error.
+    a source of `twinfeed.loaders`. A list of numbers is refused, since a user may mean record ids.
+    The error then advises the call `subset`, which draws only these records: it is text such as
+    "SubsetSampler(ids, of=len(index))".
 
     Raises:
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
@@ -97,8 +98,8 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
             f"{name} must be the number of records or a dataset, got {kind} of numbers: to draw "
             f"only these records, use {subset}"
         )
-    # A source has no `__getitem__`, and is known by its attribute `digests`. An IterableDataset of
-    # torch has `__getitem__`, but no length.
+    # A source of `twinfeed.loaders` has no `__getitem__`, but an attribute `digests`, which other
+    # objects do not have. An IterableDataset of torch has `__getitem__`, but no length.
     has_items = isinstance(n, Sized) and (hasattr(n, "__getitem__") or hasattr(n, "digests"))
     # A sampler (`Samples`), and a feed or a loader, which have an attribute `sampler`, also have a
     # length, but it is a number of batches.
@@ -174,9 +175,11 @@ def decimals(name: str, values: ArrayLike) -> list[Fraction]:
 
 
 def integers(name: str, values: ArrayLike, *, minimum: int) -> Int64s:
-    """Return integers of at least `minimum`, int64[n]: a copy of argument `name`.
+    """Return the integers of argument `name`; an error unless all are in `[minimum, 2^62)`.
 
-    An array that is mapped from a file may be very large: it is returned as a view of the file.
+    They are copied to an array in memory, int64[n]. Only an array that is mapped from a file is not
+    copied, since it may be very large. It is returned as a read-only view of the file, with the
+    integer type of the file, such as int32 (uint64 as int64).
     """
     array = unmasked(name, values)
     if array.ndim != 1:
