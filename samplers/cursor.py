@@ -81,7 +81,7 @@ class Cursor:
                 stacklevel=4,
             )
 
-    def warn_if_skipped(self) -> None:
+    def _warn_if_skipped(self) -> None:
         """Warn at the first batch after a state was loaded, if the end of its epoch is skipped.
 
         This is so if the state is of the middle of an epoch, but then another epoch was set.
@@ -100,7 +100,7 @@ class Cursor:
     def advance(self) -> bool:
         """Move the position to the next batch; return whether the epoch has ended."""
         if self._loaded is not None:  # the first batch after load_state_dict
-            self.warn_if_skipped()
+            self._warn_if_skipped()
         self.epoch, self.step = normalise(self.stream, self.epoch, self.step + 1)
         return self.step == 0
 

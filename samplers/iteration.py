@@ -140,7 +140,7 @@ class IdSamplerCursor(SamplerCursor):
         if not is_fixed:
             # Warn if this is the third iteration over this epoch; the text is the advice.
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
-        self.warn_if_skipped()
+        self._warn_if_skipped()
 
     def state_dict(self) -> dict[str, Any]:
         self.sync()
