@@ -81,35 +81,41 @@ class FairBatches:
     def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of these global steps, concatenated.
 
-        All steps are in one phase, a range of steps with constant P and K. A batch has P classes,
-        and K record ids of each. A rank gets the ids of `P / world_size` of the classes: with P = 4
-        and 2 ranks, rank 1 gets the last two classes of each batch.
+        All steps have the same P and K. First the P classes of each batch are drawn, then K record
+        ids of each class. A rank gets the ids of `P / world_size` of the classes. There are three
+        cases:
 
-        First the classes are drawn, then K records of each class. If K is random in each step,
-        `phase.k` is the largest K: so many records are drawn, and only the first K are returned.
+        1. With `by_class`, a class index takes the place of each record id.
+        2. Every record is of one class: draw only the records of the rank's classes.
+        3. A record may be of several classes, and two classes of a batch may draw it, also classes
+           of different ranks. So draw the batches of all ranks, and replace duplicates.
+
+        If K is random in each step, the largest K (`phase.k`) records are drawn, and the first K of
+        them are returned. In the comments, rank 1 of 2 draws two steps with P = 2, the largest
+        K = 3, and the random K 2 and 3.
         """
         schedule, p, k = self._schedule(phase), phase.p, phase.k
-        # The rank gets the classes at the indices `start` to `stop - 1`: for rank 1 of 2, 2 and 3.
-        start, stop = rank * p // world_size, (rank + 1) * p // world_size
-        # `ids` will be int64[steps, classes of the rank, k].
-        if self.by_class:  # return class indices in place of record ids
-            classes, _ = schedule.classes_at(steps, start, stop)
+        # The rank gets the classes at the indices `start` to `stop - 1` of each batch: at index 1.
+        start, stop = rank * p // world_size, (rank + 1) * p // world_size  # 1, 2
+        # `classes_at` also returns how many earlier batches have each class: this is the number of
+        # the subset of K records that the class takes now.
+        if self.by_class:  # case 1
+            classes, _ = schedule.classes_at(steps, start, stop)  # [[4], [6]]
             ids = np.broadcast_to(classes[:, :, None], (*classes.shape, k))
-        elif self._class_labels is None:  # a record has one label, and so it is in one class
+        elif self._class_labels is None:  # case 2
             classes, subset_index = schedule.classes_at(steps, start, stop)
+            # Say classes [[4], [6]] and subsets [[0], [1]]: of each step, and class of the rank.
             ids = schedule.records(classes, subset_index)
-        else:
-            # A record may have several labels, and be drawn for two classes of a batch, also for
-            # classes of different ranks. So draw the batch of all ranks, and replace duplicates.
+        else:  # case 3
             classes, subset_index = schedule.classes_at(steps, 0, p)
             batch_ids = schedule.distinct_records(classes, subset_index, self._class_labels)
             ids = batch_ids[:, start:stop]
+        # `ids` are int64[steps, classes of the rank, k], such as [[[10, 11, 12]], [[20, 21, 22]]].
         if self._shape.lowest_k is None:  # K is not random
             return ids.reshape(-1)
-        # For two steps with a K of 2 and 3, and k = 3, `is_taken` is [[[1, 1, 0]], [[1, 1, 1]]].
         random_k = self._shape.k_of_steps(phase, steps)  # [2, 3]
-        is_taken = np.arange(k) < random_k[:, None, None]
-        return ids[np.broadcast_to(is_taken, ids.shape)]
+        is_taken = np.arange(k) < random_k[:, None, None]  # [[[1, 1, 0]], [[1, 1, 1]]]
+        return ids[np.broadcast_to(is_taken, ids.shape)]  # [10, 11, 20, 21, 22]
 
 
 class _PhaseSchedule:
@@ -150,25 +156,25 @@ class _PhaseSchedule:
     def _exclude(self, exclusion: ClassExclusion) -> None:
         """Draw only the remaining records of some classes from a training step on.
 
-        So that the records of a class are drawn equally often, the change waits until the class has
-        drawn all of its records equally often. A class draws K records for each batch that has the
-        class: all of its records once, then all of them again, and so on.
+        A class draws K records for each batch that has the class: all of its records once (a
+        *traversal*), then all of them again, and so on. So that its records are drawn equally
+        often, a class changes only in the batch in which a traversal ends. In the comments, 7
+        batches before the step have a class of 5 records, and K is 2::
 
-        In the comments, a class of 5 records and K = 2 is in 7 batches before the step. It has
-        drawn 14 records: all 5 twice, and 4 of them once more. After 15 records it would have drawn
-        all of them 3 times, which is in the next batch. So from this batch on, batch 7 of the
-        class, it draws only from the remaining records.
+            batch with the class    0    1    2    3    4    5    6    | 7
+            traversal of draws      0 0  0 0  0 1  1 1  1 1  2 2  2 2  | 2 3
+
+        Traversal 2 ends in batch 7: from this batch on, draw only the remaining records.
         """
         if not self._exclusions:  # before the first exclusion these arrays must not be changed
             self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
         classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
         size, first_subset = self._sizes[classes], self._first_subset[classes]
         num_batches = self._num_batches_with(classes, max(self._phase.start, exclusion.step))  # 7
-        # An earlier exclusion may have changed the size of a class, from batch `first_subset` on:
-        # count the records since then.
-        num_drawn = (num_batches - first_subset).clip(min=0) * k  # 14
-        stop = -(-num_drawn // size) * size  # rounded up to a multiple of the size: 15
-        first_subset = first_subset + stop // k  # 7
+        # Count draws from the last exclusion of the class on (batch `first_subset`), or from 0 on.
+        num_drawn = (num_batches - first_subset).clip(min=0) * k  # 7 * 2 = 14
+        stop = -(-num_drawn // size) * size  # the end of the traversal, a multiple of 5: 15
+        first_subset = first_subset + stop // k  # the batch of this end: 0 + 15 // 2 = 7
         self._sizes[classes], self._first_subset[classes] = remaining.sizes, first_subset
         subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, exclusion.step))
         # From batch `first_subset` on, `records` draws from the remaining records.
@@ -283,24 +289,30 @@ class _PhaseSchedule:
         """Return the ids of K records of each class, int64[*classes.shape, K].
 
         The records of a class are divided into subsets of K, one for each batch that has the class.
-        The K records are subset `subset_index[i]` of class `classes[i]`, for arrays of any shape.
+        Return subset `subset_index[i]` of class `classes[i]`, for arrays of any shape.
 
-        From some training step on, a user may exclude records of some classes. Then later subsets
-        of such a class are drawn from its remaining records. In the comments, subsets 2, 4 and 5 of
-        the classes 7, 2 and 7 are wanted, and class 7 has only remaining records from subset 3 on.
+        A user may exclude some records from a training step on. Then a class with such records
+        takes its later subsets from its *remaining* records, counted from 0 again. In the comments
+        K is 2, and class 7 has the records 1 2 3 4, but from its subset 3 on only 1 2 3::
+
+            subset of class 7           0     1     2     3     4     5
+            from all records            3 1   4 2   1 3
+            from remaining, subset                        0     1     2
+            records                     3 1   4 2   1 3   2 1   3 2   1 3
         """
         class_index, subset_index = classes.reshape(-1), subset_index.reshape(-1)
-        # First draw as if nothing were excluded. Then replace the later subsets of such classes.
+        # Say [7, 2, 7] and [2, 4, 5]: subset 2 of class 7, subset 4 of class 2, subset 5 of class
+        # 7. First draw as if nothing were excluded: say [[1, 3], [8, 9], [4, 2]].
         ids = self._subset(self._classes, self._record_subsets, class_index, subset_index)
-        # An exclusion is: its classes, sorted, [7]; the first subset of each to replace, [3]; the
-        # remaining records, in which class 7 is class 0; and the random subsets of these records.
+        # An exclusion is: the classes with excluded records, sorted, [7]; the first subset of each
+        # to replace, [3]; the remaining records of each; and the random subsets of these.
         for excluded_classes, first_subset, remaining, subsets in self._exclusions:
-            # Search each class by bisection. If it is not there, i is the index of another class.
+            # Search each class. If it is not there, i is the index of another class: [0, 0, 0].
             i = np.searchsorted(excluded_classes, class_index).clip(max=len(excluded_classes) - 1)
-            index_since = subset_index - first_subset[i]  # [-1, 1, 2]
-            is_replaced = (excluded_classes[i] == class_index) & (index_since >= 0)
-            rows = np.flatnonzero(is_replaced)  # [2]: subset 5 of class 7
-            # Replace them by subsets 0, 1, 2 ... of the remaining records: here by subset 2.
+            index_since = subset_index - first_subset[i]  # minus 3: [-1, 1, 2]
+            is_replaced = (excluded_classes[i] == class_index) & (index_since >= 0)  # [0, 0, 1]
+            rows = np.flatnonzero(is_replaced)  # [2]
+            # Take subset 2 of the remaining records: `ids` becomes [[1, 3], [8, 9], [1, 3]].
             ids[rows] = self._subset(remaining, subsets, i[rows], index_since[rows])
         return ids.reshape(*classes.shape, -1)
 
@@ -325,19 +337,25 @@ class _PhaseSchedule:
     def distinct_records(self, classes: Int64s, subset_index: Int64s, labels: Array) -> Int64s:
         """Return the record ids of batches, int64[batches, P, K], no record twice in a batch.
 
-        Row i of `classes`, int64[batches, P], has the classes of batch i. The records of each class
-        are divided into subsets of K: class `classes[i, j]` takes subset `subset_index[i, j]`. A
-        record may be of several classes. If two classes of a batch take the same record, the
-        smaller class keeps it, and the larger class takes its next record that is not in the batch.
-        `labels` are those of the classes, for the error message.
+        A record may be of several classes, and two classes of a batch may draw it. Then the smaller
+        class keeps it, and the larger class takes its next record that is not in the batch.
+
+        `classes` and `subset_index` are int64[batches, P]: class `classes[i, j]` takes its subset
+        number `subset_index[i, j]`, of K records. `labels` are those of the classes, for the error
+        message. The comments have the values of one batch of the classes 3 and 5, which have 40 and
+        20 records, and K = 2.
         """
-        ids = self.records(classes, subset_index)
-        sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)
-        has_duplicates = (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)
+        ids = self.records(classes, subset_index)  # [[[8, 6], [7, 6]]]: record 6 is there twice
+        # In sorted order, equal ids are neighbours.
+        sorted_ids = np.sort(ids.reshape(len(ids), -1), axis=1)  # [[6, 6, 7, 8]]
+        has_duplicates = (sorted_ids[:, 1:] == sorted_ids[:, :-1]).any(axis=1)  # [True]
         for batch in np.flatnonzero(has_duplicates):
-            sizes = np.asarray(self._classes.sizes)[classes[batch]]
-            rows_by_size = np.argsort(sizes, kind="stable")
+            # A row of the batch has the records of a class: row 1, of the smaller class, keeps 6.
+            sizes = np.asarray(self._classes.sizes)[classes[batch]]  # [40, 20]
+            rows_by_size = np.argsort(sizes, kind="stable")  # [1, 0]
+            # `candidates(row)` yields the next records of the row's class: for row 0 say 7, 9, ...
             candidates = partial(self._later_records, classes[batch], subset_index[batch])
+            # Changes `ids[batch]` to [[8, 9], [7, 6]]. A row without a replacement is returned.
             failed_row = replace_duplicates(ids[batch], rows_by_size, candidates)
             if failed_row is not None:
                 batch_labels = labels[classes[batch]].tolist()
@@ -350,14 +368,18 @@ class _PhaseSchedule:
     def _later_records(self, classes: Int64s, subset_index: Int64s, row: int) -> Iterator[int]:
         """Yield the next records of a class of a batch, which may replace a duplicate record.
 
-        A class takes its records in subsets of K. In the batch, class `classes[row]` has subset
-        `subset_index[row]`. Yield the records of its next subsets, until each record of the class
-        has come at least once.
+        Each batch that has a class takes the next subset of K of its records. In this batch, class
+        `classes[row]` takes subset `subset_index[row]`. Yield the records of the subsets after it,
+        until each record of the class has come at least once.
+
+        A class takes all of its n records once, then all of them again, and so on. So any 2 n
+        consecutive records include all of them. The comments have the values for a class of 20
+        records, K = 2, and subset 5 in this batch.
         """
-        # A class takes all of its n records once, then all of them again, and so on. So any 2 n
-        # consecutive records of this sequence have each record at least once.
+        # The number of subsets with 2 n records, rounded up: 40 / 2 = 20.
         num_subsets = -(-2 * int(self._classes.sizes[classes[row]]) // self._phase.k)
         same_class = np.full(_LOOK_AHEAD, classes[row])
+        # Draw `_LOOK_AHEAD` = 8 subsets at once: 6 to 13, then 14 to 21, then 22 to 29.
         for first in range(1, num_subsets + 1, _LOOK_AHEAD):
             later_subsets = subset_index[row] + np.arange(first, first + _LOOK_AHEAD)
             yield from self.records(same_class, later_subsets).reshape(-1).tolist()

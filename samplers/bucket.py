@@ -92,35 +92,42 @@ class BucketBatchSampler(BatchStream):
         self.size_divisor = int(np.gcd.reduce(self._counts))
 
     def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
-        """Return where batches start and stop in the order of costs, int64[batches + 1].
+        """Divide the records, sorted by cost, into batches within the budget; return the bounds.
 
-        A batch costs its number of records times its largest cost, and is as large as the budget
-        allows. `costs` are the costs of all records (such as lengths), sorted. All batch sizes but
-        one are multiples of `multiple`.
+        A batch costs its number of records times its largest cost. From the cheapest record on,
+        each batch takes as many records as the budget allows. `costs` are sorted.
 
-        No batch may be above the budget in any epoch. But each epoch shuffles records of similar
-        costs: it sorts them by keys, the sum of all costs up to the record, plus a random number
-        from 0 to `window`. So first find the largest cost that may come at each position.
+        The bounds are the same in all epochs, but each epoch sorts the records anew: by a key,
+        which is the sum of all costs up to the record, plus a random number from 0 to `window`. So
+        calculate with the largest cost that a position can have in any epoch. For costs 1 to 6, a
+        budget of 12 and window 7::
 
-        The comments have the values for costs 1 to 6, a budget of 12, `multiple` 1 and window 7.
+            position        0    1    2    3    4    5
+            sum of costs    1    3    6    10   15   21    the lowest key
+            highest key     8    10   13   17   22   28
+            largest cost    3    4    4    5    6    6
+            batch           0    0    0    1    1    2
+
+        Records 0 and 1 have keys up to 10. The records with the sums 15 and 21 come after both, so
+        position 1 has at most the cost 4, which is that of the record with the sum 10.
         """
         num_records, multiple = len(costs), self._multiple
-        # `_cost_sums` are [1, 3, 6, 10, 15, 21]. The keys of the first two records are at most
-        # 3 + 7. A record with a sum above 10 comes after both, so it cannot come at position 1: the
-        # last record that can is the one with the sum 10.
+        # The last record that can come at each position: [2, 3, 3, 4, 5, 5].
         last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
         max_costs = costs[last]  # at each position: [3, 4, 4, 5, 6, 6]
-        remainder = num_records % multiple
-        bounds = [0, remainder] if remainder else [0]  # the batch of another size comes first
+        # All batch sizes are multiples of `multiple`, which is 1 in the example. Only the first
+        # batch may have another size, the remainder.
+        remainder = num_records % multiple  # 0
+        bounds = [0, remainder] if remainder else [0]
         while bounds[-1] < num_records:
-            start = bounds[-1]  # 0, then 3, then 5
-            # No batch from here on is larger, since all its costs may be at least the first.
-            max_size = min(num_records - start, self._budget // int(max_costs[start]))  # 4
-            sizes = np.arange(multiple, max_size + 1, multiple)  # [1, 2, 3, 4]
-            # The largest cost of a batch of each size, and the cost that the budget allows:
-            # [3, 4, 4, 5] and [12, 6, 4, 3]. The first three sizes fit.
-            fits = max_costs[start + sizes - 1] <= self._budget // sizes
-            bounds.append(start + multiple * int(fits.sum()))
+            start = bounds[-1]  # 0, then 3, then 5; the comments below are for 0
+            # The batch would have this size if all its costs were the first one, the smallest.
+            max_size = min(num_records - start, self._budget // int(max_costs[start]))  # 12 // 3
+            sizes = np.arange(multiple, max_size + 1, multiple)  # to try: [1, 2, 3, 4]
+            # The largest cost of a batch of each size is [3, 4, 4, 5], and the budget allows
+            # [12, 6, 4, 3]. So the first three sizes fit.
+            fits = max_costs[start + sizes - 1] <= self._budget // sizes  # [1, 1, 1, 0]
+            bounds.append(start + multiple * int(fits.sum()))  # 0 + 3
         return np.array(bounds, np.int64)  # [0, 3, 5, 6]
 
     def __repr__(self) -> str:
@@ -148,28 +155,31 @@ class BucketBatchSampler(BatchStream):
     def _batch_records(self, epoch: int, number: int) -> Int64s:
         """Return the records of one batch of an epoch in random order, int64[n].
 
-        `number` is the number of the batch in the order of costs. Each epoch sorts all records by
-        keys: the sum of all costs up to the record, plus a random number from 0 to the window. The
-        batch has the positions `start` to `stop - 1` of this order.
+        A batch has records of similar cost, which are others in each epoch. Each epoch sorts all
+        records by a key: the sum of all costs up to the record, plus a random number from 0 to the
+        window. Batch `number` has the positions `start` to `stop - 1` of this order. With costs 1
+        to 6 and a window of 4, the batch of the positions 2 and 3::
 
-        Only a few records can come there, and only these are sorted. With costs 1 to 6, the sums
-        are 1 3 6 10 15 21. Say that the window is 4, and the batch has the positions 2 and 3, at
-        which the sums are 6 and 10. The record with sum 1 has a key of at most 1 + 4. All records
-        from sum 6 on have larger keys, so it comes before the batch. The first four records have
-        keys of at most 10 + 4, so the records with the sums 15 and 21 come after the batch.
+            record           0    1    2    3    4    5
+            sum of costs     1    3    6    10   15   21    the lowest key
+            highest key      5    7    10   14   19   25
+
+        Only the candidates 1, 2 and 3 are sorted. Record 0 is always before the batch, since its
+        key is below all keys from record 2 on. Records 4 and 5 are always after it, since their
+        keys are above the keys of records 0 to 3.
         """
         start, stop = self._bounds[number : number + 2]  # 2, 4
-        sums = self._cost_sums  # up to each record, in the order of costs
-        # The candidates are the records whose sums are at most a window away from the sums of the
-        # batch: 3, 6 and 10. One record is before the candidates.
-        num_before = int(np.searchsorted(sums, sums[start] - self._window))
+        sums = self._cost_sums  # [1, 3, 6, 10, 15, 21]
+        # The candidates have sums from 6 - 4 to 10 + 4.
+        num_before = int(np.searchsorted(sums, sums[start] - self._window))  # 1
         candidate_stop = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
-        candidates = self._records_by_cost[num_before:candidate_stop]
+        candidates = self._records_by_cost[num_before:candidate_stop]  # [1, 2, 3]
+        # Add random numbers, such as [4, 0, 2], to the sums [3, 6, 10], and sort by the results.
         random = random_words(derive(self._keys["record"], epoch), candidates)
         sort_keys = sums[num_before:candidate_stop] + uniform_below(random, self._window + 1)
-        sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]
-        # The candidates have the positions from `num_before` on: 1, 2 and 3.
-        records = sorted_candidates[start - num_before : stop - num_before]
+        sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]  # [2, 1, 3]
+        # Positions 2 and 3 are the indices 1 and 2 here, as one record is before the candidates.
+        records = sorted_candidates[start - num_before : stop - num_before]  # [1, 3]
         # Shuffle the batch.
         random = random_words(derive(self._keys["place"], epoch), records)
         return records[np.argsort(random, kind="stable")]

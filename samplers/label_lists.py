@@ -51,24 +51,26 @@ def class_order_of_lists(
     and `labels` are all labels, record after record. With `record_ids`, only these records are in
     the class order.
 
-    The comments have the values if record 0 has the labels a and b, and record 1 has the label a.
-    Then class a has the records 0 1, and class b has the record 0.
+    A `ClassOrder` sorts items of one label each. So first sort the pairs (record, label) by label,
+    then replace each pair by its record. If record 0 has the labels a b, and record 1 the label a::
+
+        pair               0  1  2        pairs by label    0  2  1
+        label              a  b  a        label             a  a  b
+        record             0  0  1        record            0  1  0
     """
-    # A `ClassOrder` has one class for each record. So first sort the pairs (record, label), which
-    # are (0, a), (0, b) and (1, a). Pair i has the label `labels[i]`, and this record:
-    record_of_pair, _ = groups_and_indices(counts)  # [0, 0, 1]
+    record_of_pair, _ = groups_and_indices(counts)  # the record of each pair: [0, 0, 1]
     pair_order = ClassOrder(labels)
     # A sampler compares this text when a state is loaded: it differs if any pair differs.
     hash_text = f"{pair_order.digest} of {digest(record_of_pair)}"
     if record_ids is not None:
         pair_order = pair_order.subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
-    # The pairs of class a, then the pair of class b; and where each class starts, and its size.
+    # The pairs by label, [0, 2, 1]; where each class starts in them, [0, 2]; its size, [2, 1].
     pairs, starts, sizes = pair_order.records, pair_order.starts, pair_order.sizes
-    # `pairs` is [0, 2, 1], `starts` is [0, 2] and `sizes` is [2, 1].
     records = record_of_pair[pairs]  # [0, 1, 0]
     order = ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=hash_text)
-    # The records of a class ascend: if one has the label twice, its id is twice in a row.
-    class_index, record = order.class_record_pairs()  # [0, 0, 1], [0, 1, 0]
+    # The class and the record of each pair: [0, 0, 1] and [0, 1, 0]. The records of a class ascend:
+    # if a record has a label twice, two neighbours are equal.
+    class_index, record = order.class_record_pairs()
     if ((np.diff(record) == 0) & (np.diff(class_index) == 0)).any():
         raise ValueError("labels must not have the same label twice for a record")
     first_pairs = pairs[starts]  # a pair of each class: [0, 1], with the labels a and b
@@ -78,25 +80,31 @@ def class_order_of_lists(
 def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None:
     """Raise ValueError if two classes have fewer than 2 k distinct records together.
 
-    A record may be of several classes, and comes once in a batch: so a batch could not have k
-    records of each of two such classes. Each class has k records or more: so only classes with
-    records in common are compared. `class_labels` are the labels of the classes.
+    A batch takes k records of each of its classes, and no record twice, though a record may be of
+    several classes. So two such classes could not be in one batch. Each class has k records or
+    more, so only pairs of classes with records in common are checked: count the common records of
+    each pair. `class_labels` are the labels of the classes.
+
+    The comments have the values for class 0 with the records 0 1, class 1 with 0 1 2, and k = 2:
+    together they have 3 records, which are fewer than 4.
     """
-    sizes = np.asarray(order.sizes)
-    class_index, records = order.class_record_pairs()
-    # Each record of each class as one integer, `class * width + record`, which ascend.
-    width = int(records.max(initial=0)) + 1
-    keys = class_index * width + records
-    # Pair i is class `first[i]` and class `second[i]`, which may have records in common.
+    sizes = np.asarray(order.sizes)  # [2, 3]
+    # The class and the record id of each record of each class, class after class.
+    class_index, records = order.class_record_pairs()  # [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]
+    # Both as one integer, `class * width + record`, which is below `width` for class 0, and so on.
+    width = int(records.max(initial=0)) + 1  # 3
+    keys = class_index * width + records  # ascending: [0, 1, 3, 4, 5]
+    # Pair i is class `first[i]` and class `second[i]`: [0] and [1].
     for first, second in _overlapping_pairs(class_index, records, sizes, k):
-        # Take all records of the first class of each pair, and search them in the second class.
-        pair_index, index_in_class = groups_and_indices(sizes[first])
-        first_records = order.record_ids(first[pair_index], index_in_class)
-        searched_keys = second[pair_index] * width + first_records
-        key_index = np.searchsorted(keys, searched_keys).clip(max=len(keys) - 1)
-        is_shared = keys[key_index] == searched_keys
-        num_shared = np.bincount(pair_index[is_shared], minlength=len(first))
-        too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)
+        # Take each record of the first class of each pair: the pair, and the record.
+        pair_index, index_in_class = groups_and_indices(sizes[first])  # [0, 0], [0, 1]
+        first_records = order.record_ids(first[pair_index], index_in_class)  # [0, 1]
+        # Search it among the records of the second class.
+        searched_keys = second[pair_index] * width + first_records  # [3, 4]
+        key_index = np.searchsorted(keys, searched_keys).clip(max=len(keys) - 1)  # [2, 3]
+        is_shared = keys[key_index] == searched_keys  # [True, True]
+        num_shared = np.bincount(pair_index[is_shared], minlength=len(first))  # of each pair: [2]
+        too_few = np.flatnonzero(sizes[first] + sizes[second] - num_shared < 2 * k)  # 3 < 4: [0]
         if len(too_few):
             classes = [first[too_few[0]], second[too_few[0]]]
             text = " and ".join(map(str, class_labels[classes]))

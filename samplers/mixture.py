@@ -182,42 +182,50 @@ class MixtureSampler(Sampler):
     def for_batches(self, batch_size: int, num_steps: int) -> MixtureSampler:
         """Return a copy of this mixture for `num_steps` batches an epoch, each of `batch_size`.
 
-        In the copy, the first samples of a sampler's epoch may be reordered, so that no batch has a
-        record twice: an epoch may start in the middle of a batch, which then has the end of the
-        previous epoch, too. A sampler is not reordered if its epochs are too short for this, or if
-        it repeats records within an epoch.
+        In the copy, no batch has a record twice, where this is possible. A sampler may start an
+        epoch in the middle of a batch, which then has the end of its previous epoch, too. So the
+        first samples of each epoch may be reordered. A sampler is not reordered in two cases:
+
+        1. An epoch of the sampler is too short for this.
+        2. The sampler repeats records within an epoch, so another order would not help. A mixture
+           inside this mixture is no such case: it declares `repeats` only as a precaution.
+
+        In the comments, two samplers have the weights 2 and 1, epochs of 10 and 2 samples, and
+        batches have 3 samples.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
         mixture._interleave = self._interleave_for(batch_size, num_steps)
-        # The most samples of each sampler in a batch, with a row for each set of weights.
+        # The most samples of each sampler in a batch, with a row for each set of weights: [[3, 2]].
         max_counts = np.array([_max_samples_in_batch(w, batch_size) for w in self._weights.values])
-        # If a batch has at most 3 samples of a sampler, it may have the last 2 of one epoch and the
-        # first of the next. In each epoch the first 3 samples may then be reordered, and the last 2
-        # must stay, as the next epoch avoids their records. So an epoch needs 3 + 2 samples.
-        is_long_enough = self._lengths >= max_counts + (max_counts - 1)
-        # Where a sampler repeats records within an epoch, a new order at its start does not help.
-        # But a mixture inside this mixture is always reordered: it declares `repeats` as a
-        # precaution, whether it repeats records or not.
+        # Case 1. With 3 samples of a sampler, a batch may have 2 of one epoch and 1 of the next. So
+        # the first 3 samples of an epoch may be reordered. The last 2 must stay, since the next
+        # epoch avoids their records. So an epoch needs 3 + 2 samples (the other sampler's 2 + 1).
+        is_long_enough = self._lengths >= max_counts + (max_counts - 1)  # [[True, False]]
+        # Case 2.
         repeats_records = np.array([sampler.traits.repeats for sampler in self._samplers])
         is_mixture = [isinstance(sampler, MixtureSampler) for sampler in self._samplers]
-        is_reordered = is_long_enough & (~repeats_records | is_mixture)
-        mixture._max_reordered = np.where(is_reordered, max_counts, 0)
+        is_reordered = is_long_enough & (~repeats_records | is_mixture)  # [[True, False]]
+        mixture._max_reordered = np.where(is_reordered, max_counts, 0)  # [[3, 0]]
         repeats = bool(repeats_records.any() or not is_reordered.all())
         mixture.traits = replace(self.traits, repeats=repeats)
         return mixture
 
     def _interleave_for(self, batch_size: int, num_steps: int) -> InterleaveSchedule:
-        """Return the sequence of sampler numbers in proportion to the weights, which may change.
+        """Return the order in which samplers take turns: an endless sequence of sampler numbers.
 
-        Users give the training steps at which the weights change. Here they become positions over
-        all epochs of the mixture: with 9 samples and 3 steps an epoch, in batches of 3, step 4 is
-        step 1 of epoch 1, which starts at position 12. An interleave has a key for each change.
+        The numbers are in proportion to the weights, which may change at some training steps. The
+        sequence counts samples over all epochs of the mixture: so the steps become positions. In
+        the comments, the weights change at step 4, and an epoch has 9 samples: 3 steps of 3.
         """
+        # A random key for the first weights, and for the weights from each change on.
         changes_key = root_key(self.seed, "mixture changes")
         keys = [self._key, *(derive(changes_key, step) for step in self._weights.starts[1:])]
+        # `_weights.starts` are the steps from which on each set of weights holds: [0, 4].
         epochs_and_steps = [divmod(step, max(1, num_steps)) for step in self._weights.starts]
+        # They are step 0 of epoch 0, and step 1 of epoch 1. An epoch has `_samples` = 9 samples.
         starts = [epoch * self._samples + step * batch_size for epoch, step in epochs_and_steps]
+        # `starts` is [0, 12].
         return InterleaveSchedule(StepSchedule(starts, self._weights.values), keys)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -247,32 +255,33 @@ class MixtureSampler(Sampler):
         return self._id_bounds[number] + own_ids
 
     def _reorder_starts(self, sampler_number: Int64s, sample_index: Int64s) -> None:
-        """Reorder the first samples of each sampler's epoch, so that no batch repeats a record.
+        """Change `sample_index`, so that no batch has a record twice where an epoch starts.
 
-        A sampler of a mixture may start its next epoch in the middle of a batch, which then has the
-        end of the previous epoch, too. Sample i of the mixture is number `sample_index[i]` of the
-        samples of sampler `sampler_number[i]`, counted over all its epochs. `sample_index` is
-        changed.
+        A sampler of the mixture may start its next epoch in the middle of a batch, which then has
+        the end of the previous epoch, too. So the first samples of the epoch are reordered. Sample
+        i of the mixture is sample `sample_index[i]` of sampler `sampler_number[i]`, counted over
+        all epochs of this sampler.
 
-        In the comments, the samples are 20 and 21 of sampler 0, and 7 of sampler 1. Both samplers
-        have epochs of 10 samples, and at most their first 3 samples are reordered.
+        In the comments, `sampler_number` is [0, 0, 1], `sample_index` is [20, 21, 7], and both
+        samplers have epochs of 10 samples.
         """
         epoch, position = np.divmod(sample_index, self._lengths[sampler_number])
-        # `epoch` is [2, 2, 0], and `position` is [0, 1, 7]. `_max_reordered` has a row for each set
-        # of weights and a column for each sampler: take the maximum over all weights.
+        # `epoch` is [2, 2, 0], and `position` in the epoch is [0, 1, 7]. How many first samples of
+        # each sampler's epochs may be reordered, for any of the weights: say 3.
         max_reordered = self._max_reordered.max(axis=0)[sampler_number]  # [3, 3, 3]
         candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))  # [0, 1]
         if not len(candidates):
             return
-        # Compute the new positions once for each distinct pair (sampler, epoch). `first` has the
-        # index of a candidate of each pair, and candidate i has pair number `pair_of[i]`.
+        # The new order is the same for all samples of an epoch. So number the distinct pairs
+        # (sampler, epoch) of the candidates: here (0, 2) is pair 0.
         first, pair_of = distinct_pairs(sampler_number[candidates], epoch[candidates])
+        # `first` has a candidate of each pair, [0], and `pair_of` the pair of each, [0, 0].
         for pair, sample in enumerate(candidates[first].tolist()):
             # Say [2, 0, 1]: position 0 becomes 2, position 1 becomes 0, and position 2 becomes 1.
             new_positions = self._reordered_start(int(sampler_number[sample]), int(epoch[sample]))
             samples = candidates[pair_of == pair]  # of this pair: [0, 1]
-            samples = samples[position[samples] < len(new_positions)]
-            # Samples 20 and 21 become 22 and 20.
+            samples = samples[position[samples] < len(new_positions)]  # all
+            # Add [2 - 0, 0 - 1]: samples 20 and 21 become 22 and 20.
             sample_index[samples] += new_positions[position[samples]] - position[samples]
 
     def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
@@ -293,25 +302,26 @@ class MixtureSampler(Sampler):
         The result is empty if no sample in the batch is of the previous epoch, or if this sampler
         is not reordered. The comments have the values of the example.
         """
-        sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
-        start = self._interleave.position_of(sampler_number, epoch * length)  # of the epoch: 10
-        # The batch that contains this position. The last batch of a mixture's epoch may be smaller.
+        sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])  # A, 5
+        # The position in the mixture at which the epoch starts.
+        start = self._interleave.position_of(sampler_number, epoch * length)  # 10
+        # Find its batch, positions 8 to 11. The last batch of a mixture's epoch may be smaller.
         mixture_epoch, position_in_epoch = divmod(start, self._samples)  # 1, 2
         batch_start = start - position_in_epoch % self._batch_size  # 8
         batch_stop = min(batch_start + self._batch_size, (mixture_epoch + 1) * self._samples)  # 12
-        # How many samples of this sampler are before the batch: 4; in the batch: 2; and in the
-        # batch, from the previous epoch: 1.
-        num_before = int(self._interleave.num_before(batch_start)[sampler_number])
+        # The samples of A: before the batch, in the batch, and in it of the previous epoch.
+        num_before = int(self._interleave.num_before(batch_start)[sampler_number])  # 4
         num_in_batch = int(self._interleave.num_before(batch_stop)[sampler_number]) - num_before
-        num_old = epoch * length - num_before
+        num_old = epoch * length - num_before  # 5 - 4 = 1, and `num_in_batch` is 6 - 4 = 2
         weights_index = self._interleave.weights.index_at(start)  # which weights hold at the start
         if not num_old or not self._max_reordered[weights_index, sampler_number]:
             return np.empty(0, np.int64)
+        # The ids of the end of the previous epoch, [3], and of the start of this one, [3, 2].
         last_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))
         first_ids = checked_draw(sampler, epoch, np.arange(num_in_batch))
         is_new = ~np.isin(sampler.records(first_ids), sampler.records(last_ids))  # [False, True]
-        # The first samples of new records complete the batch. All others follow, in their order: a
-        # stable argsort lists the positions with False before the positions with True.
+        # The batch needs 2 - 1 samples of this epoch: the first with new records. All others
+        # follow, in their order: a stable argsort lists False before True.
         completes_batch = is_new & (np.cumsum(is_new) <= num_in_batch - num_old)  # [False, True]
         return np.argsort(~completes_batch, kind="stable")  # [1, 0]
 
@@ -319,16 +329,23 @@ class MixtureSampler(Sampler):
 def _check_mixable(sampler: Sampler) -> Sampler:
     """Return a sampler if it can be mixed with others; otherwise raise ValueError.
 
-    The messages call it one of `orders`, which is the name of the user's argument.
+    Three kinds of samplers cannot be mixed:
+
+    1. An empty sampler.
+    2. A sampler that keeps a few decoded records for their next use (`max_cached` of them). In a
+       mixture, samples of other samplers come in between, and it would keep them too long.
+    3. A sampler that changes at some training step, say 10 (`needs_steps`). In batches of 4 it
+       would change at its sample 40. But if a mixture takes only 2 samples of each batch from it,
+       its sample 40 is in step 20.
+
+    The messages call the sampler one of `orders`, which is the name of the user's argument.
     """
     problem = ""
-    if not len(check_sampler(sampler, name="each of orders")):
+    if not len(check_sampler(sampler, name="each of orders")):  # case 1
         problem = "be empty"
-    elif sampler.traits.max_cached is not None:  # a decoded record is kept for its next use
+    elif sampler.traits.max_cached is not None:  # case 2
         problem = "reuse records, since samples of other samplers would come between the uses"
-    # Such a sampler computes training steps from its own positions. In a mixture, its samples are
-    # only a part of each batch, so they come at later steps than in batches of its own.
-    elif sampler.traits.needs_steps:
+    elif sampler.traits.needs_steps:  # case 3
         problem = "change at training steps, since a mixture draws its samples at other steps"
     if problem:
         raise ValueError(f"each of orders must not {problem}, got {sampler!r}")
@@ -362,28 +379,26 @@ def _draw_chunk(sampler: Sampler, chunk: int) -> Int64s:
 
 
 def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) -> dict[str, Any]:
-    """Return weights and samplers of a mixture as fields of its fingerprint.
+    """Return what a saved state records about a mixture, to refuse a state of another mixture.
 
-    A saved state has these fields, and can be loaded only if they are the same. A field such as
-    "weights from step 9" is compared only if the state was saved after step 9. So a user may add a
-    sampler during a training, with the weight 0 before step 9: earlier states stay valid, since the
-    fields for earlier steps do not mention the sampler.
-
-    The comments have the values for the samplers A and B with the weights {0: [1, 0], 9: [1, 2]}::
+    A state can be loaded if its fields are the same. A field "… from step 9" is compared only if
+    the state was saved after step 9. So a user may add a sampler B from step 9 on, and earlier
+    states stay valid: only the fields from step 9 on mention B. For samplers A and B with the
+    weights {0: [1, 0], 9: [1, 2]}, the fields are (samplers are called orders there)::
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    # The last sampler with a weight above 0, from each change on; and how many samplers have joined
-    # the mixture by then.
+    # From each change of the weights on: the last sampler with a weight above 0, and how many
+    # samplers have joined the mixture.
     last_used = [int(np.flatnonzero(values)[-1]) for values in weights.values]  # [0, 1]
     num_joined = (np.maximum.accumulate(last_used) + 1).tolist()  # [1, 2]
-    # At each change, the weights of the samplers that have joined ([1], [1, 2]), without the zeros
-    # of later ones; and the samplers that join now ([A], [B]).
+    # The weights of these samplers, [[1], [1, 2]], and the samplers that join now, [[A], [B]].
     joined_weights = [w[:n].tolist() for w, n in zip(weights.values, num_joined, strict=True)]
     joining_samplers = [samplers[start:stop] for start, stop in pairwise([0, *num_joined])]
-    # `parameters` names the fields by the steps, as in the example.
+    # `parameters` makes a dict with the names of the example.
     weight_fields = StepSchedule(weights.starts, joined_weights).parameters("weights")
     sampler_fields = StepSchedule(weights.starts, joining_samplers).parameters("orders")
+    # Where no sampler joins, leave out the field of the samplers.
     return {**weight_fields, **{name: value for name, value in sampler_fields.items() if value}}
 
 

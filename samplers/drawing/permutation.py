@@ -152,21 +152,22 @@ def random_permutations(keys: UInt64s, n: int, lengths: Int64s | None = None) ->
 def _permute_by_feistel_32(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """Return for each row i `permutation_i[positions[i]]`, int64[rows, m].
 
-    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`. It is a Feistel
-    network: a cipher that encrypts numbers below n in several rounds. (It may encrypt a number to n
-    or a little more, and such results are encrypted again: cycle walking.) n is at most 2^15: so
-    small that integers of 32 bits are enough, which are faster than integers of 64 bits.
+    `permutation_i` is the random permutation of `range(n[i])` under `keys[i]`: a Feistel network, a
+    cipher of several rounds that encrypts the numbers below n to different numbers. n is at most
+    2^15, so integers of 32 bits are enough, which are faster than integers of 64 bits.
     """
-    # The key of each round, in 32 bits: a random word of 64 bits has the keys of two rounds.
-    words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])
-    round_keys = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)
+    # Each row has a key of 32 bits for each of the 12 rounds. A random word of 64 bits has the keys
+    # of two rounds: its lower half of an even round, its upper half of the odd round after it.
+    words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])  # uint64[6, rows]
+    round_keys = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)  # uint32[12, rows]
     round_keys[0::2], round_keys[1::2] = words & np.uint64(0xFFFFFFFF), words >> _HALF
     sizes = n.astype(np.uint32)
-    # numpy is slow over arrays of short rows: transpose them.
-    if positions.shape[1] > len(n):
+    # `_cycle_walk` encrypts, and encrypts results of n or more again. It broadcasts its arguments.
+    # numpy is slow if the last axis is short, so the longer axis comes last.
+    if positions.shape[1] > len(n):  # x is [rows, m], sizes are [rows, 1], keys [12, rows, 1]
         x = positions.astype(np.uint32, order="C")
         return _cycle_walk(_encrypt, sizes[:, None], round_keys[..., None], x).astype(np.int64)
-    x = positions.T.astype(np.uint32, order="C")
+    x = positions.T.astype(np.uint32, order="C")  # x is [m, rows], sizes are [rows]
     return _cycle_walk(_encrypt, sizes, round_keys, x).T.astype(np.int64, order="C")
 
 

@@ -123,34 +123,35 @@ class ShuffledRoundRobin:
     def indices_at(self, positions: Int64s) -> Int64s:
         """Return the index into the sequence that is read at each position of the output, int64[n].
 
-        The sequence is divided into segments. Each round reads one index of every segment, in a new
-        random order of the segments. A segment is read cyclically, and round
-        `_first_rounds[segment]` reads its first index. The first rounds differ, so that not all
-        segments start at the same time. The segments 0 1 2 and 3 4, with the first rounds 1 and 0,
-        are read in three rounds::
+        The sequence is divided into segments. Each round reads one index of every segment, in a
+        random order. A segment of n indices is read in rounds 0 to n - 1. So that not all segments
+        start at the same time, a segment is read cyclically, from its first index in round
+        `_first_rounds[segment]`. The segments 0 1 2 and 3 4, with the first rounds 1 and 0::
 
+            round         0     1     2
             position      0 1   2 3   4
             segment       1 0   0 1   0
             index read    3 2   0 4   1
 
         The comments have the values of the example.
         """
-        # For each position: [0, 0, 1, 1, 2] and [0, 1, 0, 1, 0].
+        # The round of each position, [0, 0, 1, 1, 2], and the index in it, [0, 1, 0, 1, 0].
         round_, index_in_round = self._rounds.locate(positions)
         segment = self._segment_at(round_, index_in_round)  # [1, 0, 0, 1, 0]
         rounds_since_first = round_ - self._first_rounds[segment]  # [0, -1, 0, 1, 1]
-        # The offset in the segment: [0, 2, 0, 1, 1]. A negative number wraps to the segment's end.
-        offset = rounds_since_first % self._lengths[segment]
+        # The offset in the segment, cyclically: of 3 indices, -1 is offset 2.
+        offset = rounds_since_first % self._lengths[segment]  # [0, 2, 0, 1, 1]
         return self._segment_starts[segment] + offset  # [3, 2, 0, 4, 1]
 
     def _segment_at(self, round_: Int64s, index_in_round: Int64s) -> Int64s:
         """Return the segment at index `index_in_round[i]` of round `round_[i]`, int64[n].
 
-        A round reads all segments of a sequence, in a random order of its own. To bound memory, the
-        orders of a few rounds are computed at a time. The comments have the values for the indices
-        0, 1 and 2 of the rounds 5, 6 and 5, if the order of one round is computed at a time.
+        A round reads all segments in a random order of its own. To bound memory, the orders of a
+        few distinct rounds are computed at a time. In the comments, it is one round at a time,
+        `round_` is [5, 6, 5] and `index_in_round` is [0, 1, 2]. Round 5 reads the segments in the
+        order 2 0 1, and round 6 in the order 0 2 1: the result is [2, 2, 1].
         """
-        # The distinct rounds, and which of them each i has: `all_rounds[row]` is `round_`.
+        # The distinct rounds, and for each i the number of its round among them.
         all_rounds, row = np.unique(round_, return_inverse=True)  # [5, 6], [0, 1, 0]
         by_round = np.argsort(row, kind="stable")  # the indices i, by their rounds: [0, 2, 1]
         sorted_row = row[by_round]  # [0, 0, 1]
@@ -159,9 +160,10 @@ class ShuffledRoundRobin:
             rounds = all_rounds[chunk]  # [5], then [6]
             start, stop = np.searchsorted(sorted_row, [chunk.start, chunk.stop])  # 0, 2; then 2, 3
             i = by_round[start:stop]  # the indices i of these rounds: [0, 2], then [1]
-            # Cached, since the next batch often has the same round, if there are many segments.
+            # A row for each of the rounds: [[2, 0, 1]], then [[0, 2, 1]]. Cached, since the next
+            # batch often has the same round, if there are many segments.
             orders = self._cache.get(rounds.tobytes(), partial(self._orders, rounds))
-            segment[i] = orders[row[i] - chunk.start, index_in_round[i]]
+            segment[i] = orders[row[i] - chunk.start, index_in_round[i]]  # [2, 1], then [2]
         return segment
 
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
