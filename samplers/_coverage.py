@@ -111,23 +111,26 @@ class CoverageBatches:
     def _epoch_table(self, epoch: int) -> _EpochTable:
         """Decide how many chunks each class has in an epoch, and number the chunks.
 
-        A chunk is K records of one class, and a batch is P chunks. The batches of each epoch must
-        be full, but the chunks of all classes may not fill them exactly: 3, 2 and 2 chunks are one
-        too many for 3 batches of 2 chunks. Then `_num_missing` is -1, and in each epoch one class
-        has a chunk less. The list `_adjustable` says whose turn it is: with the list 0 0 0 1 1 2 2,
-        it is class 0 in epochs 0 to 2, class 1 in epochs 3 and 4, class 2 in epochs 5 and 6, and
-        then class 0 again. If chunks are missing, classes take turns at having a chunk more.
+        A chunk is K records of one class, and a batch is P chunks. All batches must be full, so in
+        each epoch some classes have a chunk less (or a chunk more). They take turns: each epoch
+        takes the next entries of the list `_adjustable`, cyclically.
 
-        The comments follow epoch 3 of this example.
+        In the comments, 3 batches of P = 2 have 6 chunks, but classes 0, 1 and 2 have 3, 2 and 2:
+        in each epoch, one class has a chunk less. This is epoch 3::
+
+            epoch          0  1  2  3  4  5  6
+            _adjustable    0  0  0  1  1  2  2    the class with a chunk less
         """
-        num_adjusted = abs(self._num_missing)  # the classes whose turn it is: 1
+        # `_num_missing` is 6 - 7 = -1: one chunk too many.
+        num_adjusted = abs(self._num_missing)  # 1
+        # The entries of the list for this epoch, and how often each class is among them.
         index = (epoch * num_adjusted + np.arange(num_adjusted)) % len(self._adjustable)  # [3]
         turns = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))  # [0, 1, 0]
         num_chunks = self._num_chunks + np.sign(self._num_missing) * turns  # [3, 1, 2]
-        # Number the chunks class by class, with the classes in random order, such as 2 0 1: then
-        # class 2 has the chunks 0 1, class 0 the chunks 2 3 4, and class 1 the chunk 5.
+        # Number the chunks class by class, with the classes in random order.
         num_classes = len(num_chunks)
         order = permute(num_classes, derive(self._key, epoch, _CLASS_ORDER), np.arange(num_classes))
+        # If `order` is [2, 0, 1], class 2 has the chunks 0 1, class 0 has 2 3 4, and class 1 has 5.
         bounds = np.append(0, np.cumsum(num_chunks[order]))  # [0, 2, 5, 6]
         # An epoch uses `_records_used` records of each class: divide them into chunks at random.
         chunk_key = derive(self._key, epoch, _CHUNK_RECORDS)
@@ -171,27 +174,28 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
 def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     """Return the smallest number of batches that use every record, and the chunks in them.
 
-    `sizes` has the number of records of each class. A chunk is K records of one class, and a batch
-    is P chunks of different classes. So that all batches are full, the smallest classes get more
-    chunks than they need, in which their records are repeated.
+    A chunk is K records of one class, and a batch is P chunks of different classes. `sizes` has the
+    number of records of each class. So that all batches are full, the smallest classes repeat their
+    records in more chunks than they need. With 10, 2 and 2 records, P = 2 and K = 2::
 
-    For example, classes 0, 1 and 2 have 10, 2 and 2 records, P = 2 and K = 2. The 5 chunks of class
-    0 must be in 5 different batches, which are 10 chunks. The classes need only 5, 1 and 1. So
-    classes 1 and 2 get 2 chunks each. The last chunk is of class 1 in one epoch, of class 2 in the
-    next, and so on.
+        class                       0    1    2    all
+        chunks needed               5    1    1    7
+        chunks of 5 full batches                   10
+        chunks, filled up           5    2    2    9, and one more of class 1 or 2
 
     Returns:
         Three values, in the example 5, [5, 2, 2] and [1, 2]:
 
         - The number of batches.
-        - The number of chunks of each class, without the last chunks.
-        - The classes that get the last chunks, in turn from epoch to epoch.
+        - The number of chunks of each class, without the chunks that then are missing.
+        - The classes that get the missing chunks, in turn from epoch to epoch.
     """
     needed = -(-sizes // k)  # chunks of each class, rounded up: [5, 1, 1]
-    steps = max(-(-int(needed.sum()) // p), int(needed.max()))  # max(4, 5)
-    # The largest number of chunks that each class can have at least. It is 2 here: 5 + 2 + 2 chunks
-    # fit into the 5 batches of 2 chunks, and 5 + 3 + 3 would not.
-    lowest = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)
+    # Enough batches for all chunks, 7 / 2 rounded up, and for those of class 0, each in another.
+    steps = max(-(-int(needed.sum()) // p), int(needed.max()))  # max(4, 5) = 5
+    # Fill up all classes to the largest number of chunks that fits into the batches. `_largest`
+    # searches it up to `steps`: 5 + 2 + 2 chunks fit into 10, but 5 + 3 + 3 do not.
+    lowest = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)  # 2
     return steps, np.maximum(needed, lowest), np.flatnonzero(needed <= lowest)
 
 

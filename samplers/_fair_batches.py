@@ -220,11 +220,13 @@ class _PhaseSchedule:
         # Each class as its index within its super-class, from 0 on.
         classes = self._class_subsets.subsets(super_class, batch_index, start, stop)
         if self._super_classes is not None:
-            # A `ClassOrder` with super-classes in place of classes, and classes in place of
-            # records: `record_ids` returns class indices.
+            # `_super_classes` is a `ClassOrder` of classes instead of records, in super-classes:
+            # so `record_ids` returns class indices.
             classes = self._super_classes.record_ids(super_class[:, None], classes)
-        # The position of each class in all batches of the super-class, one after the other.
+        # The position of each class in all batches of the super-class, one after the other: 4 and 5
+        # in the last batch of the example, 1 2.
         position = batch_index[:, None] * self._phase.p + np.arange(start, stop)
+        # All classes come once before any comes again: of 3 classes, those at 3 to 5 came once.
         num_earlier = position // self._num_classes[super_class][:, None]
         return classes, num_earlier
 
@@ -256,11 +258,12 @@ class _PhaseSchedule:
 
         The P classes of a batch are of one super-class, a group of classes. The batches of a
         super-class have all its classes once (a *traversal*), then all of them again, and so on. So
-        a class is in one batch for each complete traversal of its super-class, and perhaps in one
-        more, of the incomplete traversal.
+        only the batches of the last, incomplete traversal are drawn. In the comments, 4 batches of
+        P = 2 are of one super-class of 5 classes::
 
-        The comments have the values for 4 batches of P = 2, and one super-class of 5 classes. With
-        the batches 3 0, 2 4, 1 2 and 0 3, traversal 0 is 3 0 2 4 1, and the incomplete one 2 0 3.
+            batch        0    1    2    3
+            classes      3 0  2 4  1 2  0 3
+            traversal    0 0  0 0  0 1  1 1    each class is in one, and 2, 0 and 3 are in one more
 
         Returns:
             The number of complete traversals of each super-class; and for each class, whether it
@@ -268,19 +271,18 @@ class _PhaseSchedule:
         """
         p, num_classes = self._phase.p, self._num_classes
         num_batches_of = self._super_class_order.num_before(num_batches)  # each super-class: [4]
-        num_complete = num_batches_of * p // num_classes  # [1]
-        # Draw the classes of the incomplete traversal of each super-class. It starts in this batch
-        # of the super-class, perhaps after the end of the last complete one.
-        first_batch = num_complete * num_classes // p  # [2]
-        # The super-class of each batch to draw, and the index of the batch, from `first_batch` on.
+        num_complete = num_batches_of * p // num_classes  # traversals: 4 * 2 // 5 = [1]
+        # The batch of the super-class in which the incomplete traversal starts.
+        first_batch = num_complete * num_classes // p  # 1 * 5 // 2 = [2]
+        # Draw the batches from there on: the super-class of each, and its index from `first_batch`.
         super_class, offset = groups_and_indices(num_batches_of - first_batch)  # [0, 0], [0, 1]
         is_in_one_more = np.zeros(len(self._classes), np.bool_)
         for chunk in slices(len(offset), _CHUNK // p + 1):  # to bound memory
             chunk_super_class = super_class[chunk]
             batch_index = first_batch[chunk_super_class] + offset[chunk]  # [2, 3]
-            # The P classes of each batch, and the number of the traversal in which each class is.
+            # The classes of each batch, [[1, 2], [0, 3]], and their traversals, [[0, 1], [1, 1]].
             classes, traversal = self._classes_of(chunk_super_class, batch_index, 0, p)
-            # In the example the classes are [[1, 2], [0, 3]], of the traversals [[0, 1], [1, 1]].
+            # Traversal 1 is the incomplete one: [[False, True], [True, True]].
             is_incomplete = traversal == num_complete[chunk_super_class][:, None]
             is_in_one_more[classes[is_incomplete]] = True  # for the classes 2, 0 and 3
         return num_complete, is_in_one_more

@@ -239,18 +239,21 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         if world == 1:
             return np.zeros_like(sizes), sizes
         # If ranks cannot divide a batch evenly, some get one id more. So that all ranks get equally
-        # many over time, these are other ranks in each batch, as if the ids of all batches were
-        # dealt to the ranks round-robin: of two batches of 3 ids, rank 0 of 2 gets 2 and then 1,
-        # and rank 1 gets 1 and then 2. The comments have the values for rank 1.
-        # The ids before each batch, and after the last: [0, 3, 6]. (Ids that were dealt in whole
-        # rounds before the first step make no difference: hence `% world`.)
+        # many over time, a rank gets as many ids of a batch as if ids were dealt round-robin. The
+        # comments have the values for rank 1 of 2, and two batches of 3 ids:
+        #     id             0 1 2 | 3 4 5
+        #     dealt to rank  0 1 0 | 1 0 1    rank 0 gets 2 and then 1, rank 1 gets 1 and then 2
+        # The number of ids before batch 0, before batch 1, and after it. Of the ids before step
+        # `start` only the remainder counts: of all others, each rank has equally many.
         num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
-        # So far each rank has `per_rank` ids, and the first `num_longer` ranks have one more.
+        # `num_ids` is [0, 3, 6]. Up to there each rank has `per_rank` ids, and the first
+        # `num_longer` ranks have one more.
         per_rank, num_longer = np.divmod(num_ids, world)  # [0, 1, 3], [0, 1, 0]
-        # So far, the ids of all ranks before this one: [0, 2, 3]; and with this rank: [0, 3, 6].
-        before_rank = per_rank * self.rank + np.minimum(num_longer, self.rank)
+        # The ids that the ranks before this rank have up to there, and with the ids of this rank.
+        before_rank = per_rank * self.rank + np.minimum(num_longer, self.rank)  # [0, 2, 3]
         through_rank = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
-        # In each batch, the slice of this rank comes after the slices of the ranks before.
+        # `through_rank` is [0, 3, 6]. Differences are the ids of each batch: the slice of this rank
+        # starts after those of the ranks before it. It is 2 to 3 of batch 0, and 1 to 3 of batch 1.
         return np.diff(before_rank), np.diff(through_rank)  # [2, 1], [3, 3]
 
     def _new_cursor(self) -> SamplerCursor:

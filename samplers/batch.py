@@ -122,11 +122,12 @@ class BatchSampler(BatchStream):
     def by_group(self) -> tuple[int, BatchSampler] | None:
         """The number of groups, and a stream that has a group number in place of each id.
 
-        A group is a class, a data set or a segment of a shuffle, as the inner sampler declares. A
-        loader with one dataset for each group reads the next sample from the dataset that the
-        stream names: if id 7 is of group 2, and id 3 of group 0, the batch 7 3 becomes 2 0. None
-        if ids have no groups, or if batches are padded.
+        It is for loaders that read each group (such as a class) from a dataset of its own: they
+        only need to know from which dataset the next sample comes. If id 7 is of group 2, and id 3
+        of group 0, the batch 7 3 becomes 2 0. None if ids have no groups, or batches are padded.
         """
+        # The inner sampler's property `by_group` is such a pair, too, or None: the number of groups
+        # and a sampler of group numbers.
         if self.traits.padded or self._inner_sampler.by_group is None:
             return None
         group_stream = copy.copy(self)
@@ -146,35 +147,42 @@ class BatchSampler(BatchStream):
         return inner_epoch * self._inner_size + inner_step * self._largest_batch
 
     def _draw(self, epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return a slice of the batch of each step from `start` on, one slice after the other.
+        """Return the ids of one rank in the batches from step `start` on, concatenated.
 
-        The slice of the batch of step `start + i` is `batch[lows[i]:highs[i]]`.
+        The rank has the slice `batch[lows[i]:highs[i]]` of the batch of step `start + i`.
 
-        With the option `batches_per_epoch`, an epoch may have more or fewer batches than an epoch
-        of the inner sampler, from which the ids come. If inner epochs have 3 batches, and epochs
-        have 2, then epoch 1 is the last batch of inner epoch 0 and the first of inner epoch 1. So
-        the batches are drawn in parts, one for each inner epoch.
+        With `batches_per_epoch`, an epoch may have another number of batches than an epoch of the
+        inner sampler, from which the ids come. So draw in parts, one for each inner epoch. In the
+        comments, epoch 1 is drawn, epochs have 2 batches, and inner epochs have 3::
+
+            epoch, step          0, 0   0, 1   1, 0   1, 1
+            inner epoch, step    0, 0   0, 1   0, 2   1, 0
         """
-        inner_epoch, inner_step = self._inner_position(epoch, start)
+        inner_epoch, inner_step = self._inner_position(epoch, start)  # 0, 2
         parts = []
         while len(lows):
-            count = self._inner_steps - inner_step  # steps up to the end of the inner epoch
+            count = self._inner_steps - inner_step  # steps up to the end of the inner epoch: 1
             parts.append(self._draw_inner(inner_epoch, inner_step, lows[:count], highs[:count]))
-            lows, highs = lows[count:], highs[count:]
-            inner_epoch, inner_step = inner_epoch + 1, 0
+            lows, highs = lows[count:], highs[count:]  # of the steps after it
+            inner_epoch, inner_step = inner_epoch + 1, 0  # 1, 0
         return np.concatenate(parts)
 
     def _draw_inner(self, inner_epoch: int, start: int, lows: Int64s, highs: Int64s) -> Int64s:
-        """Return a slice of each batch from step `start` on, in one epoch of the inner sampler.
+        """Return the ids of one rank in batches of one epoch of the inner sampler, concatenated.
 
-        The slice of batch number `start + i` is `batch[lows[i]:highs[i]]`, and all slices are
-        concatenated. All batches have `_largest_batch` ids, except a last one that may be smaller.
-        Positions after the end of the epoch are padding, which has the id -1.
+        The rank has the slice `batch[lows[i]:highs[i]]` of the batch of step `start + i`. After the
+        end of the epoch, the last batch may be filled up with padding, the id -1.
+
+        The comments have the values for rank 1 of 2, 7 ids in 2 batches of 4, `lows` = [2, 2] and
+        `highs` = [4, 4].
         """
-        batch_starts = (start + np.arange(len(lows))) * self._largest_batch  # in the inner epoch
-        positions = ranges(batch_starts + lows, batch_starts + highs)  # ascending
-        real = positions[positions < len(self._inner_sampler)]  # all but the padding
+        # Where each batch starts in the epoch: all batches but the last have `_largest_batch` ids.
+        batch_starts = (start + np.arange(len(lows))) * self._largest_batch  # [0, 4]
+        # The positions of all slices: 0 + 2 to 0 + 4, and 4 + 2 to 4 + 4.
+        positions = ranges(batch_starts + lows, batch_starts + highs)  # [2, 3, 6, 7]
+        real = positions[positions < len(self._inner_sampler)]  # without the padding: [2, 3, 6]
         ids = np.full(len(positions), -1)
+        # `checked_draw` draws ids at positions, and calls `_step_text` for an error message.
         ids[: len(real)] = checked_draw(self._inner_sampler, inner_epoch, real, self._step_text)
         return ids
 

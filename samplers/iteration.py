@@ -197,9 +197,10 @@ class IdIterator(Cursor):
         self.start_epoch, self._start_position = self._sampler_cursor.next_start()
         self._positions = self._sampler._positions_from(self._start_position)
         # Whether every epoch has the same order of ids, as in an evaluation. `_unsharded` is the
-        # sampler that several ranks divide, or the sampler itself.
+        # whole sampler, if this is the part of one rank.
         is_fixed = self._sampler._unsharded._fixed_order
-        # From now on, the sampler's cursor has the position of this iterator.
+        # From now on, the sampler's cursor has the position of this iterator. It warns if the same
+        # epoch is read again and again, but not if all epochs are the same, or nothing is read.
         self._sampler_cursor.start_iteration(self, is_empty=not self._positions, is_fixed=is_fixed)
         return self._positions
 

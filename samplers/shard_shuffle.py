@@ -192,13 +192,14 @@ class ShardShuffleSampler(Sampler):
         The ids are a shuffle of all records (`_permutation`), in which each record that the user
         excludes is replaced by another.
         """
-        # With many shards, the order of the blocks has a large table. Compute a part of the table
-        # of the next epoch now, so that the next epoch does not start with a long computation.
+        # The order of the blocks of very many shards is a table that takes long to compute. So that
+        # the next epoch starts at once, compute its table bit by bit in this epoch: after half of
+        # the positions, at least the first half.
         if self._blocks.has_many_shards:
             fraction = int(positions.max(initial=-1) + 1) / max(1, self.num_records)
             self._blocks.order(self._blocks_key(epoch + 1)).prepare(fraction)
-        # `Exclusion.draw` calls `self._permutation(epoch, positions)`, and replaces some records in
-        # the result. It gets `self`, since it calls it for the replacements, too.
+        # It calls `self._permutation` for the records at the positions, and again for records that
+        # replace the excluded ones.
         return self._exclusion.draw(self, epoch, positions)
 
     def _permutation(self, epoch: int, positions: Int64s) -> Int64s:

@@ -82,25 +82,27 @@ class SubsetSampler(InnerSampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`.
+        `stop[i] - 1`. The inner sampler reads indices of a table, which has the sorted record ids
+        of the subset. If it reads indices 0 to 2 and then 3 to 4 around the same time::
 
-        The table has the sorted record ids of the subset, and the inner sampler is over indices of
-        the table. If it reads a range of indices around the same time, the span is from the record
-        at the first index to the record at the last. But records in between that are not in the
-        subset would be read for nothing. If they are more than half, the span is only `records[i]`.
+            index of the table    0  1  2    3   4
+            record                2  3  5    40  90
+            span                  2 to 5     only the record
 
-        The comments have the values for a table of 2 3 5 40 90, an inner sampler that reads the
-        indices 0 to 2 and then 3 to 4, and the records 3 and 40.
+        A span of 40 to 90 would be read for two records: it is used only if at least half of its
+        records are in the subset. The comments have the values for the records 3 and 40.
         """
         record, record_stop = super().spans(records)  # only the record: [3, 40] to [4, 41]
         if not self.traits.reads_blocks:
             return record, record_stop
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
         index = np.searchsorted(self._table, record.astype(self._table.dtype))  # [1, 3]
+        # The spans of the inner sampler are ranges of indices, here 0 to 2 and 3 to 4.
         first_index, stop_index = self._inner_sampler.spans(index, epoch)  # [0, 3], [3, 5]
+        # From the record at the first index to the record at the last: 2 to 5 and 40 to 90.
         first = self._lookup(first_index)  # [2, 40]
         stop = self._lookup(stop_index - 1) + 1  # [6, 91]
-        is_dense = stop - first <= 2 * (stop_index - first_index)  # [4, 51] <= 2 * [3, 2]
+        is_dense = stop - first <= 2 * (stop_index - first_index)  # [4, 51] <= [6, 4]: [1, 0]
         return np.where(is_dense, first, record), np.where(is_dense, stop, record_stop)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -299,9 +301,10 @@ def _ids_or_key_hashes(records: SupportsIndex | Sized) -> Int64s | UInt64s:
     items: Any = records
     is_list = validate.is_list(items) and not isinstance(items, str)
     first = next(iter(items), None) if is_list else None
-    # A list of keys has strings. A list of samples (dicts, tuples, arrays) is a dataset.
+    # A list whose first item is a str has keys. A list of samples (dicts, tuples, arrays) is a
+    # dataset: of it, and of all that is no list, only the number of records counts.
     if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
-        # A wrong type is refused; the error advises to draw from certain ids by a SubsetSampler.
+        # `record_count` returns this number. `subset` is advice for its error message.
         return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
     keys = items.tolist() if isinstance(items, np.ndarray) else list(items)
     check_types("records", "their number, or a sequence of keys (str)", keys, str)

@@ -53,17 +53,17 @@ class SamplerTraits:
         """Why records need random access, as text; "" if they can be read in sequence by iterators.
 
         A loader may read each class or data set in sequence, by an iterator (tf.data's
-        `choose_from_datasets`). Then the sampler chooses only the class or data set of each sample,
-        and not the record. A loader refuses a sampler for which this is not enough: the reason,
-        such as "padding", is a part of the error message.
+        `choose_from_datasets`). Then a sampler chooses only the class or data set of each sample.
+        The loader refuses a sampler that must choose the record, and its error has this reason,
+        such as "padding".
         """
         reasons = {  # {reason: whether it holds}
-            "padding": self.padded,  # some samples are no record
-            "a shuffle by blocks": self.reads_blocks,  # samples are of neighbouring records
+            "padding": self.padded,  # -1 in place of a record fills up a batch
+            "a shuffle by blocks": self.reads_blocks,  # neighbouring records are read together
             "reuse": self.max_cached is not None,  # a decoded record is kept, and used again later
-            "a stream of views": self.num_ids is not None,  # samples are variants of a record
+            "a stream of views": self.num_ids is not None,  # ids of variants (views) of a record
         }
-        # An option of the sampler is named first.
+        # `needs_records` is an option of the sampler, as text, if that is the reason.
         return self.needs_records or next((text for text, holds in reasons.items() if holds), "")
 
 

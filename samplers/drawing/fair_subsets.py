@@ -133,15 +133,18 @@ class FairSubsets:
 
 
 def _replace_first_items(items: Int64s, position: Int64s, first_items: Int64s) -> Int64s:
-    """Return `items`, with each item at a position from 0 to m - 1 replaced by a new item.
+    """Return `items`, where the first m items of a permutation are replaced by reordered ones.
 
-    `items` and `position` have the same shape: `position[i, j]` is the position of `items[i, j]` in
-    a sequence. `first_items[i, p]` is the new item of row i at position p, int64[rows, m]. The
-    items 7 8 9 at the positions -1 0 1 become 7 5 6 if the first items are 5 6.
+    A subset of items may have the end of one permutation and the start of the next. Its items are
+    in a row of `items`, and `position` has the position of each in the next permutation, which is
+    negative before its start. A row of `first_items` has the m reordered items.
+
+    In the comments, the row of `items` is 7 8 9, and the row of `first_items` is 5 6.
     """
-    index = position.clip(0, first_items.shape[1] - 1)
-    is_replaced = index == position
-    return np.where(is_replaced, np.take_along_axis(first_items, index, axis=1), items)
+    # `position` is [[-1, 0, 1]].
+    index = position.clip(0, first_items.shape[1] - 1)  # [[0, 0, 1]]
+    is_replaced = index == position  # from 0 to m - 1: [[False, True, True]]
+    return np.where(is_replaced, np.take_along_axis(first_items, index, axis=1), items)  # [[7,5,6]]
 
 
 def _is_in_row(queries: Int64s, table: Int64s, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

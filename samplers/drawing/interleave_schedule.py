@@ -64,9 +64,17 @@ class InterleaveSchedule:
         return counts + self._interleave_of(part).num_before(position_in_part)
 
     def position_of(self, stream: int, index: int) -> int:
-        """Return the position of element number `index` (from 0) of a stream."""
-        # The last part that has at most `index` elements of the stream before it.
-        part = int(np.searchsorted(self._counts_before[:, stream], index, side="right")) - 1
-        index_in_part = index - int(self._counts_before[part, stream])
-        position_in_part = self._interleave_of(part).position_of(stream, index_in_part)
-        return self.weights.starts[part] + position_in_part
+        """Return the position of element number `index` (from 0) of a stream, in all parts.
+
+        The weights of the streams change at some positions, which divide the sequence of stream
+        numbers into parts. The comments have the values for element 5 of stream 0, if the weights
+        2 and 1 change to 1 and 1 at position 6, and the sequence is::
+
+            part 0: 0 1 0 0 0 1    part 1: 1 0 0 1 ...
+        """
+        # `_counts_before` has the elements of each stream before each part: [[0, 0], [4, 2]]. Find
+        # the last part that has at most 5 elements of stream 0 before it.
+        part = int(np.searchsorted(self._counts_before[:, stream], index, side="right")) - 1  # 1
+        index_in_part = index - int(self._counts_before[part, stream])  # 5 - 4 = 1
+        position_in_part = self._interleave_of(part).position_of(stream, index_in_part)  # 2
+        return self.weights.starts[part] + position_in_part  # 6 + 2 = 8
