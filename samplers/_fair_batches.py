@@ -158,8 +158,8 @@ class _PhaseSchedule:
 
         A class draws K records for each batch that has the class: all of its records once (a
         *traversal*), then all of them again, and so on. So that its records are drawn equally
-        often, a class changes only in the batch in which a traversal ends. In the comments, 7
-        batches before the step have a class of 5 records, and K is 2::
+        often, a class changes only where a traversal ends: in this batch, or after it, if both end
+        together. In the comments, 7 batches before the step have a class of 5 records, and K is 2::
 
             batch with the class    0    1    2    3    4    5    6    | 7
             traversal of draws      0 0  0 0  0 1  1 1  1 1  2 2  2 2  | 2 3

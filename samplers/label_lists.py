@@ -81,9 +81,9 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
     """Raise ValueError if two classes have fewer than 2 k distinct records together.
 
     A batch takes k records of each of its classes, and no record twice, though a record may be of
-    several classes. So two such classes could not be in one batch. Each class has k records or
-    more, so only pairs of classes with records in common are checked: count the common records of
-    each pair. `class_labels` are the labels of the classes.
+    several classes. So a batch could not have two classes of fewer than 2 k records together. Each
+    class has k records or more, so only pairs of classes with records in common are checked: count
+    the common records of each pair. `class_labels` are the labels of the classes.
 
     The comments have the values for class 0 with the records 0 1, class 1 with 0 1 2, and k = 2:
     together they have 3 records, which are fewer than 4.
@@ -91,7 +91,7 @@ def check_class_pairs(order: ClassOrder, class_labels: Array, k: int, /) -> None
     sizes = np.asarray(order.sizes)  # [2, 3]
     # The class and the record id of each record of each class, class after class.
     class_index, records = order.class_record_pairs()  # [0, 0, 1, 1, 1], [0, 1, 0, 1, 2]
-    # Both as one integer, `class * width + record`, which is below `width` for class 0, and so on.
+    # Both as one integer: 0 1 2 are the records 0 1 2 of class 0, and 3 4 5 those of class 1.
     width = int(records.max(initial=0)) + 1  # 3
     keys = class_index * width + records  # ascending: [0, 1, 3, 4, 5]
     # Pair i is class `first[i]` and class `second[i]`: [0] and [1].

@@ -144,7 +144,8 @@ def _replace_first_items(items: Int64s, position: Int64s, first_items: Int64s) -
     # `position` is [[-1, 0, 1]].
     index = position.clip(0, first_items.shape[1] - 1)  # [[0, 0, 1]]
     is_replaced = index == position  # from 0 to m - 1: [[False, True, True]]
-    return np.where(is_replaced, np.take_along_axis(first_items, index, axis=1), items)  # [[7,5,6]]
+    # Take [[5, 5, 6]] where an item is replaced: the result is [[7, 5, 6]].
+    return np.where(is_replaced, np.take_along_axis(first_items, index, axis=1), items)
 
 
 def _is_in_row(queries: Int64s, table: Int64s, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
