@@ -213,10 +213,10 @@ class Eviction:
         with self._lock:
             next_use = None if self._uses is None else self._uses.next_use(chunk, step)
         # A generator that all calls continue, as to search the cache folder is slow. It yields None
-        # if it has no entry for now. Only one thread at a time is here: the caller has locked the
-        # folder.
+        # if it has no entry for now; and it has ended if a search has failed. Only one thread at a
+        # time is here: the caller has locked the folder.
         oldest = self._least_recent if next_use is None else self._unread_of_other_data
-        while (entry := next(oldest)) is not None:
+        while (entry := next(oldest, None)) is not None:
             yield entry
         while next_use is not None and (victim := self._pop_furthest(next_use)) is not None:
             yield name(victim)
