@@ -128,10 +128,11 @@ class BatchSampler(BatchStream):
         """
         # The inner sampler's property `by_group` is such a pair, too, or None: the number of groups
         # and a sampler of group numbers.
-        if self.traits.padded or self._inner_sampler.by_group is None:
+        groups = self._inner_sampler.by_group
+        if self.traits.padded or groups is None:
             return None
         group_stream = copy.copy(self)
-        num_groups, group_stream._inner_sampler = self._inner_sampler.by_group
+        num_groups, group_stream._inner_sampler = groups
         return num_groups, group_stream
 
     def _inner_position(self, epoch: int, step: int) -> tuple[int, int]:
