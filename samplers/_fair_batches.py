@@ -118,6 +118,22 @@ class FairBatches:
         return ids[np.broadcast_to(is_taken, ids.shape)]  # [10, 11, 20, 21, 22]
 
 
+class _BatchCounts(NamedTuple):
+    """In how many batches each class is.
+
+    The batches of a super-class (a group of classes) have all its classes once (a *traversal*),
+    then all again, and so on. So a class is in one batch for each complete traversal of its
+    super-class, and in one more if it came in the incomplete traversal already.
+    """
+
+    num_traversals: Int64s  # of each super-class
+    came_once_more: NDArray[np.bool_]  # of each class, a byte: there may be millions of classes
+
+    def of(self, classes: Int64s, super_class: Int64s) -> Int64s:
+        """Return in how many batches each of `classes` is; `super_class` is that of each class."""
+        return self.num_traversals[super_class] + self.came_once_more[classes]
+
+
 class _PhaseSchedule:
     """The classes and records of the batches of a phase, a range of steps with constant P and K.
 
@@ -199,8 +215,7 @@ class _PhaseSchedule:
         # Subtract the batches before the phase. If these are 0 2 and 1 0, of the classes 0 1 2, all
         # classes came once (a traversal), and class 0 once more: it is in 2 batches, classes 1 and
         # 2 are in 1.
-        num_traversals, came_once_more = self._counts_before_phase
-        num_before_phase = num_traversals[super_class][:, None] + came_once_more[classes]
+        num_before_phase = self._counts_before_phase.of(classes, super_class[:, None])
         return classes, num_since_p_start - num_before_phase
 
     def _classes_of(
@@ -246,14 +261,13 @@ class _PhaseSchedule:
             # records: `_class_of_records` returns the super-class of each class.
             super_class = self._super_classes._class_of_records(len(self._classes))[classes]
         # Batches before the step: all classes came twice, and no class once more.
-        num_traversals, came_once_more = self._count_traversals(step - self._phase.p_start)
-        num_before_step = num_traversals[super_class] + came_once_more[classes]  # [2, 2, 2]
+        counts_before_step = self._count_traversals(step - self._phase.p_start)
+        num_before_step = counts_before_step.of(classes, super_class)  # [2, 2, 2]
         # Batches before the phase: not all classes came, but classes 0 and 2 once.
-        num_traversals, came_once_more = self._counts_before_phase
-        num_before_phase = num_traversals[super_class] + came_once_more[classes]  # [1, 0, 1]
+        num_before_phase = self._counts_before_phase.of(classes, super_class)  # [1, 0, 1]
         return num_before_step - num_before_phase  # [1, 2, 1]
 
-    def _count_traversals(self, num_batches: int) -> tuple[Int64s, NDArray[np.bool_]]:
+    def _count_traversals(self, num_batches: int) -> _BatchCounts:
         """Count in how many of the first `num_batches` batches since P last changed each class is.
 
         The P classes of a batch are of one super-class, a group of classes. The batches of a
@@ -264,10 +278,6 @@ class _PhaseSchedule:
             batch        0    1    2    3
             classes      3 0  2 4  1 2  0 3
             traversal    0 0  0 0  0 1  1 1    each class is in one, and 2, 0 and 3 are in one more
-
-        Returns:
-            The number of complete traversals of each super-class; and for each class, whether it
-            is in one batch more (a byte each, as there may be millions of classes).
         """
         p, num_classes = self._phase.p, self._num_classes
         num_batches_of = self._super_class_order.num_before(num_batches)  # each super-class: [4]
@@ -285,7 +295,7 @@ class _PhaseSchedule:
             # Traversal 1 is the incomplete one: [[False, True], [True, True]].
             is_incomplete = traversal == num_complete[chunk_super_class][:, None]
             is_in_one_more[classes[is_incomplete]] = True  # for the classes 2, 0 and 3
-        return num_complete, is_in_one_more
+        return _BatchCounts(num_complete, is_in_one_more)
 
     def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].
