@@ -30,11 +30,6 @@ from twinfeed.loaders import (
 )
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
-
-
 def test_fault_29_shard_changed_after_indexing_is_refused(index: Index) -> None:
     shard = Path(index.root, index.shard_paths[2])
     with open(shard, "ab") as file:

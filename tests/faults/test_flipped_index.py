@@ -35,11 +35,6 @@ from twinfeed.loaders import (
 )
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
-
-
 def test_fault_33_index_file_cut_or_missing_is_refused(index: Index, tmp_path: Path) -> None:
     """Every file of an index, cut to several lengths or gone; and bits flipped in the manifest."""
     whole = tree(index.path)

@@ -29,17 +29,11 @@ from support.shards import (
 
 from twinfeed.loaders import (
     DataCorruptionError,
-    Index,
     IndexFormatError,
     Reader,
     build_index,
     open_index,
 )
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
 
 
 def test_fault_35_processes_building_one_index_leave_it_whole(tmp_path: Path) -> None:

@@ -20,17 +20,11 @@ from support.shards import (
 )
 
 from twinfeed.loaders import (
-    Index,
     Reader,
     build_index,
     open_index,
     pack,
 )
-
-
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
 
 
 @pytest.mark.parametrize("full", ["part", "array", "manifest"])

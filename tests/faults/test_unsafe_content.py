@@ -35,11 +35,6 @@ from twinfeed.loaders import (
 )
 
 
-@pytest.fixture
-def index(tmp_path: Path) -> Index:
-    return build_index(tfrecords(tmp_path), tmp_path / "x.index", label="label")
-
-
 def test_fault_38_pickled_arrays_are_not_loaded(index: Index, tmp_path: Path) -> None:
     """Neither in the index nor in a part, even with digests that fit."""
     marker = tmp_path / "executed"
