@@ -13,24 +13,18 @@ beyond what the process held before the first batch was asked for.
 from __future__ import annotations
 
 import itertools
-import os
-import re
 import resource
-import socket
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from urllib.request import urlopen
 
 import numpy as np
+from range_server import server
 from ways import Ways, main
 
 RECORDS, NBYTES, SHARDS, BATCH = 60_000, 10_000, 8, 128
@@ -67,69 +61,10 @@ def make() -> None:
     build_index(str(FOLDER / "*.tfrecord"), FOLDER / "all.index")
 
 
-def serve(delay: float) -> None:
-    """Serve the folder for ever, after the port is printed; `GET /requests` gives their number."""
-    requests = itertools.count(-1)  # the question itself is not counted
-
-    def answer(client: socket.socket) -> None:
-        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with client:
-            while request := client.recv(1 << 16):
-                method, url, _ = request.split(b" ", 2)
-                count = next(requests)
-                if url == b"/requests":
-                    body = str(count).encode()
-                    client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body))
-                    client.sendall(body)
-                    continue
-                time.sleep(delay)
-                path = FOLDER / url.decode().lstrip("/").partition("?")[0]
-                if not path.is_file():
-                    client.sendall(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n")
-                    continue
-                _send(client, path, request, with_body=method == b"GET")
-
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
-        print(listening.getsockname()[1], flush=True)
-        while True:
-            client, _ = listening.accept()
-            threading.Thread(target=answer, args=(client,), daemon=True).start()
-
-
-def _send(client: socket.socket, path: Path, request: bytes, *, with_body: bool) -> None:
-    size = path.stat().st_size
-    found = re.search(rb"(?i)range: bytes=(\d+)-(\d*)", request)
-    start, last = (int(found[1]), int(found[2] or size - 1)) if found else (0, size - 1)
-    last = min(last, size - 1)
-    status = "206 Partial Content" if found else "200 OK"
-    head = (
-        f'HTTP/1.1 {status}\r\nETag: "1"\r\nAccept-Ranges: bytes\r\n'
-        "Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n"
-        f"Content-Range: bytes {start}-{last}/{size}\r\nContent-Length: {last + 1 - start}\r\n\r\n"
-    )
-    client.sendall(head.encode())
-    if with_body:
-        with open(path, "rb") as file:
-            while start <= last:
-                start += os.sendfile(client.fileno(), file.fileno(), start, last + 1 - start)
-
-
-@contextmanager
-def server(delay: float) -> Iterator[str]:
-    """Yield the address of a server in another process."""
-    command = [sys.executable, __file__, "--serve", str(delay)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield f"http://127.0.0.1:{int(process.stdout.readline())}"
-        finally:
-            process.kill()
-
-
 def measure(delay: float, read: Callable[[str], Iterable[int]]) -> dict[str, float]:
     """Measure one way, which yields how many bytes came: the rate, the requests and the memory."""
     make()
-    with server(delay) as url:
+    with server(FOLDER, delay=delay) as url:
         pieces = read(url)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         begin = time.perf_counter()
@@ -227,7 +162,4 @@ WAYS: Ways = {
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        serve(float(sys.argv[2]))
-    else:
-        main(__file__, __doc__, WAYS)
+    main(__file__, __doc__, WAYS)

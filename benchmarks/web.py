@@ -10,19 +10,15 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
-import socket
 import statistics
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import obstore
+from range_server import server
 
 from twinfeed.loaders.storage.open_store import store_of
 from twinfeed.loaders.storage.url import Location
@@ -33,33 +29,6 @@ NAME = "shard.tar"
 
 Read = Callable[[int, int], int]
 """Read a range, and return how many bytes came."""
-
-
-def serve(folder: str) -> None:
-    """Serve ranges of the file for ever, after the port is printed."""
-    file = os.open(f"{folder}/{NAME}", os.O_RDONLY)
-    with socket.create_server(("127.0.0.1", 0), backlog=256) as listening:
-        print(listening.getsockname()[1], flush=True)
-        while True:
-            client, _ = listening.accept()
-            threading.Thread(target=_answer, args=(client, file), daemon=True).start()
-
-
-def _answer(client: socket.socket, file: int) -> None:
-    client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    with client:
-        while request := client.recv(1 << 16):
-            found = re.search(rb"(?i)range: bytes=(\d+)-(\d+)", request)
-            start, last = (int(found[1]), int(found[2])) if found else (0, 0)
-            head = (
-                'HTTP/1.1 206 Partial Content\r\nETag: "1"\r\nAccept-Ranges: bytes\r\n'
-                "Last-Modified: Wed, 21 Oct 2015 07:28:00 GMT\r\n"
-                f"Content-Range: bytes {start}-{last}/{FILE_BYTES}\r\n"
-                f"Content-Length: {last + 1 - start}\r\n\r\n"
-            )
-            client.sendall(head.encode(), socket.MSG_MORE)
-            while start <= last:
-                start += os.sendfile(client.fileno(), file, start, last + 1 - start)
 
 
 def rate(read: Read, length: int, threads: int, seconds: float) -> float:
@@ -88,13 +57,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, NAME).write_bytes(os.urandom(FILE_BYTES))
-        command = [sys.executable, __file__, "--serve", folder]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            try:
-                compare(f"http://127.0.0.1:{int(server.stdout.readline())}", options)
-            finally:
-                server.kill()
+        with server(folder) as url:
+            compare(url, options)
 
 
 def compare(url: str, options: argparse.Namespace) -> None:
@@ -127,7 +91,4 @@ def compare(url: str, options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--serve"]:
-        serve(sys.argv[2])
-    else:
-        main()
+    main()
