@@ -152,6 +152,26 @@ def test_batches_are_collated_into_pinned_memory(index: Index, how: Any) -> None
     assert row.is_pinned()
 
 
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.tensor(1.5, dtype=torch.bfloat16),
+        torch.arange(6, dtype=torch.float64).view(2, 3),
+        torch.arange(6).view(2, 3).T,
+        torch.ones(4, 3, 2, dtype=torch.float16).to(memory_format=torch.contiguous_format)[::2],
+        torch.tensor([True, False]),
+        torch.tensor([1 + 2j]),
+        torch.empty(0, 3),
+    ],
+    ids=lambda tensor: f"{tensor.dtype} {tuple(tensor.shape)}",
+)
+def test_prepared_tensor_is_pinned_and_equal(tensor: torch.Tensor) -> None:
+    prepared = CudaCopier(torch.device("cuda")).prepare({"x": tensor})["x"]
+    assert prepared.is_pinned() or not tensor.numel()
+    assert prepared.dtype == tensor.dtype
+    assert torch.equal(prepared, tensor)
+
+
 def test_passes_share_one_copy_stream() -> None:
     first, second = CudaCopier(torch.device("cuda")), CudaCopier(torch.device("cuda:0"))
     assert first.device == second.device
