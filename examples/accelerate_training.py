@@ -24,7 +24,7 @@ STOP, END = 27, 60  # steps; an epoch has 20
 def fit(folder: Path, steps: int, *, resume: bool = False) -> float:
     """Train up to a step, from the checkpoint or from the start; return the share that is right."""
     training, evaluation = open_digits(folder)
-    accelerator = Accelerator(cpu=True)
+    accelerator = Accelerator(cpu=not torch.cuda.is_available())
     rank, ranks = accelerator.process_index, accelerator.num_processes
     torch.manual_seed(SEED)
     model = torch.nn.Linear(64, 10)
@@ -47,7 +47,7 @@ def fit(folder: Path, steps: int, *, resume: bool = False) -> float:
     accelerator.save_state(folder / "state")
 
     once = ExactOnceBatchSampler(len(evaluation), batch_size=64)
-    right = torch.zeros((), dtype=torch.int64)
+    right = torch.zeros((), dtype=torch.int64, device=accelerator.device)
     for batch in TorchLoader(Feed(evaluation, once, decode=decode).shard(rank, ranks)):
         right += (model(batch["pixels"]).argmax(1) == batch["label"]).sum()
     return float(accelerator.reduce(right)) / len(evaluation)
