@@ -1,0 +1,123 @@
+"""Where a field lies in each record of a block, and the values of numeric fields."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from functools import lru_cache, partial
+
+import numpy as np
+
+from twinfeed.loaders.building._parts import FieldStats
+from twinfeed.loaders.formats.example import decode_list
+from twinfeed.loaders.formats.records import Range, RecordChunk, slices
+from twinfeed.loaders.index.arrays import MISSING_ROW, row_type
+from twinfeed.loaders.support.array_types import Array, Int64s
+from twinfeed.loaders.support.checksum import crc32c, crc32c_of_each
+
+WIDEST_COLUMN = 16
+"""The maximum number of values per record of a column."""
+
+_CACHE_ITEMS = 1 << 16  # of a cache of decoded lists
+
+
+class FieldBuffer:
+    """The location of a field in each record of the current block, and its values if numeric.
+
+    - `rows` has three integers for each record, one after another: the byte offset of the field (or
+      the number of its file, if the field is a whole file), its length, and the CRC-32C of its
+      bytes. A record without the field has `MISSING_ROW`.
+    - `values` has the numbers of each record, as long as the field can be a column: every record
+      has `column_width` numbers. `num_decoded` counts the records with values, over all blocks.
+    - `max_offset` and `max_length` are over all blocks.
+    - `kind` is that of `Range`, and `first_record` the first record with the field, for errors.
+    """
+
+    def __init__(self, kind: str, first_record: int) -> None:
+        self.kind = kind
+        self.first_record = first_record
+        self.max_offset = self.max_length = self.column_width = self.num_decoded = 0
+        self.can_be_column = kind not in ("bytes", "bytes_list")
+        self.decode = lru_cache(_CACHE_ITEMS)(partial(decode_list, kind))
+        self.start_block()
+
+    def start_block(self) -> None:
+        """Remove the rows and values of the last block."""
+        self.rows = array("q")
+        self.values: list[Array] = []
+
+    def add(self, index: int, range_: Range, offset_or_file: int) -> None:
+        """Add the field of a record, which has this index in the block.
+
+        `offset_or_file` is the byte offset of the field in the shard, or the number of its file if
+        the field is a whole file. Earlier records of the block that are not added lack the field.
+        """
+        self.add_missing_rows(index)
+        self.rows.extend((offset_or_file, range_.length, crc32c(range_.data)))
+        self.add_values([range_.data])
+
+    def add_chunk(self, index: int, chunk: RecordChunk, starts: Int64s, stops: Int64s) -> None:
+        """Add the field of several records of a chunk; the first has this index in the block.
+
+        The bytes of the field are `[starts, stops)` of the chunk's data, one range for each record.
+        Earlier records of the block that are not added lack the field.
+        """
+        self.add_missing_rows(index)
+        offsets, lengths = starts + chunk.offset, stops - starts  # offsets in the shard
+        checksums = np.array(crc32c_of_each(slices(chunk.data, starts, stops)), np.int64)
+        rows = np.stack([offsets, lengths, checksums], axis=1)
+        self.rows.frombytes(rows.tobytes())
+        self.add_values(slices(chunk.data, starts, stops))
+
+    def add_values(self, lists: Iterable[bytes]) -> None:
+        """Decode and add the numbers of further records, given as serialized lists.
+
+        Values are only needed as long as the field can be a column: every record so far has equally
+        many numbers, at most `WIDEST_COLUMN`.
+        """
+        if self.can_be_column:
+            values = [np.asarray(self.decode(data)) for data in lists]
+            if self.num_decoded == 0:
+                self.column_width = len(values[0])
+            self.num_decoded += len(values)
+            self.values += values
+            is_equal = set(map(len, values)) == {self.column_width}
+            self.can_be_column = is_equal and self.column_width <= WIDEST_COLUMN
+
+    def add_missing_rows(self, num_records: int) -> None:
+        """Append rows for records that lack the field, until there are `num_records` rows.
+
+        Only records with the field add a row when they are scanned. So if records 0 and 3 have the
+        field, the missing rows of 1 and 2 are appended before the row of record 3 is.
+        """
+        num_rows = len(self.rows) // len(MISSING_ROW)  # a row is three integers
+        self.rows.extend(MISSING_ROW * (num_records - num_rows))
+
+    def arrays(self, number: int, num_records: int, *, whole_files: bool) -> dict[str, Array]:
+        """Return the arrays of the current block of records, for the field with this `number` N.
+
+        `rows-N` locates the field in each record: its offset, length and CRC. `values-N` has the
+        numbers of each record, if all records have equally many. If a field is a whole file
+        (`whole_files`), a row has the number of the file in place of an offset.
+        """
+        self.add_missing_rows(num_records)  # for the last records of the block
+        # `self.rows` has three integers per record, one after another.
+        offsets_or_files, lengths, crcs = np.frombuffer(self.rows, np.int64).reshape(-1, 3).T
+        self.max_offset = max(self.max_offset, int(offsets_or_files.max()))
+        self.max_length = max(self.max_length, int(lengths.max()))
+        # the narrowest integer types that hold the values; the index may need wider ones
+        dtype = row_type(self.max_offset, self.max_length, whole_files=whole_files)
+        rows = np.empty(num_records, dtype)
+        rows["file" if whole_files else "offset"] = offsets_or_files
+        rows["length"], rows["crc"] = lengths, crcs
+        arrays: dict[str, Array] = {f"rows-{number}": rows}
+        if self.can_be_column and len(self.values) == num_records:  # no record lacks the field
+            values = np.concatenate(self.values)
+            arrays[f"values-{number}"] = values.reshape(num_records, self.column_width)
+        return arrays
+
+    def stats(self, num_records: int) -> FieldStats:
+        """Return the statistics of the field, for a shard with `num_records` records."""
+        is_column = self.can_be_column and self.num_decoded == num_records
+        width = self.column_width if is_column else 0
+        return FieldStats(self.kind, self.max_offset, self.max_length, width)
