@@ -6,14 +6,18 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import chain, count, islice
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
 
+import grain
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import webdataset as wds
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from twinfeed import (
     BatchSampler,
@@ -25,18 +29,25 @@ from twinfeed import (
     NumpyLoader,
     PKBatchSampler,
     RandomSampler,
+    RecordDataset,
+    RequestSampler,
     ResumeCallback,
     Sampler,
+    Selector,
     ShardShuffleSampler,
     TensorFlowLoader,
     TorchLoader,
     WeightedSampler,
+    as_tensors,
+    choose,
+    choose_samples,
     diff,
     pack,
     samples,
     when,
     who,
 )
+from twinfeed.loaders.grain import as_map_dataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -171,6 +182,96 @@ def test_killed_run_resumes_by_final_schedule(tmp_path: Path) -> None:
     for step in range(TOTAL):
         times = [request.ids.tolist() for request in who(path, feed(changes), step)]
         assert times == [drawn(changes)[step]] * (2 if 4 <= step <= 12 else 1)
+
+
+INDEX = pack([{"x": np.float32(n)} for n in range(RECORDS)], mkdtemp(), container="tar")["data"]
+CLASSES = RECORDS // 4
+Part = tuple[Ids, Any]  # the ids of some consecutive steps, and the state after them
+
+
+def of_classes(changes: Changes) -> PKBatchSampler:
+    """As `pk`, but of classes whose records the sampler does not know."""
+    k = {step: 8 // p for step, p in changes.items()}
+    return PKBatchSampler.of_classes(CLASSES, p=changes, k=k, seed=3, batches_per_epoch=STEPS)
+
+
+def received(loader: Any, state: Any, steps: int, batches_of: Callable[[Any], Any] = iter) -> Part:
+    """Iterate over a loader from a state on."""
+    with loader:
+        if state is not None:
+            loader.load_state_dict(state)
+        batches = chain.from_iterable(batches_of(loader) for _ in count())
+        return [np.asarray(batch).tolist() for batch in islice(batches, steps)], loader.state_dict()
+
+
+def from_pipeline(changes: Changes, state: Any, steps: int) -> Part:
+    source = samples(Feed(INDEX, pk(changes)))
+    ids = wds.map(lambda sample: int(sample["__key__"]))
+    pipeline = wds.DataPipeline(source, ids, wds.batched(8, collation_fn=list))
+    return received(source, state, steps, lambda source: source.track(pipeline))
+
+
+def from_pipelines(changes: Changes, state: Any, steps: int) -> Part:
+    pipelines = [[number] * TOTAL for number in range(CLASSES)]
+    return received(choose_samples(of_classes(changes), pipelines), state, steps)
+
+
+def from_datasets(changes: Changes, state: Any, steps: int) -> Part:
+    datasets = [tf.data.Dataset.from_tensors(number).repeat() for number in range(CLASSES)]
+    return received(choose(of_classes(changes), datasets), state, steps)
+
+
+def from_selector(changes: Changes, state: Any, steps: int) -> Part:
+    return received(Selector(of_classes(changes), CLASSES), state, steps)
+
+
+def from_grain(changes: Changes, state: Any, steps: int) -> Part:
+    few = grain.ReadOptions(num_threads=1, prefetch_buffer_size=2)
+    batches = iter(as_map_dataset(feed(changes), epochs=3).to_iter_dataset(few))
+    if state is not None:
+        batches.set_state(state)
+    return [next(batches)["id"].tolist() for _ in range(steps)], batches.get_state()
+
+
+def from_dataloader(changes: Changes, state: Any, steps: int) -> Part:
+    fed = feed(changes)
+    loader = StatefulDataLoader(
+        RecordDataset(fed), batch_sampler=RequestSampler(fed), collate_fn=as_tensors
+    )
+    if state is not None:
+        loader.load_state_dict(state)
+    batches = chain.from_iterable(iter(loader) for _ in count())
+    return [batch["id"].tolist() for batch in islice(batches, steps)], loader.state_dict()
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+@pytest.mark.parametrize("stop", [5, STEPS, STEPS + 6])
+@pytest.mark.parametrize(
+    ("route", "stream"),
+    [
+        (from_pipeline, pk),
+        (from_pipelines, of_classes),
+        (from_datasets, of_classes),
+        (from_selector, of_classes),
+        (from_grain, pk),
+        (from_dataloader, pk),
+    ],
+)
+def test_route_without_change_resumes_by_longer_schedule(
+    route: Callable[[Changes, Any, int], Part], stream: Callable[[Changes], Any], stop: int
+) -> None:
+    """It is stopped, and resumed by a sampler that changes at the step of the state."""
+    changes = {0: 2, 3: 4}
+    first, state = route(changes, None, stop)
+    changes[stop] = 2
+    rest, state = route(changes, state, 4)
+    changes[stop + 4] = 8
+    rest += route(changes, state, TOTAL - stop - 4)[0]
+    final = stream(changes)
+    batches = [final.batch(*divmod(step, STEPS)) for step in range(TOTAL)]
+    if stream is of_classes:
+        batches = [final.group_of(ids) for ids in batches]
+    assert first + rest == [batch.tolist() for batch in batches]
 
 
 def other_shape(loader: Any) -> None:
