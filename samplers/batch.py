@@ -119,21 +119,21 @@ class BatchSampler(BatchStream):
         return self._inner_sampler.group_of(ids)
 
     @property
-    def by_group(self) -> tuple[int, BatchSampler] | None:
-        """The number of groups, and a stream that has a group number in place of each id.
+    def group_sampler(self) -> BatchSampler | None:
+        """A copy of this batch sampler that draws group numbers in place of ids.
 
         It is for loaders that read each group (such as a class) from a dataset of its own: they
         only need to know from which dataset the next sample comes. If id 7 is of group 2, and id 3
-        of group 0, the batch 7 3 becomes 2 0. None if ids have no groups, or batches are padded.
+        of group 0, the batch 7 3 becomes 2 0. `num_records` of the copy is the number of groups.
+        None if ids have no groups, or batches are padded.
         """
-        # The inner sampler's property `by_group` is such a pair, too, or None: the number of groups
-        # and a sampler of group numbers.
-        groups = self._inner_sampler.by_group
-        if self.traits.padded or groups is None:
+        inner_group_sampler = self._inner_sampler.group_sampler
+        if self.traits.padded or inner_group_sampler is None:
             return None
-        group_stream = copy.copy(self)
-        num_groups, group_stream._inner_sampler = groups
-        return num_groups, group_stream
+        sampler = copy.copy(self)
+        sampler._inner_sampler = inner_group_sampler
+        sampler.num_records = inner_group_sampler.num_records
+        return sampler
 
     def _inner_position(self, epoch: int, step: int) -> tuple[int, int]:
         """Return the epoch of the inner sampler in which a step is, and its step in this epoch."""

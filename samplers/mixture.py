@@ -171,9 +171,9 @@ class MixtureSampler(Sampler):
         return first, stop
 
     @property
-    def by_group(self) -> tuple[int, Sampler]:
-        number = len(self._samplers)
-        return number, GroupSampler(self, number, lambda *at: self.group_of(self.draw(*at)))
+    def group_sampler(self) -> GroupSampler:
+        num_samplers = len(self._samplers)
+        return GroupSampler(self, num_samplers, lambda *at: self.group_of(self.draw(*at)))
 
     def group_of(self, ids: Int64s) -> Int64s:
         """Return the sampler of each sample id, by its number."""

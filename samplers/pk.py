@@ -379,16 +379,17 @@ class PKBatchSampler(BatchStream):
         )
 
     @property
-    def by_group(self) -> tuple[int, PKBatchSampler]:
-        """The number of classes, and a copy of this sampler that draws classes in place of records.
+    def group_sampler(self) -> PKBatchSampler:
+        """A copy of this sampler that draws class indices in place of record ids.
 
-        If this sampler draws the records 7 3, of the classes 1 0, the copy draws 1 0: it tells a
-        loader that has a data set for each class from which data set the next record comes.
+        If this sampler draws the records 7 3, of the classes 1 0, the copy draws 1 0: for a loader
+        with a data set for each class, which reads the next record of that data set.
         """
-        stream = copy.copy(self)
-        stream._source = copy.copy(self._source)  # so that this sampler itself is not changed
-        stream._source.by_class = True  # return class indices in place of record ids
-        return self.num_classes, stream
+        sampler = copy.copy(self)
+        sampler.num_records = self.num_classes
+        sampler._source = copy.copy(self._source)  # so that this sampler itself is not changed
+        sampler._source.by_class = True  # return class indices in place of record ids
+        return sampler
 
     def _check_world(self, world_size: int) -> None:
         """Raise ValueError unless world_size divides P at every step, as a rank gets whole classes.

@@ -174,17 +174,17 @@ class ShardShuffleSampler(Sampler):
         return sampler
 
     @property
-    def by_group(self) -> tuple[int, Sampler]:
-        """The number of groups, and a sampler that has a group number in place of each id.
+    def group_sampler(self) -> GroupSampler:
+        """A sampler of the number of the segment in which each record is, in place of its id.
 
-        The groups are the segments of the shuffled records, which are read side by side. A loader
-        may read each segment as a tf.data dataset of its own. The sampler says from which dataset
-        the next record comes: with two segments, its ids are 0 1 0 1 and so on.
+        The shuffled records are divided into segments, which are read side by side. A loader may
+        read each segment as a tf.data dataset of its own. The sampler says from which dataset the
+        next record comes: with two segments, its ids are 0 1 0 1 and so on.
         """
         # The records are in `_sections` parts of equal size, each with the same number of segments.
         # `_segment_bounds` has the start of each segment of a part, and the end of the last one.
         num_segments = self._sections * (len(self._segment_bounds) - 1)
-        return num_segments, GroupSampler(self, num_segments, self._segments_at)
+        return GroupSampler(self, num_segments, self._segments_at)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the record ids at these positions of an epoch, int64[n] both.

@@ -110,13 +110,13 @@ class Samples:
         return np.asarray(ids)
 
     @property
-    def by_group(self) -> tuple[int, Any] | None:
-        """The number of groups, and a copy of this sampler that draws groups in place of records.
+    def group_sampler(self) -> Any:
+        """A copy of this sampler that draws group numbers in place of record ids.
 
         A group is a class, a data set or a segment of a shuffle. If this sampler draws the records
-        7 3, of the groups 1 0, the copy draws 1 0: it tells a loader that has a data set for each
-        group (tf.data's `choose_from_datasets`) from which data set the next record comes. By
-        default samples have no groups: None.
+        7 3, of the groups 1 0, the copy draws 1 0: for a loader with a data set for each group
+        (tf.data's `choose_from_datasets`), which reads the next record of that data set. Its
+        `num_records` is the number of groups. By default samples have no groups: None.
         """
         return None
 

@@ -78,10 +78,10 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
     """The datasets of the groups of a feed's sampler. A group is a class, a set or a segment."""
 
     def __init__(self, feed: Feed) -> None:
-        sampler, by_group = feed.sampler, feed.sampler.by_group
+        sampler, group_sampler = feed.sampler, feed.sampler.group_sampler
         shaped = [name for name, field in feed.spec.items() if field.shape]
         padded = any(mode_of(feed.collate, name) == "pad" for name in shaped)
-        if by_group is None or padded or feed.batch_transform is not None:
+        if group_sampler is None or padded or feed.batch_transform is not None:
             raise ValueError(
                 "source_datasets needs a sampler with classes, sets or segments, a feed without "
                 "batch_transform, and no padding of records or batches, "
@@ -90,8 +90,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         self._feed, reader = feed, reader_of(feed.index)
         self._batcher = Batcher(prepare_feed(feed), reader=reader)
         self._layout = Layout(feed, None, reader)
-        self._num_groups, group_stream = by_group
-        self._group_schedule = Schedule(group_stream)
+        self._group_schedule = Schedule(group_sampler)
         requests_of = partial(_requests_by_group, Schedule(sampler), self._group_schedule)
         self._requests_by_group = lru_cache(_CACHED_RANGES)(requests_of)
 
@@ -128,7 +127,7 @@ class SourceDatasets(Sequence[tf.data.Dataset]):
         return self._group_schedule
 
     def __len__(self) -> int:
-        return self._num_groups
+        return self._group_schedule.sampler.num_records
 
     def __getitem__(self, group: Any) -> Any:
         check_process()

@@ -232,7 +232,7 @@ def test_device_is_found_in_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
     assert chosen_device(None) == "/GPU:0"
 
 
-GROUPED = [name for name, make in FED if make().by_group is not None]
+GROUPED = [name for name, make in FED if make().group_sampler is not None]
 
 
 def seeded(sample: dict[str, Any]) -> dict[str, Any]:
