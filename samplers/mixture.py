@@ -171,7 +171,7 @@ class MixtureSampler(Sampler):
         return first, stop
 
     @property
-    def group_sampler(self) -> GroupSampler:
+    def group_sampler(self) -> Sampler:
         num_samplers = len(self._samplers)
         return GroupSampler(self, num_samplers, lambda *at: self.group_of(self.draw(*at)))
 

@@ -174,7 +174,7 @@ class ShardShuffleSampler(Sampler):
         return sampler
 
     @property
-    def group_sampler(self) -> GroupSampler:
+    def group_sampler(self) -> Sampler:
         """A sampler of the number of the segment in which each record is, in place of its id.
 
         The shuffled records are divided into segments, which are read side by side. A loader may
