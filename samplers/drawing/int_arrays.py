@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
+from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
 
@@ -51,3 +54,25 @@ def distinct_pairs(first: Array, second: Array) -> tuple[Int64s, Int64s]:
     number = np.empty(len(order), np.int64)
     number[order] = np.append(0, np.cumsum(is_new))  # [0, 1, 1] in sorted order
     return order[np.append(True, is_new)], number
+
+
+def distinct_chunks(values: Int64s, size: int) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
+    """Yield the distinct numbers (0 or more) of an array, ascending, up to `size` at a time.
+
+    Yields:
+        chunk: these distinct numbers.
+        indices: the indices in `values` of all entries that are in the chunk.
+        row: for each of these entries, its index in the chunk.
+
+    >>> for arrays in distinct_chunks(np.array([5, 6, 5]), size=1):
+    ...     print(*(array.tolist() for array in arrays))
+    [5] [0, 2] [0, 0]
+    [6] [1] [0]
+    """
+    order = np.argsort(values, kind="stable")  # [0, 2, 1]
+    ascending = values[order]  # [5, 5, 6]
+    is_new = np.diff(ascending, prepend=-1) > 0  # [True, False, True]
+    distinct, row = ascending[is_new], np.cumsum(is_new) - 1  # [5, 6], [0, 0, 1]
+    for chunk in slices(len(distinct), size):
+        start, stop = np.searchsorted(row, [chunk.start, chunk.stop])
+        yield distinct[chunk], order[start:stop], row[start:stop] - chunk.start

@@ -18,10 +18,9 @@ from typing import Any
 import numpy as np
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import groups_and_indices
+from twinfeed.samplers.drawing.int_arrays import distinct_chunks, groups_and_indices
 from twinfeed.samplers.drawing.permutation import MAX_TABLE_SIZE, permute, random_permutations
 from twinfeed.samplers.drawing.random_words import random_words
-from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s, UInt64s, Unsigned
 
 _BUFFER = 1 << 20  # positions that are computed at once, in whole periods
@@ -64,15 +63,14 @@ class Interleave:
         stream, index = np.empty_like(positions), np.empty_like(positions)
         # Without reshuffling all periods are the same permutation: compute period 0 for all.
         computed_period = period if self._reshuffle else np.zeros_like(period)
-        # Each distinct period, and which of them each position has: `periods[row]` is its period.
-        periods, row = np.unique(computed_period, return_inverse=True)  # [0], [0, 0]
-        # Compute a few periods at a time, to bound memory.
-        for chunk in slices(len(periods), max(1, _BUFFER // self._period_size)):
+        # Compute a few distinct periods at a time, to bound memory. Of the positions i that are in
+        # these periods, `row` says in which.
+        max_periods = max(1, _BUFFER // self._period_size)
+        for periods, i, row in distinct_chunks(computed_period, max_periods):
             # A row for each period, and a column for each offset: [[0, 1, 0]] and [[0, 0, 1]].
-            streams, indices = self._periods(periods[chunk])
-            i = np.flatnonzero((chunk.start <= row) & (row < chunk.stop))  # in these periods
-            stream[i] = streams[row[i] - chunk.start, offset[i]]  # [0, 1]
-            index[i] = indices[row[i] - chunk.start, offset[i]]  # [0, 0], within the period
+            streams, indices = self._periods(periods)
+            stream[i] = streams[row, offset[i]]  # [0, 1]
+            index[i] = indices[row, offset[i]]  # [0, 0], within the period
         # Add the elements of the same stream in earlier periods: 1 * [2, 1].
         return stream, period * self._weights[stream] + index
 

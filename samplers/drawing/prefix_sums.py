@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
 
-from twinfeed.samplers.mapped import slices
+from twinfeed.samplers.drawing.int_arrays import distinct_chunks
 from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
@@ -56,6 +56,7 @@ class PrefixSums:
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
         self._counts, self._max_entries = counts, max_entries
         self._row_size = max(1, -(-len(counts) // max_entries))
+        self._max_rows = max(1, _CHUNK // self._row_size)  # rows that are summed at once
         num_rows = -(-len(counts) // self._row_size)
         # The sum of all counts before each row, and of all counts. Threads may sum the same rows:
         # they write the same values.
@@ -106,13 +107,13 @@ class PrefixSums:
         rows of `_row_size` counts: 2 0 and 3 1. A table has the sum before each row, 0 and 2, and
         the counts within a row are summed here. The comments have the values for i = 3 1.
         """
-        row = index // self._row_size  # [1, 0]
+        row, column = np.divmod(index, self._row_size)  # [1, 0] and [1, 1]
         # The sum before the row, which is already the result if each row is a single count: [2, 0].
         sums: Int64s = self._complete_table()[row]
-        # For a few rows at a time, `index[selected]` are in these rows, and `sums_before` has the
-        # sum before each count of the rows: [0, 2, 2, 5] for the `count_indices` [0, 1, 2, 3].
-        for selected, count_indices, sums_before in self._sums_in_rows(row):
-            sums[selected] = sums_before[np.searchsorted(count_indices, index[selected])]  # [5, 2]
+        if self._row_size > 1:
+            # A few distinct rows at a time: `index[i]` are in these rows, in row `rows[k]`.
+            for rows, i, k in distinct_chunks(row, self._max_rows):
+                sums[i] = self._sums_in_rows(rows)[k, column[i]]  # [5, 2]
         return sums
 
     def locate(self, positions: Int64s) -> tuple[Int64s, Int64s]:
@@ -131,41 +132,34 @@ class PrefixSums:
         # The first bin of the row, which is already the result if each row is a single bin.
         bin_index: Int64s = row * self._row_size  # [2, 0]
         bin_start: Int64s = table[row]  # [2, 0]
-        # For a few rows at a time, `positions[selected]` are in these rows, and `bin_starts` has
-        # the first position of each bin of the rows: [0, 2, 2, 5] for the `bin_indices` 0 to 3.
-        for selected, bin_indices, bin_starts in self._sums_in_rows(row):
-            found = np.searchsorted(bin_starts, positions[selected], side="right") - 1  # [3, 0]
-            bin_index[selected] = bin_indices[found]  # [3, 0]
-            bin_start[selected] = bin_starts[found]  # [5, 0]
+        if self._row_size > 1:
+            # A few distinct rows at a time: `positions[i]` are in these rows.
+            for rows, i, _ in distinct_chunks(row, self._max_rows):
+                bin_starts = self._sums_in_rows(rows).reshape(-1)  # [0, 2, 2, 5]
+                found = np.searchsorted(bin_starts, positions[i], side="right") - 1  # [3, 0]
+                bin_index[i] = self._indices_in_rows(rows)[found]  # [3, 0]
+                bin_start[i] = bin_starts[found]  # [5, 0]
         return bin_index, bin_start
 
-    def _sums_in_rows(self, row: Int64s) -> Iterator[tuple[Int64s, Int64s, Int64s]]:
-        """Compute the prefix sums in these rows of counts, a few distinct rows at a time.
+    def _sums_in_rows(self, rows: Int64s) -> Int64s:
+        """Return the sum of all counts before each count of these rows, int64[rows, _row_size].
 
         Very many counts are divided into rows of `_row_size` counts, and only the sum before each
-        row is in a table. Counts 2 0 3 1 are the rows 2 0 and 3 1, with the sums 0 2 and 2 5. The
-        comments have the values for `row` = [1, 1], where row 1 is computed once.
-
-        Yields:
-            selected: the indices i of those `row[i]` that are computed now: [0, 1].
-            count_indices: the indices of all counts in these rows, ascending: [2, 3].
-            sums_before: the sum of all counts before each of `count_indices`: [2, 5].
+        row is in a table. Counts 2 0 3 1 are the rows 2 0 and 3 1, with the sums 0 2 and 2 5.
         """
-        if self._row_size == 1:  # the table has all sums
-            return
+        indices = self._indices_in_rows(rows)
+        # The last row may be incomplete: it is filled with zeros.
         last = len(self._counts) - 1
-        distinct_rows, inverse = np.unique(row, return_inverse=True)  # [1] and [0, 0]
-        # A few rows at a time, to bound memory.
-        for chunk in slices(len(distinct_rows), max(1, _CHUNK // self._row_size)):
-            rows = distinct_rows[chunk]  # [1]
-            selected = np.flatnonzero((chunk.start <= inverse) & (inverse < chunk.stop))  # [0, 1]
-            indices = (rows[:, None] * self._row_size + np.arange(self._row_size)).reshape(-1)
-            # The last row may be incomplete: it is filled with zeros.
-            counts = np.where(indices <= last, self._counts_at(np.minimum(indices, last)), 0)
-            counts = counts.reshape(len(rows), self._row_size)  # [[3, 1]]
-            sums_in_row = np.cumsum(counts, axis=1) - counts  # before each count: [[0, 3]]
-            sums_before = self._complete_table()[rows, None] + sums_in_row  # [[2, 5]]
-            yield selected, indices, sums_before.reshape(-1)
+        counts = np.where(indices <= last, self._counts_at(np.minimum(indices, last)), 0)
+        counts = counts.reshape(len(rows), self._row_size)
+        sums_in_row = np.cumsum(counts, axis=1) - counts
+        sums: Int64s = self._complete_table()[rows, None] + sums_in_row
+        return sums
+
+    def _indices_in_rows(self, rows: Int64s) -> Int64s:
+        """Return the indices of all counts in these rows: of rows of 2, row 3 has 6 and 7."""
+        indices: Int64s = rows[:, None] * self._row_size + np.arange(self._row_size)
+        return indices.reshape(-1)
 
     def _counts_at(self, index: Any) -> Int64s:
         return np.asarray(self._counts[index]).astype(np.int64, copy=False)

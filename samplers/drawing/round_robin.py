@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
+from twinfeed.samplers.drawing.int_arrays import distinct_chunks
 from twinfeed.samplers.drawing.random_words import random_words
-from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s, UInt64s
 
 _MAX_SORTED = 1 << 12  # random words that are sorted at once, for the orders of segments
@@ -146,24 +146,19 @@ class ShuffledRoundRobin:
     def _segment_at(self, round_: Int64s, index_in_round: Int64s) -> Int64s:
         """Return the segment at index `index_in_round[i]` of round `round_[i]`, int64[n].
 
-        A round reads all segments in a random order of its own. To bound memory, the orders of a
-        few distinct rounds are computed at a time. In the comments, it is one round at a time,
-        `round_` is [5, 6, 5] and `index_in_round` is [0, 1, 2]. Round 5 reads the segments in the
-        order 2 0 1, and round 6 in the order 0 2 1: the result is [2, 2, 1].
+        A round reads all segments in a random order of its own. If round 5 reads the segments in
+        the order 2 0 1, and round 6 in the order 0 2 1, the segments at the indices [0, 1, 2] of
+        the rounds [5, 6, 5] are [2, 2, 1]. The comments have the values of this example.
         """
-        # The distinct rounds, and for each i the number of its round among them.
-        all_rounds, row = np.unique(round_, return_inverse=True)  # [5, 6], [0, 1, 0]
-        by_round = np.argsort(row, kind="stable")  # the indices i, by their rounds: [0, 2, 1]
-        sorted_row = row[by_round]  # [0, 0, 1]
         segment = np.empty(round_.shape, np.int64)
-        for chunk in slices(len(all_rounds), max(1, _MAX_SORTED // len(self._lengths))):
-            rounds = all_rounds[chunk]  # [5], then [6]
-            start, stop = np.searchsorted(sorted_row, [chunk.start, chunk.stop])  # 0, 2; then 2, 3
-            i = by_round[start:stop]  # the indices i of these rounds: [0, 2], then [1]
-            # A row for each of the rounds: [[2, 0, 1]], then [[0, 2, 1]]. Cached, since the next
+        max_rounds = max(1, _MAX_SORTED // len(self._lengths))  # at a time, to bound memory
+        # The distinct rounds, [5, 6], the indices i of their segments, [0, 2, 1], and for each i
+        # the row of its round, [0, 0, 1].
+        for rounds, i, row in distinct_chunks(round_, max_rounds):
+            # A row for each of the rounds, [[2, 0, 1], [0, 2, 1]]. It is cached, since the next
             # batch often has the same round, if there are many segments.
             orders = self._cache.get(rounds.tobytes(), partial(self._orders, rounds))
-            segment[i] = orders[row[i] - chunk.start, index_in_round[i]]  # [2, 1], then [2]
+            segment[i] = orders[row, index_in_round[i]]
         return segment
 
     def _orders(self, rounds: Int64s) -> NDArray[np.int32]:
