@@ -6,7 +6,6 @@ import copy
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from math import gcd, lcm
 from typing import Any, SupportsIndex
 
@@ -15,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
-from twinfeed.samplers.drawing.int_arrays import distinct_pairs
+from twinfeed.samplers.drawing.int_arrays import distinct_pairs, new_entries_first
 from twinfeed.samplers.drawing.interleave_schedule import InterleaveSchedule
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.orders import GroupSampler, Sampler, check_sampler, checked_draw
@@ -184,48 +183,52 @@ class MixtureSampler(Sampler):
 
         In the copy, no batch has a record twice, where this is possible. A sampler may start an
         epoch in the middle of a batch, which then has the end of its previous epoch, too. So the
-        first samples of each epoch may be reordered. A sampler is not reordered in two cases:
-
-        1. An epoch of the sampler is too short for this.
-        2. The sampler repeats records within an epoch, so another order would not help. A mixture
-           inside this mixture is no such case: it declares `repeats` only as a precaution.
-
-        In the comments, two samplers have the weights 2 and 1, epochs of 10 and 2 samples, and
-        batches have 3 samples.
+        first samples of each epoch may be reordered.
         """
         mixture = copy.copy(self)
         mixture._batch_size = batch_size
         mixture._interleave = self._interleave_for(batch_size, num_steps)
-        # The most samples of each sampler in a batch, with a row for each set of weights: [[3, 2]].
+        # The most samples of each sampler in a batch, with a row for each set of weights.
         max_counts = np.array([_max_samples_in_batch(w, batch_size) for w in self._weights.values])
-        # Case 1. With 3 samples of a sampler, a batch may have 2 of one epoch and 1 of the next. So
-        # the first 3 samples of an epoch may be reordered. The last 2 must stay, since the next
-        # epoch avoids their records. So an epoch needs 3 + 2 samples (the other sampler's 2 + 1).
-        is_long_enough = self._lengths >= max_counts + (max_counts - 1)  # [[True, False]]
-        # Case 2.
-        repeats_records = np.array([sampler.traits.repeats for sampler in self._samplers])
-        is_mixture = [isinstance(sampler, MixtureSampler) for sampler in self._samplers]
-        is_reordered = is_long_enough & (~repeats_records | is_mixture)  # [[True, False]]
-        mixture._max_reordered = np.where(is_reordered, max_counts, 0)  # [[3, 0]]
-        repeats = bool(repeats_records.any() or not is_reordered.all())
-        mixture.traits = replace(self.traits, repeats=repeats)
+        can_reorder = self._can_reorder(max_counts)
+        mixture._max_reordered = np.where(can_reorder, max_counts, 0)
+        any_repeats = any(sampler.traits.repeats for sampler in self._samplers)
+        mixture.traits = replace(self.traits, repeats=any_repeats or not can_reorder.all())
         return mixture
+
+    def _can_reorder(self, max_counts: Int64s) -> NDArray[np.bool_]:
+        """Return whether the start of a sampler's epochs can be reordered: bool, as `max_counts`.
+
+        A sampler may start an epoch in the middle of a batch, which has the end of its previous
+        epoch, too. Another order of the first samples avoids that the batch has a record twice.
+        This is impossible if the sampler repeats records within an epoch, or if an epoch is too
+        short. `max_counts` has the most samples of each sampler in a batch, in rows.
+        """
+        # With 3 samples of a sampler, a batch may have 2 of one epoch and 1 of the next. So the
+        # first 3 samples of an epoch may be reordered. The last 2 must stay, since the next epoch
+        # avoids their records. So an epoch needs 3 + 2 samples.
+        is_long_enough: NDArray[np.bool_] = self._lengths >= max_counts + (max_counts - 1)
+        # An inner mixture declares `repeats` only as a precaution: it can be reordered.
+        is_distinct = [
+            isinstance(sampler, MixtureSampler) or not sampler.traits.repeats
+            for sampler in self._samplers
+        ]
+        return is_long_enough & is_distinct
 
     def _interleave_for(self, batch_size: int, num_steps: int) -> InterleaveSchedule:
         """Return the order in which samplers take turns: an endless sequence of sampler numbers.
 
         The numbers are in proportion to the weights, which may change at some training steps. The
-        sequence counts samples over all epochs of the mixture: so the steps become positions. In
-        the comments, the weights change at step 4, and an epoch has 9 samples: 3 steps of 3.
+        sequence counts samples over all epochs of the mixture: so the steps become positions. If an
+        epoch has 9 samples, in 3 steps of 3, step 4 is step 1 of epoch 1, at position 9 + 3.
         """
         # A random key for the first weights, and for the weights from each change on.
         changes_key = root_key(self.seed, "mixture changes")
         keys = [self._key, *(derive(changes_key, step) for step in self._weights.starts[1:])]
-        # `_weights.starts` are the steps from which on each set of weights holds: [0, 4].
-        epochs_and_steps = [divmod(step, max(1, num_steps)) for step in self._weights.starts]
-        # They are step 0 of epoch 0, and step 1 of epoch 1. An epoch has `_samples` = 9 samples.
-        starts = [epoch * self._samples + step * batch_size for epoch, step in epochs_and_steps]
-        # `starts` is [0, 12].
+        starts = []  # the position from which on each set of weights holds
+        for global_step in self._weights.starts:
+            epoch, step = divmod(global_step, max(1, num_steps))
+            starts.append(epoch * self._samples + step * batch_size)
         return InterleaveSchedule(StepSchedule(starts, self._weights.values), keys)
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
@@ -241,89 +244,85 @@ class MixtureSampler(Sampler):
         # this sampler.
         mixture_positions = epoch * self._samples + positions  # over all epochs
         number, sample_index = self._interleave.elements_at(mixture_positions)
-        self._reorder_starts(number, sample_index)  # changes `sample_index`
-        # Samplers are drawn in chunks of `_CHUNK` consecutive samples, which are cached. Draw each
-        # distinct (sampler, chunk) once: `first` has the index of a sample of each, and sample i is
-        # `chunks[chunk_of[i]][offset[i]]`.
+        sample_index = self._reorder_starts(number, sample_index)
+        return self._id_bounds[number] + self._own_ids(number, sample_index)
+
+    def _own_ids(self, sampler_number: Int64s, sample_index: Int64s) -> Int64s:
+        """Return the ids that samplers give to their samples, int64[n].
+
+        Sample i is sample `sample_index[i]` of sampler `sampler_number[i]`, counted over all epochs
+        of this sampler. Chunks of `_CHUNK` consecutive samples are drawn and cached.
+        """
         chunk, offset = np.divmod(sample_index, _CHUNK)
-        first, chunk_of = distinct_pairs(number, chunk)
+        # Draw each distinct pair (sampler, chunk) once: `first` has the index of a sample of each
+        # pair, and `pair` the number of the pair of each sample.
+        first, pair = distinct_pairs(sampler_number, chunk)
         chunks = [
             self._cache[n].get(c, lambda: _draw_chunk(self._samplers[n], c))  # noqa: B023
-            for n, c in zip(number[first].tolist(), chunk[first].tolist(), strict=True)
+            for n, c in zip(sampler_number[first].tolist(), chunk[first].tolist(), strict=True)
         ]
-        own_ids: Int64s = np.stack(chunks)[chunk_of, offset]
-        return self._id_bounds[number] + own_ids
+        own_ids: Int64s = np.stack(chunks)[pair, offset]
+        return own_ids
 
-    def _reorder_starts(self, sampler_number: Int64s, sample_index: Int64s) -> None:
-        """Change `sample_index`, so that no batch has a record twice where an epoch starts.
+    def _reorder_starts(self, sampler_number: Int64s, sample_index: Int64s) -> Int64s:
+        """Return `sample_index`, changed so that no batch has a record twice where an epoch starts.
 
         A sampler of the mixture may start its next epoch in the middle of a batch, which then has
         the end of the previous epoch, too. So the first samples of the epoch are reordered. Sample
         i of the mixture is sample `sample_index[i]` of sampler `sampler_number[i]`, counted over
         all epochs of this sampler.
-
-        In the comments, `sampler_number` is [0, 0, 1], `sample_index` is [20, 21, 7], and both
-        samplers have epochs of 10 samples.
         """
         epoch, position = np.divmod(sample_index, self._lengths[sampler_number])
-        # `epoch` is [2, 2, 0], and `position` in the epoch is [0, 1, 7]. How many first samples of
-        # each sampler's epochs may be reordered, for any of the weights: say 3.
-        max_reordered = self._max_reordered.max(axis=0)[sampler_number]  # [3, 3, 3]
-        candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))  # [0, 1]
-        if not len(candidates):
-            return
-        # The new order is the same for all samples of an epoch. So number the distinct pairs
-        # (sampler, epoch) of the candidates: here (0, 2) is pair 0.
-        first, pair_of = distinct_pairs(sampler_number[candidates], epoch[candidates])
-        # `first` has a candidate of each pair, [0], and `pair_of` the pair of each, [0, 0].
-        for pair, sample in enumerate(candidates[first].tolist()):
+        # The most samples at the start of each sampler's epochs that may be reordered.
+        max_reordered = self._max_reordered.max(axis=0)[sampler_number]
+        candidates = np.flatnonzero((epoch > 0) & (position < max_reordered))
+        numbers, epochs = sampler_number[candidates], epoch[candidates]
+        new_index = sample_index.copy()
+        for number, own_epoch in sorted({*zip(numbers.tolist(), epochs.tolist(), strict=True)}):
             # Say [2, 0, 1]: position 0 becomes 2, position 1 becomes 0, and position 2 becomes 1.
-            new_positions = self._reordered_start(int(sampler_number[sample]), int(epoch[sample]))
-            samples = candidates[pair_of == pair]  # of this pair: [0, 1]
-            samples = samples[position[samples] < len(new_positions)]  # all
-            # Add [2 - 0, 0 - 1]: samples 20 and 21 become 22 and 20.
-            sample_index[samples] += new_positions[position[samples]] - position[samples]
+            new_positions = self._reordered_start(number, own_epoch)
+            samples = candidates[(numbers == number) & (epochs == own_epoch)]
+            samples = samples[position[samples] < len(new_positions)]
+            epoch_start = own_epoch * self._lengths[number]
+            new_index[samples] = epoch_start + new_positions[position[samples]]
+        return new_index
 
     def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
         """Return a new order of the first samples of a sampler's epoch: positions in the epoch.
 
-        If the epoch starts in the middle of a batch, the batch has the end of the previous epoch,
-        too. Samples whose records are in the batch already move back, after the next samples. Say
-        that samplers A and B take turns, in batches of 4 and epochs of 8 samples, and an epoch of A
-        has 5 samples. Positions in the mixture are counted over all of its epochs. Epoch 1 of A
-        starts at position 10, in this batch::
-
-            position     8   9   10  11 | 12
-            sampler      A   B   A   B  | A
-            epoch of A   0       1        1
-            record       3       3        2    record 3 is in the batch already
-            reordered    3       2        3    the result is 1 0
-
-        The result is empty if no sample in the batch is of the previous epoch, or if this sampler
-        is not reordered. The comments have the values of the example.
+        If the epoch starts in the middle of a batch of the mixture, the batch has the end of the
+        previous epoch, too. Samples whose records are in the batch already move back. Say the
+        previous epoch ends with record 3, the next one starts with the records 3 2, and the batch
+        has the first of these: the new order 1 0 gives it record 2. The result is empty if the
+        batch has no sample of the previous epoch, or if the sampler must not be reordered.
         """
-        sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])  # A, 5
-        # The position in the mixture at which the epoch starts.
-        start = self._interleave.position_of(sampler_number, epoch * length)  # 10
-        # Find its batch, positions 8 to 11. The last batch of a mixture's epoch may be smaller.
-        mixture_epoch, position_in_epoch = divmod(start, self._samples)  # 1, 2
-        batch_start = start - position_in_epoch % self._batch_size  # 8
-        batch_stop = min(batch_start + self._batch_size, (mixture_epoch + 1) * self._samples)  # 12
-        # The samples of A: before the batch, in the batch, and in it of the previous epoch.
-        num_before = int(self._interleave.num_before(batch_start)[sampler_number])  # 4
-        num_in_batch = int(self._interleave.num_before(batch_stop)[sampler_number]) - num_before
-        num_old = epoch * length - num_before  # 5 - 4 = 1, and `num_in_batch` is 6 - 4 = 2
-        weights_index = self._interleave.weights.index_at(start)  # which weights hold at the start
+        sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
+        epoch_start = epoch * length  # over all epochs of the sampler
+        start = self._interleave.position_of(sampler_number, epoch_start)  # position in the mixture
+        # The batch has the samples `first` to `stop - 1` of the sampler, over all of its epochs.
+        first, stop = (
+            int(self._interleave.num_before(position)[sampler_number])
+            for position in self._batch_around(start)
+        )
+        num_old, num_new = epoch_start - first, stop - epoch_start  # of the previous, of this epoch
+        weights_index = self._interleave.weights.index_at(start)
         if not num_old or not self._max_reordered[weights_index, sampler_number]:
             return np.empty(0, np.int64)
-        # The ids of the end of the previous epoch, [3], and of the start of this one, [3, 2].
-        last_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))
-        first_ids = checked_draw(sampler, epoch, np.arange(num_in_batch))
-        is_new = ~np.isin(sampler.records(first_ids), sampler.records(last_ids))  # [False, True]
-        # The batch needs 2 - 1 samples of this epoch: the first with new records. All others
-        # follow, in their order: a stable argsort lists False before True.
-        completes_batch = is_new & (np.cumsum(is_new) <= num_in_batch - num_old)  # [False, True]
-        return np.argsort(~completes_batch, kind="stable")  # [1, 0]
+        old_ids = checked_draw(sampler, epoch - 1, np.arange(length - num_old, length))
+        first_ids = checked_draw(sampler, epoch, np.arange(num_old + num_new))
+        is_new = ~np.isin(sampler.records(first_ids), sampler.records(old_ids))
+        return new_entries_first(is_new, num_new)
+
+    def _batch_around(self, position: int) -> tuple[int, int]:
+        """Return the bounds of the batch that has this position: its first position, and its stop.
+
+        Positions of the mixture are counted over all of its epochs. The last batch of an epoch may
+        be smaller. With epochs of 8 samples in batches of 3, position 7 is in the batch (6, 8), and
+        position 9 in the batch (8, 11).
+        """
+        epoch, position_in_epoch = divmod(position, self._samples)
+        start = position - position_in_epoch % self._batch_size
+        return start, min(start + self._batch_size, (epoch + 1) * self._samples)
 
 
 def _check_mixable(sampler: Sampler) -> Sampler:
@@ -388,18 +387,16 @@ def _fingerprint_fields(weights: StepSchedule[Int64s], samplers: list[Sampler]) 
 
         {"weights": [1], "weights from step 9": [1, 2], "orders": [A], "orders from step 9": [B]}
     """
-    # From each change of the weights on: the last sampler with a weight above 0, and how many
-    # samplers have joined the mixture.
-    last_used = [int(np.flatnonzero(values)[-1]) for values in weights.values]  # [0, 1]
-    num_joined = (np.maximum.accumulate(last_used) + 1).tolist()  # [1, 2]
-    # The weights of these samplers, [[1], [1, 2]], and the samplers that join now, [[A], [B]].
-    joined_weights = [w[:n].tolist() for w, n in zip(weights.values, num_joined, strict=True)]
-    joining_samplers = [samplers[start:stop] for start, stop in pairwise([0, *num_joined])]
-    # `parameters` makes a dict with the names of the example.
-    weight_fields = StepSchedule(weights.starts, joined_weights).parameters("weights")
-    sampler_fields = StepSchedule(weights.starts, joining_samplers).parameters("orders")
-    # Where no sampler joins, leave out the field of the samplers.
-    return {**weight_fields, **{name: value for name, value in sampler_fields.items() if value}}
+    weight_fields, sampler_fields = {}, {}
+    num_joined = 0  # how many samplers have had a weight above 0 so far
+    for step, values in zip(weights.starts, weights.values, strict=True):
+        suffix = f" from step {step}" if step else ""
+        num_before = num_joined
+        num_joined = max(num_before, int(np.flatnonzero(values)[-1]) + 1)
+        weight_fields[f"weights{suffix}"] = values[:num_joined].tolist()
+        if num_joined > num_before:
+            sampler_fields[f"orders{suffix}"] = samplers[num_before:num_joined]
+    return {**weight_fields, **sampler_fields}
 
 
 def _max_samples_in_batch(weights: Int64s, batch_size: int) -> Int64s:

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twinfeed.samplers import validate
+from twinfeed.samplers.drawing.int_arrays import new_entries_first
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import random_words
 from twinfeed.samplers.types import Int64s
@@ -47,39 +48,59 @@ class FairSubsets:
         Row i has items `start` to `stop - 1` (by default all m) of subset `number[i]` of population
         `population[i]`. A population is the items 0 to n - 1, such as the records of a class. All
         items in a random order are a *traversal*. The traversals, one after the other, are cut into
-        subsets of m items. No subset has an item twice (if m is at most n):
-
-        - In a population of n < 2 m - 1 items, several traversals have the same order, as many as
-          are needed until the end of a subset is the end of a traversal.
-        - In a larger population, the first items of a traversal are reordered.
+        subsets of m items, in which no item comes twice (if m is at most n).
 
         With n = 5 and m = 2, subset 2 starts at item 4 of traversal 0. It has the positions 4 and 5
         of this traversal, of which 5 is position 0 of traversal 1.
         """
+        traversal, offset = np.divmod(number * self._m, self._sizes[population])
+        position = offset[:, None] + np.arange(start, self._m if stop is None else stop)
+        items = self._items_at(population, traversal, position)
+        self._replace_first_items(items, population, traversal, position)
+        return items
+
+    def _items_at(self, population: Int64s, traversal: Int64s, position: Int64s) -> Int64s:
+        """Return the items at these positions of a traversal in each row, int64[rows, m].
+
+        A population is the items 0 to n - 1, and a traversal is a random order of them. Positions
+        from n on are in the next traversal.
+
+        In a population of n < 2 m - 1 items, several traversals have the same order, as many as
+        are divided into whole subsets. In a larger population, `_replace_first_items` replaces the
+        items of the next traversal: here they are of this traversal, from position 0 on.
+        """
         n, m = self._sizes[population], self._m
-        stop = m if stop is None else stop
-        traversal, offset = np.divmod(number * m, n)  # where the subset starts
-        # Positions in this traversal; those from n on are in the next traversal.
-        position = offset[:, None] + np.arange(start, stop)
-        reaches_next = offset + stop > n
-        is_small = n < 2 * m - 1
         # How many traversals have the same order: with n = 3 and m = 2, two have 3 whole subsets.
-        num_equal = np.where(is_small, m // np.gcd(n, m), 1)
+        num_equal = np.where(n < 2 * m - 1, m // np.gcd(n, m), 1)
+        reaches_next = position[:, -1] >= n
         wrapped = position.copy()
         wrapped[reaches_next] %= n[reaches_next, None]
-        items = self._permuted(population, traversal // num_equal, wrapped)
-        # In large populations, replace the first m items of a traversal by the reordered ones, and
-        # so all items that are not in the traversal in which the subset starts. Count positions
-        # from the start of the last traversal that the subset reaches: 4 and 5 become -1 and 0.
-        last_traversal = traversal + reaches_next
-        start_of_last = n * reaches_next
-        is_reordered = ~is_small & (last_traversal > 0) & (offset + start - start_of_last < m)
-        rows = np.flatnonzero(is_reordered)
-        if rows.size:
-            first_items = self._first_items(population[rows], last_traversal[rows])
-            position_in_last = position[rows] - start_of_last[rows, None]
-            items[rows] = _replace_first_items(items[rows], position_in_last, first_items)
-        return items
+        return self._permuted(population, traversal // num_equal, wrapped)
+
+    def _replace_first_items(
+        self, items: Int64s, population: Int64s, traversal: Int64s, position: Int64s
+    ) -> None:
+        """Replace `items` at the first m positions of a traversal, in place, in large populations.
+
+        A population is the items 0 to n - 1, and a traversal is a random order of them. Row i has
+        the items at `position[i]` of `traversal[i]`; positions from n on are in the next traversal.
+        If n >= 2 m - 1, the first m items of a traversal come in another order.
+
+        The comments have the values of one row, with m = 3, n = 5 and the positions 4 5 6.
+        """
+        n, m = self._sizes[population], self._m
+        reaches_next = position[:, -1] >= n
+        last_traversal = traversal + reaches_next  # the last one that the row reaches
+        position_in_last = position - (n * reaches_next)[:, None]  # [-1, 0, 1]
+        has_first = (position_in_last[:, 0] < m) & (last_traversal > 0)
+        rows = np.flatnonzero(has_first & (n >= 2 * m - 1))
+        if not rows.size:
+            return
+        first_items = self._first_items(population[rows], last_traversal[rows])  # say [7, 8, 9]
+        index = position_in_last[rows].clip(0, m - 1)  # [0, 0, 1]
+        is_first = index == position_in_last[rows]  # [False, True, True]
+        # `items`, say [4, 5, 6], become [4, 7, 8].
+        items[rows] = np.where(is_first, np.take_along_axis(first_items, index, 1), items[rows])
 
     def _permuted(self, population: Int64s, number: Int64s, positions: Int64s) -> Int64s:
         """Return items of a random permutation in each row, int64[rows, m], as `positions`.
@@ -94,58 +115,41 @@ class FairSubsets:
     def _first_items(self, population: Int64s, traversal: Int64s) -> Int64s:
         """Return the first m items of traversals, reordered so that no subset has an item twice.
 
-        A population is the items 0 to n - 1, such as the records of a class, and a traversal is a
-        random order of all of them. The traversals, one after the other, are cut into subsets of m
-        items. So a subset may have the last items of one traversal and the first items of the next.
-        Items of the next that the subset has already move back, after the next item that it does
-        not have.
+        A traversal is a random order of the items of a population. The traversals, one after the
+        other, are cut into subsets of m items. So a subset may have the last items of one traversal
+        and the first items of the next. Of the next, items that the subset has already move back.
 
-        The comments have the values of one row: n = 5, m = 3, and traversal 1. The traversals 0 and
-        1 are 2 3 1 0 4 and 4 0 2 1 3. So subset 1 has 0 4 and then 4, which is twice. The start
+        The comments have the values of one row: m = 3, and traversal 1 of a population of 5 items.
+        The traversals 0 and 1 are 2 3 1 0 4 and 4 0 2 1 3. So subset 1 would be 0 4 4. The start
         4 0 2 of traversal 1 becomes 2 4 0.
-
-        Returns:
-            int64[rows, m]: row i is for traversal `traversal[i]` of population `population[i]`.
         """
-        n, m = self._sizes[population], self._m
+        m = self._m
+        last_items, first_items = self._items_around(population, traversal)  # [4, 0, 1], [4, 0, 2]
         # How many items of the previous traversal are in the subset in which this one starts: 2. In
         # the sequence of all traversals this one starts at item 5, and subsets start at 0, 3 and 6.
-        num_old = traversal * n % m
-        first_positions = np.broadcast_to(np.arange(m), (len(n), m))  # [0, 1, 2]
-        last_positions = n[:, None] - 1 - first_positions  # [4, 3, 2]
+        num_old = (traversal * self._sizes[population] % m)[:, None]
+        is_in_subset = np.broadcast_to(np.arange(m) < num_old, last_items.shape)  # [1, 1, 0]
+        is_old = _is_in_row(first_items, last_items, mask=is_in_subset)  # [True, True, False]
+        order = new_entries_first(~is_old, m - num_old)  # [2, 0, 1]
+        return np.take_along_axis(first_items, order, axis=1)  # [2, 4, 0]
+
+    def _items_around(self, population: Int64s, traversal: Int64s) -> tuple[Int64s, Int64s]:
+        """Return m items before the start of traversals, backwards, and the m items after it.
+
+        A traversal is a random order of the items of a population, and row i is for traversal
+        `traversal[i]` of population `population[i]`. If the traversals 0 and 1 are 2 3 1 0 4 and
+        4 0 2 1 3, the two items around the start of traversal 1 are 4 0 and 4 0.
+        """
+        first_positions = np.broadcast_to(np.arange(self._m), (len(population), self._m))
+        last_positions = self._sizes[population][:, None] - 1 - first_positions
         # Compute both traversals in one call: with few rows, calls cost more than items.
-        old_and_new_items = self._permuted(
+        last_and_first_items = self._permuted(
             np.tile(population, 2),
             np.append(traversal - 1, traversal),
             np.concatenate([last_positions, first_positions]),
         )
-        # The last items of the previous traversal, backwards: [4, 0, 1]. The subset has the first
-        # `num_old` of them. And the first items of this traversal: [4, 0, 2].
-        old_items, items = np.split(old_and_new_items, 2)
-        is_in_subset = _is_in_row(items, old_items, mask=first_positions < num_old[:, None])
-        # `is_in_subset` is [True, True, False]. The first items that are not in the subset complete
-        # it, here the first one. All others follow in their order: a stable argsort lists the
-        # indices with False before the indices with True.
-        num_missing = m - num_old  # 1
-        is_among_first = np.cumsum(~is_in_subset, axis=1) <= num_missing[:, None]
-        order = np.argsort(is_in_subset | ~is_among_first, axis=1, kind="stable")  # [2, 0, 1]
-        return np.take_along_axis(items, order, axis=1)  # [2, 4, 0]
-
-
-def _replace_first_items(items: Int64s, position: Int64s, first_items: Int64s) -> Int64s:
-    """Return `items`, where the first m items of a permutation are replaced by reordered ones.
-
-    A subset of items may have the end of one permutation and the start of the next. Its items are
-    in a row of `items`, and `position` has the position of each in the next permutation, which is
-    negative before its start. A row of `first_items` has the m reordered items.
-
-    In the comments, the row of `items` is 7 8 9, and the row of `first_items` is 5 6.
-    """
-    # `position` is [[-1, 0, 1]].
-    index = position.clip(0, first_items.shape[1] - 1)  # [[0, 0, 1]]
-    is_replaced = index == position  # from 0 to m - 1: [[False, True, True]]
-    # Take [[5, 5, 6]] where an item is replaced: the result is [[7, 5, 6]].
-    return np.where(is_replaced, np.take_along_axis(first_items, index, axis=1), items)
+        last_items, first_items = np.split(last_and_first_items, 2)
+        return last_items, first_items
 
 
 def _is_in_row(queries: Int64s, table: Int64s, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
@@ -76,3 +77,18 @@ def distinct_chunks(values: Int64s, size: int) -> Iterator[tuple[Int64s, Int64s,
     for chunk in slices(len(distinct), size):
         start, stop = np.searchsorted(row, [chunk.start, chunk.stop])
         yield distinct[chunk], order[start:stop], row[start:stop] - chunk.start
+
+
+def new_entries_first(is_new: NDArray[np.bool_], num_new: int | Int64s) -> Int64s:
+    """Return an order of entries in which the first `num_new` new entries come first.
+
+    All other entries follow, new or not, in their order. The order is an array of indices. Of a
+    matrix, each row has an order of its own, along the last axis.
+
+    >>> new_entries_first(np.array([False, True, True, True]), 2).tolist()
+    [1, 2, 0, 3]
+    """
+    # Whether each entry is one of those that come first: [False, True, True, False].
+    comes_first = is_new & (np.cumsum(is_new, axis=-1) <= num_new)
+    # A stable argsort lists the indices with False before the indices with True.
+    return np.argsort(~comes_first, axis=-1, kind="stable")
