@@ -84,39 +84,45 @@ class Exclusion:
 
         The ids are those of `sampler._permutation`, a shuffle of all records. Each record that is
         excluded at its training step is replaced by another record of the epoch, which is then
-        drawn twice. Candidates are tried until one is neither excluded nor in the same batch
-        (rejection sampling).
-
-        In the comments, the shuffle is 4 0 2 1 3, batches have 2 records, and record 2 is excluded.
-        Candidate 0 is record 1, which is in the same batch, and candidate 2 is record 3: the ids
-        become 4 0 3 1 3.
+        drawn twice: if record 2 is excluded, the shuffle 4 0 2 1 3 may become 4 0 3 1 3.
         """
         ids: Int64s = sampler._permutation(epoch, positions)
-        if not len(self._excluded_ids):
-            return ids
-        steps, batch_size = sampler._steps_at(epoch, positions), sampler._batch_size
-        key = derive(self._key, epoch)
-        # The indices, in `ids`, of the records that still need a replacement.
-        pending = np.flatnonzero(self._is_excluded(ids, steps))  # [2]
+        if len(self._excluded_ids):
+            steps = sampler._steps_at(epoch, positions)
+            i = np.flatnonzero(self._is_excluded(ids, steps))
+            ids[i] = self._replacements(sampler, epoch, ids[i], positions[i], steps[i])
+        return ids
+
+    def _replacements(
+        self, sampler: Any, epoch: int, excluded_ids: Int64s, positions: Int64s, steps: Int64s
+    ) -> Int64s:
+        """Return a record in place of each of `excluded_ids`, found by rejection sampling.
+
+        The excluded records are at these positions of the epoch, in the batches of these training
+        steps. Candidates are records at random positions of the epoch. They are tried until one is
+        neither excluded nor in the same batch.
+        """
+        out = np.empty_like(excluded_ids)
+        pending = np.arange(len(out))  # the indices that still have no replacement
         # The number of the first candidate to try, another one for each excluded record.
-        number = self._first[np.searchsorted(self._excluded_ids, ids[pending])]  # [0]
+        number = self._first[np.searchsorted(self._excluded_ids, excluded_ids)]
         attempt = 0
         while len(pending):
-            # Each candidate is the record at a random position of the epoch.
-            new_positions = permute(self._num_records, key, number)  # [3], then [4]
-            candidates = sampler._permutation(epoch, new_positions)  # [1], then [3]
+            new_positions = permute(self._num_records, derive(self._key, epoch), number)
+            candidates = sampler._permutation(epoch, new_positions)
             is_valid = ~self._is_excluded(candidates, steps[pending])
             # A record of the same batch would be twice in it. After many attempts it is valid, too:
             # a batch that has nearly all records leaves no other choice.
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
+                batch_size = sampler._batch_size
                 is_valid &= new_positions // batch_size != positions[pending] // batch_size
-            ids[pending[is_valid]] = candidates[is_valid]
+            out[pending[is_valid]] = candidates[is_valid]
             # For the others try the candidate `_stride` further, modulo n. This reaches all n
             # candidates, and at least half of the records are not excluded: so the loop ends.
-            pending = pending[~is_valid]  # [2], then []
-            number = (number[~is_valid] + self._stride) % self._num_records  # [2], then []
+            pending = pending[~is_valid]
+            number = (number[~is_valid] + self._stride) % self._num_records
             attempt += 1
-        return ids
+        return out
 
     def _is_excluded(self, ids: Int64s, steps: Int64s) -> NDArray[np.bool_]:
         """Return whether each record is excluded at its training step, bool[ids].
