@@ -45,10 +45,10 @@ class FairSubsets:
     ) -> Int64s:
         """Return the items of one subset in each row, int64[rows, stop - start].
 
-        Row i has items `start` to `stop - 1` (by default all m) of subset `number[i]` of population
-        `population[i]`. A population is the items 0 to n - 1, such as the records of a class. All
-        items in a random order are a *traversal*. The traversals, one after the other, are cut into
-        subsets of m items, in which no item comes twice (if m is at most n).
+        Row i has items `start` to `stop - 1` (by default all m, at least one) of subset `number[i]`
+        of population `population[i]`. A population is the items 0 to n - 1, such as the records of
+        a class. All items in a random order are a *traversal*. The traversals, one after the other,
+        are cut into subsets of m items, in which no item comes twice (if m is at most n).
 
         With n = 5 and m = 2, subset 2 starts at item 4 of traversal 0. It has the positions 4 and 5
         of this traversal, of which 5 is position 0 of traversal 1.
