@@ -1,6 +1,8 @@
 """The ids that a loop receives are those that `who` says, on every route; each is the same run."""
 
+import copy
 from collections.abc import Callable
+from itertools import chain, islice
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -9,11 +11,14 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import webdataset as wds
+from torch.utils.data import DataLoader
 
 from twinfeed import (
     BatchSampler,
     Feed,
     JaxLoader,
+    Ledger,
     NumpyLoader,
     PKBatchSampler,
     RandomSampler,
@@ -23,6 +28,7 @@ from twinfeed import (
     choose,
     diff,
     pack,
+    samples,
     when,
     who,
 )
@@ -104,6 +110,28 @@ def fitted(ledger: Path) -> Ids:
     return received
 
 
+def pipeline(ledger: Path) -> Ids:
+    """The ids of a pipeline of webdataset, as `loop`."""
+    source = samples(FEED, ledger=ledger)
+    ids = wds.map(lambda sample: int(sample["__key__"].rpartition("#")[2]))
+    stages = wds.DataPipeline(source, ids, wds.batched(4, collation_fn=list))
+    with source:
+        received = [*source.track(stages), *islice(source.track(stages), 3)]
+        source.load_state_dict(source.state_at(1, 1))
+        return received + list(source.track(stages))
+
+
+def by_hand(ledger: Path) -> Ids:
+    """The ids of a DataLoader over a dataset that the library does not know."""
+    batches = DataLoader(range(RECORDS), batch_sampler=copy.copy(FEED.sampler))
+    received: Ids = []
+    with Ledger(ledger, FEED) as noted:
+        for step, ids in enumerate(chain(batches, batches)):
+            noted.delivered(step)
+            received.append(ids.tolist())
+    return received
+
+
 # The save of step 2 of the second epoch is the last one before the end in its step 3.
 FITTED = [*range(STEPS + 3), *range(STEPS + 2, 2 * STEPS)]
 
@@ -125,6 +153,8 @@ ROUTES: dict[str, tuple[Callable[[Path], Ids], list[int]]] = {
         WHOLE,
     ),
     "keras": (fitted, FITTED),
+    "webdataset": (pipeline, ROLLED_BACK),
+    "by hand": (by_hand, WHOLE),
     "jax": (lambda path: loop(JaxLoader(FEED, ledger=path)), ROLLED_BACK),
 }
 
