@@ -216,7 +216,10 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
                 or batches cannot be divided among so many ranks.
         """
         if self.world_size != 1:
-            raise ValueError(f"this sampler is already rank {self.rank} of {self.world_size}")
+            raise ValueError(
+                f"this sampler is already rank {self.rank} of {self.world_size}: give the sampler "
+                f"of all ranks, without shard"
+            )
         world_size = validate.integer("world_size", world_size, minimum=1)
         rank = validate.integer("rank", rank, minimum=0, below=world_size)
         self._check_world(world_size)

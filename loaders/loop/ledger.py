@@ -32,8 +32,8 @@ from twinfeed.samplers import BatchStream, validate
 
 LEDGER_VERSION = 1
 POSITION = Struct("<qq")
+LINE_START = b'{"ledger": %d,' % LEDGER_VERSION  # every line of a ledger starts so
 
-_LINE_START = b'{"ledger": %d,' % LEDGER_VERSION  # every line of a ledger starts so
 _NO_OPEN_RANGE = POSITION.pack(-1, 0)  # the position file while each range has an "end" line
 _LONGEST_LINE = 1 << 20  # bytes read from the end of the file to find its last complete line
 
@@ -150,10 +150,11 @@ class Ledger(Closing):
         """
         if not self._enabled:
             return
+        steps = validate.integer("steps", steps, minimum=0)
         try:
-            if global_step != self._next_step:
+            if self._next_step is None or global_step != self._next_step:
                 self._start_range(validate.integer("global_step", global_step, minimum=0))
-            self._next_step = int(global_step) + int(steps)
+            self._next_step = int(global_step) + steps
             # No line is written for a batch. The position file, 16 bytes that are overwritten, says
             # where the line of the current range of steps is, and which step comes next.
             os.pwrite(self._position_fd, POSITION.pack(self._range_offset, self._next_step), 0)
@@ -169,6 +170,7 @@ class Ledger(Closing):
         """
         if not self._enabled:
             return
+        global_step = validate.integer("global_step", global_step, minimum=0)
         try:
             self._end_range()  # the next batch starts another range
             self._write_line("load", global_step)
@@ -181,6 +183,7 @@ class Ledger(Closing):
         Its batches before this step are the same. A "change" line has the fields of the sampler's
         fingerprint that differ; None stands for a field that the new fingerprint lacks.
         """
+        global_step = validate.integer("global_step", global_step, minimum=0)
         old = self._sampler.fingerprint
         self._stream, self._sampler = stream, sampler_of(stream)
         if not (self._enabled and self._run_was_written):
@@ -276,9 +279,9 @@ class Ledger(Closing):
         problem = f"not a file of a ledger of version {LEDGER_VERSION}"
         advice = "give ledger= the name of a file that does not exist"
         self._ledger_fd = open_regular(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
-        # The first bytes are `_LINE_START`, or only a part of it: a new file is empty, and a killed
+        # The first bytes are `LINE_START`, or only a part of it: a new file is empty, and a killed
         # process may have written a part of the line.
-        if not _LINE_START.startswith(os.pread(self._ledger_fd, len(_LINE_START), 0)):
+        if not LINE_START.startswith(os.pread(self._ledger_fd, len(LINE_START), 0)):
             self._raise_error(problem, self.path, advice)
         position = position_path(self.path)
         self._position_fd = open_regular(position, os.O_RDWR | os.O_CREAT)

@@ -168,7 +168,11 @@ CHANGES: Refused = [
     (lambda _: loader_at(1).change(pk(labels=LABELS[::-1])), StateMismatchError, "labels"),
     (lambda _: loader_at(1).change(pk(labels=np.arange(30) // 3)), ValueError, "30 records"),
     (lambda _: loader_at(1).change(training()), ValueError, "20 records"),
-    (lambda _: loader_at(1).change(pk().shard(0, 2)), ValueError, "already rank 0 of 2"),
+    (
+        lambda _: loader_at(1).change(pk().shard(0, 2)),
+        ValueError,
+        "rank 0 of 2: give the .* without",
+    ),
     (lambda _: loader_at(1).change(pk(), at=10), StateMismatchError, "k from step 9"),
     (twice, StateMismatchError, "k from step 4: the state has 2, this sampler has 3"),
     (in_an_evaluation, ValueError, "an evaluation has no changes"),

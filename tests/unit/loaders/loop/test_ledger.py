@@ -103,12 +103,25 @@ def test_ledger_may_be_called_by_hand_with_any_integer(tmp_path: Path) -> None:
     """With the integers of any library; what is no step is refused, and nothing is written."""
     path = tmp_path / "ledger.jsonl"
     with Ledger(path, SAMPLER) as ledger:
+        with pytest.raises(TypeError, match="global_step must be an integer, got None"):
+            ledger.delivered(None)  # type: ignore[arg-type]
         for step in (np.int64(4), np.array(5), 6):
             ledger.delivered(step)  # type: ignore[arg-type]
         for wrong, kind in [(-1, ValueError), ("7", TypeError), (9.0, TypeError)]:
-            with pytest.raises(kind, match="global_step"):
-                ledger.delivered(wrong)  # type: ignore[arg-type]
-    assert events(path) == [("begin", 4), ("end", 7)]
+            for call in (
+                ledger.delivered,
+                ledger.loaded,
+                lambda step: ledger.changed(
+                    BatchSampler(RandomSampler(10, seed=1), batch_size=4), step
+                ),
+            ):
+                with pytest.raises(kind, match="global_step"):
+                    call(wrong)  # type: ignore[arg-type]
+            with pytest.raises(kind, match="steps"):
+                ledger.delivered(7, wrong)  # type: ignore[arg-type]
+        ledger.changed(SAMPLER, np.int64(6))  # type: ignore[arg-type]
+        ledger.loaded(np.int64(3))  # type: ignore[arg-type]
+    assert events(path) == [("begin", 4), ("change", 6), ("end", 7), ("load", 3)]
 
 
 def test_schedule_change_writes_only_differing_fields(tmp_path: Path) -> None:
