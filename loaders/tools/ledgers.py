@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Mapping
 from itertools import chain, pairwise
 from pathlib import Path
@@ -22,6 +23,7 @@ from twinfeed.loaders.errors import LoaderError
 from twinfeed.loaders.feed.request import Request
 from twinfeed.loaders.loop.ledger import (
     LEDGER_VERSION,
+    LINE_START,
     POSITION,
     path_of_rank,
     position_path,
@@ -72,7 +74,8 @@ def who(
     """Return the samples of a step, once for each time that a loop received the step.
 
     The samples are drawn again by the feed, whose sampler and index must be those of the run. A
-    step that was run again after a rollback is there twice.
+    step that was run again after a rollback is there twice. If it had other batches then, as after
+    an exclusion, the feed draws the batch of one time, and a warning says that there is another.
 
     Args:
         ledger: the path that the loader was given.
@@ -101,16 +104,29 @@ def who(
     """
     step = validate.integer("step", step, minimum=0)
     ranges = read_ledger(ledger, rank or 0)
-    requests = []
+    requests, mismatches = [], []
     for steps in ranges:
         if steps.start <= step < steps.stop:
-            sampler = _sampler_of(steps, feed, step, rank)
+            try:
+                sampler = _sampler_of(steps, feed, step, rank)
+            except StateMismatchError as error:
+                mismatches.append(error)
+                continue
             requests.append(Request.of(sampler, *divmod(step, len(sampler))))
+    if mismatches and not requests:
+        raise mismatches[0]
+    if mismatches:
+        warnings.warn(
+            f"step {step} ran {len(requests) + len(mismatches)} times, before and after a "
+            f"rollback, and this feed has the batches of {len(requests)}: {mismatches[0]}",
+            stacklevel=2,
+        )
     if not requests:
-        last = max((steps.stop - 1 for steps in ranges), default=None)
+        last = max((steps.stop - 1 for steps in ranges if steps.start < steps.stop), default=None)
+        last_step = "it has no steps" if last is None else f"the last is {last}"
         all_ended = all(steps.ended for steps in ranges)
         at_least = "" if all_ended else " at least, as a process was killed or still runs"
-        raise IndexError(f"{os.fspath(ledger)} has no step {step}: the last is {last}{at_least}")
+        raise IndexError(f"{os.fspath(ledger)} has no step {step}: {last_step}{at_least}")
     return requests
 
 
@@ -120,7 +136,8 @@ def when(
     """Return the steps whose batch had a record, counted over all epochs, in the order they ran.
 
     All batches of the run are drawn again, at some millions of ids a second. A step that was run
-    again after a rollback is in the list twice.
+    again after a rollback is in the list twice. If the feed has other batches than a step had
+    before the rollback, as after an exclusion, a warning says that this time is left out.
 
     Args:
         ledger: the path that the loader was given.
@@ -147,11 +164,24 @@ def when(
     record = validate.as_int("record", record)
     check_bounds(record, record, sampler_of(feed).num_records, "record")
     steps_with_record: list[int] = []
-    for steps in read_ledger(ledger, rank or 0):
-        # The sampler must give the batches of the run up to the last step of the range.
-        schedule = Schedule(_sampler_of(steps, feed, steps.stop - 1, rank))
-        for start in range(steps.start, steps.stop, STEPS):  # many steps are drawn in one call
-            records, step_of_record = schedule.records(start, min(start + STEPS, steps.stop))
+    ranges = read_ledger(ledger, rank or 0)
+    for number, steps in enumerate(ranges):
+        # A rollback has undone the steps from where a later range starts. Before, the sampler must
+        # give the batches of the run; after that, up to `stop`.
+        undone = min([steps.stop, *(later.start for later in ranges[number + 1 :])])
+        sampler = _sampler_of(steps, feed, undone - 1, rank)
+        states = steps.run["state"], {"fingerprint": sampler.fingerprint}
+        difference = _difference(*states, max(steps.start, undone))
+        stop = steps.stop if difference is None else min(steps.stop, difference.global_step)
+        if stop < steps.stop:
+            warnings.warn(
+                f"steps {stop} to {steps.stop - 1} of before a rollback are left out, as this feed "
+                f"has other batches there: {difference}",
+                stacklevel=2,
+            )
+        schedule = Schedule(sampler)
+        for start in range(steps.start, stop, STEPS):  # many steps are drawn in one call
+            records, step_of_record = schedule.records(start, min(start + STEPS, stop))
             steps_with_record += np.unique(step_of_record[records == record]).tolist()
     return steps_with_record
 
@@ -206,7 +236,7 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
     A line with the event "begin" starts a range, and describes the run if it is the first of a
     process. A line "end" ends the range. "change" changes the sampler from a step on. A range that
     has no "end" line is open: its process was killed, or still runs. The position file beside the
-    ledger then has the last step.
+    ledger then has the last step. A range whose position is lost has no steps.
 
     Raises:
         LoaderError: the file is damaged or is not a ledger.
@@ -216,9 +246,11 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
     begin_offset, next_step = _read_position(path)
     ranges: list[StepRange] = []
     run: dict[str, Any] = {}  # the latest line that describes the run
-    open_range: StepRange | None = None
-    offset = open_offset = 0  # of the line, and of the "begin" line of the open range
-    *lines, _incomplete = read_file(path, LIMITS.ledger_bytes).split(b"\n")
+    offset = 0  # of the line
+    open_offset = -1  # of the "begin" line of the last range, while it is open; else -1
+    *lines, incomplete = read_file(path, LIMITS.ledger_bytes).split(b"\n")
+    if not lines and not LINE_START.startswith(incomplete[: len(LINE_START)]):
+        lines = [incomplete]  # of some other file: raise the error below
     for line_number, line in enumerate(lines, 1):
         try:
             entry = _parse_line(line)
@@ -226,15 +258,16 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
             if entry["event"] == "begin":
                 run = entry if "state" in entry else run
                 run["state"]  # raises KeyError if no line so far describes the run
-                open_range = StepRange(step, step, run, ended=False)
+                ranges.append(StepRange(step, step, run, ended=False))
                 open_offset = offset
             elif entry["event"] == "change":
                 run = _with_changed_fingerprint(run, entry["fields"])
-                # The changed sampler gives the same batches for the earlier steps of the range.
-                open_range = open_range and open_range._replace(run=run)
-            elif entry["event"] == "end" and open_range is not None:
-                ranges.append(open_range._replace(stop=step, ended="killed" not in entry))
-                open_range = None
+                if open_offset >= 0:
+                    # The changed sampler gives the same batches for the range's earlier steps.
+                    ranges[-1] = ranges[-1]._replace(run=run)
+            elif entry["event"] == "end" and open_offset >= 0:
+                ranges[-1] = ranges[-1]._replace(stop=step, ended="killed" not in entry)
+                open_offset = -1
         except _DAMAGED_LINE_ERRORS as error:
             raise LoaderError(
                 f"line {line_number} is not a ledger line of version {LEDGER_VERSION}: {error}",
@@ -242,9 +275,9 @@ def read_ledger(ledger: PathLike, rank: int = 0, /) -> list[StepRange]:
                 advice="give the ledger that a loader has written",
             ) from None
         offset += len(line) + 1
-    if open_range is not None and begin_offset == open_offset:  # the position is of this range
-        ranges.append(open_range._replace(stop=next_step))
-    return [steps for steps in ranges if steps.start < steps.stop]
+    if begin_offset == open_offset >= 0:  # the position is of the open range
+        ranges[-1] = ranges[-1]._replace(stop=max(ranges[-1].start, next_step))
+    return ranges
 
 
 def _with_changed_fingerprint(run: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -282,6 +315,7 @@ def _parse_line(line: bytes) -> dict[str, Any]:
     """
     entry: dict[str, Any] = json.loads(line)
     validate.choice("version of the ledger", entry["ledger"], (LEDGER_VERSION,))
+    validate.choice("event", entry["event"], ("begin", "end", "load", "change"))
     # `flattened` turns nested dicts into (name, value) pairs. Here it only checks that `fields` is
     # a dict that is not nested too deep: it raises an error otherwise.
     dict(flattened(entry.get("fields", {})))

@@ -261,6 +261,10 @@ def test_stale_position_file_adds_no_steps(tmp_path: Path) -> None:
         assert found == steps, stale
     Path(f"{path}.position").unlink()
     assert len(who(path, SAMPLER, 3)) == 1
+    with Ledger(path, SAMPLER) as ledger:  # which knows no more of the last range
+        ledger.delivered(3)
+    with pytest.raises(IndexError, match="the last is 4 at least"):
+        who(path, SAMPLER, 5)
 
 
 def run_and_kill(path: Path, work: str) -> None:

@@ -32,6 +32,7 @@ from twinfeed import (
     when,
     who,
 )
+from twinfeed.loaders.loop.ledger import POSITION
 
 SAMPLER = BatchSampler(RandomSampler(10, seed=0), batch_size=4)  # three steps an epoch
 LABELS = np.repeat([0, 1, 2, 3, 4], [3, 3, 3, 4, 4])
@@ -115,6 +116,43 @@ def test_ledger_of_another_index_is_refused(tmp_path: Path) -> None:
             next(iter(loader))
         # Another container of the same records makes no difference for `diff`.
         assert (diff(ledger, second) is None) == (number == 2)
+
+
+def test_step_that_ran_again_with_other_batches_is_found_by_either_feed(tmp_path: Path) -> None:
+    """As after a rollback, and an exclusion from step 4: a warning names the time left out."""
+    before, after = (
+        BatchSampler(RandomSampler(30, seed=0, exclude=exclude), batch_size=4)
+        for exclude in (None, {4: [1, 2, 3, 17]})
+    )
+    path = tmp_path / "ledger.jsonl"
+    with Ledger(path, before) as ledger:
+        ledger.delivered(0, 7)
+        ledger.loaded(2)
+        ledger.delivered(2, 2)
+        ledger.changed(after, 4)
+        ledger.delivered(4, 6)
+    for sampler in (before, after):
+        for step in (1, 2, 3):
+            ids = [request.ids.tolist() for request in who(path, sampler, step)]
+            assert ids == [sampler.batch(0, step).tolist()] * (1 if step == 1 else 2)
+        for step in (4, 5, 6):
+            with pytest.warns(UserWarning, match=f"step {step} ran 2 times.*of 1: (?s:.)*exclude"):
+                (request,) = who(path, sampler, step)
+            assert request.ids.tolist() == sampler.batch(0, step).tolist()
+    assert who(path, after, 9)[0].ids.tolist() == after.batch(1, 1).tolist()
+    steps = [0, 1, 2, 3, *range(2, 10)]  # without the steps 4 to 6 of the first time
+    batches = [after.batch(*divmod(step, 8)) for step in steps]
+    for record in range(30):
+        with pytest.warns(UserWarning, match="steps 4 to 6 of before a rollback.*exclude"):
+            found = when(path, after, record)
+        assert found == [s for s, ids in zip(steps, batches, strict=True) if record in ids]
+    for call in (lambda: who(path, before, 7), lambda: when(path, before, 0)):
+        with pytest.raises(StateMismatchError, match="exclude from step 4"):
+            call()
+    with Ledger(path, after) as ledger:
+        ledger.delivered(0, 1)  # which undoes all steps
+    with pytest.warns(UserWarning, match="steps 4 to 6 of before a rollback"):
+        when(path, after, 0)
 
 
 def test_diff_ignores_world_size_kills_and_rollbacks(tmp_path: Path) -> None:
@@ -256,6 +294,7 @@ DAMAGED = {
     ),
     "a number": b"3\n",
     "a list": b"[]\n",
+    "no event": lines({"ledger": 1, "step": 0}),
     "no step": lines({"ledger": 1, "event": "begin"}),
     "a step below 0": lines({**BEGIN, "step": -1}),
     "a step of no number": lines({**BEGIN, "step": "3"}),
@@ -267,6 +306,7 @@ DAMAGED = {
     "records of no dict": lines({**BEGIN, "state": {**SAMPLER.state_at(0, 0), "records": 3}}),
     "a rank of no number": lines({**BEGIN, "rank": None}),
     "no world": lines({**BEGIN, "world_size": 0}),
+    "another event": lines({**END, "event": "END"}),
     "another version": lines({**BEGIN, "ledger": 2}),
     "a change of nothing": lines({**END, "event": "change"}),
     "fields of no dict": lines({**END, "event": "change", "fields": [3]}),
@@ -296,6 +336,18 @@ def test_ledger_without_a_state_in_line_1_is_refused(tmp_path: Path) -> None:
         who(path, SAMPLER, 0)
 
 
+def test_other_file_without_a_line_is_no_empty_ledger(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    for content in (b"notes", bytes(100), POSITION.pack(0, 5), b'{"ledger": 2, "event": "begin"'):
+        path.write_bytes(content)
+        with pytest.raises(LoaderError, match="line 1 is not a ledger line of version 1"):
+            diff(path, path)
+    for torn in (b"", b'{"led', b'{"ledger": 1, "event": "beg'):
+        path.write_bytes(torn)
+        with pytest.raises(IndexError, match=r"notes has no step 0: it has no steps$"):
+            who(path, SAMPLER, 0)
+
+
 def test_damaged_position_file_adds_no_steps(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(lines(BEGIN, END, BEGIN))
@@ -303,6 +355,8 @@ def test_damaged_position_file_adds_no_steps(tmp_path: Path) -> None:
     for content in (b"", b"short", struct.pack("<qq", begin, -5), struct.pack("<qq", 10**18, 7)):
         (tmp_path / "ledger.jsonl.position").write_bytes(content)
         assert [len(who(path, SAMPLER, step)) for step in range(5)] == [1] * 5, content
+        with pytest.raises(IndexError, match="no step 5: the last is 4 at least"):
+            who(path, SAMPLER, 5)
     (tmp_path / "ledger.jsonl.position").write_bytes(bytes(1000))
     with pytest.raises(LoaderError, match=r"(?s)too many bytes.*ledger\.jsonl\.position"):
         who(path, SAMPLER, 0)
