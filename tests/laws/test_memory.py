@@ -147,8 +147,9 @@ def test_sparse_prefix_sums_draw_like_full_table(
     """With zeros among the counts, and a last run that is shorter."""
     arrays, make = CASES[name]
     plain = drawn(make(*arrays(1000)))
+    monkeypatch.setattr(prefix_sums, "_TABLE_CHUNK", 64)
     for most in (1, 7, 300, 999):
-        monkeypatch.setattr(prefix_sums, "_MAX_ENTRIES", most)
+        monkeypatch.setattr(prefix_sums.PrefixSums.__init__, "__defaults__", (most,))
         assert drawn(make(*arrays(1000))) == plain
 
 
