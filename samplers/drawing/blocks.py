@@ -15,6 +15,8 @@ from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Array, Int64s
 
 _MAX_ENTRIES = 1 << 17  # of a table
+_CHUNK = 1 << 14  # shards whose short blocks are found at once
+_HEAD_START = 1.25  # a table is computed faster than it is needed, by this factor
 
 
 class Blocks:
@@ -24,7 +26,9 @@ class Blocks:
     """
 
     def __init__(self, lengths: Array, block: int) -> None:
-        self._lengths, self.block = lengths, block
+        self._lengths = lengths
+        # No block is longer than the longest shard. If all shards are equal, no block is short.
+        self.block = block = min(block, int(lengths.max(initial=1)))
         self._record_sums = PrefixSums(lengths, _MAX_ENTRIES)
         counts = ComputedCounts(len(lengths), partial(_num_blocks, lengths, block))
         self._block_sums = PrefixSums(counts, _MAX_ENTRIES)
@@ -43,17 +47,22 @@ class Blocks:
         """Return the random order of this key, from the cache if it is there."""
         return self._orders.get(key, lambda: BlockOrder(self, key))
 
-    def short_blocks(self) -> tuple[Int64s, Int64s]:
-        """Return the numbers of the short blocks, and how many records each lacks.
+    @property
+    def num_shards(self) -> int:
+        """The number of shards."""
+        return len(self._lengths)
+
+    def short_blocks(self, shards: slice) -> tuple[Int64s, Int64s]:
+        """Return the numbers of the short blocks of these shards, and how many records each lacks.
 
         A shard is divided into blocks of the same size, of which the last may be shorter. Shards of
         5 and 4 records in blocks of 4 have blocks of 4, 1 and 4 records: block 1 lacks 3 records.
         """
-        shards = np.arange(len(self._lengths))
         last_size = self._lengths_of(shards) % self.block  # of the last block; 0 if it is full
         short = np.flatnonzero(last_size)
+        blocks_before = self._block_sums.before(np.array([shards.start]))
         # The number of the last block of each shard, plus 1.
-        block_stops = np.cumsum(_num_blocks(self._lengths, self.block, shards))
+        block_stops = blocks_before + np.cumsum(_num_blocks(self._lengths, self.block, shards))
         return block_stops[short] - 1, self.block - last_size[short]
 
     @property
@@ -101,11 +110,11 @@ class Blocks:
         # The last block of a shard has what remains of the shard.
         return shard, offset, np.minimum(self._lengths_of(shard) - offset, self.block)
 
-    def _lengths_of(self, shards: Int64s) -> Int64s:
+    def _lengths_of(self, shards: Int64s | slice) -> Int64s:
         return np.asarray(self._lengths[shards]).astype(np.int64, copy=False)
 
 
-def _num_blocks(lengths: Array, block: int, shards: Int64s) -> Int64s:
+def _num_blocks(lengths: Array, block: int, shards: Int64s | slice) -> Int64s:
     """Return the number of blocks of each of these shards."""
     return -(-np.asarray(lengths[shards]).astype(np.int64) // block)
 
@@ -125,15 +134,17 @@ class BlockOrder:
             table = permute(count, key, np.arange(count)).astype(np.int32)
             self._block_at = lambda block_positions: table[block_positions].astype(np.int64)
         self._sums: PrefixSums | _ShortBlockTable
-        if count > _MAX_ENTRIES and not blocks.has_many_shards:
-            self._sums = _ShortBlockTable(blocks, key)
-        else:
-            sizes = ComputedCounts(count, partial(_sizes_at, blocks, self._block_at))
+        sizes = ComputedCounts(count, partial(_sizes_at, blocks, self._block_at))
+        if count <= _MAX_ENTRIES:
             self._sums = PrefixSums(sizes, _MAX_ENTRIES)
+        elif blocks.has_many_shards:
+            self._sums = _BlockSizeSums(sizes, blocks, key)
+        else:
+            self._sums = _ShortBlockTable(blocks, key)
 
     def prepare(self, fraction: float) -> None:
-        """Compute this fraction of the sums of all blocks' sizes, if there is no smaller table."""
-        if isinstance(self._sums, PrefixSums):
+        """Compute this fraction of the table that takes long, if there is one."""
+        if isinstance(self._sums, _BlockSizeSums):
             self._sums.prepare(fraction)
 
     def locate(self, index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
@@ -173,7 +184,7 @@ class _ShortBlockTable:
     """
 
     def __init__(self, blocks: Blocks, key: int) -> None:
-        numbers, num_missing = blocks.short_blocks()
+        numbers, num_missing = blocks.short_blocks(slice(0, blocks.num_shards))
         block_positions = inverse_permute(len(blocks), key, numbers)  # [2] in the example above
         order = np.argsort(block_positions)
         self._block_size = blocks.block  # of a full block: 4
@@ -201,3 +212,49 @@ class _ShortBlockTable:
         row_position, row_first_index = self._row_positions[row], self._row_first_indices[row]
         num_full_blocks = (index - row_first_index) // self._block_size  # (14 - 9) // 4 = 1
         return row_position + num_full_blocks, row_first_index + num_full_blocks * self._block_size
+
+
+class _BlockSizeSums(PrefixSums):
+    """The prefix sums of the sizes of all blocks in a random order, for more shards than entries.
+
+    The table is computed from the short blocks alone. Blocks of 4 4 1 4 4 records in rows of two::
+
+        row                      4 4    1 4    4
+        blocks before            0      2      4     5
+        their records if full    0      8      16    20
+        missing of these         0      0      3     3
+        table                    0      8      13    17
+    """
+
+    def __init__(self, sizes: ComputedCounts, blocks: Blocks, key: int) -> None:
+        super().__init__(sizes, _MAX_ENTRIES)
+        self._blocks, self._key = blocks, key
+        # How many shards are done, and how many records the short blocks of these lack in each row.
+        # It is replaced as a whole, so that threads that do the same shards get the same numbers.
+        num_rows = -(-len(sizes) // self._row_size)
+        self._progress = 0, np.zeros(num_rows, np.int64)
+
+    def prepare(self, fraction: float) -> None:
+        """Examine the first `fraction` of the shards, and a quarter more, if that is not done yet.
+
+        With a fraction that grows from 0 to 1, this is done by many calls, none of which takes
+        long. It is complete at a fraction of 0.8 already, before the table is needed.
+        """
+        num_shards = self._blocks.num_shards
+        goal = min(num_shards, int(num_shards * fraction * _HEAD_START))
+        while self._progress[0] < goal:
+            first, num_missing = self._progress
+            stop = min(first + _CHUNK, num_shards)
+            block_numbers, missing = self._blocks.short_blocks(slice(first, stop))
+            positions = inverse_permute(len(self._counts), self._key, block_numbers)
+            num_missing = num_missing.copy()
+            np.add.at(num_missing, positions // self._row_size, missing)
+            self._progress = stop, num_missing
+
+    def _compute_table(self) -> Int64s:
+        self.prepare(fraction=1)
+        num_missing = self._progress[1]
+        blocks_before = np.append(np.arange(len(num_missing)) * self._row_size, len(self._counts))
+        missing_before = np.append(0, np.cumsum(num_missing))
+        table: Int64s = blocks_before * self._blocks.block - missing_before
+        return table

@@ -7,13 +7,14 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from twinfeed.samplers.drawing.fifo_cache import FifoCache
 from twinfeed.samplers.drawing.int_arrays import distinct_chunks
+from twinfeed.samplers.mapped import slices
 from twinfeed.samplers.types import Int64s
 
 _MAX_ENTRIES = 1 << 20  # of the table: 8 MB
 _CHUNK = 1 << 18  # counts that are summed at once for a search
 _TABLE_CHUNK = 1 << 14  # counts that are summed at once while the table is computed
-_HEAD_START = 1.25  # the table is computed faster than it is needed, by this factor
 
 
 class Counts(Protocol):
@@ -54,46 +55,28 @@ class PrefixSums:
     """
 
     def __init__(self, counts: Counts, max_entries: int = _MAX_ENTRIES) -> None:
-        self._counts, self._max_entries = counts, max_entries
+        self._counts = counts
         self._row_size = max(1, -(-len(counts) // max_entries))
         self._max_rows = max(1, _CHUNK // self._row_size)  # rows that are summed at once
-        num_rows = -(-len(counts) // self._row_size)
-        # The sum of all counts before each row, and of all counts. Threads may sum the same rows:
-        # they write the same values.
-        self._table = np.zeros(num_rows + 1, np.int64)
-        self._num_rows_done = 0  # the rows whose sums are in the table
-
-    def __reduce__(self) -> tuple[type[PrefixSums], tuple[Counts, int]]:
-        """Pickle without the table, which is computed again at the first use."""
-        return type(self), (self._counts, self._max_entries)
-
-    def prepare(self, fraction: float) -> None:
-        """Compute the first `fraction` of the table, and a quarter more, if that is not done yet.
-
-        The table has the sum of all counts before each row (`_row_size` consecutive counts). With a
-        fraction that grows from 0 to 1, it is computed by many calls, none of which takes long. It
-        is complete at a fraction of 0.8 already, before it is needed.
-        """
-        size, num_rows = self._row_size, len(self._table) - 1
-        rows_at_once = max(1, _TABLE_CHUNK // size)
-        goal = min(num_rows, int(num_rows * fraction * _HEAD_START))
-        for first in range(self._num_rows_done, goal, rows_at_once):
-            stop = min(first + rows_at_once, num_rows)
-            counts = self._counts_at(slice(first * size, min(stop * size, len(self._counts))))
-            row_sums = np.add.reduceat(counts, np.arange(0, len(counts), size))
-            sums = np.cumsum(row_sums)  # of the rows from `first` on, up to the end of each
-            self._table[first + 1 : stop + 1] = self._table[first] + sums
-            self._num_rows_done = stop
+        self._table: FifoCache[Int64s] = FifoCache(1)  # `_complete_table`, which is not pickled
 
     def _complete_table(self) -> Int64s:
         """Return the sum of all counts before each row, and of all counts: int64[rows + 1].
 
-        A row is `_row_size` consecutive counts; the last may have fewer. `prepare` computes the
-        table bit by bit. What is still missing is computed here.
+        A row is `_row_size` consecutive counts; the last may have fewer.
         """
-        if self._num_rows_done < len(self._table) - 1:
-            self.prepare(fraction=1)
-        return self._table
+        return self._table.get(None, self._compute_table)
+
+    def _compute_table(self) -> Int64s:
+        """Compute the table. Counts 2 0 3 1 in rows of 2 have the row sums 2 4, so it is 0 2 6."""
+        size = self._row_size
+        num_rows = -(-len(self._counts) // size)
+        table = np.zeros(num_rows + 1, np.int64)
+        for rows in slices(num_rows, max(1, _TABLE_CHUNK // size)):
+            counts = self._counts_at(slice(rows.start * size, rows.stop * size))
+            row_sums = np.add.reduceat(counts, np.arange(0, len(counts), size))
+            table[rows.start + 1 : rows.stop + 1] = row_sums
+        return np.cumsum(table, out=table)
 
     @property
     def total(self) -> int:
