@@ -47,8 +47,9 @@ class CoverageBatches:
         self._key = root_key(seed, f"pk coverage {'once' if without_repeats else 'all'}")
         layout = _layout_once if without_repeats else _layout_all
         self.steps, self._num_chunks, self._adjustable = layout(classes.sizes, p, k)
-        # Chunks that are missing to fill all batches of an epoch; negative if there are too many.
-        self._num_missing = p * self.steps - int(self._num_chunks.sum())
+        num_missing = p * self.steps - int(self._num_chunks.sum())  # to fill all batches
+        self._num_adjusted = abs(num_missing)
+        self._adjustment = 1 if num_missing > 0 else -1  # a chunk is added, or left out
         # Of each class, the number of its records that an epoch uses.
         self._records_used = self._num_chunks * k if without_repeats else classes.sizes
         self._cache: FifoCache[_EpochTable] = FifoCache(2)
@@ -56,85 +57,95 @@ class CoverageBatches:
     def ids(self, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return the record ids of one rank in these training steps of one epoch, concatenated.
 
-        A batch is P chunks, and a chunk is K records of one class. The chunks of an epoch are
-        numbered class by class, with the classes in random order. A rank gets `P / world_size` of
-        the chunks of each batch.
-
-        In the comments, K is 2, and the classes come in the order 2 0 1: class 2 has the chunks
-        0 1, class 0 the chunks 2 3 4, and class 1 the chunk 5. A rank gets the chunks 4 and 0, of
-        the classes 0 and 2. These have 7 and 5 records, of which an epoch uses 6 and 4.
+        A batch is P chunks, and a chunk is K records of one class. A rank gets `P / world_size` of
+        the chunks of each batch. With `by_class`, class indices are returned in place of ids.
         """
-        epoch = int(steps[0]) // self.steps  # the same for all steps: 2
-        # The `class_order` of the table is [2, 0, 1], and its `bounds` are [0, 2, 5, 6].
+        epoch = int(steps[0]) // self.steps  # the same for all steps
         table = self._cache.get(epoch, lambda: self._epoch_table(epoch))
-        chunks = self._chunks_of_rank(epoch, steps % self.steps, rank, world_size)  # [4, 0]
-        # Find the class of each chunk, and the index of the chunk among those of its class.
-        i = np.searchsorted(table.bounds, chunks, side="right") - 1  # [1, 0]
-        classes = table.class_order[i]  # [0, 2]
-        if self.by_class:  # class indices in place of record ids
+        chunks = self._chunks_of_rank(epoch, steps % self.steps, rank, world_size)
+        classes, index_among_chunks = table.locate(chunks)
+        if self.by_class:
             return np.repeat(classes, self._k)
-        chunk_in_class = chunks - table.bounds[i]  # [2, 0]
-        # Draw K of the used records of each class, numbered from 0 on, such as [[5, 0], [3, 1]].
-        numbers = table.record_subsets.subsets(classes, chunk_in_class)
-        # So that each epoch leaves out other records, number 0 is another record in each epoch: of
-        # class 2, the records 0 1 2 3 are used in epoch 0, 1 2 3 4 in epoch 1, 2 3 4 0 in epoch 2.
-        class_size = self._classes.sizes[classes]  # [7, 5]
-        num_left_out = class_size - self._records_used[classes]  # [1, 1]
-        first_used = epoch * num_left_out  # [2, 2]
-        # The index of each record in its class: [[0, 2], [0, 3]].
-        index_in_class = (first_used[:, None] + numbers) % class_size[:, None]
-        return self._classes.record_ids(classes[:, None], index_in_class).reshape(-1)
+        # The K members of each chunk, from 0 on within the class: int64[chunks, K].
+        members = table.record_subsets.subsets(classes, index_among_chunks)
+        return self._record_ids(epoch, classes, members).reshape(-1)
+
+    def _record_ids(self, epoch: int, classes: Int64s, members: Int64s) -> Int64s:
+        """Return the ids of members of classes in an epoch, int64[n, K], as `members`.
+
+        Row i is for class `classes[i]`. An epoch may use only some records of a class. These are
+        its members 0, 1 and so on. So that other records are left out in each epoch, the members
+        are other records in each epoch. If an epoch uses 4 of the records a b c d e of a class::
+
+            member     0 1 2 3
+            epoch 0    a b c d
+            epoch 1    b c d e
+            epoch 2    c d e a
+        """
+        class_size = self._classes.sizes[classes][:, None]  # [[5]] in the example
+        num_left_out = class_size - self._records_used[classes][:, None]  # [[1]]
+        index_in_class = (epoch * num_left_out + members) % class_size
+        return self._classes.record_ids(classes[:, None], index_in_class)
 
     def _chunks_of_rank(self, epoch: int, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return the numbers of the chunks that one rank gets in these steps, int64[chunks].
 
         A chunk is K records of one class, and a batch is P chunks. The chunks of an epoch are
-        numbered class by class. So that the chunks of a batch are of different classes, a batch is
-        a column of the table of all numbers. With P = 4 and 3 batches::
+        numbered class by class, and are laid out in a table with a column for each batch. A class
+        has at most as many chunks as there are batches, so it is at most once in a column. Here are
+        3 batches of P = 4, and the classes a to e of the chunks::
 
-            0  1  2
-            3  4  5
-            6  7  8
-            9 10 11
+            0  1  2      a a a
+            3  4  5      b b b
+            6  7  8      c c d
+            9 10 11      d e e
 
-        Each step gets a random column, and the ranks divide the chunks of the column, in a random
-        order. (With a constant order, a rank would always get the same rows, which have few
-        classes.) In the comments, rank 1 of 2 gets its chunks of two steps.
+        Each step gets a random column, and the ranks divide its rows, in a random order: in the
+        order of the table, a rank would always get the same rows, which have few classes.
         """
-        column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)  # say [2, 0]
-        keys = random_words(derive(self._key, epoch, _ROW_ORDER), steps)  # a random order for each
-        # The rank's indices in this order, the same in each step: [[2, 3], [2, 3]].
-        indices = np.tile(np.arange(self._p).reshape(world_size, -1)[rank], (len(steps), 1))
-        row = permute_rows(np.full_like(steps, self._p), keys, indices)  # say [[3, 1], [0, 2]]
+        # The comments are for rank 1 of 2 in two steps, which get the columns 2 and 0.
+        column = permute(self.steps, derive(self._key, epoch, _COLUMN_ORDER), steps)  # [2, 0]
+        # The rank gets the last 2 of 4 rows, in the random order of each step.
+        ranks_indices = np.arange(self._p).reshape(world_size, -1)  # [[0, 1], [2, 3]]
+        indices = np.tile(ranks_indices[rank], (len(steps), 1))  # [[2, 3], [2, 3]]
+        order_keys = random_words(derive(self._key, epoch, _ROW_ORDER), steps)
+        row = permute_rows(np.full_like(steps, self._p), order_keys, indices)  # [[3, 1], [0, 2]]
         return (row * self.steps + column[:, None]).reshape(-1)  # [11, 5, 0, 6]
 
     def _epoch_table(self, epoch: int) -> _EpochTable:
-        """Decide how many chunks each class has in an epoch, and number the chunks.
+        """Number the chunks of an epoch class by class, with the classes in random order.
 
-        A chunk is K records of one class, and a batch is P chunks. All batches must be full, so in
-        each epoch some classes have a chunk less (or a chunk more). They take turns: each epoch
-        takes the next entries of the list `_adjustable`, cyclically.
+        A chunk is K records of one class. If the order is 2 0 1, and the classes 0, 1 and 2 have 3,
+        1 and 2 chunks, class 2 has the chunks 0 1, class 0 has 2 3 4, and class 1 has 5.
+        """
+        num_chunks = self._chunk_counts(epoch)  # of each class: [3, 1, 2]
+        order_key = derive(self._key, epoch, _CLASS_ORDER)
+        class_order = permute(len(num_chunks), order_key, np.arange(len(num_chunks)))  # [2, 0, 1]
+        bounds = np.append(0, np.cumsum(num_chunks[class_order]))  # [0, 2, 5, 6]
+        # Divide the records of each class that an epoch uses into chunks at random.
+        chunk_key = derive(self._key, epoch, _CHUNK_RECORDS)
+        record_subsets = FairSubsets(self._records_used, self._k, chunk_key)
+        return _EpochTable(class_order, bounds, record_subsets)
 
-        In the comments, 3 batches of P = 2 have 6 chunks, but classes 0, 1 and 2 have 3, 2 and 2:
-        in each epoch, one class has a chunk less. This is epoch 3::
+    def _chunk_counts(self, epoch: int) -> Int64s:
+        """Return how many chunks each class has in an epoch, int64[classes].
+
+        A chunk is K records of one class, and a batch is P chunks. `_num_chunks` has the usual
+        number of chunks of each class. If these are more chunks than the batches have, each epoch
+        leaves out `_num_adjusted` of them; if they are fewer, it adds so many. The classes that
+        have a chunk less (or more) are the next ones in the list `_adjustable`, cyclically.
+
+        In the comments, `_num_chunks` is [3, 2, 2], but 3 batches of P = 2 have 6 chunks. So one is
+        left out in each epoch, here in epoch 3::
 
             epoch          0  1  2  3  4  5  6
             _adjustable    0  0  0  1  1  2  2    the class with a chunk less
         """
-        # `_num_missing` is 6 - 7 = -1: one chunk too many.
-        num_adjusted = abs(self._num_missing)  # 1
-        # The entries of the list for this epoch, and how often each class is among them.
-        index = (epoch * num_adjusted + np.arange(num_adjusted)) % len(self._adjustable)  # [3]
-        turns = np.bincount(self._adjustable[index], minlength=len(self._num_chunks))  # [0, 1, 0]
-        num_chunks = self._num_chunks + np.sign(self._num_missing) * turns  # [3, 1, 2]
-        # Number the chunks class by class, with the classes in random order.
-        num_classes = len(num_chunks)
-        order = permute(num_classes, derive(self._key, epoch, _CLASS_ORDER), np.arange(num_classes))
-        # If `order` is [2, 0, 1], class 2 has the chunks 0 1, class 0 has 2 3 4, and class 1 has 5.
-        bounds = np.append(0, np.cumsum(num_chunks[order]))  # [0, 2, 5, 6]
-        # An epoch uses `_records_used` records of each class: divide them into chunks at random.
-        chunk_key = derive(self._key, epoch, _CHUNK_RECORDS)
-        return _EpochTable(order, bounds, FairSubsets(self._records_used, self._k, chunk_key))
+        first = epoch * self._num_adjusted  # 3
+        index = np.arange(first, first + self._num_adjusted) % len(self._adjustable)  # [3]
+        adjusted_classes = self._adjustable[index]  # [1]
+        times_adjusted = np.bincount(adjusted_classes, minlength=len(self._num_chunks))  # [0, 1, 0]
+        return self._num_chunks + self._adjustment * times_adjusted  # [3, 1, 2]
 
 
 class _EpochTable(NamedTuple):
@@ -143,6 +154,15 @@ class _EpochTable(NamedTuple):
     class_order: Int64s  # the classes, in random order
     bounds: Int64s  # class `class_order[i]` has the chunks `bounds[i]` to `bounds[i + 1] - 1`
     record_subsets: FairSubsets  # the records of the chunks of each class
+
+    def locate(self, chunks: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the class of each chunk, and its index among the chunks of the class, int64[n].
+
+        Chunks are numbered class by class, with the classes in random order. If class 2 has the
+        chunks 0 1, and class 0 the chunks 2 3 4, chunk 4 is of class 0, at index 2.
+        """
+        i = np.searchsorted(self.bounds, chunks, side="right") - 1
+        return self.class_order[i], chunks - self.bounds[i]
 
 
 def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
@@ -153,21 +173,22 @@ def _layout_once(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     that do not fill a batch.
 
     For example, classes 0, 1 and 2 have 6, 4 and 4 records, P = 2 and K = 2. Their 3, 2 and 2
-    chunks fill 3 batches, and one chunk is left out: of class 0 in three epochs, of class 1 in the
-    next two, of class 2 in two more, and then of class 0 again.
+    chunks fill 3 batches, and one chunk remains. In epochs 0, 1 and 2 this is a chunk of class 0,
+    in epochs 3 and 4 of class 1, in epochs 5 and 6 of class 2, and then of class 0 again.
 
     Returns:
         Three values, in the example 3, [3, 2, 2] and [0, 0, 0, 1, 1, 2, 2]:
 
         - The number of batches.
-        - The number of chunks of each class, with the chunks to leave out.
-        - The classes that leave out a chunk, in turn from epoch to epoch. Each class is listed once
-          for each of its chunks, so that a class with more chunks leaves out more.
+        - The number of chunks of each class, before some are left out.
+        - A list of classes. Each epoch leaves out a chunk of the next class in this list; if more
+          chunks remain, of the next classes. A class is listed once for each of its chunks.
     """
-    full = sizes // k  # full chunks of each class: [3, 2, 2]
-    # n batches need P * n chunks, at most n of one class: 3 batches need 6, and can use all 7.
-    steps = _largest(int(full.sum()) // p, lambda n: np.minimum(full, n).sum() >= p * n)
-    num_chunks = np.minimum(full, steps)  # [3, 2, 2]
+    num_full = sizes // k  # full chunks of each class: [3, 2, 2]
+    # n batches need P * n chunks. They can use n of each class, since a class is in a batch once.
+    # So 3 batches need 6 chunks, of 3 + 2 + 2.
+    steps = _largest(int(num_full.sum()) // p, lambda n: np.minimum(num_full, n).sum() >= p * n)
+    num_chunks = np.minimum(num_full, steps)  # [3, 2, 2]
     return steps, num_chunks, np.repeat(np.arange(len(sizes)), num_chunks)
 
 
@@ -178,25 +199,27 @@ def _layout_all(sizes: Int64s, p: int, k: int) -> tuple[int, Int64s, Int64s]:
     number of records of each class. So that all batches are full, the smallest classes repeat their
     records in more chunks than they need. With 10, 2 and 2 records, P = 2 and K = 2::
 
-        class                       0    1    2    all
-        chunks needed               5    1    1    7
-        chunks of 5 full batches                   10
-        chunks, filled up           5    2    2    9, and one more of class 1 or 2
+        class                    0    1    2    all
+        chunks needed            5    1    1    7, but 5 batches have 10
+        with 2 for each class    5    2    2    9, and one more of class 1 or 2
 
     Returns:
         Three values, in the example 5, [5, 2, 2] and [1, 2]:
 
         - The number of batches.
-        - The number of chunks of each class, without the chunks that then are missing.
-        - The classes that get the missing chunks, in turn from epoch to epoch.
+        - The number of chunks of each class, before some are added to fill all batches.
+        - A list of classes. Each epoch adds a chunk to the next class in this list; if more chunks
+          are missing, to the next classes.
     """
     needed = -(-sizes // k)  # chunks of each class, rounded up: [5, 1, 1]
     # Enough batches for all chunks, 7 / 2 rounded up, and for those of class 0, each in another.
     steps = max(-(-int(needed.sum()) // p), int(needed.max()))  # max(4, 5) = 5
-    # Fill up all classes to the largest number of chunks that fits into the batches. `_largest`
-    # searches it up to `steps`: 5 + 2 + 2 chunks fit into 10, but 5 + 3 + 3 do not.
+    # Give each class at least so many chunks, as many as fit: 5 + 2 + 2 fit into 10, 5 + 3 + 3 do
+    # not. More than `steps` chunks of a class would be twice in a batch.
     lowest = _largest(steps, lambda n: np.maximum(needed, n).sum() <= p * steps)  # 2
-    return steps, np.maximum(needed, lowest), np.flatnonzero(needed <= lowest)
+    # One more chunk for each class that has `lowest` does not fit. So fewer chunks are missing than
+    # there are such classes, and some of them get one more.
+    return steps, np.maximum(needed, lowest), np.flatnonzero(needed <= lowest)  # classes [1, 2]
 
 
 def _largest(upper: int, is_possible: Callable[[int], bool]) -> int:
