@@ -241,23 +241,16 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
         sizes, world = self._sizes(epoch, start, stop), self.world_size
         if world == 1:
             return np.zeros_like(sizes), sizes
-        # If ranks cannot divide a batch evenly, some get one id more. So that all ranks get equally
-        # many over time, a rank gets as many ids of a batch as if ids were dealt round-robin. The
-        # comments have the values for rank 1 of 2, and two batches of 3 ids:
+        # A rank gets as many ids of a batch as if all ids were dealt to the ranks in turn. So over
+        # time all ranks get equally many. The comments are for rank 1 of 2, and batches of 3 ids:
         #     id             0 1 2 | 3 4 5
         #     dealt to rank  0 1 0 | 1 0 1    rank 0 gets 2 and then 1, rank 1 gets 1 and then 2
-        # The number of ids before batch 0, before batch 1, and after it. Of the ids before step
-        # `start` only the remainder counts: of all others, each rank has equally many.
-        num_ids = np.cumsum(np.append(self._samples_before(epoch, start) % world, sizes))
-        # `num_ids` is [0, 3, 6]. Up to there each rank has `per_rank` ids, and the first
-        # `num_longer` ranks have one more.
-        per_rank, num_longer = np.divmod(num_ids, world)  # [0, 1, 3], [0, 1, 0]
-        # The ids that the ranks before this rank have up to there, and with the ids of this rank.
-        before_rank = per_rank * self.rank + np.minimum(num_longer, self.rank)  # [0, 2, 3]
-        through_rank = per_rank * (self.rank + 1) + np.minimum(num_longer, self.rank + 1)
-        # `through_rank` is [0, 3, 6]. Differences are the ids of each batch: the slice of this rank
-        # starts after those of the ranks before it. It is 2 to 3 of batch 0, and 1 to 3 of batch 1.
-        return np.diff(before_rank), np.diff(through_rank)  # [2, 1], [3, 3]
+        # How many ids there are up to each batch, and up to the end of the last.
+        num_ids = np.cumsum(np.append(self._samples_before(epoch, start), sizes))  # [0, 3, 6]
+        # A slice starts after the slices of the ranks before: rank 0 gets 0, 2 and 3 of these ids.
+        slice_starts = np.diff(_num_dealt(num_ids, self.rank, world))  # [2, 1]
+        slice_stops = np.diff(_num_dealt(num_ids, self.rank + 1, world))  # [3, 3]
+        return slice_starts, slice_stops
 
     def _new_cursor(self) -> SamplerCursor:
         return SamplerCursor(copy.copy(self))
@@ -328,3 +321,13 @@ class BatchStream(IteratedSampler[SamplerCursor], Epochs):
     def sampler(self: _Stream) -> _Stream:
         """This sampler, since trainers call `batch_sampler.sampler.set_epoch`."""
         return self
+
+
+def _num_dealt(num_ids: Int64s, num_ranks: int, world_size: int) -> Int64s:
+    """Return how many of the first `num_ids` ids go to the first `num_ranks` ranks, int64[n].
+
+    Ids are dealt to all ranks in turn (round-robin). Of 5 ids, three ranks get 2, 2 and 1, so the
+    first two of them get 4.
+    """
+    per_rank, remainder = np.divmod(num_ids, world_size)
+    return per_rank * num_ranks + np.minimum(remainder, num_ranks)
