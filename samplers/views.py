@@ -93,7 +93,8 @@ class ViewSampler(InnerSampler):
 
         A record has several views, such as captions. If an epoch has one view of each record, the
         inner sampler draws records, and its spans are returned. Otherwise it draws pairs (record,
-        view), and its spans are ranges of pairs, which become ranges of records here.
+        view), which are numbered record by record, and its spans are ranges of pairs. The range of
+        the first pair of a record becomes the span: most often, the other pairs are in it, too.
 
         In the comments, the records 0 and 1 have 2 and 3 views, and the inner sampler reads the
         pairs 0 to 3 around the same time. So the records 0 to 1 are the span of both records::
@@ -103,8 +104,7 @@ class ViewSampler(InnerSampler):
         """
         if self._per_epoch == "one":
             return self._inner_sampler.spans(records, epoch)
-        # Look only at the first pair of each record: its other pairs come right after it.
-        first_pair = self._view_sums.before(records)  # [0, 2]
+        first_pair = self._view_sums.before(records)  # of each record: [0, 2]
         first, stop = self._inner_sampler.spans(first_pair, epoch)  # in pairs: [0, 0], [4, 4]
         return self.records(first), self.records(stop - 1) + 1  # in records: [0, 0], [2, 2]
 
