@@ -1,16 +1,27 @@
 """The number of processes that train together.
 
-Samplers import no framework: each backend adds a probe, a function that asks the framework.
+Samplers import no framework. torch is asked if the program has imported it, since samplers go into
+a `DataLoader` without a backend. Another backend adds a probe, a function that asks its framework.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
 
-_PROBES: list[Callable[[], int]] = []
+
+def _torch_world_size() -> int:
+    """Return the number of ranks of torch's default process group; 1 without torch or a group."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return int(distributed.get_world_size())
+
+
+_PROBES: list[Callable[[], int]] = [_torch_world_size]
 _warned: list[str] = []
 
 

@@ -3,14 +3,13 @@
 `TorchLoader` (loader.py) is what a training loop iterates over. It makes batches on threads, or by
 a real `torch.utils.data.DataLoader` (_workers.py), and copies the batches to the device ahead of
 the step (_copier.py). `RecordDataset`, `RequestSampler` and `TorchSampler` (dataset.py) are for a
-`DataLoader` of your own. _sharing.py passes the tensors of a worker on, and _processes.py knows how
-many processes there are.
+`DataLoader` of your own. _sharing.py passes the tensors of a worker on, and _processes.py knows
+whether this process is a worker.
 """
 
 from twinfeed.loaders.support.extras import requires_extra
 
 with requires_extra("twinfeed.loaders.torch", "torch"):
-    from twinfeed.loaders.torch import _processes as _processes
     from twinfeed.loaders.torch.dataset import (
         RecordDataset,
         RequestSampler,
