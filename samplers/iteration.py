@@ -131,13 +131,11 @@ class IdSamplerCursor(SamplerCursor):
 
         `is_empty` means that the iteration has no ids, and `is_fixed` that every epoch has the same
         order of ids. Warn about two probable mistakes: the third iteration in a row over the same
-        epoch, unless `is_fixed`; and another epoch than that of a state that was just loaded.
+        epoch, unless it is empty or fixed; and another epoch than that of a loaded state.
         """
         epoch, _ = self.start_pass(from_start=True)  # a pass is one iteration
         self._latest_pass = iterator  # `sync` copies its position to this cursor
-        if is_empty:
-            return
-        if not is_fixed:
+        if not (is_empty or is_fixed):
             # Warn if this is the third iteration over this epoch; the text is the advice.
             self.count_pass(epoch, "use a loader of twinfeed.loaders")
         self._warn_if_skipped()

@@ -280,6 +280,17 @@ def test_ranks_that_do_not_divide_rest_are_refused_repeatedly() -> None:
     assert position(rank) == (0, 3)
 
 
+def test_rest_shorter_than_ranks_is_empty_without_warning() -> None:
+    """A loaded position has fewer ids after it than ranks, which "drop" leaves out."""
+    rank, sampler = RandomSampler(10, seed=0).shard(0, 3, uneven="drop"), RandomSampler(10, seed=0)
+    list(islice(sampler, 8))
+    rank.load_state_dict(sampler.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert not list(rank)
+        assert list(rank) == epochs_of(sampler)[1][:9:3]
+
+
 def test_rank_of_sampler_is_refused_as_order_of_another() -> None:
     rank = RandomSampler(10, seed=0).shard(1, 2)
     assert repr(rank) == "rank 1 of 2 of RandomSampler(10 records, seed=0)"
