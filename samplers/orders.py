@@ -78,7 +78,7 @@ class Sampler(IdStream):
 
         Raises:
             ValueError: `world_size` does not divide the number of ids, and `uneven` is `"raise"`;
-                or `rank` is not in `[0, world_size)`.
+                `"drop"` would leave out all ids; or `rank` is not in `[0, world_size)`.
 
         >>> [list(RandomSampler(6, seed=0).shard(rank, 2)) for rank in range(2)]
         [[4, 2, 3], [0, 1, 5]]
@@ -207,6 +207,9 @@ class RankSampler(Sampler):
         self.num_records, self.traits = sampler.num_records, sampler.traits
         self.parameters = {"order": sampler, "rank": self.rank, "world_size": self.world_size}
         self._length = len(self._positions_from(0))
+        if not self._length and len(sampler) and uneven == "drop":
+            number = validate.counted(len(sampler), "id")
+            raise ValueError(f"uneven='drop' would leave out all: {number} on {world_size} ranks")
 
     def __len__(self) -> int:
         return self._length

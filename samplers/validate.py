@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set, Sized
 from contextlib import suppress
 from fractions import Fraction
 from functools import wraps
@@ -90,7 +90,8 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
         TypeError: a list of numbers, a string, a mapping, a sampler, a feed or a loader.
     """
     # A number has no length and no items. An array of shape (), such as np.array(10), is a number.
-    if not isinstance(n, (Sized, Iterable)) or getattr(n, "shape", None) == ():
+    is_container = any(hasattr(n, name) for name in ("__len__", "__iter__", "__getitem__"))
+    if not is_container or getattr(n, "shape", None) == ():
         return integer(name, cast(SupportsIndex, n), minimum=minimum)
     kind = type(n).__name__
     if is_list(n) and _is_number(next(iter(cast(Sequence[Any], n)), None)):
@@ -109,7 +110,7 @@ def record_count(name: str, n: SupportsIndex | Sized, *, subset: str, minimum: i
             f"{name} must be the number of records or a dataset with __len__ and __getitem__, got "
             f"{kind}"
         )
-    return integer(name, len(n), minimum=minimum)
+    return integer(name, len(cast(Sized, n)), minimum=minimum)
 
 
 def _is_number(value: Any) -> bool:

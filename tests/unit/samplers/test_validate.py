@@ -89,6 +89,13 @@ class Unread(Endless):
         raise AssertionError(number)
 
 
+class Unsized:
+    """A dataset without a length, as torch's `Dataset` has none."""
+
+    def __getitem__(self, number: int) -> int:
+        raise AssertionError(number)
+
+
 class Unknown(Endless):
     """A dataset whose length is not known yet."""
 
@@ -127,7 +134,8 @@ REFUSED: Refused = [
             (ExactOnceBatchSampler(3, batch_size=1), "got ExactOnceBatchSampler"),
             (Feed({"x": np.arange(3)}, ExactOnceBatchSampler(3, batch_size=1)), "got Feed"),
             (iter([1]), "dataset with __len__ and __getitem__, got list_iterator"),
-            (Endless, "n must be an integer, got <class"),
+            (Endless, "dataset with __len__ and __getitem__, got type"),
+            (Unsized(), "dataset with __len__ and __getitem__, got Unsized"),
         ]
     ),
     *(
@@ -308,6 +316,12 @@ REFUSED: Refused = [
         ValueError,
         "world_size=4, p=2",
     ),
+    (
+        lambda: RandomSampler(3, seed=0).shard(0, 4, uneven="drop"),
+        ValueError,
+        "uneven='drop' would leave out all: 3 ids on 4 ranks",
+    ),
+    (lambda: IdSequence(SequentialSampler(3)), TypeError, "write IdSequence(sampler, epochs=90)"),
     (lambda: pk()().shard(2, 2), ValueError, "rank must be below 2, got 2"),
     (lambda: pk()().shard(-1, 2), ValueError, "rank must be at least 0"),
     (lambda: pk()().shard(0, 0), ValueError, "world_size must be at least 1"),
