@@ -163,10 +163,10 @@ def samples(feed: Feed, /, *, ledger: str | os.PathLike[str] | None = None) -> S
             "samples cannot have padding, reuse of decoded images or a batch_transform: use a "
             "TorchLoader for these"
         )
-    return _FeedSamples(feed, checksums=True, readahead=0, ledger=ledger)
+    return FeedSampleLoader(feed, checksums=True, readahead=0, ledger=ledger)
 
 
-class _FeedSamples(SampleLoader, FeedLoader[list[Sample]]):
+class FeedSampleLoader(SampleLoader, FeedLoader[list[Sample]]):
     """The batches of a feed, each a list of samples: dicts as in webdataset."""
 
     def _changed_feed(self, sampler: BatchStream) -> Feed:
