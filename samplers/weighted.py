@@ -84,8 +84,6 @@ class WeightedSampler(Sampler):
             sum(np.count_nonzero(integers[chunk]) for chunk in slices(len(integers)))
             for integers in values
         )
-        if not drawable:
-            raise ValueError(f"weights must not all be 0, got {self.num_records} zeros")
         if num_samples is None:
             num_samples = self.num_records if repeats else drawable
         self._samples = validate.integer("num_samples", num_samples, minimum=0)
@@ -181,17 +179,19 @@ def _integer_weights(weights: ArrayLike) -> Int64s | _ScaledWeights:
     array = validate.unmasked("weights", weights)
     if array.ndim != 1 or not array.size:
         raise ValueError(f"weights must be one number for each record, got shape {array.shape}")
-    if array.dtype.kind in "iu":
-        return validate.counts("weights", array, minimum=0)
-    if array.dtype.kind != "f":
+    if array.dtype.kind not in "iuf":
         raise TypeError(f"weights must be numbers, got dtype {array.dtype}")
+    if not array.any():
+        raise ValueError(f"weights must not all be 0, got {len(array)} zeros")
+    if array.dtype.kind != "f":
+        return validate.counts("weights", array, minimum=0)
     for chunk in slices(len(array)):
         invalid = np.flatnonzero(~np.isfinite(array[chunk]) | (array[chunk] < 0)) + chunk.start
         if invalid.size:
             raise ValueError(
                 f"weights must be finite and at least 0, got {array[invalid[0]]} at {invalid[0]}"
             )
-    largest = float(array.max()) or 1.0
+    largest = float(array.max())
     return _ScaledWeights(array, largest) if is_mapped(array) else _scale(array, largest)
 
 

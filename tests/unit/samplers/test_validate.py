@@ -589,6 +589,13 @@ def test_labels_may_be_an_index_or_a_source(tmp_path: Path) -> None:
 
 def test_error_in_a_schedule_names_the_step() -> None:
     order = SequentialSampler(3)
-    with pytest.raises(ValueError, match="one for each sampler") as caught:
-        MixtureSampler([order], weights={0: [1], 7: [1, 1]}, num_samples=3, seed=0)
-    assert caught.value.__notes__ == ["in the schedule of weights, from step 7 on"]
+    for call, word in (
+        (
+            lambda: MixtureSampler([order], weights={0: [1], 7: [1, 1]}, num_samples=3, seed=0),
+            "one for each sampler",
+        ),
+        (lambda: WeightedSampler({0: [1.5], 7: [0.0]}, seed=0), "not all be 0, got 1 zeros"),
+    ):
+        with pytest.raises(ValueError, match=word) as caught:
+            call()
+        assert caught.value.__notes__ == ["in the schedule of weights, from step 7 on"]
