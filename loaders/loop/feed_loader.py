@@ -133,12 +133,12 @@ class FeedLoader(Loader[B]):
         check_batches(sampler)
         if self._sampler.evaluation:
             raise ValueError("an evaluation has no changes: only a training has a schedule")
+        feed = self._changed_feed(sharded_as(sampler, self._sampler))
         step = self.global_step + (self.lookahead or 0)
         if at is not None:
             step = validate.integer("at", at, minimum=step)
         elif self.lookahead is None:
             raise ValueError("at= must be given, as a framework draws ahead: name a later step")
-        feed = self._changed_feed(sharded_as(sampler, self._sampler))
         state = self._sampler.state_at(*divmod(step, len(self)))
         try:
             feed.sampler.position_of(state)  # raises if its batches before `step` differ
