@@ -81,41 +81,39 @@ class FairBatches:
     def _ids_in_phase(self, phase: Phase, steps: Int64s, rank: int, world_size: int) -> Int64s:
         """Return one rank's slices of the batches of these global steps, concatenated.
 
-        All steps have the same P and K. First the P classes of each batch are drawn, then K record
-        ids of each class. A rank gets the ids of `P / world_size` of the classes. There are three
-        cases:
-
-        1. With `by_class`, a class index takes the place of each record id.
-        2. Every record is of one class: draw only the records of the rank's classes.
-        3. A record may be of several classes, and two classes of a batch may draw it, also classes
-           of different ranks. So draw the batches of all ranks, and replace duplicates.
-
-        If K is random in each step, the largest K (`phase.k`) records are drawn, and the first K of
-        them are returned. In the comments, rank 1 of 2 draws two steps with P = 2, the largest
-        K = 3, and the random K 2 and 3.
+        All steps have the same P and K: a batch has P classes, and K record ids of each class. A
+        rank gets the ids of `P / world_size` of the classes. If K is random in each step, the
+        largest K (`phase.k`) records are drawn, and the first K of them are returned. In the
+        comments, a rank has one class in two steps, the largest K is 3, and K is 2 and 3.
         """
-        schedule, p, k = self._schedule(phase), phase.p, phase.k
-        # The rank gets the classes at the indices `start` to `stop - 1` of each batch: at index 1.
-        start, stop = rank * p // world_size, (rank + 1) * p // world_size  # 1, 2
-        # `classes_at` also returns how many earlier batches have each class: this is the number of
-        # the subset of K records that the class takes now.
-        if self.by_class:  # case 1
-            classes, _ = schedule.classes_at(steps, start, stop)  # [[4], [6]]
-            ids = np.broadcast_to(classes[:, :, None], (*classes.shape, k))
-        elif self._class_labels is None:  # case 2
-            classes, subset_index = schedule.classes_at(steps, start, stop)
-            # Say classes [[4], [6]] and subsets [[0], [1]]: of each step, and class of the rank.
-            ids = schedule.records(classes, subset_index)
-        else:  # case 3
-            classes, subset_index = schedule.classes_at(steps, 0, p)
-            batch_ids = schedule.distinct_records(classes, subset_index, self._class_labels)
-            ids = batch_ids[:, start:stop]
-        # `ids` are int64[steps, classes of the rank, k], such as [[[10, 11, 12]], [[20, 21, 22]]].
+        start, stop = rank * phase.p // world_size, (rank + 1) * phase.p // world_size
+        ids = self._ids_of_classes(phase, steps, start, stop)  # [[[10, 11, 12]], [[20, 21, 22]]]
         if self._shape.lowest_k is None:  # K is not random
             return ids.reshape(-1)
         random_k = self._shape.k_of_steps(phase, steps)  # [2, 3]
-        is_taken = np.arange(k) < random_k[:, None, None]  # [[[1, 1, 0]], [[1, 1, 1]]]
+        is_taken = np.arange(phase.k) < random_k[:, None, None]  # [[[1, 1, 0]], [[1, 1, 1]]]
         return ids[np.broadcast_to(is_taken, ids.shape)]  # [10, 11, 20, 21, 22]
+
+    def _ids_of_classes(self, phase: Phase, steps: Int64s, start: int, stop: int) -> Int64s:
+        """Return K record ids of some classes of each batch, int64[steps, stop - start, K].
+
+        A batch has P classes, of which those at the indices `start` to `stop - 1` are returned. All
+        batches are of a phase, in which P and K are constant.
+
+        With `by_class`, the class index takes the place of each record id. With `_class_labels`, a
+        record may be of several classes, and two classes of a batch may draw it. So whole batches
+        are drawn then, and duplicates replaced.
+        """
+        schedule = self._schedule(phase)
+        if self.by_class or self._class_labels is None:
+            # How many earlier batches have a class is the number of the subset that it takes now.
+            classes, subset_index = schedule.classes_at(steps, start, stop)
+            if self.by_class:
+                return np.broadcast_to(classes[:, :, None], (*classes.shape, phase.k))
+            return schedule.records(classes, subset_index)
+        classes, subset_index = schedule.classes_at(steps, 0, phase.p)
+        ids = schedule.distinct_records(classes, subset_index, self._class_labels)
+        return ids[:, start:stop]
 
 
 class _BatchCounts(NamedTuple):
@@ -132,6 +130,32 @@ class _BatchCounts(NamedTuple):
     def of(self, classes: Int64s, super_class: Int64s) -> Int64s:
         """Return in how many batches each of `classes` is; `super_class` is that of each class."""
         return self.num_traversals[super_class] + self.came_once_more[classes]
+
+
+class _Exclusion(NamedTuple):
+    """Classes that draw only their remaining records, each from one of its subsets on."""
+
+    classes: Int64s  # sorted
+    first_subset: Int64s  # of each class, the index of its first subset of remaining records
+    remaining: ClassOrder  # class i are the remaining records of `classes[i]`
+    subsets: FairSubsets  # random subsets of these
+
+    def find(self, classes: Int64s, subset_index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
+        """Find the subsets that have only remaining records: subset `subset_index[i]` of a class.
+
+        A class draws one subset of K records after the other, and only remaining records from its
+        subset `first_subset` on. If class 7 does so from subset 3 on, then of the classes 7 2 7 and
+        their subsets 2 4 5, this finds the last.
+
+        Returns:
+            The indices of the subsets that are found; the index of the class of each in
+            `self.classes`; and its subset of remaining records, counted from 0: [2], [0], [2].
+        """
+        # If a class is not in `self.classes`, this is the index of another one.
+        index = np.searchsorted(self.classes, classes).clip(max=len(self.classes) - 1)
+        index_since = subset_index - self.first_subset[index]
+        found = np.flatnonzero((self.classes[index] == classes) & (index_since >= 0))
+        return found, index[found], index_since[found]
 
 
 class _PhaseSchedule:
@@ -160,63 +184,47 @@ class _PhaseSchedule:
         # with this index on. If nothing is excluded, the sizes are not copied: they may be mapped
         # from a file.
         self._sizes, self._first_subset = class_sizes, np.zeros(0, np.int64)
-        # For each exclusion: the classes, the index of the first subset that each draws from its
-        # remaining records, these records, and their random subsets.
-        self._exclusions: list[tuple[Int64s, Int64s, ClassOrder, FairSubsets]] = []
-        # Of the batches from the last change of P to the start of the phase: how often all classes
-        # of each super-class came, and which classes came once more.
-        self._counts_before_phase = self._count_traversals(phase.start - phase.p_start)
+        self._exclusions: list[_Exclusion] = []
+        # In how many batches each class is, from the last change of P to the start of the phase.
+        self._counts_before_phase = self._count_batches(phase.start - phase.p_start)
         for exclusion in batches.exclusions:
             self._exclude(exclusion)
 
     def _exclude(self, exclusion: ClassExclusion) -> None:
         """Draw only the remaining records of some classes from a training step on.
 
-        A class draws K records for each batch that has the class: all of its records once (a
-        *traversal*), then all of them again, and so on. So that its records are drawn equally
-        often, a class changes only where a traversal ends: in this batch, or after it, if both end
-        together. In the comments, 7 batches before the step have a class of 5 records, and K is 2::
-
-            batch with the class    0    1    2    3    4    5    6    | 7
-            traversal of draws      0 0  0 0  0 1  1 1  1 1  2 2  2 2  | 2 3
-
-        Traversal 2 ends in batch 7: from this batch on, draw only the remaining records.
+        So that all records of a class are drawn equally often, a class changes only when it has
+        drawn all of them the same number of times. Until then it draws excluded records, too.
         """
         if not self._exclusions:  # before the first exclusion these arrays must not be changed
             self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)
         classes, remaining, k = exclusion.classes, exclusion.remaining, self._phase.k
-        size, first_subset = self._sizes[classes], self._first_subset[classes]
-        num_batches = self._num_batches_with(classes, max(self._phase.start, exclusion.step))  # 7
-        # Count draws from the last exclusion of the class on (batch `first_subset`), or from 0 on.
-        num_drawn = (num_batches - first_subset).clip(min=0) * k  # 7 * 2 = 14
-        stop = -(-num_drawn // size) * size  # the end of the traversal, a multiple of 5: 15
-        first_subset = first_subset + stop // k  # the batch of this end: 0 + 15 // 2 = 7
+        num_batches = self._num_batches_with(classes, max(self._phase.start, exclusion.step))
+        # Count from the last exclusion of each class on, or from 0.
+        first_subset = self._first_subset[classes]
+        num_subsets = (num_batches - first_subset).clip(min=0)
+        first_subset = first_subset + _num_complete_subsets(num_subsets, self._sizes[classes], k)
         self._sizes[classes], self._first_subset[classes] = remaining.sizes, first_subset
         subsets = FairSubsets(remaining.sizes, k, derive(self._record_key, exclusion.step))
-        # From batch `first_subset` on, `records` draws from the remaining records.
-        self._exclusions.append((classes, first_subset, remaining, subsets))
+        self._exclusions.append(_Exclusion(classes, first_subset, remaining, subsets))
 
     def classes_at(self, steps: Int64s, start: int, stop: int) -> tuple[Int64s, Int64s]:
         """Return the classes of each step's batch, and how many earlier batches have each class.
 
-        Only earlier batches of the phase count, a range of steps with constant P and K: if the
-        phase has the batches 0 2, 1 0 and 1 2, the counts are 0 0, 0 1 and 1 1.
+        If the batches of the phase have the classes 0 2, 1 0 and 1 2, the counts are 0 0, 0 1 and
+        1 1. A phase is a range of steps in which P and K are constant.
 
-        A batch has P classes, all of one super-class (a group of classes). Only those at the
-        indices `start` to `stop - 1` are returned, the classes of one rank. Both arrays are
-        int64[steps, stop - start].
+        A batch has P classes, all of one super-class (a group of classes). Only the classes at the
+        indices `start` to `stop - 1` are returned, those of one rank. Both arrays are int64[steps,
+        stop - start].
         """
-        # The order of the classes starts at step `p_start`, at which P last changed. The phase may
-        # start later, as K may have changed since.
+        # The order of the classes starts where P last changed (`p_start`), which may be before the
+        # phase. So count the batches since then, and subtract those before the phase.
         batch = steps - self._phase.p_start
-        # Find the super-class of each batch, and how many batches of it there are since `p_start`.
-        super_class, batch_index = self._super_class_order.elements_at(batch)
-        classes, num_since_p_start = self._classes_of(super_class, batch_index, start, stop)
-        # Subtract the batches before the phase. If these are 0 2 and 1 0, of the classes 0 1 2, all
-        # classes came once (a traversal), and class 0 once more: it is in 2 batches, classes 1 and
-        # 2 are in 1.
+        super_class, batch_of_super_class = self._super_class_order.elements_at(batch)
+        classes, num_earlier = self._classes_of(super_class, batch_of_super_class, start, stop)
         num_before_phase = self._counts_before_phase.of(classes, super_class[:, None])
-        return classes, num_since_p_start - num_before_phase
+        return classes, num_earlier - num_before_phase
 
     def _classes_of(
         self, super_class: Int64s, batch_index: Int64s, start: int, stop: int
@@ -224,10 +232,6 @@ class _PhaseSchedule:
         """Return the classes of batches, and how many earlier batches have each class.
 
         A super-class is a group of classes, and the P classes of a batch are of one super-class.
-        The batches of a super-class have all its classes once, then all of them again, and so on: a
-        super-class of 3 classes and P = 2 may have the batches 0 2, 1 0 and 1 2. Then the counts of
-        earlier batches are 0 0, 0 1 and 1 1.
-
         Row i of both arrays, int64[rows, stop - start], is for batch `batch_index[i]` of
         super-class `super_class[i]`. It has only the classes at the indices `start` to `stop - 1`
         of the batch.
@@ -238,62 +242,55 @@ class _PhaseSchedule:
             # `_super_classes` is a `ClassOrder` of classes instead of records, in super-classes:
             # so `record_ids` returns class indices.
             classes = self._super_classes.record_ids(super_class[:, None], classes)
-        # The position of each class in all batches of the super-class, one after the other: 4 and 5
-        # in the last batch of the example, 1 2.
+        # All classes of a super-class come once before any comes again. Of 3 classes, with P = 2:
+        #     classes        0 2   1 0   1 2    in batch 0, 1 and 2
+        #     position       0 1   2 3   4 5
+        #     num_earlier    0 0   0 1   1 1    position // 3
         position = batch_index[:, None] * self._phase.p + np.arange(start, stop)
-        # All classes come once before any comes again: of 3 classes, those at 3 to 5 came once.
         num_earlier = position // self._num_classes[super_class][:, None]
         return classes, num_earlier
 
     def _num_batches_with(self, classes: Int64s, step: int) -> Int64s:
         """Return how many batches of the phase before a step have each of these classes.
 
-        A phase is a range of steps with constant P and K. All classes of a super-class (a group of
-        classes) come once (a *traversal*), then all again, and so on, since the last change of P.
-
-        In the comments, there is one super-class of 3 classes, and P = 2. Since the last change of
-        P, the batches before the step are 0 2, 1 0 and 1 2, and the phase starts at the second.
+        A phase is a range of steps in which P and K are constant. `_count_batches` counts from the
+        last change of P on, which may be before the phase: so subtract the batches before it.
         """
-        # The super-class of each class, which is 0 if there are no super-labels.
-        super_class = np.zeros_like(classes)
+        super_class = np.zeros_like(classes)  # of each class
         if self._super_classes is not None:
-            # A `ClassOrder` with super-classes in place of classes, and classes in place of
-            # records: `_class_of_records` returns the super-class of each class.
+            # A `ClassOrder` of classes instead of records, in super-classes: so
+            # `_class_of_records` returns the super-class of each class.
             super_class = self._super_classes._class_of_records(len(self._classes))[classes]
-        # Batches before the step: all classes came twice, and no class once more.
-        counts_before_step = self._count_traversals(step - self._phase.p_start)
-        num_before_step = counts_before_step.of(classes, super_class)  # [2, 2, 2]
-        # Batches before the phase: not all classes came, but classes 0 and 2 once.
-        num_before_phase = self._counts_before_phase.of(classes, super_class)  # [1, 0, 1]
-        return num_before_step - num_before_phase  # [1, 2, 1]
+        counts_before_step = self._count_batches(step - self._phase.p_start)
+        num_before_step = counts_before_step.of(classes, super_class)
+        return num_before_step - self._counts_before_phase.of(classes, super_class)
 
-    def _count_traversals(self, num_batches: int) -> _BatchCounts:
-        """Count in how many of the first `num_batches` batches since P last changed each class is.
+    def _count_batches(self, num_batches: int) -> _BatchCounts:
+        """Return in how many of the first `num_batches` batches each class is.
 
-        The P classes of a batch are of one super-class, a group of classes. The batches of a
-        super-class have all its classes once (a *traversal*), then all of them again, and so on. So
-        only the batches of the last, incomplete traversal are drawn. In the comments, 4 batches of
-        P = 2 are of one super-class of 5 classes::
+        Batches are counted from the last change of P on. The P classes of a batch are of one
+        super-class (a group of classes). The batches of a super-class have all of its classes once
+        (a *traversal*), then all of them again, and so on. So a class is in one batch for each
+        complete traversal, and in one more if it is in the incomplete traversal at the end. Only
+        the batches of the incomplete one are drawn.
 
-            batch        0    1    2    3
-            classes      3 0  2 4  1 2  0 3
-            traversal    0 0  0 0  0 1  1 1    each class is in one, and 2, 0 and 3 are in one more
+        The comments have the values for one super-class of 5 classes, P = 2, and 4 batches: 3 0,
+        2 4, 1 2 and 0 3. The incomplete traversal is 2 0 3, and starts within batch 2.
         """
         p, num_classes = self._phase.p, self._num_classes
         num_batches_of = self._super_class_order.num_before(num_batches)  # each super-class: [4]
         num_complete = num_batches_of * p // num_classes  # traversals: 4 * 2 // 5 = [1]
-        # The batch of the super-class in which the incomplete traversal starts.
-        first_batch = num_complete * num_classes // p  # 1 * 5 // 2 = [2]
-        # Draw the batches from there on: the super-class of each, and its index from `first_batch`.
-        super_class, offset = groups_and_indices(num_batches_of - first_batch)  # [0, 0], [0, 1]
+        first_batch = num_complete * num_classes // p  # of the incomplete one: 1 * 5 // 2 = [2]
+        # Each batch from there on: its super-class, [0, 0], and how many come before it, [0, 1].
+        super_class, offset = groups_and_indices(num_batches_of - first_batch)
         is_in_one_more = np.zeros(len(self._classes), np.bool_)
         for chunk in slices(len(offset), _CHUNK // p + 1):  # to bound memory
             chunk_super_class = super_class[chunk]
             batch_index = first_batch[chunk_super_class] + offset[chunk]  # [2, 3]
-            # The classes of each batch, [[1, 2], [0, 3]], and their traversals, [[0, 1], [1, 1]].
-            classes, traversal = self._classes_of(chunk_super_class, batch_index, 0, p)
-            # Traversal 1 is the incomplete one: [[False, True], [True, True]].
-            is_incomplete = traversal == num_complete[chunk_super_class][:, None]
+            classes, num_earlier = self._classes_of(chunk_super_class, batch_index, 0, p)
+            # `classes` are [[1, 2], [0, 3]]. Of these, class 1 is still of the complete traversal:
+            # it came 0 times before, and the others came once, in each complete traversal.
+            is_incomplete = num_earlier == num_complete[chunk_super_class][:, None]
             is_in_one_more[classes[is_incomplete]] = True  # for the classes 2, 0 and 3
         return _BatchCounts(num_complete, is_in_one_more)
 
@@ -303,29 +300,18 @@ class _PhaseSchedule:
         The records of a class are divided into subsets of K, one for each batch that has the class.
         Return subset `subset_index[i]` of class `classes[i]`, for arrays of any shape.
 
-        A user may exclude some records from a training step on. Then a class with such records
-        takes its later subsets from its *remaining* records, counted from 0 again. In the comments
-        K is 2, and class 7 has the records 1 2 3 4, but from its subset 3 on only 1 2 3::
-
-            subset of class 7           0     1     2     3     4     5
-            from all records            3 1   4 2   1 3
-            from remaining, subset                        0     1     2
-            records                     3 1   4 2   1 3   2 1   3 2   1 3
+        A user may exclude some records from a training step on. Then the later subsets of a class
+        have only its remaining records, and are counted from 0 again.
         """
         class_index, subset_index = classes.reshape(-1), subset_index.reshape(-1)
-        # Say [7, 2, 7] and [2, 4, 5]: subset 2 of class 7, subset 4 of class 2, subset 5 of class
-        # 7. First draw as if nothing were excluded: say [[1, 3], [8, 9], [4, 2]].
+        # First draw as if nothing were excluded.
         ids = self._subset(self._classes, self._record_subsets, class_index, subset_index)
-        # An exclusion is: the classes with excluded records, sorted, [7]; the first subset of each
-        # to replace, [3]; the remaining records of each; and the random subsets of these.
-        for excluded_classes, first_subset, remaining, subsets in self._exclusions:
-            # Search each class. If it is not there, i is the index of another class: [0, 0, 0].
-            i = np.searchsorted(excluded_classes, class_index).clip(max=len(excluded_classes) - 1)
-            index_since = subset_index - first_subset[i]  # minus 3: [-1, 1, 2]
-            is_replaced = (excluded_classes[i] == class_index) & (index_since >= 0)  # [0, 0, 1]
-            rows = np.flatnonzero(is_replaced)  # [2]
-            # Take subset 2 of the remaining records: `ids` becomes [[1, 3], [8, 9], [1, 3]].
-            ids[rows] = self._subset(remaining, subsets, i[rows], index_since[rows])
+        for exclusion in self._exclusions:
+            # The rows of `ids` to replace, and their subsets of remaining records.
+            rows, remaining_class, remaining_index = exclusion.find(class_index, subset_index)
+            ids[rows] = self._subset(
+                exclusion.remaining, exclusion.subsets, remaining_class, remaining_index
+            )
         return ids.reshape(*classes.shape, -1)
 
     def _subset(
@@ -395,3 +381,19 @@ class _PhaseSchedule:
         for first in range(1, num_subsets + 1, _LOOK_AHEAD):
             later_subsets = subset_index[row] + np.arange(first, first + _LOOK_AHEAD)
             yield from self.records(same_class, later_subsets).reshape(-1).tolist()
+
+
+def _num_complete_subsets(num_subsets: Int64s, size: Int64s, k: int) -> Int64s:
+    """Return how many subsets of k records a class draws until it may change its records.
+
+    A class of `size` records has drawn `num_subsets` subsets of k: all of its records once (a
+    *traversal*), then all of them again, and so on. It completes the traversal, except that a
+    subset with records of two traversals belongs to the next. The comments have the values of 5
+    records, k = 2 and 7 subsets::
+
+        subset       0    1    2    3    4    5    6    | 7
+        traversal    0 0  0 0  0 1  1 1  1 1  2 2  2 2  | 2 3
+    """
+    num_drawn = num_subsets * k  # 14
+    traversal_stop = -(-num_drawn // size) * size  # rounded up to a multiple of 5: 15
+    return traversal_stop // k  # 7
