@@ -69,11 +69,13 @@ class BucketBatchSampler(BatchStream):
         sorted_costs = cost_array[self._records_by_cost]
         self._cost_sums = np.cumsum(sorted_costs)
         if window is None:
-            window = min(8, (len(self._batch_bounds(sorted_costs, 0)) - 1) // 50)
+            num_batches = len(self._batch_bounds(sorted_costs)) - 1  # if no record moved
+            window = min(8, num_batches // 50)
         window = validate.integer("window", window, minimum=0)
         # In units of cost: a record's sum grows by a random number up to this.
         self._window = validate.integer("window * budget", window * self._budget, minimum=0)
-        self._bounds = self._batch_bounds(sorted_costs, self._window)
+        max_costs = _largest_costs(sorted_costs, self._cost_sums, self._window)
+        self._bounds = self._batch_bounds(max_costs)
         self._counts = np.diff(self._bounds)  # records of each batch
         self.num_records = len(cost_array)
         self.parameters = {
@@ -91,30 +93,15 @@ class BucketBatchSampler(BatchStream):
         )
         self.size_divisor = int(np.gcd.reduce(self._counts))
 
-    def _batch_bounds(self, costs: Int64s, window: int) -> Int64s:
-        """Divide the records, sorted by cost, into batches within the budget; return the bounds.
+    def _batch_bounds(self, max_costs: Int64s) -> Int64s:
+        """Divide records that are sorted by cost into batches within the budget; return the bounds.
 
-        A batch costs its number of records times its largest cost. From the cheapest record on,
-        each batch takes as many records as the budget allows. `costs` are sorted.
-
-        The bounds are the same in all epochs, but each epoch sorts the records anew: by a key,
-        which is the sum of all costs up to the record, plus a random number from 0 to `window`. So
-        calculate with the largest cost that a position can have in any epoch. For costs 1 to 6, a
-        budget of 12 and window 7::
-
-            position        0    1    2    3    4    5
-            sum of costs    1    3    6    10   15   21    the lowest key
-            highest key     8    10   13   17   22   28
-            largest cost    3    4    4    5    6    6
-            batch           0    0    0    1    1    2
-
-        Records 0 and 1 have keys up to 10. The records with the sums 15 and 21 come after both, so
-        position 1 has at most the cost 4, which is that of the record with the sum 10.
+        `max_costs` has the largest cost of the record at each position, ascending. A batch costs
+        its number of records times its largest cost. From position 0 on, each batch takes as many
+        records as the budget allows. With the costs 3 4 4 5 6 6 and a budget of 12, the batches are
+        3 4 4, 5 6 and 6, and the bounds are [0, 3, 5, 6].
         """
-        num_records, multiple = len(costs), self._multiple
-        # The last record that can come at each position: [2, 3, 3, 4, 5, 5].
-        last = np.searchsorted(self._cost_sums, self._cost_sums + window, side="right") - 1
-        max_costs = costs[last]  # at each position: [3, 4, 4, 5, 6, 6]
+        num_records, multiple = len(max_costs), self._multiple
         # All batch sizes are multiples of `multiple`, which is 1 in the example. Only the first
         # batch may have another size, the remainder.
         remainder = num_records % multiple  # 0
@@ -125,10 +112,10 @@ class BucketBatchSampler(BatchStream):
             max_size = min(num_records - start, self._budget // int(max_costs[start]))  # 12 // 3
             sizes = np.arange(multiple, max_size + 1, multiple)  # to try: [1, 2, 3, 4]
             # The largest cost of a batch of each size is [3, 4, 4, 5], and the budget allows
-            # [12, 6, 4, 3]. So the first three sizes fit.
-            fits = max_costs[start + sizes - 1] <= self._budget // sizes  # [1, 1, 1, 0]
+            # [12, 6, 4, 3]. So the first three sizes fit. (The first size always fits.)
+            fits = max_costs[start + sizes - 1] <= self._budget // sizes
             bounds.append(start + multiple * int(fits.sum()))  # 0 + 3
-        return np.array(bounds, np.int64)  # [0, 3, 5, 6]
+        return np.array(bounds, np.int64)
 
     def __repr__(self) -> str:
         records = validate.counted(self.num_records, "record")
@@ -153,33 +140,59 @@ class BucketBatchSampler(BatchStream):
         return np.concatenate([self._batch_records(epoch, n)[low:high] for n, low, high in slices])
 
     def _batch_records(self, epoch: int, number: int) -> Int64s:
-        """Return the records of one batch of an epoch in random order, int64[n].
+        """Return the records of batch `number` of an epoch, in random order, int64[n].
 
-        A batch has records of similar cost, which are others in each epoch. Each epoch sorts all
-        records by a key: the sum of all costs up to the record, plus a random number from 0 to the
-        window. Batch `number` has the positions `start` to `stop - 1` of this order. With costs 1
-        to 6 and a window of 4, the batch of the positions 2 and 3::
-
-            record           0    1    2    3    4    5
-            sum of costs     1    3    6    10   15   21    the lowest key
-            highest key      5    7    10   14   19   25
-
-        Only the candidates 1, 2 and 3 are sorted. Record 0 is always before the batch, since its
-        key is below all keys from record 2 on. Records 4 and 5 are always after it, since their
-        keys are above the keys of records 0 to 3.
+        Each epoch sorts all records by a key: the sum of all costs up to the record, plus a random
+        number from 0 to the window. The batch has the records at the positions `start` to
+        `stop - 1` of this order. Only the records that may come at these positions are sorted.
         """
-        start, stop = self._bounds[number : number + 2]  # 2, 4
-        sums = self._cost_sums  # [1, 3, 6, 10, 15, 21]
-        # The candidates have sums from 6 - 4 to 10 + 4.
-        num_before = int(np.searchsorted(sums, sums[start] - self._window))  # 1
-        candidate_stop = int(np.searchsorted(sums, sums[stop - 1] + self._window, side="right"))
-        candidates = self._records_by_cost[num_before:candidate_stop]  # [1, 2, 3]
-        # Add random numbers, such as [4, 0, 2], to the sums [3, 6, 10], and sort by the results.
+        start, stop = self._bounds[number : number + 2]
+        first, last = self._candidate_range(start, stop)
+        candidates = self._records_by_cost[first : last + 1]
         random = random_words(derive(self._keys["record"], epoch), candidates)
-        sort_keys = sums[num_before:candidate_stop] + uniform_below(random, self._window + 1)
-        sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]  # [2, 1, 3]
-        # Positions 2 and 3 are the indices 1 and 2 here, as one record is before the candidates.
-        records = sorted_candidates[start - num_before : stop - num_before]  # [1, 3]
+        sort_keys = self._cost_sums[first : last + 1] + uniform_below(random, self._window + 1)
+        sorted_candidates = candidates[np.argsort(sort_keys, kind="stable")]
+        # The `first` records before the candidates come at the positions before them, too.
+        records = sorted_candidates[start - first : stop - first]
         # Shuffle the batch.
         random = random_words(derive(self._keys["place"], epoch), records)
         return records[np.argsort(random, kind="stable")]
+
+    def _candidate_range(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the first and last record that may come at the positions `start` to `stop - 1`.
+
+        Records are numbered by their costs. Each epoch sorts them by a key: the sum of all costs up
+        to the record, plus a random number from 0 to the window. With costs 1 to 6 and a window of
+        4, the result for the positions 2 and 3 is 1, 3::
+
+            record         0    1    2    3    4    5
+            lowest key     1    3    6    10   15   21    the sum of costs
+            highest key    5    7    10   14   19   25
+
+        Record 0 comes before position 2: its highest key, 5, is below the lowest key of record 2
+        and of all after it. Record 4 comes after position 3: its lowest key, 15, is above the
+        highest key of record 3 and of all before it.
+        """
+        sums = self._cost_sums
+        first = np.searchsorted(sums, sums[start] - self._window)
+        last = np.searchsorted(sums, sums[stop - 1] + self._window, side="right") - 1
+        return int(first), int(last)
+
+
+def _largest_costs(costs: Int64s, cost_sums: Int64s, window: int) -> Int64s:
+    """Return the largest cost that may come at each position in any epoch, int64[records].
+
+    `costs` are those of the records in ascending order, and `cost_sums` their prefix sums. Each
+    epoch sorts the records by a key: the sum of all costs up to the record, plus a random number
+    from 0 to `window`. With costs 1 to 6 and window 7::
+
+        record          0    1    2    3    4    5
+        lowest key      1    3    6    10   15   21    the sum of costs
+        highest key     8    10   13   17   22   28
+        largest cost    3    4    4    5    6    6     at this position
+
+    Two records, 0 and 1, have keys of at most 10. So the key at position 1 is at most 10, and its
+    record is one of those whose lowest key is at most 10: the last of these, record 3, costs 4.
+    """
+    last_record = np.searchsorted(cost_sums, cost_sums + window, side="right") - 1
+    return costs[last_record]
