@@ -106,69 +106,71 @@ class ReuseSampler(Sampler):
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the sample ids `record * reuse + use` at these positions, int64[positions].
 
-        All uses of all records are one sequence: the records in random order, each `reuse` times in
+        The uses of all records are one sequence: the records in random order, each `reuse` times in
         a row. So that the uses of a record are in different batches, the sequence is divided into
-        segments, and each round takes the next use of every segment (round-robin). Here 4 records
-        are used 3 times each, in 2 segments. In the table 2.0 is use 0 of record 2::
+        segments, and each round takes the next use of every segment (round-robin). If the records
+        in random order are a b c d, each is used 3 times, and there are 2 segments::
 
-            round       0    1    2    3    4    5
-            segment 0   0.0  0.1  0.2  1.0  1.1  1.2
-            segment 1   3.2  2.0  2.1  2.2  3.0  3.1
+            round       0   1   2   3   4   5
+            segment 0   a0  a1  a2  b0  b1  b2
+            segment 1   d2  c0  c1  c2  d0  d1
 
-        So that few records are decoded at once, the segments reach new records in different rounds:
-        here the start of segment 1 is read in round 1, and its end in round 0. In general segment i
-        starts at `_bounds[i]`, and its start is read in round `_first_rounds[i]`.
-
-        The comments follow round 1, positions 2 and 3. Its uses are at the indices 1 and 6 of the
-        sequence, in random order.
+        Segment 1 starts with c0, but this is read in round 1, after its end. So the two segments
+        come to new records in different rounds, and few records are decoded at once.
         """
-        # The key of the epoch. Two keys are derived from it: one for the order of the segments in
-        # each round (0), and one for the order of the records (1).
-        key = derive(self._key, epoch)
+        epoch_key = derive(self._key, epoch)
+        segments_key, records_key = derive(epoch_key, 0), derive(epoch_key, 1)
         round_robin = self._cache.get(
-            epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=derive(key, 0))
+            epoch, lambda: ShuffledRoundRobin(self._bounds, self._first_rounds, key=segments_key)
         )
-        indices = round_robin.indices_at(positions)  # such as [6, 1]
-        record_index, use = np.divmod(indices, self._reuse)  # [2, 0] and [0, 1]: uses 2.0 and 0.1
-        # Replace each number in the table by a record, in random order.
-        return permute(self.num_records, derive(key, 1), record_index) * self._reuse + use
+        index = round_robin.indices_at(positions)  # into the sequence: a0 has 0, a1 has 1, b0 has 3
+        number, use = np.divmod(index, self._reuse)  # b0 is use 0 of record number 1
+        record = permute(self.num_records, records_key, number)
+        return record * self._reuse + use
 
 
 def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, Int64s]:
-    """Divide the uses of records into segments that reach new records at different times.
+    """Divide the uses of records into segments that come to new records in different rounds.
 
     Each of n records is used `reuse` times, and is decoded for its first use. The uses of all
     records are one sequence, record after record, which is divided into segments. Each round takes
-    the next use of every segment. If all segments reached a new record in the same round, that
+    the next use of every segment. If all segments came to a new record in the same round, this
     round would decode many records at once, and the next rounds none.
 
-    So each segment has a *first round*, which takes its first use. The rounds before take the end
-    of the segment: it is read in a circle. Here 4 records are used 3 times each, in 2 segments with
-    the first rounds 0 and 1. In the table 2.0 is use 0 of record 2: no round has two uses 0::
+    So a segment need not be read from its start: its *first round* is the round that reads its
+    start, and earlier rounds read its end. Here the records a b c d are used 3 times each, in 2
+    segments with the first rounds 0 and 1. No round has two first uses, such as a0 and c0::
 
-        round       0    1    2    3    4    5
-        segment 0   0.0  0.1  0.2  1.0  1.1  1.2
-        segment 1   3.2  2.0  2.1  2.2  3.0  3.1
+        round       0   1   2   3   4   5
+        segment 0   a0  a1  a2  b0  b1  b2
+        segment 1   d2  c0  c1  c2  d0  d1
 
     Returns:
         Where each segment starts, and where the last one stops, int64[num_segments + 1], here
         [0, 6, 12]; and the first round of each segment, int64[num_segments], here [0, 1].
     """
     bounds = equal_bounds(n * reuse, num_segments)  # [0, 6, 12]
-    # A bound may divide the uses of one record. Then the segments on both sides get the same first
-    # round, so that one goes on with the record right after the other has come to its end. Such
-    # segments are a *chain*. If 3 records are used 4 times each, both segments are one chain, since
-    # the bound divides the uses of record 1:
-    #     0.0 0.1 0.2 0.3 1.0 1.1 | 1.2 1.3 2.0 2.1 2.2 2.3
-    chain_starts = np.flatnonzero(bounds[:-1] % reuse == 0)  # [0, 1] above, [0] for the one chain
-    chain_lengths = np.diff(np.append(chain_starts, num_segments))  # in segments: [1, 1], or [2]
-    # A chain reaches a new record every `period` rounds. The one chain does so in rounds 0 and 4
-    # (segment 0) and in round 2 (segment 1), so its period is 2.
-    periods = np.gcd(np.diff(bounds)[chain_starts], reuse)  # [3, 3], or gcd(6, 4) = [2]
-    # Spread the first rounds of all chains of the same period evenly over it: for three chains with
-    # period 6, they are 0, 2 and 4.
-    first_rounds = np.empty_like(chain_starts)
+    # A bound may divide the uses of a record, as of b, if 3 records are used 4 times each:
+    #     a0 a1 a2 a3 b0 b1 | b2 b3 c0 c1 c2 c3
+    # Such segments are a *chain*, and have the same first round: then b2 is read right after b1.
+    starts_chain = bounds[:-1] % reuse == 0  # [True, True] above, [True, False] for this chain
+    chain_of_segment = np.cumsum(starts_chain) - 1  # [0, 1], or [0, 0]
+    # How many rounds pass from one first use in a chain to the next. This chain has a0 in round 0,
+    # c0 in round 2 and b0 in round 4.
+    segment_lengths = np.diff(bounds)
+    periods = np.gcd(segment_lengths[starts_chain], reuse)  # [3, 3], or gcd(6, 4) = [2]
+    return bounds, _first_rounds(periods)[chain_of_segment]
+
+
+def _first_rounds(periods: Int64s) -> Int64s:
+    """Return the round in which each chain of segments starts, so that they take turns.
+
+    A chain that starts in round r comes to a new record in the rounds r, r + period, and so on.
+    Chains of the same period are spread evenly over it: three chains of period 6 start in the
+    rounds 0, 2 and 4. The result is int64[chains], as `periods`.
+    """
+    first_rounds = np.empty_like(periods)
     for period in np.unique(periods):
         chains = np.flatnonzero(periods == period)
-        first_rounds[chains] = np.arange(len(chains)) * period // len(chains)  # [0, 1]
-    return bounds, np.repeat(first_rounds, chain_lengths)
+        first_rounds[chains] = np.arange(len(chains)) * period // len(chains)
+    return first_rounds
