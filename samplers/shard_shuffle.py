@@ -181,8 +181,8 @@ class ShardShuffleSampler(Sampler):
         read each segment as a tf.data dataset of its own. The sampler says from which dataset the
         next record comes: with two segments, its ids are 0 1 0 1 and so on.
         """
-        # The records are in `_sections` parts of equal size, each with the same number of segments.
-        # `_segment_bounds` has the start of each segment of a part, and the end of the last one.
+        # Each section has the same segments. `_segment_bounds` has the start of each segment of a
+        # section, and the end of the last one.
         num_segments = self._sections * (len(self._segment_bounds) - 1)
         return GroupSampler(self, num_segments, self._segments_at)
 
@@ -243,18 +243,19 @@ class ShardShuffleSampler(Sampler):
             section             0 0 1 1   0 0 1 1   0 1
             section position    0 1 0 1   2 3 2 3   4 4
 
-        Of 11 records, one is in no section: position 10, at the end of the epoch. It gets the
-        result of position 9, since a loader that reads each segment of a section by itself needs a
-        segment for it, too. The comments have the values of the example.
+        Positions after the sections, such as 10 if there are 11 records, get the result of the last
+        position, here 9.
         """
         positions = np.minimum(positions, self._sections * self._section_size - 1)
-        # How many records of a section are in a batch, and in the last batch.
+        # How many records of each section are in a batch, and in the last batch.
         num_per_batch = self._batch_size // self._sections  # 2
         last_step, num_in_last_batch = divmod(self._section_size, num_per_batch)  # 2, 1
-        step, index_in_batch = np.divmod(positions, self._batch_size)  # 0 1 2 3, 0 1 2 3, 0 1
-        num_in_batch = np.where(step == last_step, num_in_last_batch, num_per_batch)  # 2 2 …, 1 1
-        section, offset = np.divmod(index_in_batch, num_in_batch)  # offset: 0 1 0 1, 0 1 0 1, 0 0
-        return section, step * num_per_batch + offset
+        # The comments have the values for the positions 6 to 9.
+        step, index_in_batch = np.divmod(positions, self._batch_size)  # [1, 1, 2, 2], [2, 3, 0, 1]
+        num_in_this_batch = np.where(step == last_step, num_in_last_batch, num_per_batch)
+        # `num_in_this_batch` is [2, 2, 1, 1].
+        section, offset = np.divmod(index_in_batch, num_in_this_batch)  # [1, 1, 0, 1], [0, 1, 0, 0]
+        return section, step * num_per_batch + offset  # [1, 1, 0, 1], [2, 3, 4, 4]
 
     def _segments_at(self, epoch: int, positions: Int64s) -> Int64s:
         """Return the number of the segment that is read at each position of an epoch, int64[n].
@@ -280,29 +281,35 @@ class ShardShuffleSampler(Sampler):
     def _compute_tables(self, epoch: int) -> _EpochTables:
         """Return the tables of an epoch: its order of blocks, and where segments split blocks.
 
-        All blocks in random order are one sequence of records. It is divided into segments, and the
-        shuffle takes a record of each segment in turn. If a segment starts in the middle of a
-        block, it splits the block into two parts, which are read at different times.
+        All blocks in random order are one sequence of records. It is divided into sections of equal
+        size, and a section into segments, which are read side by side (round-robin).
+        """
+        block_order = self._blocks.order(self._blocks_key(epoch))
+        split_indices, split_records = self._block_splits(block_order)
+        # Each section reads its segments in an order of its own, and so has a key.
+        keys = random_words(derive(self._key, epoch, _SEGMENTS_KEY), np.arange(self._sections))
+        round_robin = RoundRobin(self._segment_bounds, keys)
+        return _EpochTables(block_order, split_indices, split_records, round_robin)
 
-        The comments have the values for this sequence of blocks, of which the second is split::
+    def _block_splits(self, block_order: BlockOrder) -> tuple[Int64s, Int64s]:
+        """Return where segments start in the middle of a block: as indices and as records, sorted.
+
+        All blocks in random order are one sequence of records, which is divided into segments. If a
+        segment starts in the middle of a block, it splits the block into two parts, which are read
+        at different times. Here a segment starts at index 6, which is record 6::
 
             8 9 10 11 | 4 5   6 7 | 0 1 2 3    blocks
             8 9 10 11   4 5 | 6 7   0 1 2 3    segments
         """
-        block_order = self._blocks.order(self._blocks_key(epoch))
-        # Where segments start in the sequence. It is divided into sections of equal size (here only
-        # one), and each section into segments in the same way.
-        section_starts = np.arange(self._sections)[:, None] * self._section_size  # [[0]]
-        segment_starts = (section_starts + self._segment_bounds[:-1]).reshape(-1)  # [0, 6]
-        # The block at the start of each segment: where it starts, [0, 4], and its first record.
-        block_start, first_record, _ = block_order.locate(segment_starts)  # first record: [8, 4]
+        # The sequence has sections of equal size (here only one), each with the same segments.
+        section_starts = np.arange(self._sections) * self._section_size  # [0]
+        segment_starts = np.add.outer(section_starts, self._segment_bounds[:-1]).reshape(-1)
+        # The block at the start of each segment: `segment_starts` is [0, 6].
+        block_start, first_record, _size = block_order.locate(segment_starts)  # [0, 4], [8, 4]
         offset_in_block = segment_starts - block_start  # [0, 2]
-        splits_block = offset_in_block > 0  # at 0, the segment starts with a whole block
-        split_records = np.sort((first_record + offset_in_block)[splits_block])  # [6]
-        # Each section reads its segments in an order of its own, and so has a key.
-        keys = random_words(derive(self._key, epoch, _SEGMENTS_KEY), np.arange(self._sections))
-        round_robin = RoundRobin(self._segment_bounds, keys)
-        return _EpochTables(block_order, segment_starts[splits_block], split_records, round_robin)
+        is_split = offset_in_block > 0  # at 0, a segment starts with a whole block
+        split_records = (first_record + offset_in_block)[is_split]
+        return segment_starts[is_split], np.sort(split_records)  # [6], [6]
 
 
 def _part_at(index: Int64s, start: Int64s, stop: Int64s, splits: Int64s) -> tuple[Int64s, Int64s]:
