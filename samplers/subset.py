@@ -82,8 +82,8 @@ class SubsetSampler(InnerSampler):
         """Return for each record a range of records that are read around the same time: its span.
 
         A loader prefetches a span as a whole. The span of `records[i]` is `first[i]` to
-        `stop[i] - 1`. The inner sampler reads indices of a table, which has the sorted record ids
-        of the subset. If it reads indices 0 to 2 and then 3 to 4 around the same time::
+        `stop[i] - 1`. The inner sampler draws indices of a table, which has the sorted record ids
+        of the subset. If it reads the indices 0 to 2, and 3 to 4, around the same time::
 
             index of the table    0  1  2    3   4
             record                2  3  5    40  90
@@ -92,18 +92,16 @@ class SubsetSampler(InnerSampler):
         A span of 40 to 90 would be read for two records: it is used only if at least half of its
         records are in the subset. The comments have the values for the records 3 and 40.
         """
-        record, record_stop = super().spans(records)  # only the record: [3, 40] to [4, 41]
         if not self.traits.reads_blocks:
-            return record, record_stop
+            return super().spans(records)  # each record by itself
         # The index of each record in the table. (searchsorted copies a table of another dtype.)
-        index = np.searchsorted(self._table, record.astype(self._table.dtype))  # [1, 3]
-        # The spans of the inner sampler are ranges of indices, here 0 to 2 and 3 to 4.
-        first_index, stop_index = self._inner_sampler.spans(index, epoch)  # [0, 3], [3, 5]
-        # From the record at the first index to the record at the last: 2 to 5 and 40 to 90.
-        first = self._lookup(first_index)  # [2, 40]
-        stop = self._lookup(stop_index - 1) + 1  # [6, 91]
-        is_dense = stop - first <= 2 * (stop_index - first_index)  # [4, 51] <= [6, 4]: [1, 0]
-        return np.where(is_dense, first, record), np.where(is_dense, stop, record_stop)
+        index = np.searchsorted(self._table, records.astype(self._table.dtype))  # [1, 3]
+        index_start, index_stop = self._inner_sampler.spans(index, epoch)  # [0, 3] to [3, 5]
+        num_in_subset = index_stop - index_start  # [3, 2]
+        # The records at the first and the last index of the range.
+        first, last = self._lookup(index_start), self._lookup(index_stop - 1)  # [2, 40], [5, 90]
+        is_dense = last - first + 1 <= 2 * num_in_subset  # [4, 51] <= [6, 4]: [True, False]
+        return np.where(is_dense, first, records), np.where(is_dense, last, records) + 1
 
     def draw(self, epoch: int, positions: Int64s) -> Int64s:
         return self._lookup(checked_draw(self._inner_sampler, epoch, positions))
@@ -229,26 +227,38 @@ def _stratify(
     `hashes` a random number for each record. `fractions_after[p]` is the fraction of the records in
     the parts after part p.
 
-    One part after the other is filled from the part before it: of each class, the records with the
-    lowest hashes are moved from part 0 to part 1, then the lowest of these to part 2, and so on.
+    Each part gets records of the part before it: of each class, the records with the lowest hashes
+    move from part 0 to part 1, then the lowest of these to part 2, and so on.
 
-    In the comments, there are three parts with 1/2, 1/4 and 1/4 of the records, so that
-    `fractions_after` is 1/2 and 1/4, and one class of 4 records, which are listed by hash.
+    In the comments, three parts get 1/2, 1/4 and 1/4 of a class of 4 records, which are listed by
+    hash: `fractions_after` is [1/2, 1/4].
     """
-    # Sort the records by class, and within a class by hash.
-    records = order.records[ranges(order.starts, order.starts + order.sizes)]
-    class_index, index_in_class = groups_and_indices(order.sizes)
-    records = records[np.lexsort((hashes[records], class_index))]
-    # Counts are rounded along a random order of the classes, so that no class is preferred.
-    classes = permute(len(order), derive(key, 0), np.arange(len(order)))
-    num_moved = order.sizes.copy()  # of each class to the current part: [4], all are in part 0
+    records, class_index, index_in_class = _sorted_by_class_and_hash(order, hashes)
+    # Counts are rounded so that the sum over neighbouring classes is right, too. In this random
+    # order of the classes, no class has always the same neighbours.
+    random_order = permute(len(order), derive(key, 0), np.arange(len(order)))
+    counts = order.sizes[random_order]  # of the records in the current part: [4] in part 0
+    num_moved = np.empty_like(order.sizes)  # of each class
     for part, (fraction_before, fraction) in enumerate(pairwise([1.0, *fractions_after]), 1):
-        # The share of the moved records that are moved on to this part: 1/2 of 4, then 1/2 of 2.
+        # The share of the records of the part before that move to this part: 1/2, then 1/2.
         share = fraction / fraction_before if fraction_before else 0.0
-        # Multiply by the share, and round to integers at random: [2], then [1].
-        num_moved[classes] = _scaled_counts(num_moved[classes], share, derive(key, part))
+        counts = _scaled_counts(counts, share, derive(key, part))  # [2], then [1]
+        num_moved[random_order] = counts
         is_moved = index_in_class < num_moved[class_index]  # [1, 1, 0, 0], then [1, 0, 0, 0]
         part_of[records[is_moved]] = part  # by hash: [1, 1, 0, 0], then [2, 1, 0, 0]
+
+
+def _sorted_by_class_and_hash(order: ClassOrder, hashes: UInt64s) -> tuple[Int64s, Int64s, Int64s]:
+    """Return the records sorted by class, and within a class by hash, int64[records].
+
+    `hashes` has the hash of each record. The class of each sorted record, and its index within the
+    class, are also returned. If class 0 has the records 1 3 with the hashes 9 5, and class 1 has
+    record 0, this returns the records 3 1 0, the classes 0 0 1 and the indices 0 1 0.
+    """
+    records = order.records[ranges(order.starts, order.starts + order.sizes)]
+    class_index, index_in_class = groups_and_indices(order.sizes)
+    by_hash = np.lexsort((hashes[records], class_index))  # the class comes first
+    return records[by_hash], class_index, index_in_class
 
 
 def _scaled_counts(counts: Int64s, fraction: float, random_word: int) -> Int64s:
@@ -302,7 +312,7 @@ def _ids_or_key_hashes(records: SupportsIndex | Sized) -> Int64s | UInt64s:
     is_list = validate.is_list(items) and not isinstance(items, str)
     first = next(iter(items), None) if is_list else None
     # A list whose first item is a str has keys. A list of samples (dicts, tuples, arrays) is a
-    # dataset: of it, and of all that is no list, only the number of records counts.
+    # dataset. Only the number of its records is used, and of any argument that is not a list.
     if not is_list or isinstance(first, (Mapping, tuple, list, np.ndarray)):
         # `record_count` returns this number. `subset` is advice for its error message.
         return np.arange(validate.record_count("records", records, subset="SubsetSampler(ids, …)"))
