@@ -174,11 +174,7 @@ class FeedLoader(Loader[B]):
         # The sampler is checked first: its error says so if the numbers of records differ.
         super()._check_state(state)
         index = self.feed.index
-        if not check_records(state.get("records"), record_state(index), index):
-            warnings.warn(
-                "the state and the source share no digest: only the number of records was compared",
-                stacklevel=3,
-            )
+        check_records(state.get("records"), record_state(index), index)
         ranks = self.feed.sampler.world_size
         state_ranks = state.get("ranks", ranks)  # only in states of loaders with batch_transform
         if self.feed.batch_transform is not None and state_ranks != ranks:

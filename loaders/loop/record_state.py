@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -25,16 +26,15 @@ def record_state(source: Source, /) -> dict[str, Any]:
     return {"count": len(source), **digests}
 
 
-def check_records(saved: object, current: Mapping[str, Any], where: object, /) -> bool:
+def check_records(saved: object, current: Mapping[str, Any], where: object, /) -> None:
     """Compare the digests of the records in a saved state with those of the loader's source.
+
+    Warns if no field or column has a digest in both, so that nothing was compared.
 
     Args:
         saved: the `record_state` of a saved state, or anything else that a user loads.
         current: the `record_state` of the loader's source.
         where: the source, for the message.
-
-    Returns:
-        Whether any field or column has a digest in both, so that something was compared.
 
     Raises:
         StateMismatchError: the digests of a field or column differ.
@@ -51,4 +51,8 @@ def check_records(saved: object, current: Mapping[str, Any], where: object, /) -
                     f"the state was saved with other records: {name!r} has the digest "
                     f"{saved_digests[name]!r} in the state, and {digests[name]!r} in {where!r}"
                 )
-    return compared
+    if not compared:
+        warnings.warn(
+            "the state and the source share no digest: only the number of records was compared",
+            stacklevel=4,
+        )

@@ -396,6 +396,11 @@ def _difference(
     # {"k from step 340": [None, 8]}
     differing = {name: pair for name, pair in values.items() if pair[0] != pair[1]}
     if not differing:
+        if shared == {"count"}:
+            warnings.warn(
+                "the ledgers share no digest: only the numbers of records were compared",
+                stacklevel=3,
+            )
         return None
     step = min(map(first_step, differing))  # 340; for a name without a step, it would be 0
     reason = ", ".join(f"{name} is {pair[0]!r} and {pair[1]!r}" for name, pair in differing.items())

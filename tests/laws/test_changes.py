@@ -51,13 +51,12 @@ from twinfeed.loaders.grain import as_map_dataset
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:the state and the source share no digest"),
     pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning"),
 ]
 
 RECORDS, STEPS, TOTAL = 48, 24, 60
 LABELS = np.arange(RECORDS) // 4
-SOURCE = DatasetSource({"x": np.arange(RECORDS, dtype=np.float32)})
+SOURCE = DatasetSource({"x": np.arange(RECORDS, dtype=np.float32)}, digest="0 to 47")
 Changes = dict[int, int]
 Ids = list[list[int]]
 

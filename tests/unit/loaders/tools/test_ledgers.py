@@ -58,6 +58,7 @@ def packed(folder: Path, *, change: int | None = None, **options: object) -> Ind
     return pack(records, folder, **options)["data"]  # type: ignore[arg-type]
 
 
+@pytest.mark.filterwarnings("ignore:the state and the source share no digest")
 def test_who_returns_rank_slice_or_global_batch(tmp_path: Path) -> None:
     for rank in range(2):
         write(tmp_path / "ledger.jsonl", SAMPLER.shard(rank, 2), (0, 5))
@@ -153,6 +154,19 @@ def test_step_that_ran_again_with_other_batches_is_found_by_either_feed(tmp_path
         ledger.delivered(0, 1)  # which undoes all steps
     with pytest.warns(UserWarning, match="steps 4 to 6 of before a rollback"):
         when(path, after, 0)
+
+
+def test_records_that_cannot_be_compared_are_a_warning(tmp_path: Path) -> None:
+    """Without a digest, nobody knows whether two sources have the same records."""
+    for number in range(2):
+        feed = Feed(DatasetSource({"x": np.arange(10) + number}), SAMPLER)
+        with NumpyLoader(feed, ledger=tmp_path / f"{number}.jsonl") as loader:
+            next(iter(loader))
+    with pytest.warns(UserWarning, match="the ledgers share no digest: only the numbers"):
+        assert diff(tmp_path / "0.jsonl", tmp_path / "1.jsonl") is None
+    for call in (who, when):
+        with pytest.warns(UserWarning, match="share no digest: only the number of records"):
+            call(tmp_path / "0.jsonl", feed, 0)
 
 
 def test_diff_ignores_world_size_kills_and_rollbacks(tmp_path: Path) -> None:
