@@ -51,8 +51,8 @@ class IdSequence(Sequence[int]):
     def __init__(self, sampler: Sampler, /, *, epochs: SupportsIndex) -> None:
         if not isinstance(sampler, Sampler):
             raise TypeError(
-                f"sampler must be a Sampler such as RandomSampler, got a {type(sampler).__name__}: "
-                f"a batch sampler gives batches, by batch(epoch, step)"
+                f"sampler must be a Sampler such as twinfeed.RandomSampler, got a "
+                f"{type(sampler).__name__}: a batch sampler gives batches, by batch(epoch, step)"
             )
         check_record_ids(sampler, "sampler.ids(epoch, positions)")
         limit = validate.LIMIT // max(1, len(sampler))

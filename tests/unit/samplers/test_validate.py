@@ -322,6 +322,7 @@ REFUSED: Refused = [
         "uneven='drop' would leave out all: 3 ids on 4 ranks",
     ),
     (lambda: IdSequence(SequentialSampler(3)), TypeError, "write IdSequence(sampler, epochs=90)"),
+    (lambda: IdSequence(Endless(), epochs=1), TypeError, "twinfeed.RandomSampler, got a Endless"),
     (lambda: pk()().shard(2, 2), ValueError, "rank must be below 2, got 2"),
     (lambda: pk()().shard(-1, 2), ValueError, "rank must be at least 0"),
     (lambda: pk()().shard(0, 0), ValueError, "world_size must be at least 1"),
