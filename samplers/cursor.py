@@ -167,12 +167,9 @@ class SamplerCursor(Cursor):
         A pass is one iteration over the sampler. `draw(epoch, step)` yields the ids of the batches
         from this step to the end of the epoch. Nothing is drawn before the first `next`.
 
-        Two positions are advanced:
-
-        - `pass_position`, the position of this pass, is advanced up to the end of the epoch.
-        - `self`, the position of the sampler, is what states save, and where the next pass starts.
-          It is advanced together with this pass, until another pass is started, another epoch is
-          set or a state is loaded.
+        The pass has a position of its own. `self` is the position of the sampler, which states save
+        and where the next pass starts. It advances with the pass, until another pass is started,
+        another epoch is set or a state is loaded.
         """
         epoch, step = self.start_pass(from_start=True)  # step 0, or that of a loaded state
         pass_position = self._latest_pass = Cursor(self.stream)
@@ -183,16 +180,13 @@ class SamplerCursor(Cursor):
             for step, ids in enumerate(draw(epoch, step), step):  # noqa: B020
                 # Advance before the batch is yielded: a loop that takes exactly len() batches never
                 # resumes this generator.
-                is_end = pass_position.advance()
-                # False if another pass was started or a state was loaded since.
-                is_latest = self._latest_pass is pass_position
-                if is_latest and self.epoch == epoch:  # `set_epoch` has set no other epoch
+                pass_position.advance()
+                # `_latest_pass` is another if a pass was started or a state was loaded since.
+                if self._latest_pass is pass_position and self.epoch == epoch:
                     self.advance()
-                if is_latest and is_end:
-                    self._latest_pass = None
                 yield epoch, step, ids
         finally:  # also if the loop is left early
-            if self._latest_pass is pass_position:  # the pass has not reached its end
+            if self._latest_pass is pass_position:
                 self._latest_pass = None
                 self.end()  # moves an evaluation back to step 0; training keeps its position
 
