@@ -192,15 +192,15 @@ class IdIterator(Cursor):
         one of several ranks skips the positions of other ranks: if all ranks start at position 4,
         rank 1 of 2 reads the positions 5 7 9 and so on.
         """
-        self.start_epoch, self._start_position = self._sampler_cursor.next_start()
-        self._positions = self._sampler._positions_from(self._start_position)
-        # Whether every epoch has the same order of ids, as in an evaluation. `_unsharded` is the
-        # whole sampler, if this is the part of one rank.
-        is_fixed = self._sampler._unsharded._fixed_order
-        # From now on, the sampler's cursor has the position of this iterator. It warns if the same
-        # epoch is read again and again, but not if all epochs are the same, or nothing is read.
-        self._sampler_cursor.start_iteration(self, is_empty=not self._positions, is_fixed=is_fixed)
-        return self._positions
+        cursor = self._sampler_cursor  # the position of the sampler
+        self.start_epoch, self._start_position = cursor.next_start()
+        positions = self._positions = self._sampler._positions_from(self._start_position)
+        sampler_of_all_ranks = self._sampler._unsharded
+        # From now on, the sampler has the position of this iterator.
+        cursor.start_iteration(
+            self, is_empty=not positions, is_fixed=sampler_of_all_ranks._fixed_order
+        )
+        return positions
 
     def update_position(self) -> bool:
         """Set `epoch` and `step` to the position of the next id; return whether no id remains.
@@ -222,11 +222,14 @@ class IdIterator(Cursor):
         return is_exhausted
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position after the last id returned, as a state of the sampler."""
-        if self._positions is None:  # not started yet
+        """Return the position after the last id returned, as a state of the sampler.
+
+        Before the first id, it is the position at which the sampler will start an iteration.
+        """
+        if self._positions is None:  # before the first id
             return self.stream.state_at(*self._sampler_cursor.next_start())
-        self.update_position()
-        return super().state_dict()
+        self.update_position()  # sets `epoch` and `step`, which ids do not move
+        return self.stream.state_at(self.epoch, self.step)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at a state, and set the sampler's position to it, too."""
