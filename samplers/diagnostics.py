@@ -333,27 +333,38 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
 def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
     """Return the number of distinct groups in each window of `size` consecutive samples.
 
-    `group` is the group of each sample, int64[samples]. Entry i of the result is for the window
-    that starts at sample i. In the comments, the groups are 5 7 7 7 5, and windows of 2 samples
-    have the groups 5 7, 7 7, 7 7 and 7 5.
+    `group` is the group of each sample, int64[samples]. Entry w of the result is for the window
+    that starts at sample w. A sample counts in the windows in which it is the first of its group,
+    so each group counts once. With the groups 5 7 7 7 5, and windows of 2 samples::
 
-    So that each group is counted once in a window, a sample counts only in the windows in which it
-    is the first sample of its group.
+        sample               0    1    2    3    4
+        group                5    7    7    7    5
+        counts in windows    0    0 1  2    3    3 4
     """
     samples = np.arange(len(group))
-    # Find the previous sample of the same group, or -1: the neighbour, if samples are sorted.
-    sorted_samples = np.argsort(group, kind="stable")  # [0, 4, 1, 2, 3]
+    # A sample counts in the windows that start after the previous sample of its group, up to that
+    # which starts with the sample. The window must also be long enough to contain the sample.
+    first_window = np.maximum(_previous_of_group(group), samples - size) + 1  # [0, 0, 2, 3, 3]
+    # How many samples have their first window at each sample, and up to it.
+    num_first = np.bincount(first_window, minlength=len(group))  # [2, 0, 1, 2, 0]
+    num_up_to = np.cumsum(num_first)  # [2, 2, 3, 5, 5]
+    # Of these, the w samples before sample w no longer count in window w.
+    return (num_up_to - samples)[: len(group) - size + 1]  # [2, 1, 1, 2]
+
+
+def _previous_of_group(group: Int64s) -> Int64s:
+    """Return for each sample the previous sample of the same group, or -1, int64[samples].
+
+    >>> _previous_of_group(np.array([5, 7, 7, 7, 5])).tolist()
+    [-1, -1, 1, 2, 0]
+    """
+    # Samples of the same group become neighbours: [0, 4, 1, 2, 3].
+    by_group = np.argsort(group, kind="stable")
+    before, after = by_group[:-1], by_group[1:]
+    is_same_group = group[before] == group[after]
     previous = np.full(len(group), -1)
-    has_previous = np.flatnonzero(np.diff(group[sorted_samples]) == 0) + 1  # [1, 3, 4]
-    previous[sorted_samples[has_previous]] = sorted_samples[has_previous - 1]  # [-1, -1, 1, 2, 0]
-    # A window of `size` samples contains sample i if it starts from `i - size + 1` to i. It must
-    # start after the previous sample of the group, too. So sample i counts in the windows that
-    # start from `first_start[i]` to i: sample 1 in windows 0 and 1, and sample 2 only in window 2.
-    first_start = np.maximum(previous, samples - size) + 1  # [0, 0, 2, 3, 3]
-    # In window w, the samples count whose `first_start` is at most w, but not those before w.
-    changes = np.bincount(first_start, minlength=len(group) + 1)  # [2, 0, 1, 2, 0, 0]
-    changes -= np.bincount(samples + 1, minlength=len(group) + 1)  # [2, -1, 0, 1, -1, -1]
-    return np.cumsum(changes)[: len(group) - size + 1]  # [2, 1, 1, 2]
+    previous[after[is_same_group]] = before[is_same_group]
+    return previous
 
 
 def _distinct_measure(counts: Int64s, group: Int64s, size: int) -> Measure:
