@@ -347,36 +347,34 @@ class PKBatchSampler(BatchStream):
 
     @property
     def traits(self) -> SamplerTraits:  # type: ignore[override]
-        """Properties of the samples, on which loaders rely.
+        """Properties of the samples, on which loaders rely."""
+        # If each class has exactly one record, record ids are class indices.
+        ids_are_classes = self.num_classes == self.num_records and not self._several_labels
+        return SamplerTraits(
+            repeats=self._small == "repeat",
+            record_ids=self._record_ids,
+            num_groups=self.num_classes if ids_are_classes else None,
+            needs_records=self._record_option(),
+        )
+
+    def _record_option(self) -> str | None:
+        """Return the first option that selects certain records of a class; None if none does.
 
         A loader may read the records of each class one after the other, by an iterator (tf.data's
-        `choose_from_datasets`). It asks this sampler only for the class of each sample, and takes
-        the next record of the class, whichever it is. So an option that selects records by their
-        ids or by their number would have no effect: `needs_records` is the first such option, as
-        text for the error with which the loader refuses the sampler; None if there is none.
-
-        `num_groups` is the number of classes if each class has exactly one record, so that record
-        ids are class indices; otherwise None.
+        `choose_from_datasets`). It takes only the class of each sample from this sampler, and then
+        the next record of the class, whichever it is. So the option would have no effect: the
+        loader refuses the sampler, by an error that names the option.
         """
-        # Options that select records, and whether each is used. Several ranks do, too: each rank
-        # draws other records of a class.
-        record_options = {
+        is_used = {
             f"coverage={self._coverage!r}": self._coverage is not None,
             "small='drop'": self._small == "drop",
             f"min_class_size={self._min_size}": self._min_size > 1,
             "records=": self._record_ids is not None,
             "exclude=": any("exclude" in name for name in self.parameters),
             "several labels for a record": self._several_labels,
-            f"{self.world_size} ranks": self.world_size > 1,
+            f"{self.world_size} ranks": self.world_size > 1,  # each draws other records of a class
         }
-        ids_are_classes = self.num_classes == self.num_records and not self._several_labels
-        return SamplerTraits(
-            repeats=self._small == "repeat",
-            record_ids=self._record_ids,
-            num_groups=self.num_classes if ids_are_classes else None,
-            # The first option that is used.
-            needs_records=next((option for option, used in record_options.items() if used), None),
-        )
+        return next((option for option in is_used if is_used[option]), None)
 
     @property
     def group_sampler(self) -> PKBatchSampler:
