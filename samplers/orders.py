@@ -277,7 +277,7 @@ class InnerSampler(Sampler):
 
 
 def check_sampler(sampler: Sampler, *, name: str = "order") -> Sampler:
-    """Return a user's sampler if it is complete, and raise TypeError otherwise.
+    """Return a user's sampler; TypeError if it is of another class, sharded or without parameters.
 
     `name` is the argument by which the user gives it, for the error messages.
     """

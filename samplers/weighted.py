@@ -119,7 +119,7 @@ class WeightedSampler(Sampler):
         Raises:
             ValueError: without replacement, weights that change in the middle of an epoch.
         """
-        # The steps of changes in the middle of an epoch: no multiples of its number of steps.
+        # An epoch starts at each multiple of `num_steps`: these steps are within an epoch.
         steps = [step for step in self._weights.starts if step % max(1, num_steps)]
         if steps and not self.traits.repeats:
             raise ValueError(

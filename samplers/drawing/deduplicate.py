@@ -42,29 +42,33 @@ def replace_duplicates(
 def _augmenting_path(
     start: _Cell, cell_of: Mapping[int, _Cell], candidates: Callable[[int], Iterable[int]]
 ) -> dict[_Cell, int] | None:
-    """Return new records of some cells, by cell, so that `start` gets a record; None if impossible.
+    """Find a record for the cell `start` of a batch, by moving records of other cells if necessary.
 
     A cell is the (row, column) of a record in a batch, `cell_of` has the cell of each record, and a
     row may have any of the records `candidates(row)`. If one of them is in no cell, `start` gets
     it. Otherwise it gets the record of a cell in another row, that cell gets the record of a third
     cell, and so on, until a cell gets a record that was in no cell. This is an augmenting path of a
-    bipartite matching (Kuhn, "The Hungarian method for the assignment problem", 1955), found by
-    depth-first search.
+    bipartite matching (Kuhn, "The Hungarian method for the assignment problem", 1955).
+
+    Returns:
+        The new record of each cell that changes; None if there is no record for `start`.
     """
-    path = [start]  # the cells from `start` to the one that is searched now
+    # A depth-first search, without recursion, as the path may have many cells.
+    path = [start]
     new_records: dict[_Cell, int] = {}  # for each cell of the path, the record of the next cell
-    # For each cell that was visited, the candidates that were not tried yet.
+    # For each cell that was visited, an iterator over the candidates that were not tried yet.
     untried: dict[_Cell, Iterator[int]] = {}
     while path:
         cell = path[-1]
         row = cell[0]
         if cell not in untried:  # the first visit
-            untried[cell] = iter(candidates(row))
             free_record = next((r for r in candidates(row) if r not in cell_of), None)
             if free_record is not None:
                 new_records[cell] = free_record
                 return {cell: new_records[cell] for cell in path}
-        # Extend the path by the next candidate that is in a cell of another row, not yet visited.
+            untried[cell] = iter(candidates(row))
+        # Take the next candidate whose cell was not visited. One of the same row is no help: the
+        # row would have it twice.
         usable = (r for r in untried[cell] if cell_of[r][0] != row and cell_of[r] not in untried)
         record = next(usable, None)
         if record is None:  # a dead end: go back to the cell before it

@@ -42,8 +42,9 @@ class InterleaveSchedule:
     def elements_at(self, positions: Int64s) -> tuple[Int64s, Int64s]:
         """Return the stream of the element at each position, and the element's index in it.
 
-        The sequence is divided at the positions where the weights of the streams change. Each part
-        is an interleave, which counts positions and elements from the start of the part.
+        The sequence has the streams in proportion to weights, which change at some positions. These
+        divide it into parts. In each part, the positions, and the elements of each stream, are
+        counted from the start of the part.
         """
         stream, index = np.empty_like(positions), np.empty_like(positions)
         for part, mask in self.weights.split(positions):

@@ -100,12 +100,13 @@ def _permute_by_tables(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:
     """
     if not len(n):
         return np.empty(positions.shape, np.int64)
-    # A row that has each permutation: [1, 0]; and which permutation each row has: [1, 0, 1].
-    row_of_permutation, permutation_of_row = distinct_pairs(keys, n)
+    # Number the distinct permutations: that of key 3 is number 0, and that of key 5 is number 1.
+    # Row 1 has number 0, and the first row of number 1 is row 0.
+    first_row, number = distinct_pairs(keys, n)  # [1, 0] and [1, 0, 1]
     # All permutations in one array, one after the other, and the start of each: [0, 2].
-    tables, starts = _small_permutations(n[row_of_permutation], keys[row_of_permutation])
-    # The permutations of the rows start at `starts[permutation_of_row]`: [2, 0, 2].
-    values: NDArray[np.uint16] = tables[starts[permutation_of_row][:, None] + positions]
+    tables, starts = _small_permutations(n[first_row], keys[first_row])
+    table_start = starts[number]  # of the permutation of each row: [2, 0, 2]
+    values: NDArray[np.uint16] = tables[table_start[:, None] + positions]
     return values.astype(np.int64)
 
 
@@ -156,12 +157,7 @@ def _permute_by_feistel_32(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64
     cipher of several rounds that encrypts the numbers below n to different numbers. n is at most
     2^15, so integers of 32 bits are enough, which are faster than integers of 64 bits.
     """
-    # Each row has a key of 32 bits for each of the 12 rounds. A random word of 64 bits has the keys
-    # of two rounds: its lower half of an even round, its upper half of the odd round after it.
-    words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])  # uint64[6, rows]
-    round_keys = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)  # uint32[12, rows]
-    round_keys[0::2], round_keys[1::2] = words & np.uint64(0xFFFFFFFF), words >> _HALF
-    sizes = n.astype(np.uint32)
+    sizes, round_keys = n.astype(np.uint32), _round_keys_32(keys)
     # `_cycle_walk` encrypts, and encrypts results of n or more again. It broadcasts its arguments.
     # numpy is slow if the last axis is short, so the longer axis comes last.
     if positions.shape[1] > len(n):  # x is [rows, m], sizes are [rows, 1], keys [12, rows, 1]
@@ -169,6 +165,19 @@ def _permute_by_feistel_32(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64
         return _cycle_walk(_encrypt, sizes[:, None], round_keys[..., None], x).astype(np.int64)
     x = positions.T.astype(np.uint32, order="C")  # x is [m, rows], sizes are [rows]
     return _cycle_walk(_encrypt, sizes, round_keys, x).T.astype(np.int64, order="C")
+
+
+def _round_keys_32(keys: UInt64s) -> NDArray[np.uint32]:
+    """Return random keys of 32 bits for the 12 rounds of a cipher, uint32[12, keys].
+
+    They are the halves of random words of 64 bits. Word 0 of a key gives the keys of the rounds 0
+    (its lower half) and 1 (its upper half), word 1 those of the rounds 2 and 3, and so on.
+    """
+    words = random_words(keys, np.arange(_NARROW_ROUNDS // 2)[:, None])  # uint64[6, keys]
+    round_keys = np.empty((_NARROW_ROUNDS, len(keys)), np.uint32)
+    round_keys[0::2] = words & np.uint64(0xFFFFFFFF)
+    round_keys[1::2] = words >> _HALF
+    return round_keys
 
 
 def _permute_by_feistel_64(n: Int64s, keys: UInt64s, positions: Int64s) -> Int64s:

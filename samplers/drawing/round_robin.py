@@ -123,10 +123,10 @@ class ShuffledRoundRobin:
     def indices_at(self, positions: Int64s) -> Int64s:
         """Return the index into the sequence that is read at each position of the output, int64[n].
 
-        The sequence is divided into segments. Each round reads one index of every segment, in a
-        random order. A segment of n indices is read in rounds 0 to n - 1. So that not all segments
-        start at the same time, a segment is read cyclically, from its first index in round
-        `_first_rounds[segment]`. The segments 0 1 2 and 3 4, with the first rounds 1 and 0::
+        The sequence is divided into segments. Each round reads one index of every segment that has
+        indices left, in a random order. A segment is read cyclically: its first index comes in
+        round `_first_rounds[segment]`. So the segment 0 1 2 with the first round 1 is read as
+        2 0 1. With a second segment 3 4, whose first round is 0, the rounds may be::
 
             round         0     1     2
             position      0 1   2 3   4
@@ -139,9 +139,9 @@ class ShuffledRoundRobin:
         round_, index_in_round = self._rounds.locate(positions)
         segment = self._segment_at(round_, index_in_round)  # [1, 0, 0, 1, 0]
         rounds_since_first = round_ - self._first_rounds[segment]  # [0, -1, 0, 1, 1]
-        # The offset in the segment, cyclically: of 3 indices, -1 is offset 2.
-        offset = rounds_since_first % self._lengths[segment]  # [0, 2, 0, 1, 1]
-        return self._segment_starts[segment] + offset  # [3, 2, 0, 4, 1]
+        # Cyclically: of 3 indices, -1 is offset 2.
+        offset_in_segment = rounds_since_first % self._lengths[segment]  # [0, 2, 0, 1, 1]
+        return self._segment_starts[segment] + offset_in_segment  # [3, 2, 0, 4, 1]
 
     def _segment_at(self, round_: Int64s, index_in_round: Int64s) -> Int64s:
         """Return the segment at index `index_in_round[i]` of round `round_[i]`, int64[n].
@@ -191,32 +191,29 @@ def equal_bounds(size: int, count: int) -> Int64s:
 
 
 def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
-    """Return the bounds of segments that reach the ends of blocks at different times.
+    """Divide `size` records into `count` segments that start at different offsets in a block.
 
-    A sequence of `size` records, in blocks of `block` records, is divided into `count` segments,
-    and a record of each segment is read in turn. If all segments came to their next block at once,
-    the order would be less random. So they should start at different offsets within a block.
+    The records are in blocks of `block` records, and a record of each segment is read in turn. If
+    all segments came to their next block at the same time, the order would be less random.
 
     For example, 512 records in blocks of 16 are 32 blocks. If each of 16 segments had 2 blocks, all
     would start at offset 0. So divide 33 blocks into 16 segments, of 33 records each: they start at
-    0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. The last segment is cut off at 512,
-    after 17 records.
-
-    A last segment of less than half the length would end too early. Then, and with few segments,
-    all lengths differ by at most one.
+    0, 33, 66, ..., 495, which are the offsets 0, 1, 2, ..., 15. The last segment ends at 512, after
+    17 records. If it had less than half of the length of the others, or there are few segments, all
+    lengths differ by at most one instead.
 
     Returns:
         Where each segment starts, and where the last stops: int64[count + 1].
     """
-    # Two segments start at the same offset if the numbers of blocks and of segments have a common
-    # divisor. So add blocks until they have none.
     num_blocks = -(-size // block)  # 32
+    # Segment i starts after i * num_blocks / count blocks. These numbers have different fractions,
+    # and so different offsets in a block, if `num_blocks` and `count` have no common divisor.
     while gcd(num_blocks, count) > 1:
         num_blocks += 1
     padded_size = num_blocks * block  # 33 * 16 = 528
-    half_segment = size // (2 * count)  # 16
-    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or padded_size - size > half_segment:
-        padded_size = size  # the last segment is as long as the others
+    num_missing = padded_size - size  # the last segment lacks: 16
+    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or num_missing > size // (2 * count):
+        padded_size = size
     # Segment i starts at i * padded_size // count. This product might overflow int64, so the
     # division comes first.
     length, remainder = divmod(padded_size, count)  # 33, 0
