@@ -281,18 +281,29 @@ class _PhaseSchedule:
         num_batches_of = self._super_class_order.num_before(num_batches)  # each super-class: [4]
         num_complete = num_batches_of * p // num_classes  # traversals: 4 * 2 // 5 = [1]
         first_batch = num_complete * num_classes // p  # of the incomplete one: 1 * 5 // 2 = [2]
-        # Each batch from there on: its super-class, [0, 0], and how many come before it, [0, 1].
+        # The super-class and the index of each batch from there on: [0, 0] and [2, 3].
         super_class, offset = groups_and_indices(num_batches_of - first_batch)
-        is_in_one_more = np.zeros(len(self._classes), np.bool_)
-        for chunk in slices(len(offset), _CHUNK // p + 1):  # to bound memory
-            chunk_super_class = super_class[chunk]
-            batch_index = first_batch[chunk_super_class] + offset[chunk]  # [2, 3]
-            classes, num_earlier = self._classes_of(chunk_super_class, batch_index, 0, p)
-            # `classes` are [[1, 2], [0, 3]]. Of these, class 1 is still of the complete traversal:
-            # it came 0 times before, and the others came once, in each complete traversal.
-            is_incomplete = num_earlier == num_complete[chunk_super_class][:, None]
-            is_in_one_more[classes[is_incomplete]] = True  # for the classes 2, 0 and 3
-        return _BatchCounts(num_complete, is_in_one_more)
+        batch_index = first_batch[super_class] + offset
+        is_in_incomplete = self._is_in_traversal(num_complete, super_class, batch_index)
+        return _BatchCounts(num_complete, is_in_incomplete)
+
+    def _is_in_traversal(
+        self, traversal: Int64s, super_class: Int64s, batch_index: Int64s
+    ) -> NDArray[np.bool_]:
+        """Return whether each class is in some batches, as a part of a certain traversal.
+
+        A super-class is a group of classes. Its batches have all of its classes once (traversal 0),
+        then all of them again (traversal 1), and so on, so a batch may have classes of two
+        traversals. Batch i is batch `batch_index[i]` of super-class `super_class[i]`, and
+        `traversal` has the number of the traversal for each super-class.
+        """
+        is_in = np.zeros(len(self._classes), np.bool_)
+        for chunk in slices(len(batch_index), _CHUNK // self._phase.p + 1):  # to bound memory
+            number = super_class[chunk]
+            classes, num_earlier = self._classes_of(number, batch_index[chunk], 0, self._phase.p)
+            # A class in traversal 2 is in two earlier batches, one of each traversal before.
+            is_in[classes[num_earlier == traversal[number][:, None]]] = True
+        return is_in
 
     def records(self, classes: Int64s, subset_index: Int64s) -> Int64s:
         """Return the ids of K records of each class, int64[*classes.shape, K].

@@ -240,9 +240,9 @@ class MixtureSampler(Sampler):
         """
         if not len(positions):
             return positions
+        mixture_positions = epoch * self._samples + positions  # counted over all epochs
         # The number of the sampler at each position, and the index of the sample over all epochs of
         # this sampler.
-        mixture_positions = epoch * self._samples + positions  # over all epochs
         number, sample_index = self._interleave.elements_at(mixture_positions)
         sample_index = self._reorder_starts(number, sample_index)
         return self._id_bounds[number] + self._own_ids(number, sample_index)
@@ -281,10 +281,10 @@ class MixtureSampler(Sampler):
         for number, own_epoch in sorted({*zip(numbers.tolist(), epochs.tolist(), strict=True)}):
             # Say [2, 0, 1]: position 0 becomes 2, position 1 becomes 0, and position 2 becomes 1.
             new_positions = self._reordered_start(number, own_epoch)
-            samples = candidates[(numbers == number) & (epochs == own_epoch)]
-            samples = samples[position[samples] < len(new_positions)]
-            epoch_start = own_epoch * self._lengths[number]
-            new_index[samples] = epoch_start + new_positions[position[samples]]
+            # The indices of the samples of this epoch that have a new position.
+            i = candidates[(numbers == number) & (epochs == own_epoch)]
+            i = i[position[i] < len(new_positions)]
+            new_index[i] = own_epoch * self._lengths[number] + new_positions[position[i]]
         return new_index
 
     def _reordered_start(self, sampler_number: int, epoch: int) -> Int64s:
