@@ -248,7 +248,9 @@ def _stratify(
         part_of[records[is_moved]] = part  # by hash: [1, 1, 0, 0], then [2, 1, 0, 0]
 
 
-def _sorted_by_class_and_hash(order: ClassOrder, hashes: UInt64s) -> tuple[Int64s, Int64s, Int64s]:
+def _sorted_by_class_and_hash(
+    order: ClassOrder, hashes: UInt64s
+) -> tuple[Integers, Int64s, Int64s]:
     """Return the records sorted by class, and within a class by hash, int64[records].
 
     `hashes` has the hash of each record. The class of each sorted record, and its index within the
