@@ -35,7 +35,6 @@ POSITION = Struct("<qq")
 LINE_START = b'{"ledger": %d,' % LEDGER_VERSION  # every line of a ledger starts so
 
 _NO_OPEN_RANGE = POSITION.pack(-1, 0)  # the position file while each range has an "end" line
-_LONGEST_LINE = 1 << 20  # bytes read from the end of the file to find its last complete line
 
 _LEDGERS: WeakSet[Ledger] = WeakSet()  # ledgers to close at exit, and to leave alone after a fork
 
@@ -304,14 +303,13 @@ class Ledger(Closing):
         except BlockingIOError:
             advice = "close that loader, or give each loader a ledger of its own"
             self._raise_error("another loader writes this ledger", self.path, advice)
-        size = os.fstat(self._ledger_fd).st_size
-        tail_start = max(0, size - _LONGEST_LINE)
-        tail = os.pread(self._ledger_fd, size - tail_start, tail_start)
-        complete_size = tail_start + tail.rfind(b"\n") + 1  # up to the last complete line
+        data = os.pread(self._ledger_fd, os.fstat(self._ledger_fd).st_size, 0)
+        complete_size = data.rfind(b"\n") + 1  # up to the last complete line
         os.ftruncate(self._ledger_fd, complete_size)
         position = os.pread(self._position_fd, POSITION.size, 0) or _NO_OPEN_RANGE
         range_offset, next_step = POSITION.unpack(position)
-        if 0 <= range_offset < complete_size:  # a range was open, and its "begin" line is there
+        # Whether a range was open, and its "begin" line is there. The file may be damaged, too.
+        if 0 <= range_offset < complete_size and 0 <= next_step < validate.LIMIT:
             self._write_line("end", next_step, killed=True)
         self._reset_position_file()
 

@@ -241,7 +241,7 @@ def test_ledger_of_killed_process_is_completed(tmp_path: Path) -> None:
     assert len(who(path, SAMPLER, 4)) == 1
     with pytest.raises(IndexError, match="no step 5: the last is 4 at least"):
         who(path, SAMPLER, 5)
-    path.write_bytes(whole + b'{"ledger": 1, "event": "lo')
+    path.write_bytes(whole + b'{"ledger": 1, "event": "lo' + bytes(2_000_000))
     assert len(who(path, SAMPLER, 4)) == 1
     with Ledger(path, SAMPLER) as ledger:
         ledger.delivered(3)
@@ -261,6 +261,7 @@ def test_stale_position_file_adds_no_steps(tmp_path: Path) -> None:
         assert found == steps, stale
     Path(f"{path}.position").unlink()
     assert len(who(path, SAMPLER, 3)) == 1
+    Path(f"{path}.position").write_bytes(struct.pack("<qq", begin, -5))
     with Ledger(path, SAMPLER) as ledger:  # which knows no more of the last range
         ledger.delivered(3)
     with pytest.raises(IndexError, match="the last is 4 at least"):
