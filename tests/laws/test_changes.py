@@ -128,6 +128,22 @@ def test_loop_receives_final_schedule(name: str, tmp_path: Path) -> None:
     assert diff(path, tmp_path / "whole.jsonl") is None
 
 
+def test_dataloader_of_torch_draws_final_schedule() -> None:
+    """What its loop has received is not known, so the step is named by `at=`."""
+    changes = {0: 2}
+    loader = TorchLoader(feed(changes), device="cpu")
+    dataloader = loader.dataloader()
+    received = []
+    for batch in chain(dataloader, dataloader):
+        received.append(batch["id"].tolist())
+        if len(received) in (4, STEPS + 2):
+            with pytest.raises(ValueError, match="comes too late"):
+                loader.change(pk({**changes, len(received) - 1: 8}), at=len(received) - 1)
+            changes[len(received) + 5] = 4 * len(changes)
+            loader.change(pk(changes), at=len(received) + 5)
+    assert received == drawn(changes)[: 2 * STEPS]
+
+
 CASES = [
     (call, call + more, world, workers)
     for workers in (0, 4)
