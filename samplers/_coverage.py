@@ -124,8 +124,7 @@ class CoverageBatches:
         bounds = np.append(0, np.cumsum(num_chunks[class_order]))  # [0, 2, 5, 6]
         # Divide the records of each class that an epoch uses into chunks at random.
         chunk_key = derive(self._key, epoch, _CHUNK_RECORDS)
-        record_subsets = FairSubsets(self._records_used, self._k, chunk_key)
-        return _EpochTable(class_order, bounds, record_subsets)
+        return _EpochTable(class_order, bounds, FairSubsets(self._records_used, self._k, chunk_key))
 
     def _chunk_counts(self, epoch: int) -> Int64s:
         """Return how many chunks each class has in an epoch, int64[classes].
@@ -143,8 +142,8 @@ class CoverageBatches:
         """
         first = epoch * self._num_adjusted  # 3
         index = np.arange(first, first + self._num_adjusted) % len(self._adjustable)  # [3]
-        adjusted_classes = self._adjustable[index]  # [1]
-        times_adjusted = np.bincount(adjusted_classes, minlength=len(self._num_chunks))  # [0, 1, 0]
+        adjusted = self._adjustable[index]  # the class at index 3: [1]
+        times_adjusted = np.bincount(adjusted, minlength=len(self._num_chunks))  # [0, 1, 0]
         return self._num_chunks + self._adjustment * times_adjusted  # [3, 1, 2]
 
 

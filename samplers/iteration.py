@@ -195,11 +195,10 @@ class IdIterator(Cursor):
         cursor = self._sampler_cursor  # the position of the sampler
         self.start_epoch, self._start_position = cursor.next_start()
         positions = self._positions = self._sampler._positions_from(self._start_position)
-        sampler_of_all_ranks = self._sampler._unsharded
+        # Whether every epoch has the same order. `_unsharded` is the sampler of all ranks.
+        is_fixed = self._sampler._unsharded._fixed_order
         # From now on, the sampler has the position of this iterator.
-        cursor.start_iteration(
-            self, is_empty=not positions, is_fixed=sampler_of_all_ranks._fixed_order
-        )
+        cursor.start_iteration(self, is_empty=not positions, is_fixed=is_fixed)
         return positions
 
     def update_position(self) -> bool:

@@ -65,15 +65,11 @@ def class_order_of_lists(
     if record_ids is not None:
         pair_order = pair_order.subset(np.flatnonzero(np.isin(record_of_pair, record_ids)))
     pairs = pair_order.records  # sorted by label: [0, 2, 1]
-    order = ClassOrder.from_arrays(
-        records=record_of_pair[pairs],  # [0, 1, 0]
-        starts=pair_order.starts,  # of each class: [0, 2]
-        sizes=pair_order.sizes,  # [2, 1]
-        digest=data_digest,
-    )
+    starts, sizes = pair_order.starts, pair_order.sizes  # of the classes: [0, 2], [2, 1]
+    records = record_of_pair[pairs]  # [0, 1, 0]
+    order = ClassOrder.from_arrays(records=records, starts=starts, sizes=sizes, digest=data_digest)
     _check_distinct(order)
-    first_pairs = pairs[pair_order.starts]  # a pair of each class: [0, 1], with the labels a and b
-    return order, labels[first_pairs]
+    return order, labels[pairs[starts]]  # the label of the first pair of each class: a and b
 
 
 def _check_distinct(order: ClassOrder) -> None:
@@ -82,8 +78,7 @@ def _check_distinct(order: ClassOrder) -> None:
     The records of a class ascend, so two equal records of a class are next to each other.
     """
     class_index, record = order.class_record_pairs()
-    is_repeated = (np.diff(class_index) == 0) & (np.diff(record) == 0)
-    if is_repeated.any():
+    if ((np.diff(class_index) == 0) & (np.diff(record) == 0)).any():
         raise ValueError("labels must not have the same label twice for a record")
 
 

@@ -125,8 +125,7 @@ class ReuseSampler(Sampler):
         )
         index = round_robin.indices_at(positions)  # into the sequence: a0 has 0, a1 has 1, b0 has 3
         number, use = np.divmod(index, self._reuse)  # b0 is use 0 of record number 1
-        record = permute(self.num_records, records_key, number)
-        return record * self._reuse + use
+        return permute(self.num_records, records_key, number) * self._reuse + use
 
 
 def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, Int64s]:
@@ -157,8 +156,8 @@ def _staggered_segments(n: int, reuse: int, num_segments: int) -> tuple[Int64s, 
     chain_of_segment = np.cumsum(starts_chain) - 1  # [0, 1], or [0, 0]
     # How many rounds pass from one first use in a chain to the next. This chain has a0 in round 0,
     # c0 in round 2 and b0 in round 4.
-    segment_lengths = np.diff(bounds)
-    periods = np.gcd(segment_lengths[starts_chain], reuse)  # [3, 3], or gcd(6, 4) = [2]
+    lengths = np.diff(bounds)[starts_chain]  # of the first segment of each chain: [6, 6], or [6]
+    periods = np.gcd(lengths, reuse)  # [3, 3], or gcd(6, 4) = [2]
     return bounds, _first_rounds(periods)[chain_of_segment]
 
 
