@@ -225,16 +225,16 @@ def _sort_by_label(labels: Int64s) -> tuple[Integers, Int64s]:
     The labels 1 0 1 give the records 1 0 2 and the bounds 0 1 3. Label and id are packed into one
     integer, as a plain sort takes half the time of an argsort.
     """
-    id_bits = labels.size.bit_length()
-    packed = labels << id_bits
+    id_bits = labels.size.bit_length()  # 2
+    packed = labels << id_bits  # in binary: [100, 000, 100]
     for chunk in slices(labels.size):  # to bound memory
         packed[chunk] |= np.arange(chunk.start, chunk.stop)
-    packed.sort()
-    # The lower bits of the packed integers are the ids, and the upper bits the labels.
+    packed.sort()  # [100, 001, 110] becomes [001, 100, 110]
+    # The lower bits of the packed integers are the ids, [01, 00, 10].
     records: Integers = np.empty(labels.size, np.int32 if labels.size < 1 << 31 else np.int64)
     np.bitwise_and(packed, (1 << id_bits) - 1, out=records, casting="same_kind")
-    packed >>= id_bits
-    changes = np.flatnonzero(packed[1:] != packed[:-1]) + 1
+    packed >>= id_bits  # the upper bits are the labels: [0, 1, 1].
+    changes = np.flatnonzero(packed[1:] != packed[:-1]) + 1  # [1]
     ends = [labels.size] if labels.size else []
     bounds: Int64s = np.concatenate([[0], changes, ends]).astype(np.int64)
     return records, bounds
