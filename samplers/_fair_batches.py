@@ -7,7 +7,6 @@ from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers.class_order import ClassOrder
 from twinfeed.samplers.drawing.batch_shape import BatchShape, Phase
@@ -18,7 +17,7 @@ from twinfeed.samplers.drawing.int_arrays import groups_and_indices
 from twinfeed.samplers.drawing.interleave import Interleave
 from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.mapped import slices
-from twinfeed.samplers.types import Array, Int64s
+from twinfeed.samplers.types import Array, Bools, Int64s
 
 _CHUNK = 1 << 18  # classes that are computed at once at the start of a phase
 _LOOK_AHEAD = 8  # subsets of records of a class that are computed at once, to replace a record
@@ -125,7 +124,7 @@ class _BatchCounts(NamedTuple):
     """
 
     num_traversals: Int64s  # of each super-class
-    came_once_more: NDArray[np.bool_]  # of each class, a byte: there may be millions of classes
+    came_once_more: Bools  # of each class, a byte: there may be millions of classes
 
     def of(self, classes: Int64s, super_class: Int64s) -> Int64s:
         """Return in how many batches each of `classes` is; `super_class` is that of each class."""
@@ -284,12 +283,10 @@ class _PhaseSchedule:
         # The super-class and the index of each batch from there on: [0, 0] and [2, 3].
         super_class, offset = groups_and_indices(num_batches_of - first_batch)
         batch_index = first_batch[super_class] + offset
-        is_in_incomplete = self._is_in_traversal(num_complete, super_class, batch_index)
+        is_in_incomplete = self._in_traversal(num_complete, super_class, batch_index)
         return _BatchCounts(num_complete, is_in_incomplete)
 
-    def _is_in_traversal(
-        self, traversal: Int64s, super_class: Int64s, batch_index: Int64s
-    ) -> NDArray[np.bool_]:
+    def _in_traversal(self, traversal: Int64s, super_class: Int64s, batch_index: Int64s) -> Bools:
         """Return whether each class is in some batches, as a part of a certain traversal.
 
         A super-class is a group of classes. Its batches have all of its classes once (traversal 0),
@@ -318,11 +315,10 @@ class _PhaseSchedule:
         # First draw as if nothing were excluded.
         ids = self._subset(self._classes, self._record_subsets, class_index, subset_index)
         for exclusion in self._exclusions:
-            # The rows of `ids` to replace, and their subsets of remaining records.
-            rows, remaining_class, remaining_index = exclusion.find(class_index, subset_index)
-            ids[rows] = self._subset(
-                exclusion.remaining, exclusion.subsets, remaining_class, remaining_index
-            )
+            # The rows of `ids` to replace, and the class and subset of each in the remaining
+            # records.
+            rows, i, index = exclusion.find(class_index, subset_index)
+            ids[rows] = self._subset(exclusion.remaining, exclusion.subsets, i, index)
         return ids.reshape(*classes.shape, -1)
 
     def _subset(

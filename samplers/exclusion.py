@@ -10,7 +10,7 @@ from math import gcd
 from typing import Any
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.permutation import permute
@@ -18,7 +18,7 @@ from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.state import first_step
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
-from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.types import Bools, Int64s
 
 _ATTEMPTS_OUTSIDE_BATCH = 64  # to find a replacement that is in another batch
 
@@ -90,22 +90,20 @@ class Exclusion:
         if len(self._excluded_ids):
             steps = sampler._steps_at(epoch, positions)
             i = np.flatnonzero(self._is_excluded(ids, steps))
-            ids[i] = self._replacements(sampler, epoch, ids[i], positions[i], steps[i])
+            ids[i] = self._replacements(sampler, epoch, ids[i], steps[i])
         return ids
 
-    def _replacements(
-        self, sampler: Any, epoch: int, excluded_ids: Int64s, positions: Int64s, steps: Int64s
-    ) -> Int64s:
-        """Return a record in place of each of `excluded_ids`, found by rejection sampling.
+    def _replacements(self, sampler: Any, epoch: int, ids: Int64s, steps: Int64s) -> Int64s:
+        """Return a record in place of each of these excluded ids, found by rejection sampling.
 
-        The excluded records are at these positions of the epoch, in the batches of these training
-        steps. Candidates are records at random positions of the epoch. They are tried until one is
-        neither excluded nor in the same batch.
+        The excluded records are in the batches of these training steps. Candidates are records at
+        random positions of the epoch. They are tried until one is neither excluded nor in the same
+        batch.
         """
-        out = np.empty_like(excluded_ids)
+        out = np.empty_like(ids)
         pending = np.arange(len(out))  # the indices that still have no replacement
         # The number of the first candidate to try, another one for each excluded record.
-        number = self._first[np.searchsorted(self._excluded_ids, excluded_ids)]
+        number = self._first[np.searchsorted(self._excluded_ids, ids)]
         attempt = 0
         while len(pending):
             new_positions = permute(self._num_records, derive(self._key, epoch), number)
@@ -114,8 +112,7 @@ class Exclusion:
             # A record of the same batch would be twice in it. After many attempts it is valid, too:
             # a batch that has nearly all records leaves no other choice.
             if attempt < _ATTEMPTS_OUTSIDE_BATCH:
-                batch_size = sampler._batch_size
-                is_valid &= new_positions // batch_size != positions[pending] // batch_size
+                is_valid &= sampler._steps_at(epoch, new_positions) != steps[pending]
             out[pending[is_valid]] = candidates[is_valid]
             # For the others try the candidate `_stride` further, modulo n. This reaches all n
             # candidates, and at least half of the records are not excluded: so the loop ends.
@@ -124,7 +121,7 @@ class Exclusion:
             attempt += 1
         return out
 
-    def _is_excluded(self, ids: Int64s, steps: Int64s) -> NDArray[np.bool_]:
+    def _is_excluded(self, ids: Int64s, steps: Int64s) -> Bools:
         """Return whether each record is excluded at its training step, bool[ids].
 
         Record `_excluded_ids[i]` (they are sorted) is excluded from step `_first_steps[i]` on.
@@ -132,5 +129,5 @@ class Exclusion:
         # Search each id in the sorted excluded ids: if it is one of them, it is at this index.
         index = np.searchsorted(self._excluded_ids, ids).clip(max=len(self._excluded_ids) - 1)
         is_same_record = self._excluded_ids[index] == ids
-        excluded: NDArray[np.bool_] = is_same_record & (self._first_steps[index] <= steps)
+        excluded: Bools = is_same_record & (self._first_steps[index] <= steps)
         return excluded

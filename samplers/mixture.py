@@ -10,7 +10,7 @@ from math import gcd, lcm
 from typing import Any, SupportsIndex
 
 import numpy as np
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.fifo_cache import FifoCache
@@ -20,7 +20,7 @@ from twinfeed.samplers.drawing.random_words import derive, root_key
 from twinfeed.samplers.orders import GroupSampler, Sampler, check_sampler, checked_draw
 from twinfeed.samplers.step_schedule import StepSchedule
 from twinfeed.samplers.traits import SamplerTraits
-from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.types import Bools, Int64s
 
 _MAX_PERIOD = 1 << 24  # samples of a period, which are kept as a table
 _MAX_SHOWN = 8  # samplers that `repr` lists
@@ -196,7 +196,7 @@ class MixtureSampler(Sampler):
         mixture.traits = replace(self.traits, repeats=any_repeats or not can_reorder.all())
         return mixture
 
-    def _can_reorder(self, max_counts: Int64s) -> NDArray[np.bool_]:
+    def _can_reorder(self, max_counts: Int64s) -> Bools:
         """Return whether the start of a sampler's epochs can be reordered: bool, as `max_counts`.
 
         A sampler may start an epoch in the middle of a batch, which has the end of its previous
@@ -207,13 +207,11 @@ class MixtureSampler(Sampler):
         # With 3 samples of a sampler, a batch may have 2 of one epoch and 1 of the next. So the
         # first 3 samples of an epoch may be reordered. The last 2 must stay, since the next epoch
         # avoids their records. So an epoch needs 3 + 2 samples.
-        is_long_enough: NDArray[np.bool_] = self._lengths >= max_counts + (max_counts - 1)
+        is_long_enough: Bools = self._lengths >= max_counts + (max_counts - 1)
         # An inner mixture declares `repeats` only as a precaution: it can be reordered.
-        is_distinct = [
-            isinstance(sampler, MixtureSampler) or not sampler.traits.repeats
-            for sampler in self._samplers
-        ]
-        return is_long_enough & is_distinct
+        repeats = np.array([sampler.traits.repeats for sampler in self._samplers])
+        is_mixture = [isinstance(sampler, MixtureSampler) for sampler in self._samplers]
+        return is_long_enough & (~repeats | is_mixture)
 
     def _interleave_for(self, batch_size: int, num_steps: int) -> InterleaveSchedule:
         """Return the order in which samplers take turns: an endless sequence of sampler numbers.
@@ -299,11 +297,9 @@ class MixtureSampler(Sampler):
         sampler, length = self._samplers[sampler_number], int(self._lengths[sampler_number])
         epoch_start = epoch * length  # over all epochs of the sampler
         start = self._interleave.position_of(sampler_number, epoch_start)  # position in the mixture
-        # The batch has the samples `first` to `stop - 1` of the sampler, over all of its epochs.
-        first, stop = (
-            int(self._interleave.num_before(position)[sampler_number])
-            for position in self._batch_around(start)
-        )
+        # How many samples of each sampler come before the batch, and before its end.
+        counts = [self._interleave.num_before(position) for position in self._batch_around(start)]
+        first, stop = (int(count[sampler_number]) for count in counts)
         num_old, num_new = epoch_start - first, stop - epoch_start  # of the previous, of this epoch
         weights_index = self._interleave.weights.index_at(start)
         if not num_old or not self._max_reordered[weights_index, sampler_number]:
@@ -351,7 +347,7 @@ def _check_mixable(sampler: Sampler) -> Sampler:
     return sampler
 
 
-def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, NDArray[np.bool_], Int64s]]:
+def _by_sampler(bounds: Int64s, ids: Int64s) -> Iterator[tuple[int, Bools, Int64s]]:
     """Yield (sampler number, mask, own ids) for each sampler of a mixture that has any of the ids.
 
     A mixture numbers the ids of its samplers one sampler after the other: `bounds[i]` to

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.state import json_value
-from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.types import Bools, Int64s
 
 T = TypeVar("T")
 
@@ -61,7 +60,7 @@ class StepSchedule(Generic[T]):
         """Return the index i of the value at a training step: of `starts[i]` and `values[i]`."""
         return bisect_right(self.starts, step) - 1
 
-    def split(self, steps: Int64s) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:
+    def split(self, steps: Int64s) -> Iterator[tuple[int, Bools | slice]]:
         """Yield (i, mask) for each value that some of the steps have: `steps[mask]` have value i.
 
         If value 1 starts at step 7, the steps 5 6 7 give (0, [True, True, False]) and (1, [False,

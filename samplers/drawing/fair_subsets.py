@@ -22,13 +22,12 @@ A subset that has the end of a traversal and the start of the next must be disti
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers import validate
 from twinfeed.samplers.drawing.int_arrays import new_entries_first
 from twinfeed.samplers.drawing.permutation import permute_rows
 from twinfeed.samplers.drawing.random_words import random_words
-from twinfeed.samplers.types import Int64s
+from twinfeed.samplers.types import Bools, Int64s
 
 
 class FairSubsets:
@@ -152,7 +151,7 @@ class FairSubsets:
         return last_items, first_items
 
 
-def _is_in_row(queries: Int64s, table: Int64s, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _is_in_row(queries: Int64s, table: Int64s, mask: Bools) -> Bools:
     """Return whether `queries[i, j]` is one of the values `table[i][mask[i]]`, bool[rows, m].
 
     As `np.isin` for each row, but by one binary search for all rows: each row's values are shifted
@@ -162,5 +161,5 @@ def _is_in_row(queries: Int64s, table: Int64s, mask: NDArray[np.bool_]) -> NDArr
     queries, table = queries + row_offsets, table + row_offsets
     values = np.append(table[mask], validate.LIMIT)  # above every query, so each has an index
     values.sort()
-    found: NDArray[np.bool_] = values[np.searchsorted(values, queries)] == queries
+    found: Bools = values[np.searchsorted(values, queries)] == queries
     return found

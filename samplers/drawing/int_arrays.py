@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
-from numpy.typing import NDArray
 
 from twinfeed.samplers.mapped import slices
-from twinfeed.samplers.types import Array, Int64s
+from twinfeed.samplers.types import Array, Bools, Int64s
 
 
 def groups_and_indices(sizes: Int64s) -> tuple[Int64s, Int64s]:
@@ -79,7 +78,7 @@ def distinct_chunks(values: Int64s, size: int) -> Iterator[tuple[Int64s, Int64s,
         yield distinct[chunk], order[start:stop], row[start:stop] - chunk.start
 
 
-def new_entries_first(is_new: NDArray[np.bool_], num_new: int | Int64s) -> Int64s:
+def new_entries_first(is_new: Bools, num_new: int | Int64s) -> Int64s:
     """Return an order of entries in which the first `num_new` new entries come first.
 
     All other entries follow, new or not, in their order. The order is an array of indices. Of a

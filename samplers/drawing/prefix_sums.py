@@ -141,8 +141,7 @@ class PrefixSums:
 
     def _indices_in_rows(self, rows: Int64s) -> Int64s:
         """Return the indices of all counts in these rows: of rows of 2, row 3 has 6 and 7."""
-        indices: Int64s = rows[:, None] * self._row_size + np.arange(self._row_size)
-        return indices.reshape(-1)
+        return (rows[:, None] * self._row_size + np.arange(self._row_size)).reshape(-1)
 
     def _counts_at(self, index: Any) -> Int64s:
         return np.asarray(self._counts[index]).astype(np.int64, copy=False)
