@@ -1,8 +1,9 @@
 """Read pages that are not in memory: shuffles against the same loader in stored order.
 
 Pages are dropped before each pass (`POSIX_FADV_DONTNEED`). Each way alternates with the loader in
-order; the ratio is the median of the pairs, and its range stands in brackets. The machine must be
-quiet, and the folder on the disk that is measured.
+order; the ratio is the median of the pairs, and its range stands in brackets: by the clock, then by
+the processor time of the process. By the clock the machine must be quiet. The folder must be on the
+disk that is measured.
 
     python benchmarks/cold.py --folder /data/scratch
 """
@@ -67,15 +68,15 @@ def loader(backend: str, feed: Feed, **options: Any) -> Any:
     return NumpyLoader(feed, **options)
 
 
-def seconds(made: Any, index: Index, records: int) -> float:
-    """Time so many records of a new epoch, from cold pages on."""
+def seconds(made: Any, index: Index, records: int) -> np.ndarray:
+    """Time so many records of a new epoch, from cold pages on: by the clock and the processor."""
     made.set_epoch(made.epoch + 1)
     drop(index)
-    begin = time.perf_counter()
+    begin = np.array([time.perf_counter(), time.process_time()])
     for step, _ in enumerate(made, 1):
         if step * BATCH >= records:
             break
-    return time.perf_counter() - begin
+    return np.array([time.perf_counter(), time.process_time()]) - begin
 
 
 def compared(index: Index, backend: str, pairs: int, only: str) -> None:
@@ -112,11 +113,14 @@ def compared(index: Index, backend: str, pairs: int, only: str) -> None:
             base = seconds(in_order, index, count) / count
             own = seconds(way, index, records) / records
             ratios.append(base / own)
-            rates.append((1 / base, 1 / own))
+            rates.append((1 / base[0], 1 / own[0]))
         base, own = (statistics.median(part) for part in zip(*rates, strict=True))
+        by_clock, by_processor = (
+            f"{statistics.median(part):.2f} ({min(part):.2f} to {max(part):.2f})"
+            for part in zip(*ratios, strict=True)
+        )
         print(
-            f"| {backend} | {name} | {own:,.0f} of {base:,.0f} | {statistics.median(ratios):.2f} "
-            f"({min(ratios):.2f} to {max(ratios):.2f}) |",
+            f"| {backend} | {name} | {own:,.0f} of {base:,.0f} | {by_clock} | {by_processor} |",
             flush=True,
         )
 
@@ -133,7 +137,8 @@ def main() -> None:
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         index = written(Path(folder), options.megabytes, options.record_bytes)
-        print("| loader | order | records/s, of in order | ratio |\n|---|---|---|---|")
+        print("| loader | order | records/s, of in order | ratio | by the processor |")
+        print("|---|---|---|---|---|")
         for backend in options.backends:
             compared(index, backend, options.pairs, options.only)
 

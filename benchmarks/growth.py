@@ -1,8 +1,8 @@
 """Measure what grows with records, classes, shards, ranks, orders and fields.
 
 Each way runs in a process of its own; the numbers are medians of `--rounds` runs that take turns.
-Seconds and milliseconds are by the clock. Memory is the peak beyond what the process held when the
-data were there.
+Seconds are of the processor, so that neighbours disturb less, except "s by two processes", which
+are by the clock. Memory is the peak beyond what the process held when the data were there.
 
     python benchmarks/growth.py                     # all of it, about ten minutes a round
     python benchmarks/growth.py --only "a rank"
@@ -37,6 +37,8 @@ from twinfeed.loaders.index.index import SHARD
 
 Found = dict[str, float]
 
+processor_timed = partial(timed, clock=time.process_time)
+
 
 def peak() -> float:
     """Return the most memory that this process has held, in MB."""
@@ -46,7 +48,7 @@ def peak() -> float:
 def draws(sampler: Any, *, steps: int = 300, lead: int = 1) -> Found:
     """Measure single draws of an epoch, after `lead` of them."""
     sampler.batches(0, 0, lead)
-    seconds = [timed(partial(sampler.batch, 0, lead + step))[1] for step in range(steps)]
+    seconds = [processor_timed(partial(sampler.batch, 0, lead + step))[1] for step in range(steps)]
     return {"draw ms": statistics.median(seconds) * 1e3, "slowest draw ms": max(seconds) * 1e3}
 
 
@@ -81,15 +83,17 @@ def many_blocks(blocks: int) -> Found:
     order = ShardShuffleSampler(lengths, block=256, window=256, seed=0)
     stream = BatchSampler(order, batch_size=128)
     stream.batch(0, 0)
-    first = timed(lambda: stream.batch(1, 0))[1]
-    seconds = timed(lambda: [stream.batches(1, at, at + 256) for at in range(0, 2560, 256)])[1]
+    first = processor_timed(lambda: stream.batch(1, 0))[1]
+    seconds = processor_timed(
+        lambda: [stream.batches(1, at, at + 256) for at in range(0, 2560, 256)]
+    )[1]
     return {"first batch ms": first * 1e3, "µs a batch": seconds / 2560 * 1e6}
 
 
 def epochs_of(shards: int) -> Found:
     """Draw from shards of a block each, at 1,000 steps of epoch 0 and at the start of epoch 1.
 
-    A block has 900 to 1,000 records. Milliseconds are of the processor.
+    A block has 900 to 1,000 records.
     """
     from twinfeed import BatchSampler, ShardShuffleSampler
 
@@ -134,9 +138,9 @@ def weighted_epochs() -> Found:
     weights = np.random.default_rng(0).random(10_000_000)
     stream = BatchSampler(WeightedSampler(weights, replacement=False, seed=0), batch_size=1000)
     before = peak()
-    first = timed(lambda: stream.batch(0, 0))[1]
-    seconds = [timed(partial(stream.batch, 0, step))[1] for step in range(len(stream))]
-    seconds += [timed(partial(stream.batch, 1, step))[1] for step in range(100)]
+    first = processor_timed(lambda: stream.batch(0, 0))[1]
+    seconds = [processor_timed(partial(stream.batch, 0, step))[1] for step in range(len(stream))]
+    seconds += [processor_timed(partial(stream.batch, 1, step))[1] for step in range(100)]
     return {
         "first batch ms": first * 1e3,
         "draw ms": statistics.median(seconds) * 1e3,
@@ -171,9 +175,9 @@ def mapped(folder: str, **arrays: np.ndarray) -> dict[str, Any]:
 def held_for(make: Callable[[], Any], *, steps: int) -> Found:
     """Measure what a process holds for a sampler over mapped arrays, and another process."""
     before = private()
-    sampler, construction = timed(make)
+    sampler, construction = processor_timed(make)
     made = private() - before
-    first = timed(lambda: sampler.batch(0, 0))[1]
+    first = processor_timed(lambda: sampler.batch(0, 0))[1]
     found = draws(sampler, steps=steps)
     drawn, pickled = private() - before, pickle.dumps(sampler)
     with ProcessPoolExecutor(1, get_context("spawn")) as pool:
@@ -275,7 +279,7 @@ def states() -> Found:
 
     sampler = BatchSampler(WeightedSampler(np.arange(4_000_000), seed=0), batch_size=64)
     sampler.state_dict()
-    return {"draw ms": min(timed(sampler.state_dict)[1] for _ in range(100)) * 1e3}
+    return {"draw ms": min(processor_timed(sampler.state_dict)[1] for _ in range(100)) * 1e3}
 
 
 def write_shards(folder: Path, shards: int, samples: Callable[[int], list[dict[str, Any]]]) -> str:
@@ -296,9 +300,9 @@ def labels_by_name() -> Found:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         shards = write_shards(folder, 1000, samples)
-        plain = timed(lambda: build_index(shards, folder / "a.index", fields=["x"]))[1]
+        plain = processor_timed(lambda: build_index(shards, folder / "a.index", fields=["x"]))[1]
         named = partial(build_index, shards, folder / "b.index", fields=["x"], label="name")
-        return {"s": timed(named)[1], "s without labels": plain}
+        return {"s": processor_timed(named)[1], "s without labels": plain}
 
 
 def building(shards: int) -> Found:
@@ -306,7 +310,7 @@ def building(shards: int) -> Found:
     with tempfile.TemporaryDirectory() as temporary:
         pattern = write_shards(Path(temporary), shards, lambda _: [{"x": b"1"}])
         before = peak()
-        seconds = timed(lambda: build_index(pattern, Path(temporary, "a.index")))[1]
+        seconds = processor_timed(lambda: build_index(pattern, Path(temporary, "a.index")))[1]
         return {"s": seconds, "KB a shard": (peak() - before) * 1024 / shards}
 
 
@@ -317,8 +321,8 @@ def readers_and_verify(shards: int) -> Found:
         pattern = write_shards(folder, shards, lambda _: [{"x": bytes(100)}] * 10)
         index = build_index(pattern, folder / "a.index")
         Reader(index).close()
-        reader = timed(lambda: Reader(index).close())[1]
-        serial = timed(lambda: verify(index))[1]
+        reader = processor_timed(lambda: Reader(index).close())[1]
+        serial = processor_timed(lambda: verify(index))[1]
         with ProcessPoolExecutor(2) as pool:
             pool.submit(int).result()
             side_by_side = timed(lambda: verify(index, executor=pool))[1]
@@ -332,11 +336,11 @@ def fields(number: int) -> Found:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         pattern = write_shards(folder, 1, lambda _: [sample] * count)
-        index, seconds = timed(lambda: build_index(pattern, folder / "a.index"))
+        index, seconds = processor_timed(lambda: build_index(pattern, folder / "a.index"))
         stored = sum(file.stat().st_size for file in (folder / "a.index").rglob("*.npy"))
         ids = np.random.default_rng(0).permutation(count).reshape(-1, 100)
         with Reader(index) as reader:
-            taken = timed(lambda: [reader.read(some) for some in ids])[1]
+            taken = processor_timed(lambda: [reader.read(some) for some in ids])[1]
         return {
             "s": seconds,
             "index bytes a record": stored / count,
@@ -352,11 +356,11 @@ def held() -> float:
 def opened(path: Path, record: int) -> Found:
     """Open an index, and read one record."""
     before, own = held(), private()
-    index, seconds = timed(lambda: open_index(path))
+    index, seconds = processor_timed(lambda: open_index(path))
     found = {"open ms": seconds * 1e3, "private MB": private() - own}
     if record >= 0:
         with Reader(index) as reader:
-            found["read ms"] = timed(lambda: reader.read([record]))[1] * 1e3
+            found["read ms"] = processor_timed(lambda: reader.read([record]))[1] * 1e3
     return {**found, "extra memory MB": held() - before}
 
 
@@ -366,7 +370,7 @@ def asked(path: Path) -> Found:
     for name, more in (("info", []), ("plan", ["--batch-size", "64"]), ("verify", [])):
         before = peak()
         with redirect_stdout(io.StringIO()):
-            found[f"{name} s"] = timed(partial(command, [name, str(path), *more]))[1]
+            found[f"{name} s"] = processor_timed(partial(command, [name, str(path), *more]))[1]
         found[f"{name} MB"] = peak() - before
     return found
 
