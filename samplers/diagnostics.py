@@ -295,11 +295,9 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
     """
     samples = len(ids)
     first_tenth = ids[: -(-samples // 10)]  # rounded up
-    position = np.arange(samples)
-    stored_position = ids * samples // records  # the position in stored order
-    counts = np.bincount(ids, minlength=records)
+    counts = np.bincount(ids, minlength=records)  # how often each record comes
     batch_sizes = np.bincount(batch)
-    size = int(batch_sizes.max())
+    size = int(batch_sizes.max())  # of a full batch
     batch_starts = np.cumsum(batch_sizes) - batch_sizes
     head_distinct, distinct, worst = {}, {}, {}
     for name, group in groups.items():
@@ -316,18 +314,26 @@ def _measure(ids: Int64s, batch: Int64s, records: int, groups: Mapping[str, Int6
         batch_size=size,
         covered=int(np.count_nonzero(counts)),
         most_repeats=int(counts.max()),
-        displacement=Measure(
-            float(np.abs(position - stored_position).mean()),
-            # The mean and the deviation of the displacement in random permutations.
-            (samples**2 - 1) / (3 * samples),
-            sqrt((samples + 1) * (2 * samples**2 + 7) / 45) / samples,
-        ),
-        rank_correlation=_correlation(position, ids),
+        displacement=_displacement(ids, records),
+        rank_correlation=_correlation(ids),
         head_distinct=head_distinct,
         distinct=distinct,
         worst=worst,
         order=ids,
     )
+
+
+def _displacement(ids: Int64s, records: int) -> Measure:
+    """Return the mean distance of record ids from stored order, compared with random permutations.
+
+    Of n samples, record `id` of all `records` would be at position `id * n / records` in stored
+    order. The formulas are for n samples that are a permutation of the records.
+    """
+    n = len(ids)
+    distance = np.abs(np.arange(n) - ids * n // records)
+    expected = (n**2 - 1) / (3 * n)
+    deviation = sqrt((n + 1) * (2 * n**2 + 7) / 45) / n
+    return Measure(float(distance.mean()), expected, deviation)
 
 
 def _distinct_in_windows(group: Int64s, size: int) -> Int64s:
@@ -399,7 +405,7 @@ def _probability_missing(n: int, group_size: int, batch_size: int) -> float:
     return exp(log_ratio - lgamma(n + 1) + lgamma(n - batch_size + 1))
 
 
-def _correlation(position: Int64s, ids: Int64s) -> float:
+def _correlation(ids: Int64s) -> float:
     """Return Spearman's rank correlation of position and id; equal ids share their mean rank.
 
     It is the correlation of the positions with the ranks of the ids in ascending order.
@@ -408,7 +414,7 @@ def _correlation(position: Int64s, ids: Int64s) -> float:
     if len(counts) < 2:
         return 0.0
     mean_rank = np.cumsum(counts) - (counts + 1) / 2  # of each distinct id
-    return float(np.corrcoef(position, mean_rank[inverse])[0, 1])
+    return float(np.corrcoef(np.arange(len(ids)), mean_rank[inverse])[0, 1])
 
 
 def simulate_shuffle_buffer(
