@@ -10,7 +10,7 @@ import json
 import os
 import warnings
 from collections.abc import Mapping
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from pathlib import Path
 from struct import error as struct_error
 from typing import Any, NamedTuple
@@ -165,10 +165,13 @@ def when(
     check_bounds(record, record, sampler_of(feed).num_records, "record")
     steps_with_record: list[int] = []
     ranges = read_ledger(ledger, rank or 0)
-    for number, steps in enumerate(ranges):
-        # A rollback has undone the steps from where a later range starts. Before, the sampler must
-        # give the batches of the run; after that, up to `stop`.
-        undone = min([steps.stop, *(later.start for later in ranges[number + 1 :])])
+    # The lowest step at which a later range starts: [5, 7, LIMIT] for ranges from 0, 5 and 7.
+    starts = [*(steps.start for steps in ranges[1:]), validate.LIMIT]
+    later_starts = [*accumulate(reversed(starts), min)][::-1]
+    for steps, later_start in zip(ranges, later_starts, strict=False):
+        # A rollback has undone the steps from there on. Before, the sampler must give the batches
+        # of the run; after that, up to `stop`.
+        undone = min(steps.stop, later_start)
         sampler = _sampler_of(steps, feed, undone - 1, rank)
         states = steps.run["state"], {"fingerprint": sampler.fingerprint}
         difference = _difference(*states, max(steps.start, undone))
