@@ -140,15 +140,16 @@ class _Exclusion(NamedTuple):
     subsets: FairSubsets  # random subsets of these
 
     def find(self, classes: Int64s, subset_index: Int64s) -> tuple[Int64s, Int64s, Int64s]:
-        """Find the subsets that have only remaining records: subset `subset_index[i]` of a class.
+        """Find which of some subsets are to have only records that are not excluded.
 
-        A class draws one subset of K records after the other, and only remaining records from its
-        subset `first_subset` on. If class 7 does so from subset 3 on, then of the classes 7 2 7 and
-        their subsets 2 4 5, this finds the last.
+        Subset i is subset `subset_index[i]` of class `classes[i]`. A class draws one subset of K
+        records after the other, from its subset `first_subset` on of its remaining records. If
+        class 7 does so from subset 3 on, then of the subsets 2 4 5 of the classes 7 2 7, only the
+        last is found.
 
         Returns:
-            The indices of the subsets that are found; the index of the class of each in
-            `self.classes`; and its subset of remaining records, counted from 0: [2], [0], [2].
+            The indices i of the subsets that are found, [2]; the index of the class of each in
+            `self.classes`, [0]; and its number since `first_subset`, [2].
         """
         # If a class is not in `self.classes`, this is the index of another one.
         index = np.searchsorted(self.classes, classes).clip(max=len(self.classes) - 1)
@@ -192,8 +193,9 @@ class _PhaseSchedule:
     def _exclude(self, exclusion: ClassExclusion) -> None:
         """Draw only the remaining records of some classes from a training step on.
 
-        So that all records of a class are drawn equally often, a class changes only when it has
-        drawn all of them the same number of times. Until then it draws excluded records, too.
+        A class draws one subset of K records for each batch that has the class. So that all of its
+        records are drawn equally often, it changes only when it has drawn all of them the same
+        number of times. Until then it draws excluded records, too.
         """
         if not self._exclusions:  # before the first exclusion these arrays must not be changed
             self._sizes, self._first_subset = self._sizes.copy(), np.zeros_like(self._sizes)

@@ -65,8 +65,9 @@ class FairSubsets:
         from n on are in the next traversal.
 
         In a population of n < 2 m - 1 items, several traversals have the same order, as many as
-        are divided into whole subsets. In a larger population, `_replace_first_items` replaces the
-        items of the next traversal: here they are of this traversal, from position 0 on.
+        are divided into whole subsets of m. In a larger population, the items of the next traversal
+        are not computed here: in their place are items of this one, from position 0 on, which
+        `_replace_first_items` replaces.
         """
         n, m = self._sizes[population], self._m
         # How many traversals have the same order: with n = 3 and m = 2, two have 3 whole subsets.
@@ -83,22 +84,24 @@ class FairSubsets:
 
         A population is the items 0 to n - 1, and a traversal is a random order of them. Row i has
         the items at `position[i]` of `traversal[i]`; positions from n on are in the next traversal.
-        If n >= 2 m - 1, the first m items of a traversal come in another order.
+        If n >= 2 m - 1, the first m items of a traversal (but of the very first) come in another
+        order, which `_first_items` computes.
 
-        The comments have the values of one row, with m = 3, n = 5 and the positions 4 5 6.
+        The comments have the values of one row: m = 3, n = 5, the positions 3 4 5 of traversal 0,
+        and the items 0 4 1.
         """
         n, m = self._sizes[population], self._m
         reaches_next = position[:, -1] >= n
-        last_traversal = traversal + reaches_next  # the last one that the row reaches
-        position_in_last = position - (n * reaches_next)[:, None]  # [-1, 0, 1]
-        has_first = (position_in_last[:, 0] < m) & (last_traversal > 0)
-        rows = np.flatnonzero(has_first & (n >= 2 * m - 1))
+        last_traversal = traversal + reaches_next  # that the row has items of: 1
+        position_in_last = position - (n * reaches_next)[:, None]  # [-2, -1, 0]
+        has_first_items = (position_in_last[:, 0] < m) & (last_traversal > 0)
+        rows = np.flatnonzero(has_first_items & (n >= 2 * m - 1))
         if not rows.size:
             return
-        first_items = self._first_items(population[rows], last_traversal[rows])  # say [7, 8, 9]
-        index = position_in_last[rows].clip(0, m - 1)  # [0, 0, 1]
-        is_first = index == position_in_last[rows]  # [False, True, True]
-        # `items`, say [4, 5, 6], become [4, 7, 8].
+        first_items = self._first_items(population[rows], last_traversal[rows])  # say [2, 4, 0]
+        index = position_in_last[rows].clip(0, m - 1)  # [0, 0, 0]
+        is_first = index == position_in_last[rows]  # [False, False, True]
+        # The items 0 4 1 become 0 4 2.
         items[rows] = np.where(is_first, np.take_along_axis(first_items, index, 1), items[rows])
 
     def _permuted(self, population: Int64s, number: Int64s, positions: Int64s) -> Int64s:
@@ -116,11 +119,11 @@ class FairSubsets:
 
         A traversal is a random order of the items of a population. The traversals, one after the
         other, are cut into subsets of m items. So a subset may have the last items of one traversal
-        and the first items of the next. Of the next, items that the subset has already move back.
+        and the first items of the next. Those of the next that it has already move back.
 
-        The comments have the values of one row: m = 3, and traversal 1 of a population of 5 items.
-        The traversals 0 and 1 are 2 3 1 0 4 and 4 0 2 1 3. So subset 1 would be 0 4 4. The start
-        4 0 2 of traversal 1 becomes 2 4 0.
+        For example, 5 items and m = 3: the traversals 2 3 1 0 4 and 4 0 2 1 3 are cut into the
+        subsets 2 3 1, 0 4 4, and so on. So the start 4 0 2 of traversal 1 becomes 2 4 0. The
+        comments have the values of this row.
         """
         m = self._m
         last_items, first_items = self._items_around(population, traversal)  # [4, 0, 1], [4, 0, 2]
