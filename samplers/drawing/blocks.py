@@ -215,7 +215,7 @@ class _ShortBlockTable:
 
 
 class _BlockSizeSums(PrefixSums):
-    """The prefix sums of the sizes of all blocks in a random order, for more shards than entries.
+    """The prefix sums of the sizes of all blocks in a random order, if there are very many shards.
 
     The table is computed from the short blocks alone. Blocks of 4 4 1 4 4 records in rows of two::
 
@@ -230,30 +230,34 @@ class _BlockSizeSums(PrefixSums):
         super().__init__(sizes, _MAX_ENTRIES)
         self._blocks, self._key = blocks, key
         # How many shards are done, and how many records the short blocks of these lack in each row.
-        # It is replaced as a whole, so that threads that do the same shards get the same numbers.
+        # It is replaced as a whole, and `prepare` goes on from its own numbers, since other threads
+        # may do the same shards.
         num_rows = -(-len(sizes) // self._row_size)
         self._progress = 0, np.zeros(num_rows, np.int64)
 
-    def prepare(self, fraction: float) -> None:
+    def prepare(self, fraction: float) -> Int64s:
         """Examine the first `fraction` of the shards, and a quarter more, if that is not done yet.
+
+        Return how many records their short blocks lack in each row.
 
         With a fraction that grows from 0 to 1, this is done by many calls, none of which takes
         long. It is complete at a fraction of 0.8 already, before the table is needed.
         """
         num_shards = self._blocks.num_shards
         goal = min(num_shards, int(num_shards * fraction * _HEAD_START))
-        while self._progress[0] < goal:
-            first, num_missing = self._progress
+        first, num_missing = self._progress
+        while first < goal:
             stop = min(first + _CHUNK, num_shards)
             block_numbers, missing = self._blocks.short_blocks(slice(first, stop))
             positions = inverse_permute(len(self._counts), self._key, block_numbers)
             num_missing = num_missing.copy()
             np.add.at(num_missing, positions // self._row_size, missing)
-            self._progress = stop, num_missing
+            first = stop
+            self._progress = first, num_missing
+        return num_missing
 
     def _compute_table(self) -> Int64s:
-        self.prepare(fraction=1)
-        num_missing = self._progress[1]
+        num_missing = self.prepare(fraction=1)
         blocks_before = np.append(np.arange(len(num_missing)) * self._row_size, len(self._counts))
         missing_before = np.append(0, np.cumsum(num_missing))
         table: Int64s = blocks_before * self._blocks.block - missing_before
