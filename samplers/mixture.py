@@ -259,8 +259,7 @@ class MixtureSampler(Sampler):
             self._cache[n].get(c, lambda: _draw_chunk(self._samplers[n], c))  # noqa: B023
             for n, c in zip(sampler_number[first].tolist(), chunk[first].tolist(), strict=True)
         ]
-        own_ids: Int64s = np.stack(chunks)[pair, offset]
-        return own_ids
+        return np.stack(chunks)[pair, offset]
 
     def _reorder_starts(self, sampler_number: Int64s, sample_index: Int64s) -> Int64s:
         """Return `sample_index`, changed so that no batch has a record twice where an epoch starts.

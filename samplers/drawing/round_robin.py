@@ -205,14 +205,9 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     Returns:
         Where each segment starts, and where the last stops: int64[count + 1].
     """
-    num_blocks = -(-size // block)  # 32
-    # Segment i starts after i * num_blocks / count blocks. These numbers have different fractions,
-    # and so different offsets in a block, if `num_blocks` and `count` have no common divisor.
-    while gcd(num_blocks, count) > 1:
-        num_blocks += 1
-    padded_size = num_blocks * block  # 33 * 16 = 528
-    num_missing = padded_size - size  # the last segment lacks: 16
-    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or num_missing > size // (2 * count):
+    padded_size = _coprime_blocks(size, count, block) * block  # 33 * 16 = 528
+    # The last segment lacks `padded_size - size` records, here 16 of 33.
+    if count < _MIN_SEGMENTS_FOR_SHORT_ONE or padded_size - size > size // (2 * count):
         padded_size = size
     # Segment i starts at i * padded_size // count. This product might overflow int64, so the
     # division comes first.
@@ -220,3 +215,17 @@ def desynchronized_bounds(size: int, count: int, block: int) -> Int64s:
     number = np.arange(count + 1)
     bounds: Int64s = np.minimum(number * length + number * remainder // count, size)
     return bounds
+
+
+def _coprime_blocks(size: int, count: int, block: int) -> int:
+    """Return a number of blocks for `size` records that has no common divisor with `count`.
+
+    If so many blocks are divided into `count` segments, segment i starts after i * blocks / count
+    blocks. These numbers have different fractions, so the segments start at different offsets in a
+    block. Of 32 blocks, 16 segments would start after 0, 2, 4, ... blocks. Of 33 blocks, they start
+    after 0, 2.0625, 4.125, ... blocks.
+    """
+    num_blocks = -(-size // block)
+    while gcd(num_blocks, count) > 1:
+        num_blocks += 1
+    return num_blocks
