@@ -48,6 +48,7 @@ class Cursor:
         self.epoch = self.step = 0
         self._loaded: tuple[int, int] | None = None  # by load_state_dict; None after a batch
         self._resuming = False  # whether the next pass starts in the middle of the loaded epoch
+        self._named_epoch: int | None = None  # by set_epoch; None after a pass has started
         # The epoch of the last pass, and how many passes in a row have started at this epoch.
         self._passes_of_epoch = _NO_PASSES
 
@@ -60,7 +61,7 @@ class Cursor:
         """
         if not self._resuming and (from_start or self.stream.evaluation):
             self.step = 0
-        self._resuming = False
+        self._resuming, self._named_epoch = False, None
         return self.epoch, self.step
 
     def count_pass(self, epoch: int, advice: str) -> None:
@@ -95,7 +96,23 @@ class Cursor:
                 f"(Lightning: save by ModelCheckpoint while fit runs)",
                 stacklevel=3,
             )
+        self._warn_if_repeated(self.epoch)
         self._loaded = None  # warn only once
+
+    def _warn_if_repeated(self, named_epoch: int | None) -> None:
+        """Warn if the loaded state was saved at the end of the epoch that `set_epoch` has named.
+
+        A resumed loop that counts epochs does so: it trains on one epoch twice.
+        """
+        if named_epoch is None or self.stream.evaluation:
+            return
+        if self._loaded == (named_epoch + 1, 0):
+            warnings.warn(
+                f"set_epoch({named_epoch}) was called, but the loaded state was saved after the "
+                f"last batch of epoch {named_epoch}, so an epoch comes twice: resume the loop at "
+                f"epoch {named_epoch + 1}, or count steps in place of epochs",
+                stacklevel=4,
+            )
 
     def advance(self) -> bool:
         """Move the position to the next batch; return whether the epoch has ended."""
@@ -122,7 +139,7 @@ class Cursor:
         not repeat the first batches of the epoch.
         """
         epoch = validate.integer("epoch", epoch, minimum=0, below=self.stream.max_epochs)
-        self.epoch, self.step = epoch, 0
+        self.epoch, self.step, self._named_epoch = epoch, 0, epoch
         if self._loaded is not None and self._loaded[0] == epoch:
             self.step = self._loaded[1]
         # The caller chooses the epoch, so a repetition of it is no mistake: do not warn.
@@ -141,8 +158,9 @@ class Cursor:
             StateMismatchError: a state of another stream.
         """
         self._loaded = self.stream.position_of(state)
+        self._warn_if_repeated(self._named_epoch)  # torchdata loads a state after set_epoch
         self.epoch, self.step = self._loaded
-        self._resuming, self._passes_of_epoch = True, _NO_PASSES
+        self._resuming, self._named_epoch, self._passes_of_epoch = True, None, _NO_PASSES
 
 
 class SamplerCursor(Cursor):

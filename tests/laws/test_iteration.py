@@ -256,6 +256,35 @@ def test_loading_state_into_iterator_sets_epoch() -> None:
         RandomSampler(11, seed=0).load_state_dict(state)
 
 
+@pytest.mark.parametrize("batches", [False, True])
+@pytest.mark.parametrize("load_first", [False, True])
+def test_naming_the_epoch_that_a_state_has_ended_warns(batches: bool, load_first: bool) -> None:
+    """A loop that counts epochs does so, and torchdata loads a state after `set_epoch`."""
+
+    def sampler() -> Any:
+        order = RandomSampler(6, seed=0)
+        return BatchSampler(order, batch_size=2) if batches else order
+
+    ended = sampler()
+    list(ended)
+    state, resumed = ended.state_dict(), sampler()
+
+    def resume() -> None:
+        calls = [lambda: resumed.load_state_dict(state), lambda: resumed.set_epoch(0)]
+        for call in calls if load_first else calls[::-1]:
+            call()
+        list(resumed)
+
+    with pytest.warns(UserWarning, match=r"set_epoch\(0\) was called, .*resume the loop at epoch"):
+        resume()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ended.set_epoch(1)
+        list(ended)
+        ended.load_state_dict(ended.state_dict())  # a pass has started since
+        list(ended)
+
+
 def test_third_iteration_of_one_epoch_warns() -> None:
     """As of any stream; an epoch that is named does not."""
     sampler = RandomSampler(10, seed=0)
