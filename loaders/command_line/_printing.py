@@ -67,11 +67,14 @@ def show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
 
 
 def error_line(error: Exception) -> str:
-    """Return the message of an error in one line. An OSError is shown as its file and reason."""
+    """Return the message of an error, and its notes, in one line.
+
+    An OSError is shown as its file and reason.
+    """
     text = error.args[0] if isinstance(error, KeyError) else error  # str(KeyError) adds quotes
     if isinstance(error, OSError) and error.filename is not None:
         text = f"{error.filename}: {error.strerror}"
-    return one_line(text)
+    return one_line("\n".join([str(text), *getattr(error, "__notes__", [])]))
 
 
 def one_line(message: object) -> str:

@@ -356,7 +356,11 @@ def _sampler_of(
     state, index = steps.run["state"], steps.run["index"]
     # `position_of` checks whether the sampler could load a state: it raises StateMismatchError if
     # the sampler of the run drew other batches before this position. Its result is not needed.
-    sampler.position_of({**state, "epoch": epoch, "step": next_step})
+    try:
+        sampler.position_of({**state, "epoch": epoch, "step": next_step})
+    except StateMismatchError as error:
+        error.add_note("'the state' is the ledger's: give the feed of the run, with its schedule")
+        raise
     if isinstance(feed, Feed):
         feed_index = getattr(feed.index, "fingerprint", index)
         if index not in (None, feed_index):

@@ -23,6 +23,7 @@ def test_who_when_and_diff_read_ledger_by_feed_of_file(
         "from twinfeed import BatchSampler, Feed, SequentialSampler, open_index\n"
         "index = open_index('data/data.index')\n"
         "feed = Feed(index, BatchSampler(SequentialSampler(5), batch_size=3, last_batch='pad'))\n"
+        "other = Feed(index, BatchSampler(SequentialSampler(5), batch_size=2))\n"
     )
     code = (
         "from twinfeed import NumpyLoader; from ledger_feed import feed\n"
@@ -57,6 +58,11 @@ def test_who_when_and_diff_read_ledger_by_feed_of_file(
         (["who", asked[0], "--feed", "none.py:feed", "--step", "0"], 1, "none.py"),
         (["who", asked[0], "--feed", "ledger_feed.py:fed", "--step", "0"], 2, "has no 'fed'"),
         (["who", asked[0], "--feed", "ledger_feed.py:index", "--step", "0"], 2, "must be Feed"),
+        (
+            ["who", asked[0], "--feed", "ledger_feed.py:other", "--step", "0"],
+            2,
+            "the ledger's: give",
+        ),
         (["when", *asked], 2, "no record is given"),
         (["diff", "run/ledger.jsonl", "ledger_feed.py"], 1, "line 1 is not a ledger line"),
     ]:
